@@ -7,8 +7,8 @@ something is deprecated.
 import os
 
 from iscp_dagster import Endpoint, FullText, Mirror, SourceTable, Trigger, Vector, View
-from iscp_dagster.demo.alerts import address_of
-from iscp_dagster.demo.load import SymbolsConfig, installed, load_symbols
+from iscp_dagster.demo.alerts import get_address
+from iscp_dagster.demo.load import SymbolsConfig, list_installed, load_symbols
 
 symbols = SourceTable(
     "docs.symbols",
@@ -22,7 +22,7 @@ symbols = SourceTable(
     ],
     load=load_symbols,
     load_config=SymbolsConfig,
-    tenants=installed,
+    tenants=list_installed,
     description="Modules, classes and functions of installed distributions, with embeddings.",
     owners=["team:data-platform"],
     tags={"domain": "docs"},
@@ -37,7 +37,7 @@ deprecations = View(
 
 receiver = Endpoint(
     "receiver",
-    url=address_of(os.environ),
+    url=get_address(os.environ),
     secrets=["ISCP_WEBHOOK_SECRET"],
     allow=["127.0.0.1/32"],
 )

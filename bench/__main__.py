@@ -44,8 +44,8 @@ from bench import (
 )
 from bench.report import Report
 from bench.setting import Setting
-from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.api.environment import open_deployment
+from iscp_dagster.local.stack.environment import add_stack_variables
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
 OF_TESTS = {"store": "moto", "invocations": "psutil"}
@@ -121,7 +121,7 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
 
 
 def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=user_files(environ)) as folder:
         setting = Setting(environ, Path(folder), chosen.rows)
         if "snapshot" in parts:
@@ -140,7 +140,7 @@ def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report
 def user_files(environ: Mapping[str, str]) -> str:
     """Return the folder that ClickHouse's own Delta reader may read."""
     found = (
-        deployment_of(environ)
+        open_deployment(environ)
         .endpoint.client()
         .query("SELECT value FROM system.server_settings WHERE name = 'user_files_path'")
     )

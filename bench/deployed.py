@@ -18,9 +18,9 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.local.services.settings import repository
-from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.api.environment import open_deployment
+from iscp_dagster.local.services.settings import get_repository
+from iscp_dagster.local.stack.environment import add_stack_variables
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import disconnect
@@ -84,7 +84,7 @@ class Followed:
     def await_in_step(self, jobs: int) -> None:
         """Wait until `jobs` jobs are at the latest commit, so that their rows are searchable."""
         delta_log = self.deployment.delta_log(self.source)
-        table_id, version = delta_log.table_id(), delta_log.latest().version
+        table_id, version = delta_log.get_table_id(), delta_log.latest().version
 
         def there() -> bool:
             found = self.deployment.log.count(table_id)[JobState.COMPLETED]
@@ -117,9 +117,9 @@ def deployed(
     """
     project = folder / "project"
     for name in PROJECT:
-        copy = shutil.copytree if (repository() / name).is_dir() else shutil.copy
+        copy = shutil.copytree if (get_repository() / name).is_dir() else shutil.copy
         project.mkdir(exist_ok=True)
-        copy(repository() / name, project / name)
+        copy(get_repository() / name, project / name)
     for module in (project / "assets").glob("[a-z]*.py"):
         module.unlink()
     lines = "\n".join(DECLARED.format(name=name) for name in names)
@@ -135,7 +135,7 @@ def deployed(
         stdout=subprocess.DEVNULL,
     )
     try:
-        deployment = deployment_of(with_stack(environ))
+        deployment = open_deployment(add_stack_variables(environ))
         yield {name: Followed(deployment, _source(name)) for name in names}
     finally:
         # A session that is still there when its server ends asks it again and again.

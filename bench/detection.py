@@ -12,7 +12,7 @@ from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.joblog.iterations import Done
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.planning.runner import Runner
 
 TENANTS = 10
@@ -32,7 +32,7 @@ def measure(setting: Setting, report: Report, tables: int) -> None:
         look = runner.look(look.cursor)
     cursor = settled(runner, look.cursor)
     # Ten minutes after the iterations: from here on looks are idle.
-    runner.deployment = replace(deployment, clock=lambda: utc_now() + timedelta(minutes=10))
+    runner.deployment = replace(deployment, clock=lambda: get_utc_now() + timedelta(minutes=10))
     runner.look(cursor)
     for _ in range(5):
         with report.timed(LOOK):

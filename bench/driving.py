@@ -22,7 +22,7 @@ from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.http.http1 import IDLE_SECONDS
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.operations import Submit
 from durable_invocations.runtime.store.outcomes import Submitted
@@ -104,7 +104,7 @@ async def _all(runtime: Runtime, handler: str, argument: bytes, count: int) -> N
 
     async def one() -> None:
         for _ in left:
-            result = await runtime.ended(await _submit(runtime, handler, argument))
+            result = await runtime.wait_for_result(await _submit(runtime, handler, argument))
             assert isinstance(result, Value), result
 
     await asyncio.gather(*(one() for _ in range(CONCURRENCY)))
@@ -112,12 +112,12 @@ async def _all(runtime: Runtime, handler: str, argument: bytes, count: int) -> N
 
 async def _timed(runtime: Runtime) -> float:
     begun = time.perf_counter()
-    await runtime.ended(await _submit(runtime, "nothing", b""))
+    await runtime.wait_for_result(await _submit(runtime, "nothing", b""))
     return time.perf_counter() - begun
 
 
 async def _submit(runtime: Runtime, handler: str, argument: bytes) -> str:
-    id_ = ids.shown(ids.new_id())
+    id_ = ids.format_id(ids.make_id())
     asked = Submit(id=id_, service="Bench", handler=handler, argument=argument)
     made = await runtime.do(asked)
     assert isinstance(made, Submitted), made
@@ -133,7 +133,7 @@ async def _suspended() -> tuple[tuple[float, float], float, int, int]:
         await asyncio.gather(*sent)
         del sent
         for _ in range(PATIENCE):
-            if runtime.store.counts().get(Status.SUSPENDED, 0) == SUSPENDED:
+            if runtime.store.count_invocations().get(Status.SUSPENDED, 0) == SUSPENDED:
                 break
             await asyncio.sleep(1)
         await asyncio.sleep(IDLE_SECONDS + 1)  # Idle connections end meanwhile.
@@ -150,10 +150,10 @@ async def _late(runtime: Runtime) -> tuple[float, float]:
     for number in range(TIMERS):
         seconds = 1 + SPREAD * number / TIMERS
         sent.append(await _submit(runtime, "naps", b"%f" % seconds))
-    await asyncio.gather(*(runtime.ended(each) for each in sent))
+    await asyncio.gather(*(runtime.wait_for_result(each) for each in sent))
     late = []
     for each in sent:
-        entry = runtime.store.journal(each)[1]
+        entry = runtime.store.read_journal(each)[1]
         assert entry.completed_at is not None
         late.append(float(entry.completed_at - entry.frame.message().wake_up_time))
     return median(late), max(late)
@@ -171,10 +171,10 @@ async def _running(server: str) -> AsyncIterator[Runtime]:
     """A runtime on a new database on disk, and a service endpoint in a process of its own."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("ISCP_BENCH_DIR", ".")) as folder:
         clock = SteadyClock()
-        store = SqlStore(_engine(folder), clock=clock.utc)
+        store = SqlStore(_engine(folder), clock=clock.get_utc)
         store.ensure()
         with _served(server, Path(folder)) as address:
-            async with Runtime(store, Settings(), clock=clock) as runtime:
+            async with Runtime(store, RuntimeSettings(), clock=clock) as runtime:
                 await runtime.register(address)
                 yield runtime
         store.engine.dispose()

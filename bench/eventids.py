@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from bench.report import Report
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
-from iscp_dagster.events.keys import event_key
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.keys import make_event_key
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
 
 EVENTS = 200_000
@@ -16,7 +16,7 @@ EVENTS = 200_000
 
 def measure(report: Report, rounds: int) -> None:
     at = SourceTimestamp(nanos=1705316445123456789, version=1)
-    keys = [event_key("acme", [number]) for number in range(EVENTS)]
+    keys = [make_event_key("acme", [number]) for number in range(EVENTS)]
     for algorithm in ALGORITHMS:
         for form in FORMS:
             scheme, what = IdScheme(algorithm=algorithm, form=form), f"ids: {algorithm}, {form}"
@@ -28,13 +28,13 @@ def measure(report: Report, rounds: int) -> None:
     for _ in range(rounds):
         with report.timed("keys of tenant and number"):
             for number in range(EVENTS):
-                event_key("acme", [number])
+                make_event_key("acme", [number])
     report.row("keys of tenant and number", EVENTS)
     _bodies(report, rounds, at)
 
 
 def _bodies(report: Report, rounds: int, at: SourceTimestamp) -> None:
-    event = Event(
+    event = TriggerEvent(
         event_id="acf67a288f80147280c9d4b1e99378cd",
         event_type=EventType.MATCH,
         trigger_name="large_trade_alert",

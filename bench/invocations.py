@@ -15,7 +15,7 @@ from bench.report import Report
 from durable_invocations.protocol.decoding import Decoder
 from durable_invocations.protocol.frames import Frame, encode, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.versions import NEWEST, content_type
+from durable_invocations.protocol.versions import NEWEST, format_content_type
 
 SERVER = """
 import socket
@@ -125,7 +125,7 @@ def _request(port: int, handler: str, *frames: Frame) -> bytes:
     body = b"".join(encode(each) for each in frames)
     head = (
         f"POST /invoke/Bench/{handler} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n"
-        f"content-type: {content_type(NEWEST)}\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"content-type: {format_content_type(NEWEST)}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

@@ -21,7 +21,7 @@ from bench.report import Report
 from bench.subscriptions import processor
 from iscp_dagster import SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
 
@@ -88,7 +88,7 @@ def _filled(endpoint: Endpoint, rows: int, dimension: int, parts: int) -> IndexT
     client.command(f"ALTER TABLE {shape.name(shape.rows)} MODIFY SETTING {UNMERGED}")
     for number in range(parts):
         client.insert_arrow(
-            ident(shape.database, shape.rows),
+            quote_identifier(shape.database, shape.rows),
             _rows(number, rows // parts, dimension, parts),
             settings={"max_insert_block_size": rows, "min_insert_block_size_rows": rows},
         )

@@ -18,9 +18,9 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, to_row
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.deployment import Deployment
 from sql_transactions.engine import transaction
@@ -136,13 +136,13 @@ def _fill(deployment: Deployment, log: SqlLog, sources: list[SourceTable], tenan
 def _rows(
     deployment: Deployment, sources: list[SourceTable], tenants: int
 ) -> Iterator[dict[str, object]]:
-    now = utc_now()
+    now = get_utc_now()
     tenants = [f"t{n}" for n in range(tenants)]
     for source in sources:
         log = deployment.delta_log(source)
         moment: Moment = log.latest()
-        specs = declared(source, INDEXES)
-        for row in new_jobs(log.table_id(), tenants, specs):
+        specs = make_job_specs(source, INDEXES)
+        for row in make_new_jobs(log.get_table_id(), tenants, specs):
             job = lifecycle.registered(row, registration=1, seq=0, now=now)
             values = to_row(job)
             yield {**values, "watermark": str(moment), "watermark_version": moment.version}

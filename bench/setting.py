@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster import Index, Mirror, SourceTable
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 TENANTS = 4
 SELECT = f"""
@@ -52,7 +52,7 @@ class Setting:
         folder.mkdir(exist_ok=True)
         self.shape = shape
         log = f"sqlite:///{folder / 'log.sqlite'}"
-        self.deployment: Deployment = deployment_of({**environ, "ISCP_LOG_URL": log})
+        self.deployment: Deployment = open_deployment({**environ, "ISCP_LOG_URL": log})
         self.folder = folder
         self.rows = rows
         self.database = f"bench_{secrets.token_hex(4)}"
@@ -85,9 +85,11 @@ class Setting:
         """Run one iteration of all tenants and indexes; return the number of rows delivered."""
         deployment = self.deployment
         log = deployment.delta_log(source)
-        latest, table_id = log.latest(), log.table_id()
+        latest, table_id = log.latest(), log.get_table_id()
         tenants = log.tenants()
-        deployment.log.register_many(new_jobs(table_id, tenants, declared(source, source.indexes)))
+        deployment.log.register_many(
+            make_new_jobs(table_id, tenants, make_job_specs(source, source.indexes))
+        )
         names = {index.name for index in source.indexes}
         jobs = [job for job in deployment.log.jobs(table_id=table_id) if job.key.job_name in names]
         iteration = Iteration(
@@ -101,7 +103,7 @@ class Setting:
         for outcome in iterate(
             deployment, source, iteration, run_id=secrets.token_hex(4), delta_log=log
         ):
-            if not isinstance(outcome, Delivery):
+            if not isinstance(outcome, PendingCommit):
                 raise RuntimeError(outcome.message)  # noqa: TRY004 - not about types
             rows += outcome.inserted + outcome.deleted
         return rows
@@ -117,7 +119,7 @@ class Setting:
     def peer_table(self) -> tuple[str, IndexTable]:
         """Make an empty table of the same shape for a peer; return its qualified name and shape."""
         source = self.source(Mirror())
-        fields = self.deployment.delta_log(source).facts().fields
+        fields = self.deployment.delta_log(source).get_facts().fields
         store = self.deployment.store(source, source.indexes[0], fields)
         store.ensure()
         return store.shape.name(store.shape.rows), store.shape

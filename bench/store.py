@@ -17,7 +17,7 @@ from bench import peers
 from bench.report import Report
 from bench.setting import Setting
 from bench.shapes import beside
-from iscp_dagster.delta.log.files import opened
+from iscp_dagster.delta.log.files import open_store
 from iscp_dagster.local.stack.ports import free_port
 
 LAKE = "s3://lake/source"
@@ -29,7 +29,7 @@ def measure(
 ) -> None:
     setting = Setting(environ, folder / "store", rows)
     with running(folder):
-        copy_files(setting.path, "", LocalFileSystem(), opened(LAKE, {}))
+        copy_files(setting.path, "", LocalFileSystem(), open_store(LAKE, {}))
         setting.path = LAKE
         beside(setting, report, "S3", rounds, peers.delta_rs_snapshot)
     setting.clean()

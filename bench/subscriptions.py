@@ -225,20 +225,20 @@ def _serve(url: str, folder: str) -> None:
     from starlette.routing import WebSocketRoute
 
     from iscp_dagster.serve.access import OpenAccess
-    from iscp_dagster.serve.catalog import catalog
+    from iscp_dagster.serve.catalog import read_catalog
     from iscp_dagster.serve.graph.schemas import Schemas
     from iscp_dagster.serve.live.service import Live
     from iscp_dagster.serve.live.transport.socket import Sockets
-    from iscp_dagster.serve.web.app import PATH, Settings, create_app
+    from iscp_dagster.serve.web.app import PATH, GraphQLServerSettings, create_app
 
     endpoint = Endpoint.parse(url)
     live = Live(log=SqlLog(f"sqlite:///{folder}/log.db"))
     schemas = Schemas(
-        load=lambda: catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
+        load=lambda: read_catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
     )
     sockets = Sockets(schemas=schemas, access=OpenAccess())
     routes = [WebSocketRoute(PATH, sockets.endpoint)]
-    app = create_app(Settings(schemas=schemas, routes=routes, beside=[sockets.beside]))
+    app = create_app(GraphQLServerSettings(schemas=schemas, routes=routes, beside=[sockets.beside]))
     with create_server(("127.0.0.1", 0), backlog=1024) as place:
         print(place.getsockname()[1], flush=True)
         config = uvicorn.Config(app, log_level="warning", ws_per_message_deflate=False)

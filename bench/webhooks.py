@@ -16,7 +16,7 @@ from iscp_dagster import Endpoint
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import PendingEvent
 from iscp_dagster.webhooks.sending.signing import headers
@@ -79,9 +79,9 @@ def measure(folder: Path, report: Report, events: int) -> None:
 
 def event(number: int, *, keys: int) -> PendingEvent:
     key = str(number % keys)
-    at = SourceTimestamp.of_micros(1_700_000_000_000_000 + number, version=number)
+    at = SourceTimestamp.from_micros(1_700_000_000_000_000 + number, version=number)
     id_ = IdScheme().event_id("bench", key, at)
-    now = utc_now()
+    now = get_utc_now()
     body = f'{{"event_id":"{id_}","data":{{"id":{number},"name":"customer {"x" * 120}"}}}}'
     return PendingEvent(
         event_id=id_,
@@ -211,14 +211,14 @@ def _statements(setting: Setting, report: Report, name: str, keys: int) -> None:
         setting.put(range(first, first + size), keys=keys)
     put = (time.perf_counter() - begun) / WAITING
     outbox.hold(["bench"], "bench", 60)
-    batch_id = IdScheme().batch_id
+    batch_id = IdScheme().make_batch_id
     calls = {
         "put 1": lambda: setting.put(range(WAITING, WAITING + 1), keys=keys),
         "look": lambda: outbox.look(["bench"]),
         "claim": lambda: outbox.claim("bench", room=100, busy=()),
         "batch": lambda: outbox.claim("bench", room=1, busy=(), size=BATCH, batch_id=batch_id),
         "pause, resume": lambda: (outbox.pause("bench"), outbox.resume("bench")),
-        "counts": outbox.counts,
+        "counts": outbox.count_deliveries,
     }
     told = [f"put {1e6 * put:.0f} us/event"]
     for what, call in calls.items():

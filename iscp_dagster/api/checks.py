@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.consumers.kinds import consumer_kind, declared_kinds, is_index
-from iscp_dagster.model.declared.names import owners, view_name
+from iscp_dagster.model.consumers.kinds import consumer_kind, is_index, list_declared_kinds
+from iscp_dagster.model.declared.names import list_possible_owners, view_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
@@ -29,7 +29,7 @@ def check_declared_as(source: SourceTable, consumer: ConsumerInfo) -> None:
     """Raises ConfigError for a job of another kind than the declared trigger or service consumer
     of its name.
     """
-    for kind in declared_kinds():
+    for kind in list_declared_kinds():
         names = {each.name for each in kind.declared(source)}
         if consumer.job in names and consumer.type != kind.type:
             raise ConfigError(
@@ -59,20 +59,20 @@ def check_view_free(
     if not is_index(consumer):
         return
     mine = index_of(source, consumer)
-    endpoint, view = deployment.endpoint_of(mine), view_name(source.table, mine.shown)
-    place, asset = endpoint.holds(source.database), f"{source.database}.{view}"
-    near = [each for each in sources if endpoint.holds(each.database) == place]
+    endpoint, view = deployment.get_endpoint(mine), view_name(source.table, mine.shown)
+    place, asset = endpoint.resolve_database(source.database), f"{source.database}.{view}"
+    near = [each for each in sources if endpoint.resolve_database(each.database) == place]
     others = {
         JobID(db=each.database, table=each.table, job=index.shown)
         for each in near
         for index in each.indexes
         if view_name(each.table, index.shown) == view
     }
-    others |= {each for each in _owners(near, view) if _has_jobs(deployment.log, each)}
+    others |= {each for each in _list_view_owners(near, view) if _has_jobs(deployment.log, each)}
     others -= {JobID(db=source.database, table=source.table, job=mine.shown)}
     taken = [f"index {each}" for each in sorted(map(str, others))]
     taken += [f"source table {each.name}" for each in sources if each.name == asset]
-    taken += sorted(_others(sources, asset))
+    taken += sorted(_list_asset_owners(sources, asset))
     if taken:
         raise ConfigError(
             f"The index view {place}.{view} already belongs to {taken[0]}; give the index "
@@ -80,18 +80,20 @@ def check_view_free(
         )
 
 
-def _others(sources: Sequence[SourceTable], asset: str) -> Iterator[str]:
+def _list_asset_owners(sources: Sequence[SourceTable], asset: str) -> Iterator[str]:
     """The triggers and service consumers whose asset has that name."""
     for source in sources:
-        for kind in declared_kinds():
+        for kind in list_declared_kinds():
             for each in kind.declared(source):
                 if f"{source.database}.{view_name(source.table, each.name)}" == asset:
                     yield f"{kind.called} {source.name}/{each.name}"
 
 
-def _owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
+def _list_view_owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
     for database in {each.database for each in near}:
-        yield from (JobID(db=database, table=t, job=index) for t, index in owners(view))
+        yield from (
+            JobID(db=database, table=t, job=index) for t, index in list_possible_owners(view)
+        )
 
 
 def _has_jobs(log: SqlLog, name: JobID) -> bool:

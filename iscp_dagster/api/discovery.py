@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.model.declared.tables import SourceTable, spread
-from iscp_dagster.model.declared.together.attach import DECLARATIONS, Declared
+from iscp_dagster.model.declared.tables import SourceTable, expand_shards
+from iscp_dagster.model.declared.together.attach import DECLARATIONS, Declarations
 from iscp_dagster.model.declared.together.clashes import check_declared_once
-from iscp_dagster.model.declared.together.sound import Sound, sound
+from iscp_dagster.model.declared.together.sound import Sound, select_consistent
 from iscp_dagster.model.errors import ConfigError, IscpError
-from iscp_dagster.model.imports import ASSETS, imported, mistake
+from iscp_dagster.model.imports import ASSETS, describe_import_error, import_user_module
 from iscp_dagster.model.variables import STRICT, is_true
 
 if TYPE_CHECKING:
@@ -31,63 +31,65 @@ TABLES = "iscp_dagster/tables"
 """The metadata key under which Dagster definitions keep the declarations they were built from."""
 
 
-def declared(environ: Mapping[str, str]) -> list[SourceTable]:
+def load_tables(environ: Mapping[str, str]) -> list[SourceTable]:
     """Every table of the location, for the ClickHouse servers that the environment names.
 
     Those that cannot stand beside the others are left out, see `sound`. Raises ConfigError for a
     module that cannot be imported, naming its file and line, and as `stands` does.
     """
-    return stands(declarations(environ), environ).tables
+    return resolve_declarations(load_declarations(environ), environ).tables
 
 
-def declared_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
+def load_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
     """Every endpoint of the location, also those that no trigger names, by name."""
-    return stands(declarations(environ), environ).endpoints
+    return resolve_declarations(load_declarations(environ), environ).endpoints
 
 
-def declarations(environ: Mapping[str, str]) -> Declared:
+def load_declarations(environ: Mapping[str, str]) -> Declarations:
     """What the modules of the location declare, whether or not it can stand together."""
     found = [
-        (each, _file_of(module)) for module in modules_of(environ) for each in _declared_in(module)
+        (each, _format_file(module))
+        for module in import_modules(environ)
+        for each in _list_declarations(module)
     ]
     files: dict[int, str] = {}
     for each, file in found:
         files.setdefault(id(each), file)
-    return Declared.of((each for each, _ in found), files)
+    return Declarations.of((each for each, _ in found), files)
 
 
-def stands(given: Declared, environ: Mapping[str, str]) -> Sound:
+def resolve_declarations(given: Declarations, environ: Mapping[str, str]) -> Sound:
     """What of the declarations stands together at the environment's ClickHouse servers.
 
     Each sharded index is replaced by one index per shard. Raises ConfigError for a setting that is
     wrong, and with ISCP_STRICT=true for all that would be left out.
     """
-    from iscp_dagster.api.environment import databases_of, shards_of
+    from iscp_dagster.api.environment import count_shards, get_databases
 
-    shards, databases = shards_of(environ), databases_of(environ)
+    shards, databases = count_shards(environ), get_databases(environ)
 
     def check(tables: Sequence[SourceTable]) -> None:
-        check_declared_once([spread(table, shards) for table in tables], databases)
+        check_declared_once([expand_shards(table, shards) for table in tables], databases)
         for table in tables:
             for index in table.indexes:
                 check_types(table, index)
 
-    found = sound(given, check)
+    found = select_consistent(given, check)
     if found.mistakes and is_true(environ, STRICT):
         raise ConfigError("\n".join(map(str, found.mistakes)))
-    spread_out = {key: spread(table, shards) for key, table in found.declared.items()}
+    spread_out = {key: expand_shards(table, shards) for key, table in found.declared.items()}
     return replace(found, tables=list(spread_out.values()), declared=spread_out)
 
 
 @contextmanager
-def _package_of(environ: Mapping[str, str]) -> Iterator[str]:
+def _use_package(environ: Mapping[str, str]) -> Iterator[str]:
     """The package that declares the location's tables. Raises ConfigError if there is none."""
     package = environ.get(ASSETS) or DEFAULT
     try:
         yield package
     except ConfigError as error:
         if _is_missing(package, error.__cause__):
-            raise ConfigError(_not_found(environ)) from error
+            raise ConfigError(_describe_missing(environ)) from error
         raise
 
 
@@ -103,7 +105,7 @@ def _is_missing(package: str, error: BaseException | None) -> bool:
     return gone is not None and f"{package}.".startswith(f"{gone}.")
 
 
-def _not_found(environ: Mapping[str, str]) -> str:
+def _describe_missing(environ: Mapping[str, str]) -> str:
     if package := environ.get(ASSETS):
         return (
             f"{ASSETS} names the module {package!r}, which is neither in the working directory nor "
@@ -115,32 +117,32 @@ def _not_found(environ: Mapping[str, str]) -> str:
     )
 
 
-def modules_of(environ: Mapping[str, str]) -> list[ModuleType]:
+def import_modules(environ: Mapping[str, str]) -> list[ModuleType]:
     """The package that declares the location's tables, and its modules. Raises ConfigError."""
-    with _package_of(environ) as package:
-        top = imported(package)
+    with _use_package(environ) as package:
+        top = import_user_module(package)
         names = sorted(found.name for found in pkgutil.iter_modules(getattr(top, "__path__", ())))
-        return [top, *(imported(f"{package}.{name}") for name in names)]
+        return [top, *(import_user_module(f"{package}.{name}") for name in names)]
 
 
-def _declared_in(module: ModuleType) -> list[object]:
+def _list_declarations(module: ModuleType) -> list[object]:
     """Also what Dagster definitions there were built from, and those of a `defs` folder."""
     named = [value for value in vars(module).values() if isinstance(value, DECLARATIONS)]
-    return [*named, *_built_of(module)]
+    return [*named, *_list_definition_sources(module)]
 
 
-def _file_of(module: ModuleType) -> str:
+def _format_file(module: ModuleType) -> str:
     inside = "/__init__" if hasattr(module, "__path__") else ""
     return f"{module.__name__.replace('.', '/')}{inside}.py"
 
 
-def _built_of(module: ModuleType) -> Iterator[object]:
-    for definitions in definitions_in(module):
+def _list_definition_sources(module: ModuleType) -> Iterator[object]:
+    for definitions in find_definitions(module):
         held = definitions.metadata.get(TABLES)
         yield from getattr(held, "instance", None) or ()
 
 
-def definitions_in(module: ModuleType) -> Iterator[Definitions]:
+def find_definitions(module: ModuleType) -> Iterator[Definitions]:
     """The `Definitions` at the module's top, also by `@definitions`. Raises ConfigError."""
     if "dagster" not in sys.modules:
         # Dagster takes a second to import, and a module with definitions has imported it.
@@ -150,12 +152,12 @@ def definitions_in(module: ModuleType) -> Iterator[Definitions]:
 
     for value in list(vars(module).values()):
         lazy = isinstance(value, LazyDefinitions) and not value.has_context_arg
-        definitions = _loaded(value, module.__name__) if lazy else value
+        definitions = _load_definitions(value, module.__name__) if lazy else value
         if isinstance(definitions, Definitions):
             yield definitions
 
 
-def _loaded(lazy: Any, module: str) -> Definitions:
+def _load_definitions(lazy: Any, module: str) -> Definitions:
     """Raises ConfigError with the cause alone, without the tree that Dagster draws."""
     try:
         definitions: Definitions = lazy()
@@ -163,11 +165,11 @@ def _loaded(lazy: Any, module: str) -> Definitions:
         cause: BaseException = error
         while cause.__cause__ is not None and not isinstance(cause, IscpError):
             cause = cause.__cause__
-        raise ConfigError(_told(cause, module)) from error
+        raise ConfigError(_describe_cause(cause, module)) from error
     return definitions
 
 
-def _told(cause: BaseException, module: str) -> str:
+def _describe_cause(cause: BaseException, module: str) -> str:
     if isinstance(cause, IscpError):
         return str(cause)
     if isinstance(cause, ValidationError):
@@ -176,4 +178,4 @@ def _told(cause: BaseException, module: str) -> str:
             for each in cause.errors()
         ]
         return f"{'; '.join(said)}."
-    return mistake(cause, module)
+    return describe_import_error(cause, module)

@@ -14,7 +14,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.upkeep.comparison import Comparison
+from iscp_dagster.upkeep.comparison import ComparisonResult
 
 _UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
 
@@ -33,7 +33,7 @@ def job(each: Job) -> dict[str, Any]:
         "state": each.state.label,
         "building": is_building(each),
         "paused": each.paused_at is not None,
-        "watermark": moment(each.watermark),
+        "watermark": describe_moment(each.watermark),
         "spec": each.spec.to_json(),
         "status": status(each.status),
     }
@@ -42,8 +42,8 @@ def job(each: Job) -> dict[str, Any]:
 def status(each: JobStatus) -> dict[str, Any]:
     """The latest iteration; `from` null means all rows."""
     return {
-        "from": moment(each.from_),
-        "to": moment(each.to),
+        "from": describe_moment(each.from_),
+        "to": describe_moment(each.to),
         "start_at": at(each.start_at),
         "end_at": at(each.end_at),
         "code": each.code,
@@ -59,34 +59,38 @@ def at(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat()
 
 
-def moment(each: Moment | None) -> dict[str, Any] | None:
+def describe_moment(each: Moment | None) -> dict[str, Any] | None:
     """A commit; null before the first."""
     if each is None or each == START:
         return None
     return {"version": each.version, "at": each.at.isoformat()}
 
 
-def compared(found: Comparison) -> list[dict[str, Any]]:
+def describe_comparison(found: ComparisonResult) -> list[dict[str, Any]]:
     """One object for each index and tenant that was compared, and for each that could not be."""
     rows = [
         asdict(verdict)
-        | {"index": named(source, verdict.index), "agrees": verdict.agrees, "built": True}
-        | _why(None)
+        | {
+            "index": format_index_name(source, verdict.index),
+            "agrees": verdict.agrees,
+            "built": True,
+        }
+        | _describe_error(None)
         for source, verdict in found.verdicts
     ]
     rows += [
         {
-            "index": named(source, lacking.index),
+            "index": format_index_name(source, lacking.index),
             "tenant": lacking.tenant,
             "agrees": False,
             "built": False,
-            **_why(lacking.error),
+            **_describe_error(lacking.error),
         }
         for source, lacking in found.unbuilt
     ]
     rows += [
         {
-            "index": named(source, failure.index),
+            "index": format_index_name(source, failure.index),
             "tenant": tenant,
             "agrees": False,
             "built": True,
@@ -102,11 +106,11 @@ def compared(found: Comparison) -> list[dict[str, Any]]:
     return rows
 
 
-def _why(error: JobStatus | None) -> dict[str, Any]:
+def _describe_error(error: JobStatus | None) -> dict[str, Any]:
     code, message = (0, "") if error is None else (error.code, error.message)
     return {"code": code, "message": message}
 
 
-def named(source: SourceTable, index: str) -> str:
+def format_index_name(source: SourceTable, index: str) -> str:
     """The index as users name it."""
     return f"{source.name}/{index}"

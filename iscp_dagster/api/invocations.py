@@ -9,7 +9,7 @@ from typing import Any
 
 from durable_invocations.client.client import Client
 from durable_invocations.ingress import facts
-from durable_invocations.protocol.failures import sayable
+from durable_invocations.protocol.failures import escape_surrogates
 from durable_invocations.runtime.sql.database import INVOCATIONS
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.views import Chosen
@@ -53,26 +53,26 @@ def open_invocations_client(environ: Mapping[str, str] | None = None) -> Client:
     return open_client(url, given.get(INVOCATIONS_TOKEN, ""))
 
 
-def chosen(
+def build_selection(
     *, status: str | None, service: str | None, handler: str | None, key: str | None, limit: int
 ) -> Chosen:
     """The invocations that the names choose. Raises ConfigError for a status that is none."""
     with as_job_errors():
-        wanted = Chosen() if status is None else facts.named(status)
+        wanted = Chosen() if status is None else facts.parse_status(status)
     return replace(
         wanted,
-        service=sayable(service or ""),
-        handler=sayable(handler or ""),
-        key=None if key is None else sayable(key),
+        service=escape_surrogates(service or ""),
+        handler=escape_surrogates(handler or ""),
+        key=None if key is None else escape_surrogates(key),
         limit=limit,
     )
 
 
-def whole(store: SqlStore, id_: str) -> dict[str, Any]:
+def describe_invocation(store: SqlStore, id_: str) -> dict[str, Any]:
     """An invocation with its journal, as JSON. Raises ConfigError if it is unknown."""
-    found = store.invocation(sayable(id_))
+    found = store.invocation(escape_surrogates(id_))
     if found is None:
         raise ConfigError(
             f"There is no invocation {id_!r}; `iscp invocations list` shows those kept."
         )
-    return facts.whole(found, store.journal(id_))
+    return facts.describe_with_journal(found, store.read_journal(id_))

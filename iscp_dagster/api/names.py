@@ -22,7 +22,7 @@ _VERBS = {errors.TableGoneError.code: "register", errors.UntimedError.code: "reb
 _TOLD = re.compile(r"`iscp job (register|repair|rebuild)\b([^`]*)`")
 
 
-def parsed(text: str, what: str = "job") -> JobID:
+def parse_job_id(text: str, what: str = "job") -> JobID:
     """Read the name of a job or an index, as `str` writes it. Raises ConfigError."""
     place, slash, job = text.partition("/")
     db, dot, table = place.partition(".")
@@ -43,12 +43,12 @@ def check_table(name: str) -> None:
         )
 
 
-def job_of(job: JobID | str) -> JobID:
+def to_job_id(job: JobID | str) -> JobID:
     """The job, given as a JobID or as the command line names it. Raises ConfigError."""
-    return job if isinstance(job, JobID) else parsed(str(job))
+    return job if isinstance(job, JobID) else parse_job_id(str(job))
 
 
-def listed(names: Iterable[str], like: str | None = None) -> str:
+def format_names(names: Iterable[str], like: str | None = None) -> str:
     """The first ten names, those like `like` before the others, and how many more there are."""
     every = sorted(names)
     if like is not None and len(every) > MOST:
@@ -65,29 +65,33 @@ def _quote_odd(name: str) -> str:
     return repr(name if len(name) <= LONGEST else f"{name[:LONGEST]}...")
 
 
-def no_such(what: str, name: str, known: Collection[str], where: str = "") -> errors.NoSuchJobError:
+def make_unknown_error(
+    what: str, name: str, known: Collection[str], where: str = ""
+) -> errors.NoSuchJobError:
     """The error for an unknown `what`, such as a table; lists the known ones (in `where`)."""
     there = f"there are in {where}" if where else "there are"
-    return errors.NoSuchJobError(f"There is no {what} {name!r}; {there}: {listed(known, name)}.")
+    return errors.NoSuchJobError(
+        f"There is no {what} {name!r}; {there}: {format_names(known, name)}."
+    )
 
 
-def narrowed(tenant: str | None) -> str | None:
+def to_tenant_filter(tenant: str | None) -> str | None:
     """The tenant to select; None for all of them."""
     return None if tenant == EVERY else tenant
 
 
-def whose(tenant: str) -> str:
+def describe_tenant(tenant: str) -> str:
     """The tenant, for a negative sentence: `any tenant` for `*`."""
     return "any tenant" if tenant == EVERY else f"tenant {tenant!r}"
 
 
-def titled(name: str, tenant: str) -> str:
+def format_title(name: str, tenant: str) -> str:
     """A tenant's job or index, by its whole name, as the head of a line of output."""
     return f"{name}, {'every tenant' if tenant == EVERY else f'tenant {tenant}'}"
 
 
 @contextmanager
-def about(job: JobID) -> Iterator[None]:
+def prefix_errors(job: JobID) -> Iterator[None]:
     """Put the job's name before what a ConfigError says, unless it is there already."""
     head = f"Job {job}: "
     try:
@@ -96,7 +100,7 @@ def about(job: JobID) -> Iterator[None]:
         raise errors.ConfigError(head + str(error).removeprefix(head)) from error
 
 
-def mending_verb(status: JobStatus) -> str:
+def get_remedy_verb(status: JobStatus) -> str:
     """The verb that mends a job in error; empty if its message has the whole command already."""
     told = _TOLD.search(status.message)
     if told is None:
@@ -109,7 +113,7 @@ def has_remedy(status: JobStatus) -> bool:
     return status.code in _VERBS or _TOLD.search(status.message) is not None
 
 
-def command_for(verb: str, tenants: Sequence[str], job: JobID) -> str:
+def suggest_command(verb: str, tenants: Sequence[str], job: JobID) -> str:
     """Like `command`, but for every tenant if several need it.
 
     A tenant named `*` can only be handled in Dagster.

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from iscp_dagster.api.names import no_such
+from iscp_dagster.api.names import make_unknown_error
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.webhooks.history import Count
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
-from iscp_dagster.webhooks.tables import State
+from iscp_dagster.webhooks.tables import DeliveryState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class EndpointSummary:
     """One endpoint, with what waits for it and what it did not take."""
 
     state: EndpointState
@@ -35,43 +35,43 @@ class Deliveries:
 
     environ: Mapping[str, str]
     outbox: Outbox
-    _given: Sequence[Endpoint] | None = field(default=None, kw_only=True)
+    _declared: Sequence[Endpoint] | None = field(default=None, kw_only=True)
 
     @cached_property
     def endpoints(self) -> list[Endpoint]:
         """The declared endpoints. Raises ConfigError if the declarations cannot be imported."""
-        from iscp_dagster.api.discovery import declared_endpoints
+        from iscp_dagster.api.discovery import load_endpoints
 
-        return list(declared_endpoints(self.environ) if self._given is None else self._given)
+        return list(load_endpoints(self.environ) if self._declared is None else self._declared)
 
     def endpoint(self, name: str) -> Endpoint:
         """The declared endpoint. Raises NoSuchJobError, naming those that there are."""
         for each in self.endpoints:
             if each.name == name:
                 return each
-        raise no_such("endpoint", name, {each.name for each in self.endpoints})
+        raise make_unknown_error("endpoint", name, {each.name for each in self.endpoints})
 
     def check_endpoint(self, name: str) -> None:
         """Raise NoSuchJobError for an endpoint that is neither declared nor was served."""
-        if name not in self.outbox.endpoints():
+        if name not in self.outbox.list_endpoints():
             self.endpoint(name)
 
     def check_trigger(self, name: str) -> None:
         """Raise NoSuchJobError for a trigger that is not declared and has no events."""
-        from iscp_dagster.api.discovery import declared
+        from iscp_dagster.api.discovery import load_tables
 
-        if any(each.trigger == name for each in self.outbox.counts()):
+        if any(each.trigger == name for each in self.outbox.count_deliveries()):
             return
-        known = {trigger.name for table in declared(self.environ) for trigger in table.triggers}
+        known = {trigger.name for table in load_tables(self.environ) for trigger in table.triggers}
         if name not in known:
-            raise no_such("trigger", name, known)
+            raise make_unknown_error("trigger", name, known)
 
-    def standings(self) -> list[Standing]:
+    def summarize_endpoints(self) -> list[EndpointSummary]:
         """Every endpoint that is declared, was served or has events, by name."""
-        held, counts = self.outbox.endpoints(), self.outbox.counts()
+        held, counts = self.outbox.list_endpoints(), self.outbox.count_deliveries()
         declared = {each.name for each in self.endpoints}
         return [
-            _standing(
+            _summarize_endpoint(
                 held.get(name, EndpointState(name=name)),
                 [each for each in counts if each.endpoint == name],
                 declared=name in declared,
@@ -80,18 +80,20 @@ class Deliveries:
         ]
 
 
-def _standing(state: EndpointState, counts: Sequence[Count], *, declared: bool) -> Standing:
+def _summarize_endpoint(
+    state: EndpointState, counts: Sequence[Count], *, declared: bool
+) -> EndpointSummary:
     def events(label: str) -> int:
         return sum(each.events for each in counts if each.state == label)
 
-    waiting = [each.oldest for each in counts if each.state == State.NEXT.label]
-    return Standing(
+    waiting = [each.oldest for each in counts if each.state == DeliveryState.NEXT.label]
+    return EndpointSummary(
         state=state,
         declared=declared,
-        pending=events(State.NEXT.label),
+        pending=events(DeliveryState.NEXT.label),
         oldest=min(waiting, default=None),
-        delivered=events(State.DELIVERED.label),
-        dead=events(State.DEAD.label),
+        delivered=events(DeliveryState.DELIVERED.label),
+        dead=events(DeliveryState.DEAD.label),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.api.names import command_for, has_remedy, listed, mending_verb
+from iscp_dagster.api.names import format_names, get_remedy_verb, has_remedy, suggest_command
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -19,10 +19,10 @@ from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.effective import effective
+from iscp_dagster.planning.effective import compute_effective_jobs
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.writing.serving import unserved
+from iscp_dagster.sync.writing.serving import find_unserved
 
 POLL_SECONDS = 0.2
 """The first pause, and the one after something happened."""
@@ -95,40 +95,40 @@ class Wait:
     tell: Callable[[str], None] = lambda _: None
     """Called before each pause with what is still to come."""
 
-    def until(self, version: int | None, timeout: float) -> int:
+    def wait_for_version(self, version: int | None, timeout: float) -> int:
         """Return the version once every index has it (None: the latest).
 
         Looks at once, then for `timeout` seconds whenever a commit or an event of the table's jobs
         may have changed something. Raises WaitError, ConfigError.
         """
         deadline = self.monotonic() + timeout
-        table_id = self.delta_log.table_id()
+        table_id = self.delta_log.get_table_id()
         check_sole(self.deployment, self.source, table_id)
         goal = self.delta_log.latest().version if version is None else version
         if goal < 0:
             raise errors.ConfigError(
                 f"There is no version {goal} of {self.source.name}; versions begin at 0."
             )
-        pauses = self._pauses(deadline)
-        while (latest := self._latest(table_id)) < goal:
+        pauses = self._make_timer(deadline)
+        while (latest := self._get_latest_version(table_id)) < goal:
             self.tell(f"version {goal} is to be committed; the latest is {latest}")
             pauses.pause(
                 f"version {goal} does not exist; the latest is {latest}. Name a version that was "
                 "committed",
             )
-        self._until_searchable(goal, table_id, deadline)
+        self._wait_until_searchable(goal, table_id, deadline)
         return goal
 
     @cached_property
     def delta_log(self) -> DeltaLog:
         return self.deployment.delta_log(self.source)
 
-    def _until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
+    def _wait_until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
         self._refuse_unknown()
-        signs, pauses = self._signs(table_id), self._pauses(deadline)
+        signs, pauses = self._make_detector(table_id), self._make_timer(deadline)
         signs.changed()
-        wanted, tenants = self._wanted(goal), None
-        while lagging := self._lagging(goal, table_id, wanted, tenants):
+        wanted, tenants = self._list_required(goal), None
+        while lagging := self._find_lags(goal, table_id, wanted, tenants):
             self._refuse_broken(goal, lagging)
             self._pause_until_changed(goal, lagging, signs, pauses)
             # Tenants that already have the commit are not checked again.
@@ -144,54 +144,58 @@ class Wait:
         # Which generation readers see is in ClickHouse, of which no sign tells.
         changed, unserved = False, any(lag.unserved for lag in lagging)
         while not changed:
-            self.tell(f"version {goal} is still to come in {_count(lagging)}: {_named(lagging)}")
+            self.tell(
+                f"version {goal} is still to come in {_format_count(lagging)}: "
+                f"{_describe_lags(lagging)}"
+            )
             pauses.pause(
-                f"version {goal} is not searchable in every index: {_named(lagging)}. Wait longer, "
+                f"version {goal} is not searchable in every index: {_describe_lags(lagging)}. Wait "
+                "longer, "
                 "check `iscp job list`, and see whether the sensor iscp_runner is on"
             )
             if signs.changed():
                 pauses.seconds, changed = POLL_SECONDS, True
             changed = changed or unserved or pauses.ended
 
-    def _pauses(self, deadline: float) -> Pauses:
+    def _make_timer(self, deadline: float) -> Pauses:
         return Pauses(
             name=self.source.name, deadline=deadline, sleep=self.sleep, monotonic=self.monotonic
         )
 
-    def _signs(self, table_id: str) -> Signs:
+    def _make_detector(self, table_id: str) -> Signs:
         log, source = self.deployment.log, self.source
-        ids = {table_id, *log.table_ids(source.database, source.table)}
+        ids = {table_id, *log.find_table_ids(source.database, source.table)}
         return Signs(log=log, delta_log=self.delta_log, table_ids=ids)
 
-    def _lagging(
+    def _find_lags(
         self, goal: int, table_id: str, wanted: Wanted, tenants: Collection[str] | None
     ) -> list[Lag]:
         """The indexes of `tenants` (None: all) that lack the commit."""
-        self._latest(table_id)
+        self._get_latest_version(table_id)
         log = self.deployment.log
         jobs = log.jobs(table_id=table_id, tenant=self.tenant, tenants=tenants)
-        jobs = [each for each in jobs if self._counts(each.key.job_name)]
+        jobs = [each for each in jobs if self._is_awaited(each.key.job_name)]
         if not jobs and not self._indexes:
-            raise self._nothing()
-        placed = effective(self.delta_log, jobs, self.delta_log.latest())
+            raise self._make_no_index_error()
+        placed = compute_effective_jobs(self.delta_log, jobs, self.delta_log.latest())
         late = [job for job in placed if job.watermark.version < goal]
         found = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in late]
         named = {(job.key.tenant, job.key.job_name) for job in jobs}
         chosen = wanted if tenants is None else {each: wanted.get(each, ()) for each in tenants}
         lacking = {(a, i) for a, names in chosen.items() for i in names} - named
-        ended = self._unregistered(table_id, lacking)
-        if ended == lacking and ended and not self._registered(table_id):
-            raise self._all_unregistered(goal, ended)
-        found += self._beside_earlier(lacking - ended, self._earlier(table_id))
-        found += [] if found else self._unserved(jobs)
+        ended = self._find_unregistered(table_id, lacking)
+        if ended == lacking and ended and not self._is_registered(table_id):
+            raise self._make_unregistered_error(goal, ended)
+        found += self._match_earlier_jobs(lacking - ended, self._list_earlier_jobs(table_id))
+        found += [] if found else self._find_unserved(jobs)
         return sorted(found, key=lambda lag: (lag.tenant, lag.index))
 
-    def _registered(self, table_id: str) -> bool:
+    def _is_registered(self, table_id: str) -> bool:
         """Whether some job that counts is there."""
         jobs = self.deployment.log.jobs(table_id=table_id, tenant=self.tenant)
-        return any(self._counts(each.key.job_name) for each in jobs)
+        return any(self._is_awaited(each.key.job_name) for each in jobs)
 
-    def _unregistered(
+    def _find_unregistered(
         self, table_id: str, lacking: Collection[tuple[str, str]]
     ) -> set[tuple[str, str]]:
         """Those that a person has unregistered: the runner does not register them again."""
@@ -202,13 +206,13 @@ class Wait:
         ended = {(row.key.tenant, row.key.job_name) for row in rows if row.drop_at is not None}
         return ended.intersection(lacking)
 
-    def _earlier(self, table_id: str) -> list[Job]:
+    def _list_earlier_jobs(self, table_id: str) -> list[Job]:
         """The jobs of earlier tables of that name."""
         log = self.deployment.log
-        ids = log.table_ids(self.source.database, self.source.table) - {table_id}
+        ids = log.find_table_ids(self.source.database, self.source.table) - {table_id}
         return [job for earlier in sorted(ids) for job in log.jobs(table_id=earlier)]
 
-    def _beside_earlier(
+    def _match_earlier_jobs(
         self, missing: Collection[tuple[str, str]], earlier: Collection[Job]
     ) -> list[Lag]:
         """What has no job, with that of an earlier table which blocks it, if any; and what still
@@ -224,15 +228,15 @@ class Wait:
             *(
                 Lag(tenant=job.key.tenant, index=job.key.job_name, job=job)
                 for job in earlier
-                if self._counts(job.key.job_name)
+                if self._is_awaited(job.key.job_name)
                 and self.tenant in {None, job.key.tenant}
                 and (job.key.tenant, job.key.job_name) not in missing
             ),
         ]
 
-    def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
+    def _find_unserved(self, jobs: Collection[Job]) -> list[Lag]:
         try:
-            waiting = unserved(self.deployment, jobs)
+            waiting = find_unserved(self.deployment, jobs)
         except errors.UnavailableError:
             # A server that does not answer serves nothing; wait for it.
             waiting = frozenset(job.name for job in jobs)
@@ -242,7 +246,7 @@ class Wait:
             if job.name in waiting
         ]
 
-    def _wanted(self, goal: int) -> Wanted:
+    def _list_required(self, goal: int) -> Wanted:
         tenants = self.delta_log.tenants(goal) if self.tenant is None else [self.tenant]
         return dict.fromkeys(tenants, self._indexes)
 
@@ -250,17 +254,17 @@ class Wait:
     def _indexes(self) -> frozenset[str]:
         """What every tenant gets a job for: by standing registration or by `auto_register`."""
         of_table = (self.source.database, self.source.table)
-        standing = self.deployment.log.standing()
+        standing = self.deployment.log.list_standing()
         stood = [name.job for name in standing if (name.db, name.table) == of_table]
         auto = [each.name for each in self.source.consumers if each.auto_register]
-        return frozenset(filter(self._counts, [*stood, *auto]))
+        return frozenset(filter(self._is_awaited, [*stood, *auto]))
 
-    def _counts(self, index: str) -> bool:
+    def _is_awaited(self, index: str) -> bool:
         return self.index in {None, index}
 
-    def _latest(self, table_id: str) -> int:
+    def _get_latest_version(self, table_id: str) -> int:
         latest = self.delta_log.latest().version
-        if self.delta_log.table_id() == table_id:
+        if self.delta_log.get_table_id() == table_id:
             return latest
         anew = self.source.on_replace == REBUILD
         raise errors.WaitError(
@@ -278,7 +282,7 @@ class Wait:
         if tenant not in tenants:
             raise errors.NoSuchJobError(
                 f"{self.source.name} has neither rows nor a job of tenant {tenant!r}; its "
-                f"tenants are: {listed(tenants, tenant)}."
+                f"tenants are: {format_names(tenants, tenant)}."
             )
 
     def _refuse_broken(self, goal: int, lagging: Collection[Lag]) -> None:
@@ -286,45 +290,48 @@ class Wait:
         if broken:
             raise errors.WaitError(
                 f"{self.source.name} will not become searchable at version {goal}: "
-                f"{_named(broken)}.{self._mended(broken)}"
+                f"{_describe_lags(broken)}.{self._describe_remedies(broken)}"
             )
         if held := [lag for lag in lagging if lag.held]:
             raise errors.WaitError(
                 f"{self.source.name} will not become searchable at version {goal}: "
-                f"{_named(held)}. To resume, run {self._remedies(held)}."
+                f"{_describe_lags(held)}. To resume, run {self._list_remedies(held)}."
             )
 
-    def _all_unregistered(self, goal: int, ended: Collection[tuple[str, str]]) -> errors.WaitError:
+    def _make_unregistered_error(
+        self, goal: int, ended: Collection[tuple[str, str]]
+    ) -> errors.WaitError:
         lags = [Lag(tenant=tenant, index=index, job=None) for tenant, index in sorted(ended)]
         be, them = ("are", "them") if len(lags) > 1 else ("is", "it")
         return errors.WaitError(
-            f"{self.source.name} will not become searchable at version {goal}: {_those(lags)} {be} "
-            f"unregistered. To register {them} again, run {self._remedies(lags)}."
+            f"{self.source.name} will not become searchable at version {goal}: "
+            f"{_format_lags(lags)} {be} "
+            f"unregistered. To register {them} again, run {self._list_remedies(lags)}."
         )
 
-    def _mended(self, broken: Collection[Lag]) -> str:
+    def _describe_remedies(self, broken: Collection[Lag]) -> str:
         """What mends them, as far as their messages do not say it."""
         said = {True: "Run", False: "Remove the cause, then run"}
         alike: dict[bool, list[Lag]] = {}
         for lag in broken:
-            if _verb(lag):
+            if _get_remedy_verb(lag):
                 alike.setdefault(lag.remedied, []).append(lag)
         return "".join(
-            f" {said[remedied]} {self._remedies(its)}." for remedied, its in alike.items()
+            f" {said[remedied]} {self._list_remedies(its)}." for remedied, its in alike.items()
         )
 
-    def _remedies(self, lagging: Collection[Lag]) -> str:
+    def _list_remedies(self, lagging: Collection[Lag]) -> str:
         """One command per index, for every tenant if several need it."""
         tenants: dict[tuple[str, str], list[str]] = {}
         for lag in lagging:
-            tenants.setdefault((_verb(lag), lag.index), []).append(lag.tenant)
+            tenants.setdefault((_get_remedy_verb(lag), lag.index), []).append(lag.tenant)
         of_table = {"db": self.source.database, "table": self.source.table}
         return " and ".join(
-            command_for(verb, its, JobID(**of_table, job=index))
+            suggest_command(verb, its, JobID(**of_table, job=index))
             for (verb, index), its in tenants.items()
         )
 
-    def _nothing(self) -> errors.ConfigError:
+    def _make_no_index_error(self) -> errors.ConfigError:
         return errors.ConfigError(
             f"{self.source.name} has no index to wait for: none registers itself, and no job is "
             "registered. Register one (`iscp job register`)."
@@ -368,48 +375,48 @@ class Signs:
         """Whether there was a commit, or an event of the table's jobs, since the last call."""
         touched, moment = self.log.touched(self._bookmark), self.delta_log.latest()
         # Moments of one version are equal, also those of a table that took another's place.
-        latest = (moment.version, moment.micros, self.delta_log.table_id(moment.version))
+        latest = (moment.version, moment.micros, self.delta_log.get_table_id(moment.version))
         ours = any(table_id in self.table_ids for table_id, _ in touched.tenants)
         changed = latest != self._latest or ours or not touched.whole
         self._bookmark, self._latest = touched.upto, latest
         return changed
 
 
-def _count(lagging: Collection[Lag]) -> str:
+def _format_count(lagging: Collection[Lag]) -> str:
     return f"{len(lagging):,} job{'' if len(lagging) == 1 else 's'}"
 
 
-def _verb(lag: Lag) -> str:
+def _get_remedy_verb(lag: Lag) -> str:
     if lag.job is None:
         return "register"
-    return mending_verb(lag.job.status) if lag.broken else "resume"
+    return get_remedy_verb(lag.job.status) if lag.broken else "resume"
 
 
-def _named(lagging: Collection[Lag]) -> str:
+def _describe_lags(lagging: Collection[Lag]) -> str:
     """What lags, and why; those with the same reason are named together."""
     alike: dict[str, list[Lag]] = {}
     for lag in lagging:
         alike.setdefault(lag.where(), []).append(lag)
-    groups = [f"{_those(its)} {its[0].where(many=len(its) > 1)}" for its in alike.values()]
-    return _some(groups, "; ")
+    groups = [f"{_format_lags(its)} {its[0].where(many=len(its) > 1)}" for its in alike.values()]
+    return _join_some(groups, "; ")
 
 
-def _those(lagging: Collection[Lag]) -> str:
+def _format_lags(lagging: Collection[Lag]) -> str:
     tenants: dict[str, list[str]] = {}
     for lag in lagging:
         tenants.setdefault(lag.what, []).append(repr(lag.tenant))
-    each = [f"{what} of {_tenants(its)}" for what, its in tenants.items()]
-    return _some(each, " and ")
+    each = [f"{what} of {_format_tenants(its)}" for what, its in tenants.items()]
+    return _join_some(each, " and ")
 
 
-def _tenants(names: Sequence[str]) -> str:
+def _format_tenants(names: Sequence[str]) -> str:
     """All of a few; of many how many they are, and some examples."""
     if len(names) > MOST_NAMED:
         return f"{len(names):,} tenants (such as {', '.join(names[:MOST_NAMED])})"
     return f"tenant{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def _some(texts: Sequence[str], between: str) -> str:
+def _join_some(texts: Sequence[str], between: str) -> str:
     """The first few, and how many more there are."""
     more = len(texts) - MOST_NAMED
     return between.join(texts[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -47,10 +47,12 @@ def state_store(
     of the setting before a colon, or `package.module:Name`; each is called as a `Maker`. Raises
     ConfigError for a setting that names no store, or if the store's place is not given.
     """
-    return _maker(setting)(setting, Backing(log_url=log_url, endpoint=endpoint))
+    return _find_factory(setting)(setting, Backing(log_url=log_url, endpoint=endpoint))
 
 
-def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
+def make_opener(
+    setting: str, *, log_url: str, endpoint: Endpoint
+) -> Callable[[], StateStore] | None:
     """A function that opens a deployment's store, ready for use; None for `sql`.
 
     `sql` needs none: the job's row holds the state, in one transaction with the watermark. A
@@ -59,56 +61,56 @@ def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], St
     if setting == "sql":
         return None
     kind, url = ("sql", setting) if _is_database(setting) else (setting, log_url)
-    _maker(kind)
-    return partial(_opened, kind, url, endpoint)
+    _find_factory(kind)
+    return partial(_open_store, kind, url, endpoint)
 
 
-def tolerates_mismatch(environ: Mapping[str, str]) -> bool:
+def is_mismatch_tolerated(environ: Mapping[str, str]) -> bool:
     """Whether ranges before the recorded batch are skipped. Raises ConfigError."""
     return is_true(environ, TOLERATE)
 
 
 @lru_cache(maxsize=4)
-def _opened(kind: str, url: str, endpoint: Endpoint) -> StateStore:
+def _open_store(kind: str, url: str, endpoint: Endpoint) -> StateStore:
     store = state_store(kind, log_url=url, endpoint=endpoint)
     store.ensure()
     return store
 
 
-def _maker(setting: str) -> Maker:
+def _find_factory(setting: str) -> Maker:
     kind = setting.partition(":")[0]
     if kind in BUILT_IN:
         forms, maker = BUILT_IN[kind]
         if forms.fullmatch(setting) is None:
             raise ConfigError(f"state_store {setting!r} is malformed; use one of: {KNOWN}.")
         return maker
-    named = kind if kind in _offered() else setting
+    named = kind if kind in _list_offered() else setting
     found = load_object(named, GROUP, "state store", f"{KNOWN}, a database URL")
     if not callable(found):
         raise ConfigError(f"The state store {setting!r} is {found!r}, which cannot be called.")
     return cast("Maker", found)
 
 
-def _offered() -> set[str]:
+def _list_offered() -> set[str]:
     return {each.name for each in entry_points(group=GROUP)}
 
 
 def _is_database(setting: str) -> bool:
     """Whether it is a database's URL, and not for a package's store. Raises ConfigError."""
     scheme, separator, _ = setting.partition("://")
-    if not separator or scheme in _offered():
+    if not separator or scheme in _list_offered():
         return False
     from sql_transactions.engine import DRIVERS
 
     if scheme.partition("+")[0] not in DRIVERS:
         raise ConfigError(
             f"The state store {scheme}://… is neither a database ({', '.join(DRIVERS)}) nor an "
-            f"entry point of {GROUP} (known: {', '.join(sorted(_offered())) or 'none'})."
+            f"entry point of {GROUP} (known: {', '.join(sorted(_list_offered())) or 'none'})."
         )
     return True
 
 
-def _sql(_: str, backing: Backing) -> StateStore:
+def _make_sql_store(_: str, backing: Backing) -> StateStore:
     from iscp_dagster.batches.sql import SqlStates
 
     if backing.log_url is None:
@@ -116,7 +118,7 @@ def _sql(_: str, backing: Backing) -> StateStore:
     return SqlStates(backing.log_url)
 
 
-def _keepermap(setting: str, backing: Backing) -> StateStore:
+def _make_keepermap_store(setting: str, backing: Backing) -> StateStore:
     from iscp_dagster.batches.keepermap import KeeperMapStates
 
     if backing.endpoint is None:
@@ -126,16 +128,16 @@ def _keepermap(setting: str, backing: Backing) -> StateStore:
     return KeeperMapStates(backing.endpoint, **place)
 
 
-def _memory(_: str, __: Backing) -> StateStore:
+def _make_memory_store(_: str, __: Backing) -> StateStore:
     from iscp_dagster.batches.memory import MemoryStates
 
     return MemoryStates()
 
 
 BUILT_IN: Mapping[str, tuple[re.Pattern[str], Maker]] = {
-    "sql": (re.compile("sql"), _sql),
-    "keepermap": (KEEPERMAP, _keepermap),
-    "memory": (re.compile("memory"), _memory),
+    "sql": (re.compile("sql"), _make_sql_store),
+    "keepermap": (KEEPERMAP, _make_keepermap_store),
+    "memory": (re.compile("memory"), _make_memory_store),
 }
 """By the first word of a setting: how it is written, and what makes the store."""
 KNOWN = f"{', '.join(BUILT_IN)}, keepermap:/path, keepermap:database/path"

@@ -34,10 +34,10 @@ class KeeperMapStates(StateStore):
         self, endpoint: Endpoint, *, database: str = "default", path: str = "/iscp_states"
     ) -> None:
         self._endpoint = endpoint
-        self._sql = keepersql.statements(database, path)
+        self._sql = keepersql.build_statements(database, path)
 
     def ensure(self) -> None:
-        with self._asking("make the table of states") as client:
+        with self._open_client("make the table of states") as client:
             if self._sql.database:
                 client.command(self._sql.database)
             client.command(self._sql.create)
@@ -50,32 +50,32 @@ class KeeperMapStates(StateStore):
             )
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        wanted, found = compare.by_id(keys), dict[StateKey, Held]()
+        wanted, found = compare.map_by_id(keys), dict[StateKey, Held]()
         for ids in split_into_portions(wanted, most=keepersql.MOST_ROWS):
-            with self._asking("read states") as client:
+            with self._open_client("read states") as client:
                 rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
             found |= {wanted[one]: compare.from_text(text) for one, text in rows}
         return found
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
-        due = compare.checked(writes)
+        due = compare.prepare_writes(writes)
         fresh = list(keepersql.split_writes(write for write in due if write.seen is None))
         later = list(keepersql.split_writes(write for write in due if write.seen is not None))
         outcomes: dict[StateKey, Held | FenceError] = {}
         for some in fresh:
-            outcomes |= self._written(some, self._insert)
+            outcomes |= self._send_writes(some, self._insert_states)
         for some in later:
-            outcomes |= self._written(some, self._update)
+            outcomes |= self._send_writes(some, self._update_states)
         return outcomes
 
     def forget(self, keys: Collection[StateKey]) -> int:
-        there = compare.by_id(self.read(keys))
+        there = compare.map_by_id(self.read(keys))
         for ids in split_into_portions(there, most=keepersql.MOST_ROWS):
-            with self._asking("forget states") as client:
+            with self._open_client("forget states") as client:
                 client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
         return len(there)
 
-    def _written(
+    def _send_writes(
         self, writes: Sequence[StateWrite], send: Callable[[Sequence[StateWrite]], Outcomes]
     ) -> Outcomes:
         """Send all in one Keeper transaction; if it fails, retry without those done or lost."""
@@ -84,52 +84,52 @@ class KeeperMapStates(StateStore):
             try:
                 return {**outcomes, **send(writes)}
             except IscpError:
-                known = self._settled(writes)
+                known = self._find_settled(writes)
                 if not known:
                     raise
                 outcomes |= known
                 writes = [write for write in writes if write.key not in known]
         return outcomes
 
-    def _settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
+    def _find_settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
         """The outcomes that are settled: a statement that failed may have taken effect."""
         found = self.read([write.key for write in writes])
-        known = {write.key: compare.settled(write, found.get(write.key)) for write in writes}
+        known = {write.key: compare.resolve_write(write, found.get(write.key)) for write in writes}
         return {key: outcome for key, outcome in known.items() if outcome is not None}
 
-    def _insert(self, writes: Sequence[StateWrite]) -> Outcomes:
-        rows = keepersql.lines(writes)
-        with self._asking("write states") as client:
+    def _insert_states(self, writes: Sequence[StateWrite]) -> Outcomes:
+        rows = keepersql.format_rows(writes)
+        with self._open_client("write states") as client:
             client.raw_insert(
                 self._sql.table, keepersql.COLUMNS, rows, keepersql.STRICT, keepersql.LINES
             )
         return {write.key: write.held for write in writes}
 
-    def _update(self, writes: Sequence[StateWrite]) -> Outcomes:
+    def _update_states(self, writes: Sequence[StateWrite]) -> Outcomes:
         values = {
-            "ids": [compare.state_id(write.key) for write in writes],
+            "ids": [compare.compute_state_id(write.key) for write in writes],
             "seen": [compare.to_text(write.seen) for write in writes if write.seen is not None],
             "new": [compare.to_text(write.held) for write in writes],
         }
-        with self._asking("write states") as client:
+        with self._open_client("write states") as client:
             client.raw_query(self._sql.update, values, keepersql.STRICT)
         # An update of a row that no longer exists does not fail.
         found = self.read([write.key for write in writes])
-        return {write.key: _confirmed(write, found.get(write.key)) for write in writes}
+        return {write.key: _confirm_update(write, found.get(write.key)) for write in writes}
 
     @contextmanager
-    def _asking(self, doing: str) -> Iterator[Client]:
+    def _open_client(self, doing: str) -> Iterator[Client]:
         try:
             client = self._endpoint.client()
             with self._endpoint.errors(doing):
                 yield client
         except IscpError as error:
-            named = self._named(error, doing)
+            named = self._explain_error(error, doing)
             if named is None:
                 raise
             raise named from error
 
-    def _named(self, error: IscpError, doing: str) -> IscpError | None:
+    def _explain_error(self, error: IscpError, doing: str) -> IscpError | None:
         """The error that names Keeper, the comparison or the set-up as the cause, if it is one."""
         code = getattr(error.__cause__, "code", None)
         if code in _OF_KEEPER:
@@ -144,8 +144,8 @@ class KeeperMapStates(StateStore):
         return None
 
 
-def _confirmed(write: StateWrite, found: Held | None) -> Held | FenceError:
+def _confirm_update(write: StateWrite, found: Held | None) -> Held | FenceError:
     """An update's outcome; another run may already have written after it."""
     new = write.held
     after = found is not None and found.fence > new.fence
-    return new if after or compare.same(found, new) else compare.lost(write, found)
+    return new if after or compare.is_same(found, new) else compare.lost(write, found)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 
-from iscp_dagster.batches.compare import checked, settled
+from iscp_dagster.batches.compare import prepare_writes, resolve_write
 from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 from iscp_dagster.model.errors import FenceError
 
@@ -33,14 +33,14 @@ class MemoryStates(StateStore):
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         with self._lock:
-            return {write.key: self._written(write) for write in checked(writes)}
+            return {write.key: self._write_state(write) for write in prepare_writes(writes)}
 
     def forget(self, keys: Collection[StateKey]) -> int:
         with self._lock:
             return sum(self._held.pop(key, None) is not None for key in set(keys))
 
-    def _written(self, write: StateWrite) -> Held | FenceError:
-        outcome = settled(write, self._held.get(write.key))
+    def _write_state(self, write: StateWrite) -> Held | FenceError:
+        outcome = resolve_write(write, self._held.get(write.key))
         if outcome is None:
             outcome = self._held[write.key] = write.held
         return outcome

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from iscp_dagster.model.batch import BatchRecord
 from iscp_dagster.model.errors import FenceError
-from iscp_dagster.model.jobs import checked_tenant
-from iscp_dagster.model.specs import checked_name
+from iscp_dagster.model.jobs import check_tenant
+from iscp_dagster.model.specs import check_printable_name
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -22,9 +22,9 @@ class StateKey:
     registration: int
 
     def __post_init__(self) -> None:
-        checked_tenant(self.tenant)
-        checked_name("table id", self.table_id)
-        checked_name("job name", self.job_name)
+        check_tenant(self.tenant)
+        check_printable_name("table id", self.table_id)
+        check_printable_name("job name", self.job_name)
 
     def __str__(self) -> str:
         return (
@@ -55,7 +55,7 @@ class StateWrite:
     seen: Held | None
 
     def __post_init__(self) -> None:
-        checked_name("holder", self.holder)
+        check_printable_name("holder", self.holder)
 
     @property
     def held(self) -> Held:

@@ -13,7 +13,7 @@ import typer
 
 from durable_invocations.errors import DurableError
 from iscp_dagster.cli.parts.group import Group
-from iscp_dagster.cli.parts.plain import plain
+from iscp_dagster.cli.parts.plain import escape_control_chars
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.imports import ASSETS
 
@@ -25,7 +25,7 @@ COMMANDS = {
     "env": "iscp_dagster.cli.stack:env",
     "status": "iscp_dagster.cli.stack:status",
     "logs": "iscp_dagster.cli.stack:show_logs",
-    "health": "iscp_dagster.cli.health:health",
+    "health": "iscp_dagster.cli.health:show_health",
     "demo": "iscp_dagster.cli.demo:demo",
     "verify": "iscp_dagster.cli.verify:verify",
     "job": "iscp_dagster.cli.jobs.commands:job",
@@ -107,7 +107,7 @@ def main() -> None:
         app(prog_name="iscp")
     except (IscpError, DurableError) as problem:
         # The message may quote a log, whose colours a terminal shows.
-        typer.echo(f"iscp: {plain(str(problem), colours=True)}", err=True)
+        typer.echo(f"iscp: {escape_control_chars(str(problem), colours=True)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         print("iscp: interrupted", file=sys.stderr)  # noqa: T201

@@ -40,16 +40,16 @@ def serve(
     from iscp_dagster.model.imports import need
 
     need("serve", "`iscp serve`")
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web import server
 
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     if print_schema:
-        typer.echo(server.printed(environ))
+        typer.echo(server.render_schema(environ))
         return
     server.log_to_stderr()
-    settings = server.settings_of(environ, host, tokens)
+    settings = server.build_settings(environ, host, tokens)
     if not patient:
-        settings.schemas.current()
-        server.sender_of(environ)
+        settings.schemas.get_schema()
+        server.build_sender(environ)
     server.serve(settings, host, port, typer.echo, follow=follow)

@@ -21,7 +21,7 @@ NOT_UP = 3
 UNWELL = 1
 
 
-def _known(services: list[str] | None) -> list[str] | None:
+def _check_services(services: list[str] | None) -> list[str] | None:
     """The services asked for; an unknown name is a usage error."""
     from iscp_dagster.local.services.settings import SERVICES
 
@@ -42,7 +42,7 @@ def up(
             help="Start only this service: clickhouse, spark, dagster, graphql or invocations; "
             "repeatable.",
             show_default=False,
-            callback=_known,
+            callback=_check_services,
         ),
     ] = None,
     clickhouse_port: Annotated[
@@ -83,17 +83,17 @@ def up(
         GRAPHQL: graphql_port,
         INVOCATIONS: invocations_port,
     }
-    raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_paths))
+    raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_list_table_paths))
 
 
-def _paths() -> list[str | None]:
+def _list_table_paths() -> list[str | None]:
     """The paths of the declared tables; empty without AWS settings, since then none is in S3."""
     if not any(name.startswith("AWS_") for name in os.environ):
         return []
-    from iscp_dagster.api.discovery import declared
+    from iscp_dagster.api.discovery import load_tables
 
     try:
-        return [source.path for source in declared(os.environ)]
+        return [source.path for source in load_tables(os.environ)]
     except IscpError:
         # Dagster will say what is wrong with the location.
         return []
@@ -124,7 +124,7 @@ def status(
         raise typer.Exit(0 if control.show_secrets(as_json=as_json) else NOT_UP)
     if not control.status(as_json=as_json):
         raise typer.Exit(NOT_UP)
-    problems = control.problems() if check else []
+    problems = control.find_problems() if check else []
     for problem in problems:
         typer.echo(f"iscp: {problem}", err=True)
     raise typer.Exit(UNWELL if problems else 0)
@@ -146,32 +146,32 @@ def show_logs(
     ] = False,
 ) -> None:
     """Show the latest lines of the services' logs."""
-    from iscp_dagster.cli.parts.plain import plain
-    from iscp_dagster.local.services.settings import home_of
+    from iscp_dagster.cli.parts.plain import escape_control_chars
+    from iscp_dagster.local.services.settings import get_home
     from iscp_dagster.local.stack import tails
 
-    def say(line: str) -> None:
+    def print_log_line(line: str) -> None:
         # echo drops the colours unless it writes to a terminal.
-        typer.echo(plain(line, colours=True))
+        typer.echo(escape_control_chars(line, colours=True))
 
     try:
-        found = tails.files(home_of(os.environ) / "logs", service or [])
+        found = tails.find_log_files(get_home(os.environ) / "logs", service or [])
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
-    tails.show(found, lines, say, follow=follow)
+    tails.show(found, lines, print_log_line, follow=follow)
 
 
 def env() -> None:
     """Print shell variables with the running stack's addresses: eval "$(iscp env)"."""
     import shlex
 
-    from iscp_dagster.local.services.settings import home_of
-    from iscp_dagster.local.services.state import running_stack
-    from iscp_dagster.local.stack.environment import addresses
+    from iscp_dagster.local.services.settings import get_home
+    from iscp_dagster.local.services.state import find_running_stack
+    from iscp_dagster.local.stack.environment import get_shell_variables
 
-    if running_stack(home_of(os.environ)) is None:
+    if find_running_stack(get_home(os.environ)) is None:
         raise UnavailableError("the stack is not up; start it with `iscp up`")
-    for name, value in addresses(os.environ).items():
+    for name, value in get_shell_variables(os.environ).items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 
@@ -191,11 +191,11 @@ ROOM = 8 * 1024**3
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
     """Run the project's tests, four files at a time; your own pytest arguments replace that."""
-    from iscp_dagster.local.services.settings import repository
+    from iscp_dagster.local.services.settings import get_repository
     from iscp_dagster.model.imports import need
 
     need("test", "`iscp test`")
-    os.chdir(repository())
+    os.chdir(get_repository())
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # Without bytecode files, each of the tests' many processes would compile the package.

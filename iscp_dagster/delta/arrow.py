@@ -45,10 +45,10 @@ def is_known(type_: DeltaType) -> bool:
         return True
     if isinstance(type_, Primitive):
         return type_.name in PRIMITIVES or type_.name in TIMES
-    return all(map(is_known, parts(type_)))
+    return all(map(is_known, list_inner_types(type_)))
 
 
-def parts(type_: DeltaType) -> tuple[DeltaType, ...]:
+def list_inner_types(type_: DeltaType) -> tuple[DeltaType, ...]:
     """The types directly within a type."""
     if isinstance(type_, Struct):
         return tuple(each.type for each in type_.fields)
@@ -59,28 +59,28 @@ def parts(type_: DeltaType) -> tuple[DeltaType, ...]:
 
 def is_flat(type_: DeltaType) -> bool:
     """Whether nothing inside it can gain or lose fields."""
-    return not isinstance(type_, Struct | Map) and all(map(is_flat, parts(type_)))
+    return not isinstance(type_, Struct | Map) and all(map(is_flat, list_inner_types(type_)))
 
 
 def has_times(type_: DeltaType) -> bool:
     """Whether there are dates or times in it."""
     if isinstance(type_, Primitive):
         return type_.name == "date" or type_.name in TIMES
-    return any(map(has_times, parts(type_)))
+    return any(map(has_times, list_inner_types(type_)))
 
 
-def arrow_type(type_: DeltaType) -> pa.DataType:
+def to_arrow_type(type_: DeltaType) -> pa.DataType:
     """The Arrow type in which Spark hands over a column of this type."""
     import pyarrow as pa
 
     if isinstance(type_, Decimal):
         return pa.decimal128(type_.precision, type_.scale)
     if isinstance(type_, Array):
-        return pa.list_(arrow_type(type_.element))
+        return pa.list_(to_arrow_type(type_.element))
     if isinstance(type_, Map):
-        return pa.map_(arrow_type(type_.key), arrow_type(type_.value))
+        return pa.map_(to_arrow_type(type_.key), to_arrow_type(type_.value))
     if isinstance(type_, Struct):
-        return pa.struct([(each.name, arrow_type(each.type)) for each in type_.fields])
+        return pa.struct([(each.name, to_arrow_type(each.type)) for each in type_.fields])
     name = str(type_)
     if name in PRIMITIVES:
         made: pa.DataType = getattr(pa, PRIMITIVES[name])()
@@ -97,7 +97,7 @@ def is_stored_as(type_: DeltaType, held: pa.DataType) -> bool:
 
     held = held.value_type if types.is_dictionary(held) else held
     if isinstance(type_, Decimal):
-        return bool(held == arrow_type(type_))
+        return bool(held == to_arrow_type(type_))
     name = type_.name if isinstance(type_, Primitive) else type(type_).__name__
     if name in TIMES:
         return bool(types.is_timestamp(held) and held.unit in {"us", "ms"})
@@ -110,14 +110,14 @@ def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
     """A file's values as `type_`: fields matched by physical name, null where missing."""
     import pyarrow as pa
 
-    wanted = arrow_type(type_)
+    wanted = to_arrow_type(type_)
     if is_flat(type_):
         return column if column.type == wanted else column.cast(wanted)
     if column.offset:
         # Arrow cannot build lists from the offsets of a slice.
         column = pa.concat_arrays([column])
     if isinstance(type_, Struct):
-        return _struct(column, type_, wanted)
+        return _cast_struct(column, type_, wanted)
     mask = column.is_null() if column.null_count else None
     if isinstance(type_, Map):
         keys, items = fitted(column.keys, type_.key), fitted(column.items, type_.value)
@@ -129,14 +129,14 @@ def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
     return pa.ListArray.from_arrays(column.offsets, values, wanted, mask=mask)
 
 
-def _struct(column: pa.StructArray, type_: Struct, wanted: Any) -> pa.StructArray:
+def _cast_struct(column: pa.StructArray, type_: Struct, wanted: Any) -> pa.StructArray:
     import pyarrow as pa
 
     held = {each.name: number for number, each in enumerate(column.type)}
     children = [
         fitted(column.field(held[each.physical or each.name]), each.type)
         if (each.physical or each.name) in held
-        else pa.nulls(len(column), arrow_type(each.type))
+        else pa.nulls(len(column), to_arrow_type(each.type))
         for each in type_.fields
     ]
     mask = column.is_null() if column.null_count else None

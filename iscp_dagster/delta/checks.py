@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from iscp_dagster.delta.log.commit import FEED_PROPERTY
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TableFacts
-from iscp_dagster.delta.log.files import spark_path
+from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.model.declared.schema import (
     SYSTEM_COLUMNS,
     Decimal,
@@ -16,7 +16,7 @@ from iscp_dagster.model.declared.schema import (
     Struct,
 )
 from iscp_dagster.model.errors import KeyColumnError, SchemaError, SourceError
-from iscp_dagster.spark.quoting import ident
+from iscp_dagster.spark.quoting import quote_identifier
 
 REPEATS = "_repeats"
 FRESH = "_fresh"
@@ -69,7 +69,7 @@ def check_source(
     KeyColumnError (a key column that is missing or not of a plain type), SchemaError (another
     column that is missing, or one with a NUL or a system column's name).
     """
-    facts = log.facts()
+    facts = log.get_facts()
     _check_features(log, facts)
     check_columns(log.location, facts.fields, keys=keys, columns=columns)
     _check_tenant_column(log, facts)
@@ -149,7 +149,7 @@ def is_reserved(name: str) -> bool:
 
 def feed_remedy(location: str) -> str:
     """The statement that turns the change feed on."""
-    table = f"delta.{ident(spark_path(location))}"
+    table = f"delta.{quote_identifier(to_spark_path(location))}"
     return f"ALTER TABLE {table} SET TBLPROPERTIES ({FEED_PROPERTY} = true)"
 
 

@@ -16,9 +16,14 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.delta.failures import spoken, translated
-from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Condition, Stage, Transitions
-from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, parse_schema, schema_json
+from iscp_dagster.delta.failures import summarize_message, translate_error
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Stage, Transitions, TriggerConditions
+from iscp_dagster.model.declared.schema import (
+    SYSTEM_COLUMNS,
+    DeltaField,
+    parse_schema,
+    to_schema_json,
+)
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 APART = re.compile(
@@ -86,7 +91,7 @@ class _FaultError(Exception):
     """What is wrong with an expression, before it is said whose it is."""
 
 
-def analyzed(
+def analyze_expressions(
     spark: Any, owner: str, fields: Sequence[DeltaField], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
     """The calculated columns of the view, with their types; nothing is read.
@@ -95,34 +100,34 @@ def analyzed(
     for an expression that cannot be evaluated, and UnavailableError.
     """
     try:
-        return _analyzed(spark, tuple(fields), transitions)
+        return _analyze_stages(spark, tuple(fields), transitions)
     except _FaultError as error:
         raise ConfigError(f"{owner}: {error}") from error.__cause__
 
 
 @lru_cache(maxsize=64)
-def _analyzed(
+def _analyze_stages(
     spark: Any, fields: tuple[DeltaField, ...], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
     held, found = [*fields], list[DeltaField]()
     for stage in transitions.stages:
-        types = _types(spark, held, _of_stage(stage))
+        types = _resolve_types(spark, held, _get_stage_expressions(stage))
         made = [replace(types[name], name=name, physical=name) for name, _ in stage.columns]
         _check_names(held, made)
         held, found = [*held, *made], [*found, *made]
     if transitions.conditions:
-        _types(spark, held, _of_conditions(transitions.conditions))
+        _resolve_types(spark, held, _get_condition_expressions(transitions.conditions))
     return tuple(found)
 
 
-def _of_stage(stage: Stage) -> dict[str, Said]:
+def _get_stage_expressions(stage: Stage) -> dict[str, Said]:
     found = {name: Said(what=f"the column {name!r}", text=text) for name, text in stage.columns}
     if stage.where is not None:
         found[""] = Said(what="the predicate", text=stage.where, boolean=True)
     return found
 
 
-def _of_conditions(conditions: Sequence[Condition]) -> dict[str, Said]:
+def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[str, Said]:
     return {
         f"{which} {each.name}": Said(
             what=f"the condition {which}= of trigger {each.name!r}", text=text, boolean=True
@@ -133,19 +138,19 @@ def _of_conditions(conditions: Sequence[Condition]) -> dict[str, Said]:
     }
 
 
-def _types(
+def _resolve_types(
     spark: Any, held: Sequence[DeltaField], said: Mapping[str, Said]
 ) -> dict[str, DeltaField]:
     """The types of the expressions over these columns, by name."""
     for each in said.values():
         _check_words(held, each)
     try:
-        found = _asked(spark, held, list(said.values()))
+        found = _query_types(spark, held, list(said.values()))
     except Exception as error:
-        if (gone := _gone(error)) is not None:
+        if (gone := _to_unavailable(error)) is not None:
             raise gone from error
         for each in said.values():
-            _check_alone(spark, held, each)
+            _check_expression(spark, held, each)
         raise
     types = dict(zip(said, found, strict=True))
     for name, each in said.items():
@@ -153,22 +158,22 @@ def _types(
     return types
 
 
-def _asked(spark: Any, held: Sequence[DeltaField], said: Sequence[Said]) -> list[DeltaField]:
+def _query_types(spark: Any, held: Sequence[DeltaField], said: Sequence[Said]) -> list[DeltaField]:
     """Their types. An aggregate takes neither another one, nor what gives another value each time,
     a window or several rows.
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.types import StructType
 
-    rows = spark.createDataFrame([], StructType.fromJson(schema_json(held)))
+    rows = spark.createDataFrame([], StructType.fromJson(to_schema_json(held)))
     asked = [F.any_value(F.expr(each.text)).alias(f"e{n}") for n, each in enumerate(said)]
-    with _in_silence():
+    with _suspend_error_logs():
         found = rows.agg(*asked).schema
     return list(parse_schema(json.dumps(found.jsonValue())))
 
 
 @contextmanager
-def _in_silence() -> Iterator[None]:
+def _suspend_error_logs() -> Iterator[None]:
     """Keep PySpark from printing the server's stack for an error that is reported in our words."""
     from pyspark.logger import PySparkLogger
 
@@ -183,37 +188,37 @@ def _in_silence() -> Iterator[None]:
             each.setLevel(level)
 
 
-def _check_alone(spark: Any, held: Sequence[DeltaField], said: Said) -> None:
+def _check_expression(spark: Any, held: Sequence[DeltaField], said: Said) -> None:
     try:
-        _asked(spark, held, [said])
+        _query_types(spark, held, [said])
     except Exception as error:
-        if (gone := _gone(error)) is not None:
+        if (gone := _to_unavailable(error)) is not None:
             raise gone from error
-        raise _refusal(said, _fault(error, held)) from error
+        raise _build_fault(said, _describe_fault(error, held)) from error
 
 
-def _gone(error: Exception) -> UnavailableError | None:
+def _to_unavailable(error: Exception) -> UnavailableError | None:
     """The error of a Spark that does not answer; None for any other."""
-    known = translated("Spark", error)
+    known = translate_error("Spark", error)
     return known if isinstance(known, UnavailableError) else None
 
 
-def _fault(error: Exception, held: Sequence[DeltaField]) -> str:
+def _describe_fault(error: Exception, held: Sequence[DeltaField]) -> str:
     condition = getattr(error, "getCondition", lambda: "")() or ""
     parameters: Mapping[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     if condition.startswith(UNKNOWN):
         name = str(parameters.get("objectName", "")).replace("`", "")
-        return _unknown(name, held)
+        return _describe_unknown_column(name, held)
     for start, meaning in FAULTS.items():
         if condition.startswith(start):
             return meaning
-    words = spoken(str(error))
+    words = summarize_message(str(error))
     if OVER in words:
         return "is a window function, but each row is looked at alone"
     return f"is not Spark SQL that can be evaluated here: {words}"
 
 
-def _unknown(name: str, held: Sequence[DeltaField]) -> str:
+def _describe_unknown_column(name: str, held: Sequence[DeltaField]) -> str:
     known = ", ".join(each.name for each in held)
     if name.casefold() in {*SYSTEM_COLUMNS, *IMAGE_COLUMNS}:
         return (
@@ -226,30 +231,30 @@ def _check_words(held: Sequence[DeltaField], said: Said) -> None:
     """Refuse subqueries, and functions whose value is not that of the row."""
     uncommented = APART.sub(lambda found: found["quoted"] or " ", said.text)
     if clock := NOW_LITERAL.search(uncommented):
-        raise _refusal(said, f"depends on the time it is evaluated ({clock[0]}…)")
+        raise _build_fault(said, f"depends on the time it is evaluated ({clock[0]}…)")
     columns = {each.name.casefold() for each in held}
     bare = APART.sub(
         lambda found: "''" if found["quoted"] else " ", QUOTED_CALL.sub(r"\g<name>", uncommented)
     )
     if SUBQUERY.search(bare):
-        raise _refusal(said, "has a subquery, but only the row is looked at")
+        raise _build_fault(said, "has a subquery, but only the row is looked at")
     for found in WORD.finditer(bare):
         word, called = found["word"].casefold(), bool(found["call"])
         if called and word in CALLS:
-            raise _refusal(said, CALLS[word])
+            raise _build_fault(said, CALLS[word])
         within = bare[: found.start()].rstrip().endswith(".")
         alone = not called and not within and word in CLOCK_WORDS and word not in columns
         timed = word == "unix_timestamp" and bool(found["argument"])
         if alone or timed or (called and word in CLOCKS):
             fault = f"calls {word}, whose value is not the row's; it must depend on the row alone"
-            raise _refusal(said, fault)
+            raise _build_fault(said, fault)
 
 
 def _check_type(said: Said, type_: str) -> None:
     if said.boolean and type_ != "boolean":
-        raise _refusal(said, f"is of type {type_}, not boolean")
+        raise _build_fault(said, f"is of type {type_}, not boolean")
     if type_ == "void":
-        raise _refusal(said, "is always NULL, of no type; cast it to one")
+        raise _build_fault(said, "is always NULL, of no type; cast it to one")
 
 
 def _check_names(held: Sequence[DeltaField], made: Sequence[DeltaField]) -> None:
@@ -264,5 +269,5 @@ def _check_names(held: Sequence[DeltaField], made: Sequence[DeltaField]) -> None
             )
 
 
-def _refusal(said: Said, fault: str) -> _FaultError:
+def _build_fault(said: Said, fault: str) -> _FaultError:
     return _FaultError(f"{said.what} `{said.text}` {fault.rstrip('.')}.")

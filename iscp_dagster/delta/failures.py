@@ -90,7 +90,7 @@ PACKAGE = "iscp_dagster."
 
 
 @contextmanager
-def reading(location: str) -> Iterator[None]:
+def wrap_spark_errors(location: str) -> Iterator[None]:
     """Wrap every Spark action that reads `location`: turn its failures into this project's errors.
 
     FeedGoneError: read a snapshot instead (a newer one, if this was one). SourceError: a person
@@ -101,48 +101,50 @@ def reading(location: str) -> Iterator[None]:
     except IscpError:
         raise
     except Exception as error:
-        known = translated(location, error)
+        known = translate_error(location, error)
         if known is None:
             raise
         raise known from error
 
 
-def translated(location: str, error: Exception) -> IscpError | None:
+def translate_error(location: str, error: Exception) -> IscpError | None:
     """The project's error for one of Spark's; None for one that is not Spark's."""
     from pyspark.errors import PySparkException
 
     text = str(error).strip()
     if type(error).__module__.startswith(CLIENT_MODULES):
-        return UnavailableError(_message(location, "Spark does not answer", text))
+        return UnavailableError(_format_message(location, "Spark does not answer", text))
     if not isinstance(error, PySparkException):
         return None
     condition = error.getCondition() or ""
     lost = text.partition("\n")[0] if NO_FILE in text.partition("\n")[0] else ""
     known = CONDITIONS.get(condition)
     if known is FeedGoneError or (lost and LOG_FOLDER not in lost):
-        return FeedGoneError(_message(location, "this range cannot be read", text))
+        return FeedGoneError(_format_message(location, "this range cannot be read", text))
     if known is SourceError or lost:
-        return SourceError(_message(location, "the table cannot be read", text))
+        return SourceError(_format_message(location, "the table cannot be read", text))
     gone = known is UnavailableError or condition.startswith(HANDLE_GONE)
     if gone or _is_unreachable(error, text) or _is_stopping(text):
-        return UnavailableError(_message(location, "the Spark session is gone", text))
-    return _unknown(location, error, text)
+        return UnavailableError(_format_message(location, "the Spark session is gone", text))
+    return _translate_unknown(location, error, text)
 
 
-def _unknown(location: str, error: Exception, text: str) -> IscpError:
+def _translate_unknown(location: str, error: Exception, text: str) -> IscpError:
     """The error for a condition that nothing above recognizes."""
-    if (ours := _ours(text)) is not None:
+    if (ours := _parse_own_error(text)) is not None:
         return ours
     said = text.partition(STACK)[0]
     if FEED_TOO_LARGE in said:
-        return FeedGoneError(_message(location, "its deletion vectors are too large", text))
+        return FeedGoneError(_format_message(location, "its deletion vectors are too large", text))
     if any(sign in said for sign in NO_READER):
         return UnavailableError(
-            f"{_message(location, 'its store cannot be read', text)}. {LACKING}"
+            f"{_format_message(location, 'its store cannot be read', text)}. {LACKING}"
         )
     if any(sign in said for sign in STORE_DOWN):
-        return UnavailableError(_message(location, "its store does not answer", text))
-    failed = _message(location, f"Spark could not read the table ({type(error).__name__})", text)
+        return UnavailableError(_format_message(location, "its store does not answer", text))
+    failed = _format_message(
+        location, f"Spark could not read the table ({type(error).__name__})", text
+    )
     return ReadError(f"{failed.rstrip('.')}. Spark's log has the details (`iscp logs spark`).")
 
 
@@ -156,35 +158,35 @@ def _is_stopping(text: str) -> bool:
     return any(sign in text for sign in STOPPED)
 
 
-def _message(location: str, what: str, text: str) -> str:
-    return f"{location}: {what}: {spoken(text)}"
+def _format_message(location: str, what: str, text: str) -> str:
+    return f"{location}: {what}: {summarize_message(text)}"
 
 
-def _raised(text: str) -> str:
+def _find_python_error(text: str) -> str:
     """The exception at the end of the last Python traceback; empty without one."""
     _, found, trace = text.rpartition(TRACE)
     lines = [line for line in trace.splitlines() if line and not line[0].isspace()]
     return lines[0] if found and lines else ""
 
 
-def _ours(text: str) -> IscpError | None:
+def _parse_own_error(text: str) -> IscpError | None:
     """The error that the project's own code raised in an executor."""
-    place, _, said = _raised(text).partition(": ")
+    place, _, said = _find_python_error(text).partition(": ")
     module, _, name = place.rpartition(".")
-    kinds = _kinds(IscpError) if module.startswith(PACKAGE) else {}
+    kinds = _list_error_classes(IscpError) if module.startswith(PACKAGE) else {}
     return kinds[name](said) if name in kinds else None
 
 
-def _kinds(kind: type[IscpError]) -> dict[str, type[IscpError]]:
+def _list_error_classes(kind: type[IscpError]) -> dict[str, type[IscpError]]:
     found = {kind.__name__: kind}
     for each in kind.__subclasses__():
-        found |= _kinds(each)
+        found |= _list_error_classes(each)
     return found
 
 
-def spoken(text: str) -> str:
+def summarize_message(text: str) -> str:
     """Spark's message on one line; of a failure in Python, Python's; in gRPC, its details."""
-    raised, details = _raised(text), DETAILS.search(text)
+    raised, details = _find_python_error(text), DETAILS.search(text)
     words = f"in Python, {raised}" if raised else details["said"] if details else text
     shown = " ".join(WORDS_END.split(words, 1)[0].split())
     return f"{shown[:MOST_SHOWN]}..." if len(shown) > MOST_SHOWN else shown

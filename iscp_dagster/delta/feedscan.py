@@ -51,14 +51,14 @@ class FeedRows:
     files: filescan.Files
     parts: tuple[CommitFile, ...]
 
-    def whole(self) -> pa.Table:
+    def read_table(self) -> pa.Table:
         """All rows in memory, with their version, time and kind of change, in no order.
 
         Raises as `Files.read` does.
         """
         import pyarrow as pa
 
-        found = [self._stamped(part) for part in self.parts]
+        found = [self._read_file(part) for part in self.parts]
         return pa.concat_tables(found).combine_chunks()
 
     def few(self, most: int) -> pa.Table | None:
@@ -69,20 +69,22 @@ class FeedRows:
         import pyarrow as pa
 
         try:
-            rows = self.whole()
+            rows = self.read_table()
             rows.validate(full=True)
         except (filescan.NotPlainError, pa.ArrowInvalid):
             return None
         return rows if rows.nbytes <= most else None
 
-    def _stamped(self, part: CommitFile) -> pa.Table:
+    def _read_file(self, part: CommitFile) -> pa.Table:
         """The rows of a file."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         said = part.kind not in KINDS
-        files = replace(self.files, fields=(*self.files.fields, *([_SAID] if said else [])))
-        rows = pa.Table.from_batches(files.read(part.slice_), schema=files.schema())
+        files = replace(
+            self.files, fields=(*self.files.fields, *([_CHANGE_TYPE_FIELD] if said else []))
+        )
+        rows = pa.Table.from_batches(files.read(part.slice_), schema=files.build_schema())
         count = rows.num_rows
         if said:
             kinds = rows[checks.CHANGE_TYPE].combine_chunks()
@@ -114,15 +116,15 @@ class FeedScan(FeedRows):
         """For `mapInArrow`: a batch of one number in, batches of rows out."""
         for batch in numbers if self.parts else ():
             for _ in range(batch.num_rows):
-                yield from self._changes().to_batches(max_chunksize=filescan.ROWS_PER_BATCH)
+                yield from self._read_changes().to_batches(max_chunksize=filescan.ROWS_PER_BATCH)
 
-    def _changes(self) -> pa.Table:
+    def _read_changes(self) -> pa.Table:
         """Raises as `Files.read` does, before any row is handed on."""
-        whole = self.whole()
-        return _latest(whole, self) if self.keyed else _added(whole, self)
+        whole = self.read_table()
+        return _keep_latest(whole, self) if self.keyed else _sort_changes(whole, self)
 
 
-_SAID = schema.DeltaField(name=checks.CHANGE_TYPE, type=schema.Primitive("string"))
+_CHANGE_TYPE_FIELD = schema.DeltaField(name=checks.CHANGE_TYPE, type=schema.Primitive("string"))
 
 
 def plan_feed(
@@ -144,7 +146,7 @@ def plan_feed(
     if found is None:
         return None
     types = {each.name: each.type for each in found.files.fields}
-    if not all(_is_sorted(types[name]) for name in identity):
+    if not all(_is_sortable(types[name]) for name in identity):
         return None
     return FeedScan(
         files=found.files,
@@ -164,58 +166,61 @@ def plan_rows(
     tenant: str | None,
 ) -> FeedRows | None:
     """How to read these columns of these files of the feed; None where Spark must read them."""
-    files = filescan.plain_files(location, facts, list(dict.fromkeys(columns)))
-    if files is None or any(filescan.lies_elsewhere(file.path) for _, file in feed):
+    files = filescan.plan_files(location, facts, list(dict.fromkeys(columns)))
+    if files is None or any(filescan.is_outside_table(file.path) for _, file in feed):
         return None
     partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
-    parts = tuple(_part(at, file, partitioned, tenant) for at, file in feed)
+    parts = tuple(_build_commit_file(at, file, partitioned, tenant) for at, file in feed)
     if any(isinstance(value, Unheld) for p in parts for value in p.slice_.partition.values()):
         return None
     return FeedRows(files=files, parts=parts)
 
 
-def _is_sorted(type_: Any) -> bool:
+def _is_sortable(type_: Any) -> bool:
     return isinstance(type_, schema.Decimal) or str(type_) in SORTED
 
 
-def _part(
+def _build_commit_file(
     at: Moment, file: FeedFile, partitioned: Collection[schema.DeltaField], tenant: str | None
 ) -> CommitFile:
     values = dict(file.place)
-    known = {f.name: _typed(values.get(f.physical or f.name), str(f.type)) for f in partitioned}
+    known = {
+        f.name: _parse_partition_value(values.get(f.physical or f.name), str(f.type))
+        for f in partitioned
+    }
     if tenant is not None and known.get(tenant) == Unheld(""):
         known[tenant] = None
     slice_ = filescan.Slice(path=file.path, partition=known, bytes=file.bytes)
     return CommitFile(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
 
 
-def _typed(value: str | None, type_: str) -> Any:
+def _parse_partition_value(value: str | None, type_: str) -> Any:
     """A partition value (Delta protocol, "Partition Value Serialization"), of `TENANT_TYPES`."""
     assert type_ in checks.TENANT_TYPES, type_
     if value is None or type_ == "string":
         return Unheld("") if value == "" else value
     try:
-        return _read(value, type_) if value else None
+        return _parse_value(value, type_) if value else None
     except ValueError:
         return Unheld(value)
 
 
-def _read(value: str, type_: str) -> Any:
+def _parse_value(value: str, type_: str) -> Any:
     if type_ == "date":
         return date.fromisoformat(value)
     return value == "true" if type_ == "boolean" else int(value)
 
 
-def _latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
+def _keep_latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
     """The last change of every key, sorted by key and marked as in `reader.changes`."""
     import numpy as np
     import pyarrow as pa
 
     by = [(name, "ascending") for name in scan.identity]
     newest = [(schema.VERSION, "descending"), (checks.UPSERT, "descending")]
-    rows = _sorted(rows, [*by, *newest])
+    rows = _sort_rows(rows, [*by, *newest])
     count = rows.num_rows
-    first = _begins(rows, scan.identity)
+    first = _find_key_starts(rows, scan.identity)
     upsert, insert, version = (
         rows[name].to_numpy().astype(kind)
         for name, kind in ((checks.UPSERT, bool), (checks.INSERT, bool), (schema.VERSION, np.int64))
@@ -235,20 +240,20 @@ def _latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
     )
 
 
-def _added(rows: pa.Table, scan: FeedScan) -> pa.Table:
+def _sort_changes(rows: pa.Table, scan: FeedScan) -> pa.Table:
     """All changes, by tenant, version and values; any that is not an insert has `_repeats` set."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     by = (*filter(None, [scan.tenant]), schema.VERSION, *scan.identity)
-    rows = _sorted(rows, [(name, "ascending") for name in by])
+    rows = _sort_rows(rows, [(name, "ascending") for name in by])
     found = rows.select([*scan.output, schema.VERSION, schema.TIMESTAMP])
     return found.append_column(schema.DELETED, pa.repeat(False, rows.num_rows)).append_column(
         checks.REPEATS, pc.invert(rows[checks.INSERT])
     )
 
 
-def _sorted(rows: pa.Table, keys: list[tuple[str, str]]) -> pa.Table:
+def _sort_rows(rows: pa.Table, keys: list[tuple[str, str]]) -> pa.Table:
     """The rows sorted with nulls first, as Spark sorts them."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -267,7 +272,7 @@ def _sorted(rows: pa.Table, keys: list[tuple[str, str]]) -> pa.Table:
     return rows.take(pc.sort_indices(by, sort_keys=ranks))
 
 
-def _begins(rows: pa.Table, identity: Sequence[str]) -> Any:
+def _find_key_starts(rows: pa.Table, identity: Sequence[str]) -> Any:
     """Where a new key begins in sorted rows; nulls are equal."""
     import numpy as np
     import pyarrow.compute as pc

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from iscp_dagster.model.portions import halves, in_halves
+from iscp_dagster.model.portions import bisect_on_failure, split_into_halves
 
 
 class ReadKind(str, Enum):
@@ -24,7 +24,7 @@ class ReadPlan:
     reason: str
 
 
-def by_plan(
+def group_by_plan(
     tenants: frozenset[str], plan: Callable[[frozenset[str]], ReadPlan]
 ) -> Mapping[ReadPlan, frozenset[str]]:
     """Every answer of `plan`, with the tenants that it is for.
@@ -44,8 +44,8 @@ def by_plan(
         return each if each.kind is ReadKind.TAIL or len(some) == 1 else None
 
     found: dict[ReadPlan, frozenset[str]] = {}
-    for half in halves(sorted(tenants)):
-        for some, each in in_halves(half, planned):
+    for half in split_into_halves(sorted(tenants)):
+        for some, each in bisect_on_failure(half, planned):
             found[each] = found.get(each, frozenset()) | frozenset(some)
     return found
 

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.delta import checks
-from iscp_dagster.delta.comparing import orderable
-from iscp_dagster.delta.log.files import spark_path
+from iscp_dagster.delta.comparing import to_orderable
+from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.delta.variants import as_text, has_variant
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.spark.columns import column, columns
+from iscp_dagster.spark.columns import columns, get_column
 
 UPSERTS = ("insert", "update_postimage")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class TableSelection:
     """Which rows and columns of the table at `path`, as it is declared.
 
     `tenants` None means all rows except those whose tenant is null. Of the `types` (Delta's, by
@@ -64,29 +64,29 @@ class Selection:
         return list(self.order) or self.output
 
 
-def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
+def snapshot(spark: Any, selection: TableSelection, at: Moment) -> Any:
     """All rows as of version `at`, each with its version and time, `_deleted` false."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    return of_tenants(table_at(spark, selection, at), selection).select(
-        *_read(selection),
+    return filter_tenants(read_table_version(spark, selection, at), selection).select(
+        *_select_output(selection),
         F.lit(at.version).cast("bigint").alias(VERSION),
         F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
         F.lit(False).alias(DELETED),
     )
 
 
-def table_at(spark: Any, selection: Selection, at: Moment) -> Any:
+def read_table_version(spark: Any, selection: TableSelection, at: Moment) -> Any:
     """The table as of version `at`, of all tenants."""
     return (
         spark.read.format("delta")
         .option("versionAsOf", at.version)
-        .load(spark_path(selection.path))
+        .load(to_spark_path(selection.path))
     )
 
 
 def changes(
-    spark: Any, selection: Selection, after: Moment, upto: Moment, *, partitions: int = 1
+    spark: Any, selection: TableSelection, after: Moment, upto: Moment, *, partitions: int = 1
 ) -> Any:
     """The last change of every (tenant, key) in (after, upto]; deletes with their last values.
 
@@ -103,10 +103,10 @@ def changes(
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 
-    rows = _feed(spark, selection, after, upto)
+    rows = _read_marked_feed(spark, selection, after, upto)
     if not selection.keys:
-        return _added(rows, selection, partitions)
-    rows, by = _gathered(rows, selection, partitions)
+        return _sort_changes(rows, selection, partitions)
+    rows, by = _group_by_key(rows, selection, partitions)
     newest = [F.col(VERSION).desc(), F.col(checks.UPSERT).desc()]
     window = Window.partitionBy(*by).orderBy(*newest)
     whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
@@ -128,7 +128,7 @@ def changes(
     )
 
 
-def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, list[Any]]:
+def _group_by_key(rows: Any, selection: TableSelection, partitions: int) -> tuple[Any, list[Any]]:
     """The rows with all changes of a key in one partition, and the columns that identify a key.
 
     `FOLDED` marks a key that some index treats as equal to another one there.
@@ -136,22 +136,25 @@ def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, li
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 
-    def spread(frame: Any, by: list[Any]) -> Any:
+    def distribute_rows(frame: Any, by: list[Any]) -> Any:
         return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions, *by)
 
     identity, folded = columns(selection.identity), columns(selection.folded)
     if not folded:
-        return spread(rows, identity).withColumn(checks.FOLDED, F.lit(False)), identity
+        return distribute_rows(rows, identity).withColumn(checks.FOLDED, F.lit(False)), identity
     rows = rows.withColumn(checks.LOWER, F.array(*map(F.lower, folded)))
     exact = [name for name in selection.identity if name not in selection.folded]
     alike = [*columns(exact), F.col(checks.LOWER)]
     window, spelled = Window.partitionBy(*alike), F.array(*folded)
     several = F.min(spelled).over(window) != F.max(spelled).over(window)
     # Includes the columns that rows are spread by, or Spark would shuffle again.
-    return spread(rows, alike).withColumn(checks.FOLDED, several), [*identity, F.col(checks.LOWER)]
+    return distribute_rows(rows, alike).withColumn(checks.FOLDED, several), [
+        *identity,
+        F.col(checks.LOWER),
+    ]
 
 
-def _added(rows: Any, selection: Selection, partitions: int) -> Any:
+def _sort_changes(rows: Any, selection: TableSelection, partitions: int) -> Any:
     """All changes by tenant and version, in an order that depends only on their values.
 
     `_repeats` is set on any that is not an insert: only a snapshot shows what remains after it.
@@ -159,7 +162,7 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     types = {field.name: field.type for field in parse_schema(rows.schema.json())}
-    ordered = [orderable(column(name), types[name]) for name in selection.ordering]
+    ordered = [to_orderable(get_column(name), types[name]) for name in selection.ordering]
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
     tenant = columns([selection.tenant_column] if selection.tenant_column else [])
     rows = rows.sortWithinPartitions(*tenant, VERSION, *ordered)
@@ -172,16 +175,18 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
     )
 
 
-def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
+def _read_marked_feed(spark: Any, selection: TableSelection, after: Moment, upto: Moment) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     # The order may need columns that are not in the output.
     wide = replace(selection, columns=[*selection.output, *selection.order])
     inserted = (F.col(checks.CHANGE_TYPE) == "insert").alias(checks.INSERT)
-    return feed(spark, selection, after, upto).select(*_read(wide), *stamps(), inserted)
+    return feed(spark, selection, after, upto).select(
+        *_select_output(wide), *list_stamp_columns(), inserted
+    )
 
 
-def feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
+def feed(spark: Any, selection: TableSelection, after: Moment, upto: Moment) -> Any:
     """The change feed of (after, upto], with Delta's own columns."""
     if after.version >= upto.version:
         raise ConfigError(f"The range ({after.version}, {upto.version}] has no versions in it.")
@@ -189,11 +194,11 @@ def feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
     spark.conf.set("spark.sql.datetime.java8API.enabled", "true")
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     reader = reader.option("startingVersion", after.version + 1)
-    found = reader.option("endingVersion", upto.version).load(spark_path(selection.path))
-    return of_tenants(found, selection)
+    found = reader.option("endingVersion", upto.version).load(to_spark_path(selection.path))
+    return filter_tenants(found, selection)
 
 
-def stamps() -> list[Any]:
+def list_stamp_columns() -> list[Any]:
     """A feed's version, time, and whether the row is there after the commit."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -204,7 +209,7 @@ def stamps() -> list[Any]:
     ]
 
 
-def of_tenants(frame: Any, selection: Selection) -> Any:
+def filter_tenants(frame: Any, selection: TableSelection) -> Any:
     """Filter by typed literals, which prune partitions both of snapshots and of the feed."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -212,27 +217,27 @@ def of_tenants(frame: Any, selection: Selection) -> Any:
     if selection.tenant_column is None:
         wanted = tenants is None or DEFAULT_TENANT in tenants
         return frame if wanted else frame.filter(F.lit(False))
-    tenant = column(selection.tenant_column)
+    tenant = get_column(selection.tenant_column)
     if tenants is None:
         return frame.filter(tenant.isNotNull())
     if not tenants:
         return frame.filter(F.lit(False))
     return frame.filter(
-        tenant.isin(*(F.lit(each).cast(_sql_type(selection)) for each in sorted(tenants)))
+        tenant.isin(*(F.lit(each).cast(_get_tenant_type(selection)) for each in sorted(tenants)))
     )
 
 
-def _sql_type(selection: Selection) -> str:
+def _get_tenant_type(selection: TableSelection) -> str:
     """The tenant column's type under its SQL name."""
     names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
     name = str(selection.types.get(selection.tenant_column or "", "string"))
     return names.get(name, name)
 
 
-def _read(selection: Selection) -> list[Any]:
+def _select_output(selection: TableSelection) -> list[Any]:
     """The output columns, with variants as JSON text."""
     types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
     return [
-        as_text(column(name), types[name]).alias(name) if name in types else column(name)
+        as_text(get_column(name), types[name]).alias(name) if name in types else get_column(name)
         for name in selection.output
     ]

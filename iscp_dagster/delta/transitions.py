@@ -21,8 +21,14 @@ from iscp_dagster.delta.checks import (
     UPSERT,
     is_reserved,
 )
-from iscp_dagster.delta.comparing import comparable
-from iscp_dagster.delta.reader import Selection, feed, of_tenants, stamps, table_at
+from iscp_dagster.delta.comparing import to_comparable
+from iscp_dagster.delta.reader import (
+    TableSelection,
+    feed,
+    filter_tenants,
+    list_stamp_columns,
+    read_table_version,
+)
 from iscp_dagster.delta.variants import as_text, has_variant
 from iscp_dagster.model.declared.images import (
     AFTER,
@@ -45,11 +51,11 @@ from iscp_dagster.model.declared.schema import (
     DeltaField,
     DeltaType,
     Primitive,
-    nullable,
-    schema_json,
+    to_nullable,
+    to_schema_json,
 )
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.spark.columns import column, columns
+from iscp_dagster.spark.columns import columns, get_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +68,7 @@ NO_FIELDS = "array<string>"
 class ViewRead:
     """A view to read; its `selection` names all of the source's columns."""
 
-    selection: Selection
+    selection: TableSelection
     transitions: Transitions
     calculated: Sequence[DeltaField] = ()
     """With their types, see `expressions.analyzed`."""
@@ -70,7 +76,7 @@ class ViewRead:
     @classmethod
     def of(
         cls,
-        selection: Selection,
+        selection: TableSelection,
         schema: Sequence[DeltaField],
         transitions: Transitions,
         calculated: Sequence[DeltaField],
@@ -86,7 +92,7 @@ class ViewRead:
     def output(self) -> tuple[str, ...]:
         """The columns of an image."""
         given = self.selection
-        return self.transitions.carried(given.output, given.identity)
+        return self.transitions.select_columns(given.output, given.identity)
 
     @property
     def types(self) -> dict[str, DeltaType]:
@@ -97,7 +103,7 @@ class ViewRead:
     def conditions(self) -> list[str]:
         """The names of the conditions' columns."""
         found = self.transitions.conditions
-        return [each.column(which) for each in found for which in (MATCH, UNMATCH)]
+        return [each.format_column_name(which) for each in found for which in (MATCH, UNMATCH)]
 
     @property
     def based(self) -> list[str]:
@@ -110,7 +116,9 @@ class ViewRead:
         return [*self.based, *SYSTEM_COLUMNS, REPEATS, FRESH]
 
 
-def images(spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partitions: int = 1) -> Any:
+def read_images(
+    spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partitions: int = 1
+) -> Any:
     """The image rows of the changes of (after, upto].
 
     Adds `_repeats` and `_fresh`, as `reader.changes` does. `_repeats` is true where a commit has
@@ -118,13 +126,13 @@ def images(spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partition
     the view: the changes then do not say which rows remain. Rows are sorted by tenant, version and
     ordinal, each tenant's in one of the `partitions`.
     """
-    _in_utc(spark)
+    _set_utc(spark)
     rows = feed(spark, read.selection, after, upto)
-    rows = rows.select(*columns(read.selection.output), *stamps())
-    return _imaged(rows, read, partitions)
+    rows = rows.select(*columns(read.selection.output), *list_stamp_columns())
+    return _derive_images(rows, read, partitions)
 
 
-def images_of(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
+def build_images(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
     """The image rows, as `images` gives them, of rows of the feed that were read already.
 
     They have the columns of the selection, `_version`, `_timestamp` and `_iscp_upsert`, and texts
@@ -132,15 +140,15 @@ def images_of(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
     """
     from pyspark.sql.types import StructType
 
-    _in_utc(spark)
+    _set_utc(spark)
     types = {**read.types, VERSION: LONG, TIMESTAMP: LONG, UPSERT: BOOLEAN}
     names = [*read.selection.output, VERSION, TIMESTAMP, UPSERT]
-    schema = schema_json([DeltaField(name=name, type=types[name]) for name in names])
+    schema = to_schema_json([DeltaField(name=name, type=types[name]) for name in names])
     given = spark.createDataFrame(rows.select(names), StructType.fromJson(schema))
-    return _typed(_imaged(given, read, 1), read)
+    return _apply_schema(_derive_images(given, read, 1), read)
 
 
-def _typed(rows: Any, read: ViewRead) -> Any:
+def _apply_schema(rows: Any, read: ViewRead) -> Any:
     """The image rows with a schema that PySpark knows, where it would ask for it."""
     from pyspark.sql.types import StructType
 
@@ -149,26 +157,26 @@ def _typed(rows: Any, read: ViewRead) -> Any:
     types = {each.name: each.type for each in IMAGE_FIELDS}
     types |= read.types | dict.fromkeys(read.conditions, BOOLEAN)
     types |= {VERSION: LONG, TIMESTAMP: LONG, DELETED: BOOLEAN, REPEATS: BOOLEAN, FRESH: BOOLEAN}
-    fields = [DeltaField(name=name, type=nullable(types[name])) for name in read.imaged]
-    return rows.to(StructType.fromJson(schema_json(fields)))
+    fields = [DeltaField(name=name, type=to_nullable(types[name])) for name in read.imaged]
+    return rows.to(StructType.fromJson(to_schema_json(fields)))
 
 
-def _imaged(rows: Any, read: ViewRead, partitions: int) -> Any:
+def _derive_images(rows: Any, read: ViewRead, partitions: int) -> Any:
     """The image rows of rows of the feed."""
-    rows = _viewed(rows, read, VERSION, TIMESTAMP, UPSERT)
+    rows = _select_view(rows, read, VERSION, TIMESTAMP, UPSERT)
     tenant = columns([read.selection.tenant_column] if read.selection.tenant_column else [])
     alone = partitions == 1 or not tenant
     rows = rows.coalesce(1) if alone else rows.repartition(partitions, *tenant)
-    return _numbered(_netted(rows, read), read, tenant)
+    return _rank_changes(_derive_changes(rows, read), read, tenant)
 
 
-def base(spark: Any, read: ViewRead, at: Moment) -> Any:
+def read_base(spark: Any, read: ViewRead, at: Moment) -> Any:
     """The view's rows as of version `at`, as BASE rows."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    _in_utc(spark)
-    rows = of_tenants(table_at(spark, read.selection, at), read.selection)
-    rows = _viewed(rows.select(*columns(read.selection.output)), read)
+    _set_utc(spark)
+    rows = filter_tenants(read_table_version(spark, read.selection, at), read.selection)
+    rows = _select_view(rows.select(*columns(read.selection.output)), read)
     return rows.select(
         *columns(read.output),
         F.lit(int(ChangeKind.BASE)).cast("tinyint").alias(CHANGE),
@@ -182,12 +190,12 @@ def base(spark: Any, read: ViewRead, at: Moment) -> Any:
     )
 
 
-def _in_utc(spark: Any) -> None:
+def _set_utc(spark: Any) -> None:
     """Have expressions give the same wherever Spark runs: their dates and hours are UTC's."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def viewed(rows: Any, transitions: Transitions) -> Any:
+def apply_view(rows: Any, transitions: Transitions) -> Any:
     """The rows that are in the view, with its calculated columns; NULL counts as not in it."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -199,41 +207,48 @@ def viewed(rows: Any, transitions: Transitions) -> Any:
     return rows
 
 
-def _viewed(rows: Any, read: ViewRead, *system: str) -> Any:
+def _select_view(rows: Any, read: ViewRead, *system: str) -> Any:
     """The view's rows with its columns, the conditions' and those of the `system`."""
     variants = {name: type_ for name, type_ in read.types.items() if has_variant(type_)}
     output = [
-        as_text(column(name), variants[name]).alias(name) if name in variants else column(name)
+        as_text(get_column(name), variants[name]).alias(name)
+        if name in variants
+        else get_column(name)
         for name in read.output
     ]
-    return viewed(rows, read.transitions).select(*output, *_conditions(read.transitions), *system)
+    return apply_view(rows, read.transitions).select(
+        *output, *_build_conditions(read.transitions), *system
+    )
 
 
-def _conditions(transitions: Transitions) -> list[Any]:
+def _build_conditions(transitions: Transitions) -> list[Any]:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    def met(text: str) -> Any:
+    def is_met(text: str) -> Any:
         return F.coalesce(F.expr(text), F.lit(False))
 
     found = []
     for each in transitions.conditions:
-        unmatch = ~met(each.match) if each.unmatch is None else met(each.unmatch)
-        found += [met(each.match).alias(each.column(MATCH)), unmatch.alias(each.column(UNMATCH))]
+        unmatch = ~is_met(each.match) if each.unmatch is None else is_met(each.unmatch)
+        found += [
+            is_met(each.match).alias(each.format_column_name(MATCH)),
+            unmatch.alias(each.format_column_name(UNMATCH)),
+        ]
     return found
 
 
-def _netted(rows: Any, read: ViewRead) -> Any:
+def _derive_changes(rows: Any, read: ViewRead) -> Any:
     """Each row with what it is: the images of a commit's change of a key meet in a window."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 
     selection = read.selection
     others = [name for name in read.output if name not in selection.identity]
-    values = [comparable(column(name), read.types[name]) for name in others]
+    values = [to_comparable(get_column(name), read.types[name]) for name in others]
     numbered = (value.alias(f"c{n}") for n, value in enumerate(values))
     here = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *numbered)
     window = Window.partitionBy(*columns(selection.identity)).orderBy(VERSION, UPSERT)
-    rows = _folded(rows, selection)
+    rows = _mark_folded(rows, selection)
     rows = rows.withColumn(OLDER, F.lag(here).over(window))
     rows = rows.withColumn(NEWER, F.lead(here).over(window))
     older, newer, upsert = F.col(OLDER), F.col(NEWER), F.col(UPSERT)
@@ -275,7 +290,7 @@ def _netted(rows: Any, read: ViewRead) -> Any:
     return rows.filter(here & F.col(LOWER))
 
 
-def _numbered(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
+def _rank_changes(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
     """The rows with the place of each change in its commit, in that order."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
@@ -297,7 +312,7 @@ def _numbered(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
     ).sortWithinPartitions(*tenant, VERSION, ORDINAL, IMAGE)
 
 
-def _folded(rows: Any, selection: Selection) -> Any:
+def _mark_folded(rows: Any, selection: TableSelection) -> Any:
     """The rows with `FOLDED`: whether an index takes the key for another one of the range."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.api.environment import number_of
+from iscp_dagster.api.environment import parse_number
 
 TRIGGER, RECEIVER = "deprecated", "receiver"
 DEPRECATED = "rich.progress.track"
@@ -19,14 +19,14 @@ PORT_VARIABLE = "ISCP_DEMO_PORT"
 _PORTS = (1, 65_535)
 
 
-def port_of(environ: Mapping[str, str]) -> int:
+def get_port(environ: Mapping[str, str]) -> int:
     """The port that the demo receives events at. Raises ConfigError for anything else."""
-    return number_of(environ, PORT_VARIABLE, int, _PORTS, unit="a port") or PORT
+    return parse_number(environ, PORT_VARIABLE, int, _PORTS, unit="a port") or PORT
 
 
-def address_of(environ: Mapping[str, str]) -> str:
+def get_address(environ: Mapping[str, str]) -> str:
     """The address that the events are posted to."""
-    return f"http://{HOST}:{port_of(environ)}/"
+    return f"http://{HOST}:{get_port(environ)}/"
 
 
 def show(events: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -58,7 +58,7 @@ class DagsterApi:
         """Add a dynamic partition. Idempotent."""
         selector = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY}
         variables = {"selector": selector, "name": definition, "key": key}
-        self.mutate(
+        self.run_mutation(
             ADD_PARTITION,
             variables,
             {"AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"},
@@ -91,7 +91,7 @@ class DagsterApi:
             "runConfigData": config or {},
             "executionMetadata": {"tags": listed},
         }
-        found = self.mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
+        found = self.run_mutation(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
         return str(found["run"]["runId"])
 
     def wait(self, run_id: str, seconds: float) -> None:
@@ -107,7 +107,9 @@ class DagsterApi:
                 f"see {self.url}/runs/{run_id}"
             )
 
-    def mutate(self, query: str, variables: dict[str, Any], expected: set[str]) -> dict[str, Any]:
+    def run_mutation(
+        self, query: str, variables: dict[str, Any], expected: set[str]
+    ) -> dict[str, Any]:
         """The answer to the one mutation in `query`. Raises DagsterApiError if it is unexpected."""
         (found,) = self.query(query, variables).values()
         if found["__typename"] not in expected:

@@ -16,7 +16,7 @@ DIMENSION = 256
 
 
 @lru_cache(maxsize=1)
-def _model() -> Any:
+def _load_model() -> Any:
     need("demo", "an embedding of texts")
     import wordllama
 
@@ -24,11 +24,11 @@ def _model() -> Any:
     return wordllama.WordLlama.load(cache_dir=folder, dim=DIMENSION, disable_download=True)
 
 
-def embedded(texts: list[str]) -> NDArray[np.float32]:
+def embed_texts(texts: list[str]) -> NDArray[np.float32]:
     """One vector of length 1 per text: shape (texts, 256). An empty text gives zeros."""
     import numpy as np
 
     if not texts:
         return np.zeros((0, DIMENSION), dtype=np.float32)
-    vectors: NDArray[np.float32] = _model().embed(texts, norm=True)
+    vectors: NDArray[np.float32] = _load_model().embed(texts, norm=True)
     return np.nan_to_num(vectors).astype(np.float32)

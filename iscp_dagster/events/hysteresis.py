@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from iscp_dagster.events.changes import Change, Stamped, Truth
+from iscp_dagster.events.changes import RowChange, Stamped, Truth
 from iscp_dagster.events.timestamps import SourceTimestamp
 
 
@@ -27,7 +27,7 @@ class Initial(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class Hysteresis:
     """Whether a trigger has an `unmatch` of its own, and so hysteresis.
 
     Without it a row is active exactly while it matches, and its image before the change says
@@ -43,18 +43,20 @@ class Fired:
     """An event of a trigger, before it has an id: the change that it comes from, and when."""
 
     type: EventType
-    change: Change
+    change: RowChange
     timestamp: SourceTimestamp
 
 
-def is_active(condition: Condition, truth: Truth, *, before: bool) -> bool:
+def is_active(condition: Hysteresis, truth: Truth, *, before: bool) -> bool:
     """Whether a row is active with this image, given whether it was active before."""
     if truth.match or not condition.unmatch:
         return truth.match
     return before and not truth.unmatch
 
 
-def moved(condition: Condition, change: Change, *, active: bool) -> tuple[EventType | None, bool]:
+def evaluate_change(
+    condition: Hysteresis, change: RowChange, *, active: bool
+) -> tuple[EventType | None, bool]:
     """The event that a change fires, if any, and whether its row is active afterwards.
 
     `active` says whether the row was in the kept set; it is ignored without hysteresis. A row that
@@ -75,7 +77,7 @@ class Machine:
     a store of the set must change to follow.
     """
 
-    def __init__(self, condition: Condition, active: Iterable[str] = ()) -> None:
+    def __init__(self, condition: Hysteresis, active: Iterable[str] = ()) -> None:
         self.condition = condition
         self._before = frozenset(active)
         self._active = set(self._before)
@@ -95,8 +97,8 @@ class Machine:
     def take(self, changes: Iterable[Stamped]) -> Iterator[Fired]:
         """Move the rows of the changes, which are in order for each key; yield what fires."""
         for change, timestamp in changes:
-            fired, now = moved(self.condition, change, active=change.key in self._active)
-            self._set(change.key, now=now)
+            fired, now = evaluate_change(self.condition, change, active=change.key in self._active)
+            self._set_active(change.key, now=now)
             if fired is not None:
                 yield Fired(type=fired, change=change, timestamp=timestamp)
 
@@ -107,7 +109,7 @@ class Machine:
         """
         self._active.clear()
         for row, timestamp in rows:
-            self._set(row.key, now=row.becomes.match)
+            self._set_active(row.key, now=row.becomes.match)
             if row.becomes.match and initial is Initial.FIRE:
                 yield Fired(type=EventType.MATCH, change=row, timestamp=timestamp)
 
@@ -119,9 +121,11 @@ class Machine:
         was = frozenset(self._active)
         self._active.clear()
         for row, _ in rows:
-            self._set(row.key, now=is_active(self.condition, row.becomes, before=row.key in was))
+            self._set_active(
+                row.key, now=is_active(self.condition, row.becomes, before=row.key in was)
+            )
 
-    def _set(self, key: str, *, now: bool) -> None:
+    def _set_active(self, key: str, *, now: bool) -> None:
         if now:
             self._active.add(key)
         else:

@@ -35,7 +35,7 @@ class SourceTimestamp:
         return EPOCH + timedelta(microseconds=self.nanos // NANOS)
 
     @classmethod
-    def of_micros(cls, micros: int, *, version: int, ordinal: int = 0) -> SourceTimestamp:
+    def from_micros(cls, micros: int, *, version: int, ordinal: int = 0) -> SourceTimestamp:
         """The timestamp of a commit at `micros` since the epoch."""
         return cls(nanos=micros * NANOS, version=version, ordinal=ordinal)
 
@@ -43,4 +43,4 @@ class SourceTimestamp:
     def of(cls, at: datetime, *, version: int, ordinal: int = 0) -> SourceTimestamp:
         """The timestamp of a commit at an aware time. Exact, whatever the year."""
         micros = (at - EPOCH) // timedelta(microseconds=1)
-        return cls.of_micros(micros, version=version, ordinal=ordinal)
+        return cls.from_micros(micros, version=version, ordinal=ordinal)

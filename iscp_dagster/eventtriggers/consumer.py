@@ -13,9 +13,15 @@ from iscp_dagster.events.changes import Stamped
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
-from iscp_dagster.eventtriggers.images import gathered, its_own, stamped
+from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, read_image_rows
 from iscp_dagster.eventtriggers.recording import Recorder
-from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep, keep_sets
+from iscp_dagster.joblog.sql.active import (
+    ActiveSet,
+    keep,
+    keep_sets,
+    read_active_keys,
+    read_active_sets,
+)
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
@@ -73,7 +79,8 @@ class TriggerConsumer:
         if unknown := [each for each in trigger.columns if each not in columns]:
             raise ConfigError(
                 f"Trigger {trigger.name!r}: columns=[...] names {unknown[0]!r}, which "
-                f"{trigger.on.name!r} does not have; it has: {', '.join(its_own(columns))}."
+                f"{trigger.on.name!r} does not have; it has: "
+                f"{', '.join(list_view_columns(columns))}."
             )
         identity = (*((source.tenant,) if source.tenant else ()), *source.keys)
         return cls(
@@ -88,11 +95,11 @@ class TriggerConsumer:
         )
 
     def consume(self, retriever: DataRetriever) -> None:
-        _Consuming(its=self, retriever=retriever).consume()
+        _ConsumeCall(its=self, retriever=retriever).consume()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outcome:
+class _TenantOutcome:
     evaluated: Evaluated
     events: Sequence[PendingEvent] = ()
 
@@ -109,7 +116,7 @@ class _Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Consuming:
+class _ConsumeCall:
     """One call of `consume`."""
 
     its: TriggerConsumer
@@ -119,42 +126,44 @@ class _Consuming:
 
     def consume(self) -> None:
         its, retriever = self.its, self.retriever
-        self._recall()
+        self._read_active_sets()
         rule = its.rule
-        rows = gathered(retriever, its.source.tenant, rule.condition, rule.columns)
-        outcomes = self._outcomes(rows, its.clock())
+        rows = read_image_rows(retriever, its.source.tenant, rule.condition, rule.columns)
+        outcomes = self._evaluate_tenants(rows, its.clock())
         with its.log.writing() as connection:
-            left = self._left()
+            left = self._list_remaining()
             quiet = {tenant for tenant in left if self._is_quiet(tenant, outcomes[tenant])}
             for tenant in left:
                 retriever.tell(tenant, outcomes[tenant].facts)
                 if tenant not in quiet:
-                    self._put(connection, tenant, outcomes[tenant])
-            sets = {self._job(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
+                    self._write_outcome(connection, tenant, outcomes[tenant])
+            sets = {self._get_job_key(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
             keep_sets(connection, sets)
             retriever.update_watermark(connection)
 
-    def _is_quiet(self, tenant: str, outcome: _Outcome) -> bool:
+    def _is_quiet(self, tenant: str, outcome: _TenantOutcome) -> bool:
         """Whether nothing fired and no active row moved, as for most of many tenants."""
         its = outcome.evaluated
-        return not (outcome.events or its.added or its.removed or self._anew(tenant, its))
+        return not (
+            outcome.events or its.added or its.removed or self._should_replace_all(tenant, its)
+        )
 
-    def _anew(self, tenant: str, evaluated: Evaluated) -> bool:
+    def _should_replace_all(self, tenant: str, evaluated: Evaluated) -> bool:
         """Whether active rows of before may have to go."""
         return evaluated.anew and tenant in self.held
 
-    def _left(self) -> list[str]:
+    def _list_remaining(self) -> list[str]:
         return sorted(self.retriever.tenants - self.retriever.refused.keys())
 
-    def _job(self, tenant: str) -> JobKey:
+    def _get_job_key(self, tenant: str) -> JobKey:
         job = self.retriever.job.job
         return JobKey(tenant=tenant, table_id=self.its.table_id, job_name=job)
 
-    def _recall(self) -> None:
+    def _read_active_sets(self) -> None:
         """Read what is kept of each tenant; refuse changes where a snapshot must come first."""
-        jobs = {self._job(tenant): tenant for tenant in self.retriever.tenants}
-        with self.its.log.reading() as connection:
-            sets = active_sets(connection, jobs)
+        jobs = {self._get_job_key(tenant): tenant for tenant in self.retriever.tenants}
+        with self.its.log.begin_read() as connection:
+            sets = read_active_sets(connection, jobs)
         self.held.update({jobs[job]: each for job, each in sets.items()})
         if self.retriever.data_type is DataType.SNAPSHOT:
             return
@@ -163,43 +172,51 @@ class _Consuming:
             if mine and self.its.rule.is_another(each):
                 self.retriever.refuse(tenant, FeedGoneError(self.its.rule.changed))
 
-    def _outcomes(self, rows: Mapping[str, pa.Table], recorded: datetime) -> dict[str, _Outcome]:
+    def _evaluate_tenants(
+        self, rows: Mapping[str, pa.Table], recorded: datetime
+    ) -> dict[str, _TenantOutcome]:
         """What comes of each tenant; a tenant that cannot be evaluated is refused."""
-        found: dict[str, _Outcome] = {}
+        found: dict[str, _TenantOutcome] = {}
         rule, ids = self.its.rule, self.its.ids
         recorder = Recorder(
             trigger=rule.trigger, identity=rule.identity, ids=ids, recorded=recorded
         )
-        with self.its.log.reading() as connection:
-            for tenant in self._left():
+        with self.its.log.begin_read() as connection:
+            for tenant in self._list_remaining():
                 try:
-                    evaluated = self._evaluated(connection, tenant, rows.get(tenant))
-                    events = [recorder.recorded_event(tenant, each) for each in evaluated.fired]
+                    evaluated = self._evaluate_tenant(connection, tenant, rows.get(tenant))
+                    events = [recorder.make_event(tenant, each) for each in evaluated.fired]
                 except IscpError as error:
                     self.retriever.refuse(tenant, error)
                 else:
-                    found[tenant] = _Outcome(evaluated=evaluated, events=events)
+                    found[tenant] = _TenantOutcome(evaluated=evaluated, events=events)
         return found
 
-    def _evaluated(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
+    def _evaluate_tenant(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
         its = self.its
         named = None if its.source.tenant is None else tenant
-        changes = [] if rows is None else self._stamped(rows, named)
-        active = self._active(connection, tenant, changes)
-        return its.rule.evaluated(changes, self.held.get(tenant), active, self._read(tenant))
+        changes = [] if rows is None else self._build_changes(rows, named)
+        active = self._read_active_keys(connection, tenant, changes)
+        return its.rule.evaluate_changes(
+            changes, self.held.get(tenant), active, self._make_read_info(tenant)
+        )
 
-    def _stamped(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
+    def _build_changes(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
         its = self.its
         name = f"{its.source.name}/{its.rule.trigger.name}"
-        return stamped(rows, tenant, its.source.keys, its.rule.condition, name=name)
+        return build_changes(rows, tenant, its.source.keys, its.rule.condition, name=name)
 
-    def _active(self, connection: Any, tenant: str, changes: Sequence[Stamped]) -> frozenset[str]:
+    def _read_active_keys(
+        self, connection: Any, tenant: str, changes: Sequence[Stamped]
+    ) -> frozenset[str]:
         """The active rows among those that changed."""
         if not self.its.rule.condition.unmatch:
             return frozenset()
-        return active_keys(connection, self._job(tenant), {each.key for each, _ in changes})
+        return read_active_keys(
+            connection, self._get_job_key(tenant), {each.key for each, _ in changes}
+        )
 
-    def _read(self, tenant: str) -> Read:
+    def _make_read_info(self, tenant: str) -> Read:
         return Read(
             registration=self.retriever.registrations[tenant],
             range=self.retriever.range,
@@ -207,7 +224,7 @@ class _Consuming:
             reason=self.its.reason,
         )
 
-    def _put(self, connection: Any, tenant: str, outcome: _Outcome) -> None:
+    def _write_outcome(self, connection: Any, tenant: str, outcome: _TenantOutcome) -> None:
         """Write what came of one tenant; refuse it, and write nothing of it, if it has no room."""
         try:
             with connection.begin_nested():
@@ -216,11 +233,11 @@ class _Consuming:
                     self.its.outbox.put(connection, outcome.events, bounds=bounds)
                 keep(
                     connection,
-                    self._job(tenant),
+                    self._get_job_key(tenant),
                     outcome.evaluated.held,
                     added=outcome.evaluated.added,
                     removed=outcome.evaluated.removed,
-                    anew=self._anew(tenant, outcome.evaluated),
+                    anew=self._should_replace_all(tenant, outcome.evaluated),
                 )
         except IscpError as error:
             self.retriever.refuse(tenant, error)

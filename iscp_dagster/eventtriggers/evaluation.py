@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from iscp_dagster.events.changes import Stamped
-from iscp_dagster.events.hysteresis import Condition, EventType, Fired, Initial, Machine
+from iscp_dagster.events.hysteresis import EventType, Fired, Hysteresis, Initial, Machine
 from iscp_dagster.joblog.sql.active import ActiveSet
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.endpoints import Endpoint
@@ -56,8 +56,8 @@ class Rule:
     """The source's tenant column, if it has one, and its key columns."""
 
     @cached_property
-    def condition(self) -> Condition:
-        return Condition(unmatch=self.trigger.unmatch is not None)
+    def condition(self) -> Hysteresis:
+        return Hysteresis(unmatch=self.trigger.unmatch is not None)
 
     @cached_property
     def definition(self) -> str:
@@ -85,7 +85,7 @@ class Rule:
         """Whether the set was kept by another definition."""
         return held.definition != self.definition
 
-    def evaluated(
+    def evaluate_changes(
         self,
         changes: Sequence[Stamped],
         before: ActiveSet | None,
@@ -102,17 +102,17 @@ class Rule:
         if before is not None and before.registration != read.registration:
             before, active = None, ()
         if not read.snapshot:
-            return self._moved(changes, before, active, read)
+            return self._apply_changes(changes, before, active, read)
         if before is None and read.range.initial:
-            return self._seeded(changes, Initial(self.trigger.initial), read)
+            return self._seed_rows(changes, Initial(self.trigger.initial), read)
         if before is not None and self.is_another(before):
             # What was active by another condition says nothing about this one.
             active, read = (), replace(read, reason=self.changed)
         machine = Machine(self.condition, active)
         machine.reconcile(changes)
-        return self._after_gap(machine, before, read)
+        return self._resume_after_gap(machine, before, read)
 
-    def _moved(
+    def _apply_changes(
         self,
         changes: Sequence[Stamped],
         before: ActiveSet | None,
@@ -128,7 +128,7 @@ class Rule:
         return Evaluated(
             fired=fired,
             held=replace(
-                self._held(read, number, "" if before is None else before.gap),
+                self._make_active_set(read, number, "" if before is None else before.gap),
                 since=read.range.from_ if before is None else before.since,
             ),
             added=machine.added if kept else (),
@@ -136,22 +136,24 @@ class Rule:
             anew=before is None,
         )
 
-    def _seeded(self, rows: Sequence[Stamped], initial: Initial, read: Read) -> Evaluated:
+    def _seed_rows(self, rows: Sequence[Stamped], initial: Initial, read: Read) -> Evaluated:
         machine = Machine(self.condition)
         fired = list(machine.seed(rows, initial))
-        held = self._held(read, len(machine.active))
-        return Evaluated(fired=fired, held=held, added=self._kept(machine), anew=True)
+        held = self._make_active_set(read, len(machine.active))
+        return Evaluated(fired=fired, held=held, added=self._get_kept_keys(machine), anew=True)
 
-    def _after_gap(self, machine: Machine, before: ActiveSet | None, read: Read) -> Evaluated:
-        gap, earlier = _gap(before, read), "" if before is None else before.gap
-        held = self._held(read, len(machine.active), gap or earlier)
-        return Evaluated(held=held, added=self._kept(machine), anew=True, gap=gap)
+    def _resume_after_gap(
+        self, machine: Machine, before: ActiveSet | None, read: Read
+    ) -> Evaluated:
+        gap, earlier = _describe_gap(before, read), "" if before is None else before.gap
+        held = self._make_active_set(read, len(machine.active), gap or earlier)
+        return Evaluated(held=held, added=self._get_kept_keys(machine), anew=True, gap=gap)
 
-    def _kept(self, machine: Machine) -> Collection[str]:
+    def _get_kept_keys(self, machine: Machine) -> Collection[str]:
         """The rows to keep as active: none without hysteresis, where each image tells."""
         return machine.active if self.condition.unmatch else ()
 
-    def _held(self, read: Read, number: int, gap: str = "") -> ActiveSet:
+    def _make_active_set(self, read: Read, number: int, gap: str = "") -> ActiveSet:
         return ActiveSet(
             registration=read.registration,
             definition=self.definition,
@@ -162,7 +164,7 @@ class Rule:
         )
 
 
-def _gap(before: ActiveSet | None, read: Read) -> str:
+def _describe_gap(before: ActiveSet | None, read: Read) -> str:
     """The commits whose transitions are unknown, and why; empty: all were looked at before."""
     first, last = read.range.from_.version + 1, read.range.to.version
     # A table that was restored goes on from an earlier version than it had.

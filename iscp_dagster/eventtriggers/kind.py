@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from iscp_dagster.model.consumers.kinds import DeclaredKind, Scan
+from iscp_dagster.model.consumers.kinds import DeclaredKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.model.declared.images import Condition, Transitions
+from iscp_dagster.model.declared.images import Transitions, TriggerConditions
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
@@ -41,10 +41,12 @@ class EventTriggers(DeclaredKind):
                 f"Job {source.name}/{info.job}: the location declares no trigger {info.job!r}. "
                 "Declare it, or unregister the job."
             )
-        condition = Condition(name=trigger.name, match=trigger.match, unmatch=trigger.unmatch)
-        return Transitions.of(trigger.on.definition).with_conditions([condition])
+        condition = TriggerConditions(
+            name=trigger.name, match=trigger.match, unmatch=trigger.unmatch
+        )
+        return Transitions.of(trigger.on.definition).replace_conditions([condition])
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 
         return TriggerConsumer.of(
@@ -59,11 +61,11 @@ class EventTriggers(DeclaredKind):
         )
 
     def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
-        from iscp_dagster.joblog.sql.active import active_sets
+        from iscp_dagster.joblog.sql.active import read_active_sets
 
         del source
         with deployment.log.reading() as connection:
-            held = active_sets(connection, [job.key]).get(job.key)
+            held = read_active_sets(connection, [job.key]).get(job.key)
         if held is None or held.registration != job.registration:
             return None
         return Beginning(at=held.since, gap=(held.gap,) if held.gap else ())

@@ -9,7 +9,7 @@ from typing import Any
 
 from iscp_dagster.events.hysteresis import Fired
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.eventtriggers.images import OWNER
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.webhooks.pending import PendingEvent
@@ -26,16 +26,16 @@ class Recorder:
     recorded: datetime
     """The bodies' `timestamp`."""
 
-    def recorded_event(self, tenant: str, fired: Fired) -> PendingEvent:
+    def make_event(self, tenant: str, fired: Fired) -> PendingEvent:
         """The event. Raises SchemaError for a value without a form in JSON."""
         name, key, at = self.trigger.name, fired.change.key, fired.timestamp
-        event = Event(
+        event = TriggerEvent(
             event_id=self.ids.event_id(name, key, at),
             event_type=fired.type,
             trigger_name=name,
             timestamp=self.recorded,
             source_timestamp=at,
-            data=payload(fired.change.row, self.trigger.columns, self.identity),
+            data=select_payload(fired.change.row, self.trigger.columns, self.identity),
         )
         return PendingEvent(
             event_id=event.event_id,
@@ -50,7 +50,7 @@ class Recorder:
         )
 
 
-def payload(
+def select_payload(
     row: Mapping[str, Any], columns: Sequence[str], identity: Sequence[str]
 ) -> dict[str, Any]:
     """The row's columns that go into the event, in the row's order; no `columns` named: all."""

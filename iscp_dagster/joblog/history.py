@@ -17,7 +17,7 @@ CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class HistoryEntry:
     """One transition: who did it, when, between which states, over which range, with what result.
 
     `who` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds are
@@ -47,7 +47,7 @@ class Entry:
     @property
     def cut(self) -> bool:
         """Whether it ended an iteration without a result: canceled, or its run or table gone."""
-        return _cuts(self.before, self.event)
+        return _is_cut(self.before, self.event)
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,17 @@ class Bookmark:
 OF_A_RUN = frozenset({Event.START, *ENDS})
 
 
-def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | None:
+def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> HistoryEntry | None:
     """The entry for the change from `before` to `after`; None if history does not record it."""
     event = after.happened
     if event is None:
         return None
     state = None if before is None else before.state
     status, ended = after.status, event in ENDS
-    used = ended or _cuts(state, event)
+    used = ended or _is_cut(state, event)
     told = ended or (used and event is Event.RECOVER)
     counts = status.counts if used else {}
-    return Entry(
+    return HistoryEntry(
         at=at,
         key=after.key,
         name=after.name,
@@ -106,15 +106,15 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         inserted=counts.get("inserted", 0),
         deleted=counts.get("deleted", 0),
         bytes=counts.get("bytes", 0),
-        seconds=_seconds(after) if used else 0.0,
+        seconds=_compute_seconds(after) if used else 0.0,
     )
 
 
-def _cuts(before: JobState | None, event: Event) -> bool:
+def _is_cut(before: JobState | None, event: Event) -> bool:
     return event in CUTS and before is JobState.RUNNING
 
 
-def _seconds(job: Job) -> float:
+def _compute_seconds(job: Job) -> float:
     status = job.status
     if status.start_at is None or status.end_at is None:
         return 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
+from iscp_dagster.model.batch import BatchRecord, BatchStep, Case, Phase, Range
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
@@ -56,7 +56,7 @@ class Iteration:
     def range(self) -> Range:
         return Range(from_=self.from_, to=self.to)
 
-    def only(self, jobs: Iterable[JobKey]) -> Iteration:
+    def select_jobs(self, jobs: Iterable[JobKey]) -> Iteration:
         """Its part for these jobs of it, at least one."""
         chosen = tuple(jobs)
         return replace(self, tenants=frozenset(key.tenant for key in chosen), jobs=chosen)
@@ -74,7 +74,7 @@ def iterates_alone(job: Job) -> bool:
     return consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
-def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
+def make_queued_iterations(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
     """The iterations that the pending jobs among these wait for, ordered by where they start."""
     alike: dict[tuple[int, Moment, str], list[Job]] = {}
     for job in jobs:
@@ -117,7 +117,7 @@ class Claim:
     fence: int
     run_id: str
     range: Range
-    steps: tuple[Step, ...]
+    steps: tuple[BatchStep, ...]
     previous: BatchRecord | None = None
     case: Case = Case.NONE
     repairs: int = 0
@@ -131,7 +131,7 @@ class Claim:
         return self.spec.detail.consumer
 
     @property
-    def step(self) -> Step:
+    def step(self) -> BatchStep:
         """The step to write now."""
         return self.steps[0]
 

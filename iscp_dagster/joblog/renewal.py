@@ -19,14 +19,14 @@ def kept(log: SqlLog, run_id: str) -> Iterator[None]:
     """
     over = threading.Event()
 
-    def beat() -> None:
+    def renew_repeatedly() -> None:
         while True:
             with suppress(IscpError):
                 log.keep([run_id], log.leases.run)
             if over.wait(log.leases.beat):
                 return
 
-    heart = threading.Thread(target=beat, name="lease", daemon=True)
+    heart = threading.Thread(target=renew_repeatedly, name="lease", daemon=True)
     heart.start()
     try:
         yield

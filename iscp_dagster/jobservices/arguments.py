@@ -48,7 +48,7 @@ class VersionOfKey(_Argument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named(_Argument):
+class JobReference(_Argument):
     """A job: `database.table/job`, of one tenant or of all (`*`)."""
 
     job: str
@@ -56,12 +56,12 @@ class Named(_Argument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Specified(SpecOfKey, Named):
+class Specified(SpecOfKey, JobReference):
     """A job, and what its spec says otherwise than its declaration, or than now."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Updated(ChangeOfKey, Named):
+class UpdateArgument(ChangeOfKey, JobReference):
     """A job, what its spec says otherwise than now, and when that counts."""
 
 

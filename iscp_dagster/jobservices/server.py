@@ -16,24 +16,24 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from asgi_guards.admission import Admission, is_loopback, names_in
+from asgi_guards.admission import Admission, is_loopback, parse_names
 from asgi_guards.connections import options
 from durable_invocations.app import serve_store
 from durable_invocations.errors import DurableError, UnavailableError
-from durable_invocations.ingress.tokens import checked
+from durable_invocations.ingress.tokens import check_token
 from durable_invocations.runtime.http.client import HTTP_1
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings as RuntimeSettings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.store import RETENTION, SqlStore
 from durable_invocations.runtime.store.operations import Register
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from durable_invocations.runtime.timers import SteadyClock
 from iscp_dagster.api.invocations import IN_LOG
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
 from iscp_dagster.serve.web.following import end_when_changed
-from iscp_dagster.serve.web.server import listening
+from iscp_dagster.serve.web.server import open_listener
 from iscp_dagster.serviceconsumers.errors import as_job_errors
 
 HOST = "127.0.0.1"
@@ -59,7 +59,7 @@ class Settings:
     """The service endpoint of the process's own services, if there is one."""
 
 
-def settings_of(
+def build_settings(
     environ: Mapping[str, str],
     host: str,
     *,
@@ -74,7 +74,7 @@ def settings_of(
             "database that invocations are kept in."
         )
     with as_job_errors():
-        token = checked(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
+        token = check_token(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
     check_host(host, token)
     driven = runtime or RuntimeSettings()
     # Else an idempotency key would count for a minute longer than it is kept.
@@ -109,13 +109,15 @@ def serve(
     """
     clock = SteadyClock()
     with as_job_errors():
-        store = _store(settings, clock)
+        store = _open_store(settings, clock)
         store.ensure()
-    with listening(host, port) as place:
+    with open_listener(host, port) as place:
         address, at, *_ = place.getsockname()
-        tell(f"Invocations: http://{_bracketed(host)}:{at}")
+        tell(f"Invocations: http://{_bracket_host(host)}:{at}")
         config = uvicorn.Config(
-            application(settings, store, clock, f"http://{_bracketed(_reached(address))}:{at}"),
+            build_application(
+                settings, store, clock, f"http://{_bracket_host(_get_own_address(address))}:{at}"
+            ),
             **options(),
             timeout_graceful_shutdown=_END_SECONDS,
         )
@@ -124,10 +126,12 @@ def serve(
             server.run(sockets=[place])
 
 
-def application(settings: Settings, store: SqlStore, clock: SteadyClock, address: str) -> Starlette:
+def build_application(
+    settings: Settings, store: SqlStore, clock: SteadyClock, address: str
+) -> Starlette:
     """The application that is served at `address`; the runtime runs while it does."""
-    path = services_path(settings.token)
-    hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
+    path = derive_services_path(settings.token)
+    hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
     return serve_store(
         store,
         settings.runtime,
@@ -143,7 +147,7 @@ def application(settings: Settings, store: SqlStore, clock: SteadyClock, address
     )
 
 
-def services_path(token: str) -> str:
+def derive_services_path(token: str) -> str:
     """Where the own services are. Who has no token cannot guess it, so it needs none."""
     if not token:
         return SERVICES
@@ -162,26 +166,26 @@ async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
             await asyncio.sleep(_AGAIN_SECONDS)
             continue
         except DurableError as error:
-            outcome = Refused(code=error.code, message=str(error))
-        if isinstance(outcome, Refused):
+            outcome = OperationRefusal(code=error.code, message=str(error))
+        if isinstance(outcome, OperationRefusal):
             _LOGGER.error("the own services are not registered: %s", outcome.message)
         return
 
 
-def _store(settings: Settings, clock: SteadyClock) -> SqlStore:
+def _open_store(settings: Settings, clock: SteadyClock) -> SqlStore:
     return SqlStore(
         open_engine(settings.log_url, IN_LOG, kept=True),
         owner=settings.runtime.owner,
-        clock=clock.utc,
-        lead=clock.lead,
+        clock=clock.get_utc,
+        lead=clock.get_lead,
         retention=settings.retention,
     )
 
 
-def _reached(address: str) -> str:
+def _get_own_address(address: str) -> str:
     """The address at which the process reaches itself."""
     return {"0.0.0.0": HOST, "::": "::1"}.get(address, address)  # noqa: S104 - it is read
 
 
-def _bracketed(host: str) -> str:
+def _bracket_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_invocations.serving.errors import RetryableError, TerminalError
-from iscp_dagster.api.chosen import chosen
-from iscp_dagster.api.facts import compared as compared_facts
+from iscp_dagster.api.chosen import select_indexes
+from iscp_dagster.api.facts import describe_comparison as compared_facts
 from iscp_dagster.api.facts import job as job_facts
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, job_of
+from iscp_dagster.api.names import EVERY, to_job_id
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.jobservices import arguments
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.upkeep.comparison import compared
+from iscp_dagster.upkeep.comparison import compare_tables
 
 BAD, UNKNOWN, TIMED_OUT, HELD_UP, FAILED = 400, 404, 408, 409, 500
 """The statuses of terminal failures."""
@@ -36,51 +36,51 @@ class Steps:
 
     def register(self, asked: arguments.Specified) -> dict[str, Any]:
         """Register a job, or those of every tenant; it is the same whoever did it before."""
-        with _told():
-            jobs, job = self.jobs(), job_of(asked.job)
-            change = _change(asked)
-            spec = _first(change.applied(jobs.plain_spec(job, change.type)))
+        with _translate_errors():
+            jobs, job = self.jobs(), to_job_id(asked.job)
+            change = _parse_change(asked)
+            spec = _reset_generation(change.apply_to(jobs.get_default_spec(job, change.type)))
             jobs.register_job(asked.tenant, job, spec)
         return {"tenant": asked.tenant, "job": str(job), "registered": True}
 
-    def update(self, asked: arguments.Updated) -> dict[str, Any]:
+    def update(self, asked: arguments.UpdateArgument) -> dict[str, Any]:
         """Change a job's spec."""
-        with _told():
-            change = _change(asked)
+        with _translate_errors():
+            change = _parse_change(asked)
             done = self.jobs().update_job_spec(
                 asked.tenant, asked.job, change, interrupt=asked.interrupt
             )
-        return {**_named(asked), "changed": done}
+        return {**_identify_job(asked), "changed": done}
 
-    def pause(self, asked: arguments.Named) -> dict[str, Any]:
+    def pause(self, asked: arguments.JobReference) -> dict[str, Any]:
         """Plan no more iterations."""
-        with _told():
+        with _translate_errors():
             done = self.jobs().pause_job(asked.tenant, asked.job)
-        return {**_named(asked), "changed": done}
+        return {**_identify_job(asked), "changed": done}
 
-    def resume(self, asked: arguments.Named) -> dict[str, Any]:
+    def resume(self, asked: arguments.JobReference) -> dict[str, Any]:
         """Plan a paused job again."""
-        with _told():
+        with _translate_errors():
             done = self.jobs().resume_job(asked.tenant, asked.job)
-        return {**_named(asked), "changed": done}
+        return {**_identify_job(asked), "changed": done}
 
-    def status(self, asked: arguments.Named) -> list[dict[str, Any]]:
+    def status(self, asked: arguments.JobReference) -> list[dict[str, Any]]:
         """Everything about the job of one tenant, or of each."""
-        with _told():
-            return [job_facts(each) for each in self._held(asked)]
+        with _translate_errors():
+            return [job_facts(each) for each in self._find_jobs(asked)]
 
     def version(self, table: str) -> int:
         """The table's latest commit."""
-        with _told():
+        with _translate_errors():
             jobs = self.jobs()
             return jobs.deployment.delta_log(jobs.source(table)).latest().version
 
-    def lacking(self, asked: arguments.Awaited) -> tuple[str | None, float]:
+    def find_lag(self, asked: arguments.Awaited) -> tuple[str | None, float]:
         """What lacks the commit that is waited for, or None; and when that was, in Unix time.
 
         TerminalError (409) if waiting cannot help: a job is in error or paused.
         """
-        with _told():
+        with _translate_errors():
             jobs = self.jobs()
             now = jobs.deployment.clock().timestamp()
             try:
@@ -91,33 +91,33 @@ class Steps:
                 return str(error), now
         return None, now
 
-    def verifiable(self, asked: arguments.Compared) -> list[tuple[str, list[str] | None]]:
+    def list_verifiable(self, asked: arguments.Compared) -> list[tuple[str, list[str] | None]]:
         """The tables to compare, each with the names of some of its indexes; None: all."""
-        with _told():
+        with _translate_errors():
             jobs = self.jobs()
             held = jobs.deployment.log.jobs()
             names = {each.name for each in held if is_index(each.spec.detail.consumer)}
-            wanted = chosen(asked.index, jobs.sources, names)
+            wanted = select_indexes(asked.index, jobs.sources, names)
             return [(source.name, indexes) for source, indexes in wanted]
 
     def verify(
         self, table: str, indexes: list[str] | None, tenant: str | None
     ) -> list[dict[str, Any]]:
         """Compare indexes of a table with it, as `iscp verify` does. Reads only."""
-        with _told():
+        with _translate_errors():
             jobs = self.jobs()
-            found = compared(jobs.deployment, [(jobs.source(table), indexes)], tenant)
+            found = compare_tables(jobs.deployment, [(jobs.source(table), indexes)], tenant)
             return compared_facts(found)
 
-    def _held(self, asked: arguments.Named) -> list[Job]:
+    def _find_jobs(self, asked: arguments.JobReference) -> list[Job]:
         jobs = self.jobs()
         if asked.tenant != EVERY:
             return [jobs.get_job(asked.tenant, asked.job)]
-        name = job_of(asked.job)
+        name = to_job_id(asked.job)
         return [each for each in jobs.list_jobs(EVERY) if each.name == name]
 
 
-def _change(asked: arguments.SpecOfKey) -> SpecUpdate:
+def _parse_change(asked: arguments.SpecOfKey) -> SpecUpdate:
     """The change that is asked for. Raises ConfigError, also for code by its import path."""
     change = SpecUpdate.from_json(dict(asked.spec))
     for what, named in (("consumer", change.type), ("trigger", change.job_type)):
@@ -130,18 +130,18 @@ def _change(asked: arguments.SpecOfKey) -> SpecUpdate:
     return change
 
 
-def _first(spec: JobSpec) -> JobSpec:
+def _reset_generation(spec: JobSpec) -> JobSpec:
     """The spec of a job that has built nothing yet."""
     detail = spec.detail
     return replace(spec, detail=replace(detail, consumer=replace(detail.consumer, generation=0)))
 
 
-def _named(asked: arguments.Named) -> dict[str, Any]:
-    return {"tenant": asked.tenant, "job": str(job_of(asked.job))}
+def _identify_job(asked: arguments.JobReference) -> dict[str, Any]:
+    return {"tenant": asked.tenant, "job": str(to_job_id(asked.job))}
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Say of an error whether another attempt may help."""
     try:
         yield

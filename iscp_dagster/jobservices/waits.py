@@ -17,14 +17,14 @@ FIRST, MOST, GROWTH = 0.25, 60.0, 1.5
 entries."""
 
 
-async def waited(ctx: Context, steps: Steps, asked: Awaited) -> int:
+async def wait_for_commit(ctx: Context, steps: Steps, asked: Awaited) -> int:
     """The version once it is where it is waited for. TerminalError: 408 when it is late, 409."""
     version = asked.version
     if version is None:
         version = await ctx.run("latest commit", steps.version, asked.table)
     goal, pause, until = replace(asked, version=version), FIRST, None
     while True:
-        lacks, now = await ctx.run("look", steps.lacking, goal)
+        lacks, now = await ctx.run("look", steps.find_lag, goal)
         if lacks is None:
             return version
         until = now + asked.timeout if until is None else until

@@ -9,26 +9,31 @@ from typing import Any
 
 from dagster import AssetsDefinition, AssetSpec, Definitions
 
-from iscp_dagster.api.discovery import TABLES, stands
-from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, shards_of
+from iscp_dagster.api.discovery import TABLES, resolve_declarations
+from iscp_dagster.api.environment import (
+    count_shards,
+    get_databases,
+    parse_number,
+    parse_run_retention,
+)
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
 from iscp_dagster.location.assets.io_manager import OutcomeIOManager
-from iscp_dagster.location.assets.iteration_job import jobs_of
-from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
-from iscp_dagster.location.assets.source_asset import source_asset, source_spec
-from iscp_dagster.location.assets.source_check import source_check
+from iscp_dagster.location.assets.iteration_job import build_startable_jobs
+from iscp_dagster.location.assets.maintenance import build_hourly_schedules, build_maintenance_jobs
+from iscp_dagster.location.assets.source_asset import build_source_asset, build_source_spec
+from iscp_dagster.location.assets.source_check import build_source_check
 from iscp_dagster.location.executor import named_in_process
 from iscp_dagster.location.internals import ObjectMetadataValue
-from iscp_dagster.location.names import clickhouse_pool
-from iscp_dagster.location.sensor.news import news_sensor
-from iscp_dagster.location.sensor.runner import SCAN_SECONDS, Lookout, runner_sensor
+from iscp_dagster.location.names import get_clickhouse_pool
+from iscp_dagster.location.sensor.news import build_news_sensor
+from iscp_dagster.location.sensor.runner import SCAN_SECONDS, Lookout, build_runner_sensor
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer
-from iscp_dagster.model.declared.tables import SourceTable, spread
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.tables import SourceTable, expand_shards
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.model.declared.together.sound import Sound
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
@@ -59,49 +64,54 @@ def build_definitions(
     table, `iscp health` and the log say; with ISCP_STRICT=true it raises ConfigError, as a wrong
     setting does.
     """
-    given = Declared(
+    given = Declarations(
         tables=tables, views=views, triggers=triggers, endpoints=endpoints, services=services
     )
-    return definitions_of(given, resources, environ=environ)
+    return build_declared_definitions(given, resources, environ=environ)
 
 
-def definitions_of(
-    given: Declared, resources: Mapping[str, Any], *, environ: Mapping[str, str] | None = None
+def build_declared_definitions(
+    given: Declarations, resources: Mapping[str, Any], *, environ: Mapping[str, str] | None = None
 ) -> Definitions:
     """The same of declarations that are together already."""
     environ = os.environ if environ is None else environ
-    found = standing(given, environ)
-    shared = runner_definitions(found.tables, resources, given=given, environ=environ)
-    own = [table_definitions(table, environ=environ) for table in found.tables]
+    found = filter_declarations(given, environ)
+    shared = build_runner_definitions(found.tables, resources, given=given, environ=environ)
+    own = [build_table_definitions(table, environ=environ) for table in found.tables]
     return Definitions.merge(*own, shared)
 
 
-def standing(given: Declared, environ: Mapping[str, str]) -> Sound:
+def filter_declarations(given: Declarations, environ: Mapping[str, str]) -> Sound:
     """What of the declarations stands, see `stands`; the log says what is left out, and why."""
-    found = stands(given, environ)
+    found = resolve_declarations(given, environ)
     for error in found.mistakes:
         _LOGGER.warning("[%s] %s", error.code, error)
     return found
 
 
-def table_definitions(
+def build_table_definitions(
     table: SourceTable, *, environ: Mapping[str, str] | None = None
 ) -> Definitions:
     """What belongs to one table alone: its assets and their checks."""
     environ = os.environ if environ is None else environ
-    table = spread(table, shards_of(environ))
-    below = [index_assets(table, _pool(environ), databases_of(environ))] if table.consumers else []
+    table = expand_shards(table, count_shards(environ))
+    below = (
+        [index_assets(table, _get_pool(environ), get_databases(environ))] if table.consumers else []
+    )
     return Definitions(
-        assets=[_source(table), *below],
-        asset_checks=[*map(index_checks, [table] if table.indexes else []), source_check(table)],
+        assets=[_build_source(table), *below],
+        asset_checks=[
+            *map(index_checks, [table] if table.indexes else []),
+            build_source_check(table),
+        ],
     )
 
 
-def runner_definitions(
+def build_runner_definitions(
     tables: Sequence[SourceTable],
     resources: Mapping[str, Any],
     *,
-    given: Declared | None = None,
+    given: Declarations | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Definitions:
     """What all tables of the location share: the runner, the hourly jobs and the resources.
@@ -110,32 +120,34 @@ def runner_definitions(
     Raises ConfigError for a wrong setting.
     """
     environ = os.environ if environ is None else environ
-    laid_out = [spread(table, shards_of(environ)) for table in tables]
+    laid_out = [expand_shards(table, count_shards(environ)) for table in tables]
     kinds = {consumer_kind(each.kind) for table in laid_out for each in table.consumers}
     reporting = {kind.io_manager: OutcomeIOManager(kind) for kind in kinds if not kind.keeps_index}
     resources = {**reporting, **resources}
     lookout = Lookout(laid_out, scan_seconds_of(environ))
-    maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
-    iterations = jobs_of(laid_out, resources, _pool(environ))
+    maintenance = build_maintenance_jobs(laid_out, resources, parse_run_retention(environ))
+    iterations = build_startable_jobs(laid_out, resources, _get_pool(environ))
     return Definitions(
         jobs=maintenance,
-        schedules=hourly(maintenance),
-        sensors=[runner_sensor(lookout, iterations), news_sensor(lookout)] if laid_out else [],
+        schedules=build_hourly_schedules(maintenance),
+        sensors=[build_runner_sensor(lookout, iterations), build_news_sensor(lookout)]
+        if laid_out
+        else [],
         resources=dict(resources),
         executor=named_in_process,
         metadata={TABLES: ObjectMetadataValue(given.everything if given else tuple(tables))},
     )
 
 
-def _pool(environ: Mapping[str, str]) -> str:
-    return clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
+def _get_pool(environ: Mapping[str, str]) -> str:
+    return get_clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
 
 
 def scan_seconds_of(environ: Mapping[str, str]) -> int:
     """How often the runner looks when it waits for no commit. Raises ConfigError."""
-    seconds = number_of(environ, _SCAN, int, (1, _MOST_SECONDS), unit="whole seconds")
+    seconds = parse_number(environ, _SCAN, int, (1, _MOST_SECONDS), unit="whole seconds")
     return SCAN_SECONDS if seconds is None else seconds
 
 
-def _source(table: SourceTable) -> AssetsDefinition | AssetSpec:
-    return source_spec(table) if table.load is None else source_asset(table, table.load)
+def _build_source(table: SourceTable) -> AssetsDefinition | AssetSpec:
+    return build_source_spec(table) if table.load is None else build_source_asset(table, table.load)

@@ -10,7 +10,7 @@ import dagster as dg
 from iscp_dagster.location.internals import ASSET_PARTITION_RANGE_START_TAG, PARTITION_NAME_TAG
 
 
-def nameless(of: str) -> str:
+def format_no_tenant_message(of: str) -> str:
     """The message for a run of assets that names no tenant."""
     return (
         f"The run names no tenant of {of}. Choose a partition when you materialize, or give the "
@@ -18,7 +18,7 @@ def nameless(of: str) -> str:
     )
 
 
-class Named(dg.Executor):
+class PartitionGuardExecutor(dg.Executor):
     """Executes as `inner` does; a run of partitioned assets without a partition fails at once.
 
     Dagster itself would fail before a step's own code could say what is missing.
@@ -36,12 +36,12 @@ class Named(dg.Executor):
         return self._inner.step_dependency_config
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
-        if unnamed := _without_partition(plan_context):
-            raise dg.Failure(nameless(", ".join(unnamed)), allow_retries=False)
+        if unnamed := _find_unassigned_assets(plan_context):
+            raise dg.Failure(format_no_tenant_message(", ".join(unnamed)), allow_retries=False)
         yield from self._inner.execute(plan_context, execution_plan)
 
 
-def _without_partition(context: Any) -> list[str]:
+def _find_unassigned_assets(context: Any) -> list[str]:
     """The run's assets that have partitions, if the run has none."""
     if {PARTITION_NAME_TAG, ASSET_PARTITION_RANGE_START_TAG} & set(context.dagster_run.tags):
         return []
@@ -50,15 +50,15 @@ def _without_partition(context: Any) -> list[str]:
     return [key.to_user_string() for key in keys if layer.get(key).partitions_def is not None]
 
 
-def _named(context: dg.InitExecutorContext) -> dg.Executor:
+def _create_executor(context: dg.InitExecutorContext) -> dg.Executor:
     make = dg.in_process_executor.executor_creation_fn
     assert make is not None
-    return Named(make(context))
+    return PartitionGuardExecutor(make(context))
 
 
 # One process per run: a run is one step, and a second process would cost two seconds.
 named_in_process = dg.ExecutorDefinition(
     name=dg.in_process_executor.name,
     config_schema=dg.in_process_executor.config_schema.as_field(),
-    executor_creation_fn=_named,
+    executor_creation_fn=_create_executor,
 )

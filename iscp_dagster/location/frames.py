@@ -29,7 +29,7 @@ ORDER_BY = "clickhouse/order_by"
 _TABLE_NAME = "dagster/table_name"
 
 
-def arrow_of(frame: Frame, asset: str) -> pa.Table:
+def to_arrow(frame: Frame, asset: str) -> pa.Table:
     """The rows of a PySpark, Arrow or pandas frame. Raises ConfigError for anything else."""
     if isinstance(frame, pa.Table):
         return frame
@@ -43,14 +43,14 @@ def arrow_of(frame: Frame, asset: str) -> pa.Table:
     )
 
 
-def frame_table(
+def build_frame_table(
     endpoint: Endpoint, context: OutputContext | InputContext, metadata: Mapping[str, Any]
 ) -> FrameTable:
     """The table of the context's asset, which has this metadata.
 
     Raises ConfigError where the asset has partitions and names no column of them.
     """
-    database, name = table_of(context.asset_key, metadata)
+    database, name = get_database_and_table(context.asset_key, metadata)
     partitioned = context.asset_partitions_def is not None
     column = metadata.get(PARTITION_COLUMN) if partitioned else None
     if partitioned and column is None:
@@ -68,7 +68,7 @@ def frame_table(
     )
 
 
-def table_of(key: AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
+def get_database_and_table(key: AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
     """The database and the table of an asset: the last two parts of its key, or as it says."""
     if shown := metadata.get(_TABLE_NAME):
         database, _, name = str(shown).partition(".")

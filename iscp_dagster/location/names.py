@@ -7,7 +7,7 @@ import re
 from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
 
-from iscp_dagster.clickhouse.connect.endpoint import endpoints
+from iscp_dagster.clickhouse.connect.endpoint import parse_endpoints
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 
 RUNNER = "iscp_runner"
@@ -31,7 +31,7 @@ CLICKHOUSE_POOL = "clickhouse"
 """The pool of a location that names no ClickHouse."""
 
 
-def clickhouse_pool(url: str, urls: str = "") -> str:
+def get_clickhouse_pool(url: str, urls: str = "") -> str:
     """The pool of all runs that write to one ClickHouse, by its host and port.
 
     Locations with the same CLICKHOUSE_URL, or first of CLICKHOUSE_URLS, share it, whichever user
@@ -39,12 +39,12 @@ def clickhouse_pool(url: str, urls: str = "") -> str:
     """
     if not (url or urls):
         return CLICKHOUSE_POOL
-    endpoint, *_ = endpoints(url, urls)
+    endpoint, *_ = parse_endpoints(url, urls)
     host = re.sub(r"[^A-Za-z0-9._:-]", "_", endpoint.host)
     return f"{CLICKHOUSE_POOL}:{host}:{endpoint.port}"
 
 
-def source_key(source: SourceTable) -> AssetKey:
+def get_source_asset_key(source: SourceTable) -> AssetKey:
     return AssetKey([source.database, source.table])
 
 
@@ -53,7 +53,7 @@ def index_key(source: SourceTable, index: Index) -> AssetKey:
     return AssetKey([source.database, f"{source.table}_{index.name}"])
 
 
-def job_key(source: SourceTable, job_name: str) -> AssetKey:
+def get_job_asset_key(source: SourceTable, job_name: str) -> AssetKey:
     """The same for a job that no index declares."""
     return AssetKey([source.database, f"{source.table}_{job_name}"])
 
@@ -62,11 +62,11 @@ def sync_job_name(source: SourceTable) -> str:
     return f"sync_{source.database}_{source.table}"
 
 
-def tenants_job_name(source: SourceTable) -> str:
+def get_batch_sync_job_name(source: SourceTable) -> str:
     return f"batch_sync_{source.database}_{source.table}"
 
 
-def indexes_op_name(source: SourceTable) -> str:
+def get_index_op_name(source: SourceTable) -> str:
     return f"index_{source.database}_{source.table}"
 
 
@@ -78,13 +78,13 @@ def verify_op_name(source: SourceTable) -> str:
     return f"verify_{source.database}_{source.table}"
 
 
-def partitions_name(source: SourceTable) -> str:
+def get_partitions_name(source: SourceTable) -> str:
     """The name of the source's set of tenants."""
     return f"{source.database}_{source.table}_tenants"
 
 
-def partitions_of(source: SourceTable) -> PartitionsDefinition[str]:
+def build_partitions_def(source: SourceTable) -> PartitionsDefinition[str]:
     """A partition is a tenant; a table without tenants has the one partition `default`."""
     if source.tenant is None:
         return Static([DEFAULT_TENANT])
-    return DynamicPartitionsDefinition(name=partitions_name(source))
+    return DynamicPartitionsDefinition(name=get_partitions_name(source))

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import dagster as dg
 
-from iscp_dagster.api.discovery import TABLES, definitions_in
+from iscp_dagster.api.discovery import TABLES, find_definitions
 
 
 def load_other_definitions(modules: Sequence[ModuleType]) -> dg.Definitions:
@@ -19,5 +19,5 @@ def load_other_definitions(modules: Sequence[ModuleType]) -> dg.Definitions:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
         at_top = dg.load_definitions_from_modules(modules)
-    own = [each for module in modules for each in definitions_in(module)]
+    own = [each for module in modules for each in find_definitions(module)]
     return dg.Definitions.merge(at_top, *(each for each in own if TABLES not in each.metadata))

@@ -14,17 +14,17 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 @contextmanager
-def working(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
+def renew_run_lease(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
     """Renew the run's lease; if the body raises, jobs not claimed yet fail with that error."""
     with kept(deployment.log, run.run_id):
         try:
             yield
         except Exception as error:
-            _refuse(deployment, run, error)
+            _refuse_dispatch(deployment, run, error)
             raise
 
 
-def _refuse(deployment: Deployment, run: DagsterRun, error: Exception) -> None:
+def _refuse_dispatch(deployment: Deployment, run: DagsterRun, error: Exception) -> None:
     dispatch = run.tags.get(DISPATCH_TAG)
     if dispatch is None:
         return

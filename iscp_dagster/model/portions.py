@@ -32,13 +32,13 @@ def split_into_portions(
         yield portion
 
 
-def halves(items: Sequence[T]) -> list[Sequence[T]]:
+def split_into_halves(items: Sequence[T]) -> list[Sequence[T]]:
     """The first and the second half of the items, without empty ones."""
     middle = len(items) // 2
     return [half for half in (items[:middle], items[middle:]) if half]
 
 
-def in_halves(
+def bisect_on_failure(
     items: Sequence[T], attempt: Callable[[Sequence[T]], Answer | None]
 ) -> Iterator[tuple[Sequence[T], Answer]]:
     """Attempt it with all items, then with each half of those for which it gave None, in order.
@@ -52,6 +52,6 @@ def in_halves(
         if answer is not None:
             yield some, answer
         elif len(some) > 1:
-            waiting += reversed(halves(some))
+            waiting += reversed(split_into_halves(some))
         else:
             raise ValueError(f"no answer for {some[0]!r} alone")

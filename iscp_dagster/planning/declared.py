@@ -18,7 +18,7 @@ def name_of(source: SourceTable, each: Consuming) -> JobID:
     return JobID(db=source.database, table=source.table, job=each.name)
 
 
-def job_spec(source: SourceTable, each: Consuming) -> JobSpec:
+def make_job_spec(source: SourceTable, each: Consuming) -> JobSpec:
     """The spec of a self-registering job; columns and options follow the declaration."""
     consumer = ConsumerInfo(
         type=each.kind,
@@ -30,7 +30,7 @@ def job_spec(source: SourceTable, each: Consuming) -> JobSpec:
     return JobSpec(detail=IterationDetail(priority=each.priority, consumer=consumer))
 
 
-def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
+def add_shard(source: SourceTable, spec: JobSpec) -> JobSpec:
     """The spec with its shard, where the location declares the job as one of a shard."""
     consumer = spec.detail.consumer
     for index in source.indexes:
@@ -41,12 +41,14 @@ def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
     return spec
 
 
-def declared(source: SourceTable, consumers: Iterable[Consuming]) -> dict[JobID, JobSpec]:
+def make_job_specs(source: SourceTable, consumers: Iterable[Consuming]) -> dict[JobID, JobSpec]:
     """The name and spec that each index and trigger is registered with."""
-    return {name_of(source, each): job_spec(source, each) for each in consumers}
+    return {name_of(source, each): make_job_spec(source, each) for each in consumers}
 
 
-def registering(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> dict[JobID, JobSpec]:
+def list_table_specs(
+    source: SourceTable, standing: Mapping[JobID, JobSpec]
+) -> dict[JobID, JobSpec]:
     """The jobs of every tenant of the table: self-registering ones and standing registrations."""
     auto = [each for each in source.consumers if each.auto_register]
     asked = {
@@ -54,16 +56,16 @@ def registering(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> dict[
         for name, spec in standing.items()
         if (name.db, name.table) == (source.database, source.table)
     }
-    return declared(source, auto) | asked
+    return make_job_specs(source, auto) | asked
 
 
-def terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
+def compute_terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
     """A digest of what determines the table's tenants and the jobs of each."""
-    specs = {str(name): spec.to_json() for name, spec in registering(source, standing).items()}
+    specs = {str(name): spec.to_json() for name, spec in list_table_specs(source, standing).items()}
     return short(json.dumps([source.path, source.tenant, specs], sort_keys=True))
 
 
-def new_jobs(
+def make_new_jobs(
     table_id: str,
     tenants: Collection[str],
     specs: Mapping[JobID, JobSpec],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import attrgetter
 
-from iscp_dagster.delta.feed import Feed, feed_state
+from iscp_dagster.delta.feed import ChangeFeed, feed_state
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -70,11 +70,11 @@ class Due:
         self.flush(log)
         taken = log.enqueue(self.iteration, name)
         left = [key for key in self.iteration.jobs if key not in taken]
-        return self.iteration.only(left) if left else None
+        return self.iteration.select_jobs(left) if left else None
 
 
 def bounded(
-    deployment: Deployment, feed: Feed, iteration: Iteration, jobs: Collection[Job]
+    deployment: Deployment, feed: ChangeFeed, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
     """The iteration, or its first step if the change feed allows reading it in steps.
 
@@ -90,13 +90,13 @@ def bounded(
     written = delta_log.written(after, upto, iteration.tenants)
     last = deployment.bounds.of(chosen).last(after, upto, written or ())
     # A drop at the start of the range does no harm.
-    dropped = feed.first_drop(after + 1, last)
+    dropped = feed.find_first_drop(after + 1, last)
     if dropped is not None:
         # Rows written before the drop have values in those columns; a snapshot would not.
         last = dropped - 1
     if last >= upto or not feed.state(after, last, iteration.tenants).available:
         return iteration
-    return replace(iteration, to=delta_log.moment(last))
+    return replace(iteration, to=delta_log.get_moment(last))
 
 
 def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
@@ -110,23 +110,23 @@ def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
         names = frozenset(key.job_name for key in each.iteration.jobs)
         alike.setdefault((each.iteration.priority, names), []).append(each)
     return [
-        _together(some, start)
+        _merge_due(some, start)
         for members in alike.values()
-        for ended in _ended(members)
-        for start, reached in _reached(ended)
-        for some in _packed(reached, start, delta_log)
+        for ended in _group_by_end(members)
+        for start, reached in _group_by_start(ended)
+        for some in _split_by_size(reached, start, delta_log)
     ]
 
 
-def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
+def split_iteration(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     """The parts of the iteration that are each read in one scan, in order."""
     by_tenant = iteration.by_tenant()
     if len(by_tenant) == 1:
         return [iteration]
-    sizes = _sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
+    sizes = _read_sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
     ordered = sorted(by_tenant)
     return [
-        iteration.only(key for tenant in tenants for key in by_tenant[tenant])
+        iteration.select_jobs(key for tenant in tenants for key in by_tenant[tenant])
         for tenants in split_into_portions(
             ordered,
             most=MOST_TENANTS,
@@ -136,7 +136,7 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     ]
 
 
-def _ended(members: Sequence[Due]) -> list[list[Due]]:
+def _group_by_end(members: Sequence[Due]) -> list[list[Due]]:
     """The members grouped by as few ends as possible, each with the latest that it may have."""
     ends = sorted({each.iteration.to for each in members if not each.cut})
 
@@ -157,7 +157,7 @@ def _ended(members: Sequence[Due]) -> list[list[Due]]:
     return list(found.values())
 
 
-def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
+def _group_by_start(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
     """The fewest starts that cover all members, each with the members to read from it."""
     left = sorted(members, key=lambda each: each.iteration.from_.version)
     while left:
@@ -166,12 +166,14 @@ def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
         left = [each for each in left if each.since > start.version]
 
 
-def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Iterator[list[Due]]:
+def _split_by_size(
+    members: Sequence[Due], start: Moment, delta_log: DeltaLog
+) -> Iterator[list[Due]]:
     if len(members) == 1:
         yield list(members)
         return
     tenants = {tenant for each in members for tenant in each.iteration.tenants}
-    sizes = _sizes(delta_log, start, members[0].iteration.to, tenants)
+    sizes = _read_sizes(delta_log, start, members[0].iteration.to, tenants)
 
     def size(each: Due) -> int:
         return sum(sizes.get(tenant, 0) for tenant in each.iteration.tenants)
@@ -181,19 +183,19 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
     yield from split_into_portions(ordered, most=most, size=size, most_size=most_size)
 
 
-def _sizes(
+def _read_sizes(
     delta_log: DeltaLog, start: Moment, to: Moment, tenants: Collection[str]
 ) -> dict[str, int]:
     """Bytes per tenant: of the changes, or of the snapshot if that is or may be read instead."""
     after, upto = start.version, to.version
     tail = after >= 0 and feed_state(delta_log, after, upto, tenants).available
-    known = dict(delta_log.bytes_written(after, upto)) if tail else {}
+    known = dict(delta_log.get_bytes_written(after, upto)) if tail else {}
     if known:
         return known
-    return {tenant: size.bytes for tenant, size in delta_log.tenant_sizes(upto).items()}
+    return {tenant: size.bytes for tenant, size in delta_log.get_tenant_sizes(upto).items()}
 
 
-def _together(members: Sequence[Due], start: Moment) -> Due:
+def _merge_due(members: Sequence[Due], start: Moment) -> Due:
     if len(members) == 1:
         return members[0]
     first = members[0].iteration

@@ -59,7 +59,7 @@ class Look:
         """The problems of that table."""
         return [each for each in self.problems if each.table == table]
 
-    def signs(self) -> dict[str, str]:
+    def compute_signs(self) -> dict[str, str]:
         """A digest of the problems of each table that has any."""
         return {name: sign(self.of(name)) for name in sorted({e.table for e in self.problems})}
 
@@ -70,7 +70,7 @@ class Look:
 
 
 @dataclass(kw_only=True)
-class Cursor:
+class SensorCursor:
     """What the runner remembers between looks, or the reporter between reports, by table."""
 
     marks: dict[str, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Cursor:
     unreadable: bool = False
 
     @classmethod
-    def parse(cls, text: str | None) -> Cursor:
+    def parse(cls, text: str | None) -> SensorCursor:
         """Read what `str` wrote; None is an empty cursor, any other text an `unreadable` one."""
         try:
             held = json.loads(text or "{}")
@@ -119,15 +119,17 @@ class Cursor:
         return json.dumps({**marks, **rest}, separators=(",", ":"))
 
 
-def marks_of(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:
+def select_marks(before: SensorCursor, sources: Iterable[SourceTable]) -> dict[str, str]:
     """The marks of the tables that are still declared."""
     names = [source.name for source in sources]
     return {name: before.marks[name] for name in names if name in before.marks}
 
 
-def remember(before: Cursor, after: Cursor, look: Look) -> tuple[frozenset[str], frozenset[str]]:
+def remember(
+    before: SensorCursor, after: SensorCursor, look: Look
+) -> tuple[frozenset[str], frozenset[str]]:
     """Note the problems reported so far in `after`; return the tables with new and settled ones."""
     kept = {name: said for name, said in before.told.items() if name in look.left_out}
-    after.told = kept | look.signs()
-    risen = (name for name in look.signs() if before.told.get(name) != after.told[name])
+    after.told = kept | look.compute_signs()
+    risen = (name for name in look.compute_signs() if before.told.get(name) != after.told[name])
     return frozenset(risen), frozenset(before.told.keys() - after.told.keys())

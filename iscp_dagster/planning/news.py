@@ -41,7 +41,7 @@ class Told:
     tenants: tuple[str, ...]
 
 
-def with_range(pending: Sequence[Untold], after: Moment | None, upto: Moment) -> list[Untold]:
+def add_range(pending: Sequence[Untold], after: Moment | None, upto: Moment) -> list[Untold]:
     """Add (after, upto] to `pending`; extends its last range if none of that was reported yet."""
     if pending and not pending[-1].told:
         return [*pending[:-1], replace(pending[-1], upto=upto)]

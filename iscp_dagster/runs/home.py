@@ -28,10 +28,12 @@ class InDagsterHome:
     def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> Self:
         """Raises ConfigError where neither a folder nor Dagster's home is given."""
         made: Callable[..., Self] = cls
-        return made(base_dir=config_value.get("base_dir") or cls._in_home(), inst_data=inst_data)
+        return made(
+            base_dir=config_value.get("base_dir") or cls._get_default_folder(), inst_data=inst_data
+        )
 
     @classmethod
-    def _in_home(cls) -> str:
+    def _get_default_folder(cls) -> str:
         home = os.environ.get(DAGSTER_HOME)
         if not home:
             raise ConfigError(

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dagster import DagsterError, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 from sqlalchemy.exc import SQLAlchemyError
 
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.model.errors import UnavailableError
 
 DISPATCH_TAG = "iscp/dispatch"
@@ -20,7 +20,7 @@ WORKED = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.
 _IDENTITY = "iscp/identity"
 
 
-def identity(instance: DagsterInstance) -> str:
+def ensure_instance_name(instance: DagsterInstance) -> str:
     """A unique name for this instance, made at first use and kept in its storage."""
     storage = instance.run_storage
     if _IDENTITY not in storage.get_cursor_values({_IDENTITY}):
@@ -28,10 +28,10 @@ def identity(instance: DagsterInstance) -> str:
     return storage.get_cursor_values({_IDENTITY})[_IDENTITY]
 
 
-def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:
+def find_runs(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:
     """The instance's runs with these names; a run named twice is listed twice."""
     found: list[DagsterRun] = []
-    for some in portions(sorted(names)):
+    for some in split_for_statements(sorted(names)):
         found += instance.get_runs(RunsFilter(run_ids=some))
         found += instance.get_runs(RunsFilter(tags={DISPATCH_TAG: some}))
     return found
@@ -56,19 +56,19 @@ def is_first(instance: DagsterInstance, run: DagsterRun, dispatch: str) -> bool:
     )
 
 
-def names_of(run: DagsterRun) -> set[str]:
+def get_run_names(run: DagsterRun) -> set[str]:
     """All names by which the log may know the run."""
     return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}
 
 
-def known_to(dagster_home: str, names: Collection[str]) -> set[str]:
+def find_run_names(dagster_home: str, names: Collection[str]) -> set[str]:
     """All names of the runs with these names in the Dagster of that home, which may be down.
 
     Raises UnavailableError when its storage does not answer.
     """
     try:
         with DagsterInstance.from_config(dagster_home) as instance:
-            return {name for run in runs_named(instance, names) for name in names_of(run)}
+            return {name for run in find_runs(instance, names) for name in get_run_names(run)}
     except (DagsterError, SQLAlchemyError, OSError) as error:
         raise UnavailableError(
             f"The runs of Dagster in {dagster_home} cannot be read: {error}"

@@ -41,15 +41,17 @@ def prune_runs(
     materialization (or observation, as `assets` gives for each) of some partition: Dagster counts
     partitions and compares data versions by these. Safe to repeat, and to run twice at once.
     """
-    old = [run for name in sorted(jobs) for run in _ended(instance, name, before)]
-    held = _holders(instance, assets) if old else frozenset()
+    old = [run for name in sorted(jobs) for run in _list_ended_runs(instance, name, before)]
+    held = _find_kept_runs(instance, assets) if old else frozenset()
     gone = list(islice((run for run in old if run.run_id not in held), most))
     for run in gone if not dry_run else ():
-        _delete(instance, run.run_id)
+        _delete_run(instance, run.run_id)
     return Pruned(runs=len(gone), kept=sum(run.run_id in held for run in old))
 
 
-def _ended(instance: dg.DagsterInstance, job: str, before: datetime) -> Iterator[dg.DagsterRun]:
+def _list_ended_runs(
+    instance: dg.DagsterInstance, job: str, before: datetime
+) -> Iterator[dg.DagsterRun]:
     wanted = dg.RunsFilter(
         job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS], updated_before=before
     )
@@ -59,26 +61,26 @@ def _ended(instance: dg.DagsterInstance, job: str, before: datetime) -> Iterator
         cursor = runs[-1].run_id
 
 
-def _holders(
+def _find_kept_runs(
     instance: dg.DagsterInstance, assets: Mapping[dg.AssetKey, dg.DagsterEventType]
 ) -> frozenset[str]:
     """The runs that made the latest event of some partition."""
     return frozenset(
         run_id
         for asset, kind in assets.items()
-        for some in split_into_portions(_latest(instance, asset, kind), most=PAGE)
-        for run_id in _runs_of(instance, asset, kind, some)
+        for some in split_into_portions(_list_latest_event_ids(instance, asset, kind), most=PAGE)
+        for run_id in _list_event_runs(instance, asset, kind, some)
     )
 
 
-def _latest(
+def _list_latest_event_ids(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType
 ) -> Sequence[int]:
     found = instance.event_log_storage.get_latest_storage_id_by_partition(asset, kind)
     return sorted(found.values())
 
 
-def _runs_of(
+def _list_event_runs(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, ids: Sequence[int]
 ) -> Iterator[str]:
     wanted = dg.AssetRecordsFilter(asset_key=asset, storage_ids=ids)
@@ -87,7 +89,7 @@ def _runs_of(
     return (each.run_id for each in fetch(wanted, limit=PAGE).records)
 
 
-def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
+def _delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
     """Delete the run, its events and what it printed; with SQLite also the file of its events."""
     instance.delete_run(run_id)
     instance.compute_log_manager.delete_logs(prefix=[run_id])

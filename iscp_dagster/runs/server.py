@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.runs.place import Place, take
+from iscp_dagster.runs.place import RunServerAddress, take
 
 if TYPE_CHECKING:
     from dagster import DagsterRun
@@ -118,7 +118,7 @@ class RunServer:
     """
 
     def __init__(self, listening: socket.socket) -> None:
-        self._listening = listening
+        self._listener = listening
         self._callers: dict[int, _Caller] = {}
         """By file descriptor."""
         self._pids: dict[str, int] = {}
@@ -126,78 +126,78 @@ class RunServer:
     def serve(self) -> None:
         """Answer until SIGTERM or SIGINT, then interrupt the runs and wait for them."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _leave)
-        signal.signal(signal.SIGCHLD, self._reap)
+            signal.signal(number, _exit_server)
+        signal.signal(signal.SIGCHLD, self._handle_child_exit)
         try:
             while True:
                 self._serve_next()
         except SystemExit:
-            self._listening.close()
-            self._end_all()
+            self._listener.close()
+            self._end_all_runs()
 
     def _serve_next(self) -> None:
         """Wait until somebody calls or speaks, or has been silent for too long."""
         # Unlike epoll, it has no file of its own that forks would share.
         poll = select.poll()
-        for file in (self._listening.fileno(), *self._callers):
+        for file in (self._listener.fileno(), *self._callers):
             poll.register(file, select.POLLIN)
-        for file, _ in poll.poll(self._patience()):
+        for file, _ in poll.poll(self._compute_timeout()):
             if file in self._callers:
-                self._hear(self._callers[file])
+                self._serve_caller(self._callers[file])
             else:
-                self._accept()
+                self._accept_caller()
         now = time.monotonic()
         for caller in [each for each in self._callers.values() if each.until <= now]:
-            self._hang_up(caller)
+            self._close_caller(caller)
 
-    def _patience(self) -> float | None:
+    def _compute_timeout(self) -> float | None:
         """Milliseconds until the first caller has been silent for too long."""
         left = [caller.until - time.monotonic() for caller in self._callers.values()]
         return math.ceil(max(0.0, min(left)) * 1_000) if left else None
 
-    def _accept(self) -> None:
+    def _accept_caller(self) -> None:
         with suppress(OSError):
-            connection, _ = self._listening.accept()
+            connection, _ = self._listener.accept()
             connection.setblocking(False)
             self._callers[connection.fileno()] = _Caller(connection)
 
-    def _hear(self, caller: _Caller) -> None:
+    def _serve_caller(self, caller: _Caller) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):
             asked = caller.request()
             if asked is None:
                 return
-            self._answer(asked, caller.connection)
-        self._hang_up(caller)
+            self._answer_request(asked, caller.connection)
+        self._close_caller(caller)
 
-    def _hang_up(self, caller: _Caller) -> None:
+    def _close_caller(self, caller: _Caller) -> None:
         del self._callers[caller.connection.fileno()]
         caller.connection.close()
 
-    def _answer(self, asked: Mapping[str, Any], connection: socket.socket) -> None:
+    def _answer_request(self, asked: Mapping[str, Any], connection: socket.socket) -> None:
         what, run = asked["what"], str(asked.get("run", ""))
         if time.monotonic() > float(asked["until"]) - GRACE_SECONDS:
             return
-        with _undisturbed():
+        with _block_signals():
             known = run in self._pids
             if what == START and not known:
                 arguments = str(asked["arguments"])
-                self._pids[run] = self._forked(lambda: _execute(arguments))
+                self._pids[run] = self._fork_work(lambda: _execute_run(arguments))
             elif what == END and known:
                 os.kill(self._pids[run], signal.SIGINT)
         connection.sendall(json.dumps({"known": known}).encode() + b"\n")
 
-    def _forked(self, work: Callable[[], None]) -> int:
+    def _fork_work(self, work: Callable[[], None]) -> int:
         callers = [caller.connection for caller in self._callers.values()]
-        return forked(work, self._listening, *callers)
+        return fork_process(work, self._listener, *callers)
 
-    def _reap(self, *_: object) -> None:
-        with _undisturbed():
+    def _handle_child_exit(self, *_: object) -> None:
+        with _block_signals():
             # A run that was killed could not say so itself.
-            killed = frozenset(run for run, status in self._ended() if status)
+            killed = frozenset(run for run, status in self._collect_ended_runs() if status)
             if killed:
-                self._forked(lambda: end_runs(lambda run: run.run_id in killed))
+                self._fork_work(lambda: end_runs(lambda run: run.run_id in killed))
 
-    def _ended(self) -> Iterator[tuple[str, int]]:
+    def _collect_ended_runs(self) -> Iterator[tuple[str, int]]:
         """Forget the runs whose processes have ended; yield them with their exit status."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -205,7 +205,7 @@ class RunServer:
                     del self._pids[run]
                     yield run, ended[1]
 
-    def _end_all(self) -> None:
+    def _end_all_runs(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for pid in self._pids.values():
             with suppress(ProcessLookupError):
@@ -219,7 +219,7 @@ class RunServer:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _block_signals() -> Iterator[None]:
     """Block signals; a process forked meanwhile starts with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -228,21 +228,21 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _leave(*_: object) -> NoReturn:
+def _exit_server(*_: object) -> NoReturn:
     raise SystemExit
 
 
-def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
+def fork_process(work: Callable[[], None], *inherited: socket.socket) -> int:
     """Fork a process that does the work without these sockets; on Linux it dies with this one."""
     parent = os.getpid()
-    pid = _fork()
+    pid = _fork_quietly()
     if pid:
         return pid
     code = 1
     try:
         for each in inherited:
             each.close()
-        _begin(parent)
+        _prepare_child(parent)
         work()
         code = 0
     except SystemExit as end:
@@ -257,7 +257,7 @@ def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
         os._exit(code)
 
 
-def _fork() -> int:
+def _fork_quietly() -> int:
     with warnings.catch_warnings():
         # Newer Pythons count native threads, too; those of Arrow's jemalloc are prepared for forks.
         if threading.active_count() == 1:
@@ -265,7 +265,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _begin(parent: int) -> None:
+def _prepare_child(parent: int) -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -279,7 +279,7 @@ def _begin(parent: int) -> None:
         sys.modules["numpy.random"].seed()
 
 
-def _execute(arguments: str) -> None:
+def _execute_run(arguments: str) -> None:
     """Execute the run as `dagster api execute_run` does."""
     from iscp_dagster.runs.internals import execute_run_command
 
@@ -333,16 +333,16 @@ def main(path: str) -> None:
 
     remember()
 
-    def left(run: DagsterRun) -> bool:
-        place = Place.of(run)
+    def is_left_behind(run: DagsterRun) -> bool:
+        place = RunServerAddress.of(run)
         return place is not None and place.name == name
 
     # In its own process: reading a storage may start threads, and this process must not have any.
-    os.waitpid(forked(lambda: end_runs(left)), 0)
-    RunServer(_listening(path)).serve()
+    os.waitpid(fork_process(lambda: end_runs(is_left_behind)), 0)
+    RunServer(_open_socket(path)).serve()
 
 
-def _listening(path: str) -> socket.socket:
+def _open_socket(path: str) -> socket.socket:
     """A socket at the path that only this user can reach."""
     Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)

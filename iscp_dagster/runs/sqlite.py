@@ -43,7 +43,7 @@ class SqliteStorage(InDagsterHome, DagsterSqliteStorage):
 
     def __init__(self, base_dir: str, inst_data: Any = None) -> None:
         self.base_dir = base_dir
-        with _one_process_at_a_time(base_dir):
+        with _lock_folder(base_dir):
             self._run_storage = Runs.from_local(_runs_directory(base_dir))
             self._event_log_storage = Events(_event_logs_directory(base_dir))
             self._schedule_storage = Ticks.from_local(_schedule_directory(base_dir))
@@ -52,7 +52,7 @@ class SqliteStorage(InDagsterHome, DagsterSqliteStorage):
 
 
 @contextmanager
-def _one_process_at_a_time(base_dir: str) -> Iterator[None]:
+def _lock_folder(base_dir: str) -> Iterator[None]:
     """Let two that begin on a new folder, such as daemon and code server, make it once.
 
     Both would stamp its files with Alembic's version, and of two such rows it makes an error.
@@ -64,7 +64,7 @@ def _one_process_at_a_time(base_dir: str) -> Iterator[None]:
         yield
 
 
-class _OneEngine:
+class _CachedEngineMixin:
     """Connects with an engine that is kept; it keeps no connection, so a fork may use it."""
 
     _conn_string: str
@@ -80,11 +80,11 @@ class _OneEngine:
             yield connection
 
 
-class Runs(_OneEngine, SqliteRunStorage):
+class Runs(_CachedEngineMixin, SqliteRunStorage):
     """Runs, their tags, and what daemons tell of themselves."""
 
 
-class Ticks(_OneEngine, SqliteScheduleStorage):
+class Ticks(_CachedEngineMixin, SqliteScheduleStorage):
     """The ticks of sensors and schedules, and their cursors."""
 
 
@@ -98,14 +98,14 @@ class Events(SqliteEventLogStorage):
     def __init__(self, base_dir: str, inst_data: Any = None) -> None:
         self._engines: dict[str, Engine] = {}
         self._statements = LRUCache[Any, Any](_MOST_STATEMENTS)
-        self._there: set[str] = set()
+        self._found_names: set[str] = set()
         super().__init__(base_dir, inst_data)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
         """Begin a transaction in the shard's file, which is made if it is missing."""
         with self._db_lock:
-            engine = self._engine(shard)
+            engine = self._get_engine(shard)
             if shard not in self._initialized_dbs:
                 self._initdb(engine)
                 self._initialized_dbs.add(shard)
@@ -113,7 +113,7 @@ class Events(SqliteEventLogStorage):
             with engine.connect().execution_options(**options) as connection, connection.begin():
                 yield connection
 
-    def _engine(self, shard: str) -> Engine:
+    def _get_engine(self, shard: str) -> Engine:
         engine = self._engines.pop(shard, None) or create_engine(
             self.conn_string_for_shard(shard),
             poolclass=NullPool,
@@ -126,17 +126,17 @@ class Events(SqliteEventLogStorage):
 
     def has_table(self, table_name: str) -> bool:
         """Whether the index has the table; does not ask again for one that was found."""
-        if table_name not in self._there and super().has_table(table_name):
-            self._there.add(table_name)
-        return table_name in self._there
+        if table_name not in self._found_names and super().has_table(table_name):
+            self._found_names.add(table_name)
+        return table_name in self._found_names
 
     def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
         column = f"{AssetKeyTable.name}.{column_name}"
-        if column not in self._there and super()._has_asset_key_col_on_connection(
+        if column not in self._found_names and super()._has_asset_key_col_on_connection(
             conn, column_name
         ):
-            self._there.add(column)
-        return column in self._there
+            self._found_names.add(column)
+        return column in self._found_names
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store the events of one run in its file, then those of assets also in the index.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from iscp_dagster.model.errors import ConfigError, IscpError
-from iscp_dagster.model.imports import object_at
+from iscp_dagster.model.imports import import_object
 
 EVERY_TENANT = "*"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -32,7 +32,7 @@ class Viewer:
 
     tenants: frozenset[str] | None
 
-    def sees(self, tenant: str) -> bool:
+    def can_see(self, tenant: str) -> bool:
         return self.tenants is None or tenant in self.tenants
 
 
@@ -48,7 +48,7 @@ class Access(Protocol):
         """Whether it needs no tokens."""
         ...
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         """Return who has the token. Raises UnauthenticatedError. A valid one may be withdrawn."""
         ...
 
@@ -59,7 +59,7 @@ class OpenAccess:
 
     open: bool = True
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         del token
         return EVERYONE
 
@@ -77,23 +77,23 @@ class FileAccess:
         default=None, repr=False
     )
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         if token is None:
-            raise _unknown(token)
-        found = self._tokens().get(_digest(token))
+            raise _make_unknown_error(token)
+        found = self._read_tokens().get(_compute_digest(token))
         if found is None:
-            raise _unknown(token)
+            raise _make_unknown_error(token)
         return found
 
-    def _tokens(self) -> Mapping[str, Viewer]:
+    def _read_tokens(self) -> Mapping[str, Viewer]:
         try:
             stat = self.path.stat()
             mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if self._read is None or self._read[0] != mark:
-                self._read = (mark, tokens_in(self.path.read_text(encoding="utf-8"), self.path))
+                self._read = (mark, parse_tokens(self.path.read_text(encoding="utf-8"), self.path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"The file of tokens {self.path} cannot be read: {_short(error)}."
+                f"The file of tokens {self.path} cannot be read: {_describe_error(error)}."
             ) from error
         return self._read[1]
 
@@ -106,13 +106,13 @@ class FunctionAccess:
     named: str
     open: bool = False
 
-    def viewer(self, token: str | None) -> Viewer:
-        found = self._asked(token) if token is not None else None
+    def identify_viewer(self, token: str | None) -> Viewer:
+        found = self._call_function(token) if token is not None else None
         if not found:
-            raise _unknown(token)
-        return _viewer(found, f"The function {self.named} returned")
+            raise _make_unknown_error(token)
+        return _parse_viewer(found, f"The function {self.named} returned")
 
-    def _asked(self, token: str) -> Any:
+    def _call_function(self, token: str) -> Any:
         try:
             return self.function(token)
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
@@ -132,13 +132,13 @@ def access(setting: str) -> Access:
     if not setting:
         return OpenAccess()
     if _FUNCTION.fullmatch(setting) and not Path(setting).exists():
-        return FunctionAccess(function=object_at(setting, "function of tokens"), named=setting)
+        return FunctionAccess(function=import_object(setting, "function of tokens"), named=setting)
     found = FileAccess(Path(setting))
-    found._tokens()  # noqa: SLF001 - a mistake in the file is told at the start
+    found._read_tokens()  # noqa: SLF001 - a mistake in the file is told at the start
     return found
 
 
-def tokens_in(text: str, path: Path) -> dict[str, Viewer]:
+def parse_tokens(text: str, path: Path) -> dict[str, Viewer]:
     """Return who has each token, by the tokens' digests. Raises ConfigError; shows no token."""
     try:
         found = json.loads(text)
@@ -155,19 +155,19 @@ def tokens_in(text: str, path: Path) -> dict[str, Viewer]:
             raise ConfigError(
                 f"Token {number} in {path} is empty, or has characters that no header can have."
             )
-        held[digest[1] if digest else _digest(token)] = _viewer(
+        held[digest[1] if digest else _compute_digest(token)] = _parse_viewer(
             tenants, f"Token {number} in {path} has"
         )
     return held
 
 
-def bearer(header: str | None) -> str | None:
+def parse_bearer(header: str | None) -> str | None:
     """Return the token of an Authorization header; None without one, or for another scheme."""
     found = _BEARER.fullmatch(header) if header else None
     return found[1] if found else None
 
 
-def _viewer(tenants: Any, whose: str) -> Viewer:
+def _parse_viewer(tenants: Any, whose: str) -> Viewer:
     if tenants == EVERY_TENANT:
         return EVERYONE
     several = isinstance(tenants, Collection) and not isinstance(tenants, str | bytes | Mapping)
@@ -178,11 +178,11 @@ def _viewer(tenants: Any, whose: str) -> Viewer:
     )
 
 
-def _digest(token: str) -> str:
+def _compute_digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _unknown(token: str | None) -> UnauthenticatedError:
+def _make_unknown_error(token: str | None) -> UnauthenticatedError:
     if token is None:
         return UnauthenticatedError(
             "This server wants a token: send the header `Authorization: Bearer <token>`."
@@ -190,5 +190,5 @@ def _unknown(token: str | None) -> UnauthenticatedError:
     return UnauthenticatedError("The token is not known to this server.")
 
 
-def _short(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return getattr(error, "strerror", None) or type(error).__name__

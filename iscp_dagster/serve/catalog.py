@@ -10,13 +10,20 @@ from dataclasses import dataclass, field, replace
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
-from iscp_dagster.clickhouse.types.typetext import TypeTextError, parsed
+from iscp_dagster.clickhouse.types.typetext import TypeTextError, parse_type
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.columns import Column, column, named
-from iscp_dagster.serve.served import CHANGES, MIRROR, Place, Served, choose_columns, choose_served
+from iscp_dagster.serve.columns import Column, build_column, to_graphql_name
+from iscp_dagster.serve.served import (
+    CHANGES,
+    MIRROR,
+    ServedIndex,
+    Shard,
+    choose_columns,
+    choose_served,
+)
 
 _COLUMNS = (
     "SELECT table, name, type FROM system.columns WHERE database = {database:String} "
@@ -33,9 +40,9 @@ HIDDEN = RESERVED_COLUMNS | TAKEN
 class Catalog:
     """What the schema is made from."""
 
-    queries: Mapping[str, Served] = field(default_factory=dict)
+    queries: Mapping[str, ServedIndex] = field(default_factory=dict)
     """By field. A view's, or a table's without a mirror, is read from the changes index."""
-    changes: Mapping[str, Served] = field(default_factory=dict)
+    changes: Mapping[str, ServedIndex] = field(default_factory=dict)
     """The changes indexes by the field that subscribes to them."""
     unbuilt: frozenset[str] = frozenset()
     """Fields of declared indexes that are not built yet, or cannot be served now."""
@@ -45,11 +52,11 @@ class Catalog:
     """What is not built yet."""
 
 
-Binary = Callable[[Served, Mapping[str, str]], Collection[str]]
+Binary = Callable[[ServedIndex, Mapping[str, str]], Collection[str]]
 """Returns the names of an index's columns that keep bytes, of those with these types."""
 
 
-def catalog(
+def read_catalog(
     tables: Sequence[SourceTable],
     endpoints: Sequence[Endpoint],
     binary: Binary,
@@ -61,32 +68,32 @@ def catalog(
     and so is what cannot be read, each with a note. What lies on a server that does not answer is
     as in the `earlier` catalog. Raises UnavailableError and the like if no server answers.
     """
-    declared = [each for table in tables for each in _indexes(table, endpoints)]
+    declared = [each for table in tables for each in _list_indexes(table, endpoints)]
     # Names are given before anybody looks what is built: they stay as they are.
     wanted, notes = choose_served(declared)
-    held = _held([(place, each.view) for each in wanted for place in each.places])
+    held = _read_view_columns([(place, each.view) for each in wanted for place in each.places])
     waiting: list[str] = []
     found, unbuilt = [], []
     for each in wanted:
         types = [held[place, each.view] for place in each.places if (place, each.view) in held]
         whole = None
         if len(types) == len(each.places) and all(types):
-            whole = _whole(each, types[0], binary, notes) or _as_before(each, earlier)
+            whole = _complete_index(each, types[0], binary, notes) or _find_earlier(each, earlier)
         elif len(types) == len(each.places):
             waiting.append(f"{each.source.name}/{each.index.shown} is not built yet.")
         else:
             notes.append(f"{each.field}: its ClickHouse does not answer now.")
-            whole = _as_before(each, earlier)
+            whole = _find_earlier(each, earlier)
         if whole is None:
             unbuilt.append(each.field)
         else:
             found.append(whole)
-    return replace(_catalog(found, unbuilt, notes), waiting=tuple(waiting))
+    return replace(_build_catalog(found, unbuilt, notes), waiting=tuple(waiting))
 
 
-def _whole(
-    each: Served, types: Mapping[str, str], binary: Binary, notes: list[str]
-) -> Served | None:
+def _complete_index(
+    each: ServedIndex, types: Mapping[str, str], binary: Binary, notes: list[str]
+) -> ServedIndex | None:
     """Return the index with its columns; None, with a note, where it cannot be served now."""
     try:
         held = binary(each, types)
@@ -94,33 +101,33 @@ def _whole(
         _LOGGER.warning("%s is not served: %s", each.field, error)
         notes.append(f"{each.field}: its table's Delta log cannot be read now.")
         return None
-    return _with_columns(each, types, held, notes)
+    return _add_columns(each, types, held, notes)
 
 
-def _as_before(each: Served, earlier: Catalog | None) -> Served | None:
+def _find_earlier(each: ServedIndex, earlier: Catalog | None) -> ServedIndex | None:
     known = (*earlier.queries.values(), *earlier.changes.values()) if earlier else ()
     return next((one for one in known if (one.view, one.places) == (each.view, each.places)), None)
 
 
-def field_of(table: SourceTable, index: Index) -> str:
+def get_field_name(table: SourceTable, index: Index) -> str:
     """Return the field of an index: of a mirror, or of the changes of the table, the table's."""
     plain = f"{table.database}_{table.table}"
     if index.kind in {MIRROR, CHANGES} and index.shown == index.kind:
-        return named(plain)
+        return to_graphql_name(plain)
     if index.kind == CHANGES:
-        return named(f"{table.database}_{index.shown}")
-    return named(f"{plain}_{index.shown}")
+        return to_graphql_name(f"{table.database}_{index.shown}")
+    return to_graphql_name(f"{plain}_{index.shown}")
 
 
-def _indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[Served]:
+def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[ServedIndex]:
     shards: dict[str, list[Index]] = defaultdict(list)
     for index in table.indexes:
         shards[index.shown].append(index)
     for shown, its in shards.items():
-        places = tuple(_place(table, each, endpoints) for each in its)
+        places = tuple(_build_shard(table, each, endpoints) for each in its)
         assert isinstance(its[0], IndexKind)
-        yield Served(
-            field=field_of(table, its[0]),
+        yield ServedIndex(
+            field=get_field_name(table, its[0]),
             source=table,
             index=its[0],
             places=places,
@@ -129,24 +136,28 @@ def _indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[Serv
         )
 
 
-def _place(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> Place:
+def _build_shard(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> Shard:
     endpoint = endpoints[index.shard]
-    return Place(endpoint=endpoint, database=endpoint.holds(table.database))
+    return Shard(endpoint=endpoint, database=endpoint.resolve_database(table.database))
 
 
-def _held(wanted: Iterable[tuple[Place, str]]) -> dict[tuple[Place, str], dict[str, str]]:
+def _read_view_columns(
+    wanted: Iterable[tuple[Shard, str]],
+) -> dict[tuple[Shard, str], dict[str, str]]:
     """Return the columns of each view with their types, empty where there is no such view.
 
     Leaves out the views of servers that do not answer; raises the last error if none does.
     """
-    views: dict[Place, list[str]] = defaultdict(list)
+    views: dict[Shard, list[str]] = defaultdict(list)
     for place, view in wanted:
         views[place].append(view)
-    held: dict[tuple[Place, str], dict[str, str]] = {}
-    failures: dict[Place, IscpError] = {}
+    held: dict[tuple[Shard, str], dict[str, str]] = {}
+    failures: dict[Shard, IscpError] = {}
     for place, names in views.items():
         try:
-            held |= {(place, view): types for view, types in _columns_of(place, names).items()}
+            held |= {
+                (place, view): types for view, types in _read_shard_columns(place, names).items()
+            }
         except IscpError as error:
             failures[place] = error
     if failures and not held:
@@ -156,7 +167,7 @@ def _held(wanted: Iterable[tuple[Place, str]]) -> dict[tuple[Place, str], dict[s
     return held
 
 
-def _columns_of(place: Place, views: Sequence[str]) -> dict[str, dict[str, str]]:
+def _read_shard_columns(place: Shard, views: Sequence[str]) -> dict[str, dict[str, str]]:
     with place.endpoint.errors("look for the indexes' views"):
         rows = place.endpoint.client().query(
             _COLUMNS, parameters={"database": place.database, "views": views}
@@ -167,17 +178,19 @@ def _columns_of(place: Place, views: Sequence[str]) -> dict[str, dict[str, str]]
     return columns
 
 
-def _with_columns(
-    each: Served, types: Mapping[str, str], binary: Collection[str], notes: list[str]
-) -> Served:
+def _add_columns(
+    each: ServedIndex, types: Mapping[str, str], binary: Collection[str], notes: list[str]
+) -> ServedIndex:
     nameable: list[Column] = []
     hidden: list[Column] = []
     for name, type_ in types.items():
         if name in HIDDEN:
             continue
-        made = _column(name, type_, binary=name in binary)
+        made = _parse_column(name, type_, binary=name in binary)
         if made is None or made.field == TIMESTAMP_FIELD:
-            notes.append(f"{each.field} is without its column {name!r}: {_why(made, type_)}.")
+            notes.append(
+                f"{each.field} is without its column {name!r}: {_explain_omission(made, type_)}."
+            )
             hidden += [made] if made else []
             continue
         nameable.append(made)
@@ -188,20 +201,22 @@ def _with_columns(
     return replace(each, columns=tuple(shown), hidden=tuple(hidden))
 
 
-def _column(name: str, type_: str, *, binary: bool) -> Column | None:
+def _parse_column(name: str, type_: str, *, binary: bool) -> Column | None:
     try:
-        return column(name, parsed(type_), binary=binary)
+        return build_column(name, parse_type(type_), binary=binary)
     except TypeTextError:
         return None
 
 
-def _why(made: Column | None, type_: str) -> str:
+def _explain_omission(made: Column | None, type_: str) -> str:
     if made is None:
         return f"GraphQL has no type for {type_}"
     return "the name is that of a change's timestamp, which is no column"
 
 
-def _catalog(found: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[str]) -> Catalog:
+def _build_catalog(
+    found: Sequence[ServedIndex], unbuilt: Sequence[str], notes: Sequence[str]
+) -> Catalog:
     changes = {each.field: each for each in found if each.index.of_images}
     plain = {each.field: each for each in found if not each.index.of_images}
     return Catalog(

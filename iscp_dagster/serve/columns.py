@@ -16,8 +16,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.types.stored import takes_nulls
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.types.stored import can_hold_null
 from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.scalars import Scalar
@@ -65,7 +65,7 @@ class Column:
 
     @property
     def nullable(self) -> bool:
-        return takes_nulls(self.type) or self.scalar is scalars.JSON
+        return can_hold_null(self.type) or self.scalar is scalars.JSON
 
     @property
     def element(self) -> Column:
@@ -80,12 +80,12 @@ class Column:
     @property
     def nulls(self) -> bool:
         """Whether `where` can only ask it for null."""
-        return not self.compares and takes_nulls(self.type)
+        return not self.compares and can_hold_null(self.type)
 
     @property
     def selected(self) -> str:
         """Its SQL in a SELECT, whose JSON is the field's value."""
-        quoted = ident(self.name)
+        quoted = quote_identifier(self.name)
         if self.type.bare.name == "BFloat16":
             return f"toFloat32({quoted})"
         return f"base64Encode({quoted})" if self.scalar is scalars.BYTES else quoted
@@ -101,11 +101,11 @@ class Column:
     @property
     def ordered(self) -> str:
         """Its SQL in ORDER BY, ordered as the source's values are."""
-        return self.compared("_lt")[0]
+        return self.render_operand("_lt")[0]
 
-    def compared(self, operator: str) -> tuple[str, str]:
+    def render_operand(self, operator: str) -> tuple[str, str]:
         """Return its SQL in a comparison, and the ClickHouse type of the parameter beside it."""
-        quoted, bare = ident(self.name), self.type.bare
+        quoted, bare = quote_identifier(self.name), self.type.bare
         if bare.name in AS_TEXT or (bare.name == "UUID" and operator not in {"_eq", "_neq"}):
             return f"toString({quoted})", "String"
         if self.scalar is scalars.FLOAT64:
@@ -118,10 +118,10 @@ class Column:
     @cached_property
     def grid(self) -> tuple[Fraction, int, int] | None:
         """The step between values, and the least and largest value in steps; None: no steps."""
-        return _grid(self.type.bare)
+        return _derive_grid(self.type.bare)
 
 
-def named(name: str) -> str:
+def to_graphql_name(name: str) -> str:
     """Return the GraphQL name of a column or table.
 
     Characters that GraphQL's names cannot have become `_`; a first digit gets a `_` before it, and
@@ -132,7 +132,7 @@ def named(name: str) -> str:
     return re.sub(r"^__+", "_", plain)
 
 
-def column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
+def build_column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
     """Return the column as GraphQL has it; None for a type that it does not have.
 
     `binary` tells that its texts are bytes of the source, which need not be UTF-8.
@@ -146,10 +146,10 @@ def column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
         scalar = scalars.BYTES if bare.name in BINARY and not lists else None
     if scalar is None:
         return None
-    return Column(name=name, field=named(name), type=type_, scalar=scalar, lists=lists)
+    return Column(name=name, field=to_graphql_name(name), type=type_, scalar=scalar, lists=lists)
 
 
-def _grid(bare: ChType) -> tuple[Fraction, int, int] | None:
+def _derive_grid(bare: ChType) -> tuple[Fraction, int, int] | None:
     if whole := _WHOLE.fullmatch(bare.name):
         bits = int(whole[2])
         one, half = Fraction(1), 2 ** (bits - 1)
@@ -163,7 +163,7 @@ def _grid(bare: ChType) -> tuple[Fraction, int, int] | None:
     if bare.name == "DateTime":
         return Fraction(scalars.NANOS), 0, 2**32 - 1
     if bare.name == "DateTime64":
-        return _moments(bare.numbers[0])
+        return _derive_time_grid(bare.numbers[0])
     return None
 
 
@@ -177,7 +177,7 @@ _LAST_OF_NANOS = 9_223_372_036
 """The last whole second before the end of 64 bits of nanoseconds, in 2262."""
 
 
-def _moments(precision: int) -> tuple[Fraction, int, int]:
+def _derive_time_grid(precision: int) -> tuple[Fraction, int, int]:
     last = _LAST_OF_NANOS if 10**precision == scalars.NANOS else _LAST_SECOND
     ticks = 10**precision
     return Fraction(scalars.NANOS, ticks), _FIRST_SECOND * ticks, (last + 1) * ticks - 1

@@ -49,13 +49,13 @@ def fitted(column: Column, operator: str, value: Any) -> Fitted:
         return Fitted(operator=operator, value=below) if held else Fitted(always=operator == "_neq")
     # Among the column's values: x > v as x > the value below v, and x >= v as x >= the one above.
     near = below if operator in {"_gt", "_lte"} else above
-    result = _beyond(operator, near, least, most)
+    result = _find_constant_result(operator, near, least, most)
     if result is not None:
         return Fitted(always=result)
     return Fitted(operator=operator, value=near)
 
 
-def _beyond(operator: str, near: int, least: int, most: int) -> bool | None:
+def _find_constant_result(operator: str, near: int, least: int, most: int) -> bool | None:
     """The result if it is the same for all values of the type."""
     if operator in {"_gt", "_lte"}:
         greater = True if near < least else False if near >= most else None
@@ -69,10 +69,10 @@ def _beyond(operator: str, near: int, least: int, most: int) -> bool | None:
 def compare(operator: str, one: Any, other: Any) -> bool:
     """Compare two comparable values that are not null, NaN as the largest number."""
     if isinstance(one, float) or isinstance(other, float):
-        one, other = ranked(one), ranked(other)
+        one, other = to_sort_key(one), to_sort_key(other)
     return OPERATORS[operator](one, other)
 
 
-def ranked(value: float) -> tuple[bool, float]:
+def to_sort_key(value: float) -> tuple[bool, float]:
     """Return what orders floats with NaN as the largest."""
     return (True, 0.0) if math.isnan(value) else (False, value)

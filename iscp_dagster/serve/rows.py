@@ -73,45 +73,45 @@ def rows(
     Raises UnavailableError, ClickHouseBusyError (also when it takes too long) and ClickHouseError.
     """
     with endpoint.errors("query an index"):
-        answer = _client(endpoint).raw_query(
+        answer = _get_client(endpoint).raw_query(
             f"{query}\nFORMAT JSONCompactEachRow",
             parameters=dict(parameters),
             settings={**JSON_FORM, **limits.settings, **endpoint.read_settings},
         )
     limits.spend(len(answer))
     names = [column.field for column in columns]
-    shapes = [_shape(column) for column in columns]
+    shapes = [_get_formatter(column) for column in columns]
     return [
         {name: shape(value) for name, shape, value in zip(names, shapes, row, strict=True)}
         for row in map(json.loads, answer.splitlines())
     ]
 
 
-def _shape(column: Column) -> Any:
+def _get_formatter(column: Column) -> Any:
     if column.scalar is scalars.FLOAT64:
-        return _float
-    return _text if column.scalar in _TEXTS else _same
+        return _format_float
+    return _format_int if column.scalar in _TEXTS else _keep_value
 
 
-def _same(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> Any:
+def _format_int(value: Any) -> Any:
     """Write whole numbers that JSON's readers might round as texts; ClickHouse writes some so."""
     if isinstance(value, list):
-        return [_text(each) for each in value]
+        return [_format_int(each) for each in value]
     return value if value is None else str(value)
 
 
-def _float(value: Any) -> Any:
+def _format_float(value: Any) -> Any:
     if isinstance(value, list):
-        return [_float(each) for each in value]
+        return [_format_float(each) for each in value]
     return _FLOATS.get(value, value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=64)
-def _client(endpoint: Endpoint) -> Client:
+def _get_client(endpoint: Endpoint) -> Client:
     """Return a client that sends parameters in the body: there may be more than a URL can hold."""
     client = endpoint.connect()
     client.form_encode_query_params = True

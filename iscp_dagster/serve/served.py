@@ -9,9 +9,9 @@ from functools import cached_property
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.kinds.searching import Search
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.serve.columns import Column, column
+from iscp_dagster.serve.columns import Column, build_column
 from iscp_dagster.serve.scalars import SCALARS
 
 MIRROR, CHANGES = "mirror", "changes"
@@ -33,7 +33,7 @@ BUILT_IN = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Shard:
     """Where a view, or one shard of it, lies."""
 
     endpoint: Endpoint
@@ -41,14 +41,14 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedIndex:
     """One index as it is served: `field` is its name in the schema."""
 
     field: str
     source: SourceTable
     index: IndexKind
     """The index; of a sharded one, its first shard."""
-    places: tuple[Place, ...]
+    places: tuple[Shard, ...]
     """Every shard."""
     view: str
     columns: tuple[Column, ...]
@@ -62,7 +62,7 @@ class Served:
     @property
     def tenant(self) -> Column | None:
         """The column that names the tenant; None: the table's one tenant is `default`."""
-        return self._named(self.source.tenant) if self.source.tenant else None
+        return self._find_column(self.source.tenant) if self.source.tenant else None
 
     @cached_property
     def searches(self) -> dict[str, tuple[Search, Column]]:
@@ -72,7 +72,7 @@ class Served:
         that GraphQL does not have.
         """
         offered = self.index.searches()
-        found = {name: column(name, parsed(each.type)) for name, each in offered.items()}
+        found = {name: build_column(name, parse_type(each.type)) for name, each in offered.items()}
         return {
             name: (offered[name], each)
             for name, each in found.items()
@@ -83,7 +83,7 @@ class Served:
     def identity(self) -> tuple[Column, ...]:
         """Tenant and key columns, by which rows are ordered in the end."""
         names = dict.fromkeys((*([self.source.tenant] if self.source.tenant else []), *self.keys))
-        return tuple(found for name in names if (found := self._named(name)))
+        return tuple(found for name in names if (found := self._find_column(name)))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -93,11 +93,11 @@ class Served:
     def kind(self) -> str:
         return self.index.kind
 
-    def _named(self, name: str) -> Column | None:
+    def _find_column(self, name: str) -> Column | None:
         return next((each for each in (*self.columns, *self.hidden) if each.name == name), None)
 
 
-def choose_served(candidates: Iterable[Served]) -> tuple[list[Served], list[str]]:
+def choose_served(candidates: Iterable[ServedIndex]) -> tuple[list[ServedIndex], list[str]]:
     """Return the indexes whose names are free, and a message about each that is left out.
 
     The first in order of declaration has a name. A table's mirror and its changes share one.
@@ -105,11 +105,11 @@ def choose_served(candidates: Iterable[Served]) -> tuple[list[Served], list[str]
     owners: dict[str, str] = {}
     chosen, left_out = [], []
     for served in candidates:
-        problem = _problem(served, owners)
+        problem = _find_clash(served, owners)
         if problem:
             left_out.append(problem)
             continue
-        owners |= dict.fromkeys(_names(served), _owner(served))
+        owners |= dict.fromkeys(_list_names(served), _get_owner(served))
         chosen.append(served)
     return chosen, left_out
 
@@ -131,10 +131,10 @@ def choose_columns(columns: Sequence[Column], where: str) -> tuple[list[Column],
     return list(shown.values()), left_out
 
 
-def _problem(served: Served, owners: dict[str, str]) -> str:
-    for name in _names(served):
-        other = owners.get(name, _owner(served))
-        if name in BUILT_IN or other != _owner(served):
+def _find_clash(served: ServedIndex, owners: dict[str, str]) -> str:
+    for name in _list_names(served):
+        other = owners.get(name, _get_owner(served))
+        if name in BUILT_IN or other != _get_owner(served):
             of = "GraphQL's own" if name in BUILT_IN else f"of {other}"
             whose = f"{served.source.name}/{served.index.shown}"
             return (
@@ -144,7 +144,7 @@ def _problem(served: Served, owners: dict[str, str]) -> str:
     return ""
 
 
-def _names(served: Served) -> list[str]:
+def _list_names(served: ServedIndex) -> list[str]:
     """The names of its field and types."""
     suffixes = ["", "_bool_exp", "_order_by"]
     if served.index.of_images:
@@ -152,6 +152,6 @@ def _names(served: Served) -> list[str]:
     return [f"{served.field}{suffix}" for suffix in suffixes]
 
 
-def _owner(served: Served) -> str:
+def _get_owner(served: ServedIndex) -> str:
     is_table = served.kind in {MIRROR, CHANGES} and served.index.shown == served.kind
     return served.source.name if is_table else f"{served.source.name}/{served.index.shown}"

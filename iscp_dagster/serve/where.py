@@ -84,50 +84,52 @@ def parse(columns: Columns, given: Mapping[str, Any] | None) -> Expression:
     if given is None:
         return EVERYTHING
     parser = _Parser(columns)
-    return parser.object(given)
+    return parser.parse_object(given)
 
 
 class _Parser:
     def __init__(self, columns: Columns) -> None:
         self._columns, self._left = columns, MOST_TERMS
 
-    def object(self, given: Any) -> Expression:
+    def parse_object(self, given: Any) -> Expression:
         if not isinstance(given, Mapping):
             raise BadValueError(f"where: {given!r} is no condition; write {{column: {{_eq: 1}}}}.")
         self._count_empty(given)
-        return _all([self._part(name, value) for name, value in given.items()])
+        return _build_and([self._parse_part(name, value) for name, value in given.items()])
 
-    def _part(self, name: str, value: Any) -> Expression:
+    def _parse_part(self, name: str, value: Any) -> Expression:
         if name == "_not":
-            return Not(part=self.object(value))
+            return Not(part=self.parse_object(value))
         if name in {"_and", "_or"}:
             # GraphQL takes one value for a list of one.
             several = value if isinstance(value, list | tuple) else [value]
             self._count_empty(several)
-            parts = [self.object(each) for each in several]
-            return _all(parts) if name == "_and" else Some(parts=tuple(parts))
+            parts = [self.parse_object(each) for each in several]
+            return _build_and(parts) if name == "_and" else Some(parts=tuple(parts))
         if name not in self._columns:
             known = ", ".join(name for name, each in self._columns.items() if each.compares)
             raise BadValueError(f"where: there is no column {name!r} to filter by; use {known}.")
-        return self._conditions(self._columns[name], value)
+        return self._parse_conditions(self._columns[name], value)
 
-    def _conditions(self, column: Column, given: Any) -> Expression:
+    def _parse_conditions(self, column: Column, given: Any) -> Expression:
         if not isinstance(given, Mapping):
             raise BadValueError(
                 f"where: {column.field}: {given!r} is no condition; write {{_eq: 1}}, or "
                 "{_is_null: true} for null."
             )
         self._count_empty(given)
-        return _all([self._condition(column, name, value) for name, value in given.items()])
+        return _build_and(
+            [self._parse_condition(column, name, value) for name, value in given.items()]
+        )
 
-    def _condition(self, column: Column, operator: str, given: Any) -> Expression:
-        self._count(1)
+    def _parse_condition(self, column: Column, operator: str, given: Any) -> Expression:
+        self._count_terms(1)
         if operator == "_is_null" and isinstance(given, bool):
             return IsNull(column=column) if given else Not(part=IsNull(column=column))
         if operator in {"_in", "_nin"} and column.compares and given is not None:
             values = list(given) if isinstance(given, list | tuple) else [given]
-            self._count(len(values))
-            among = _among(column, values)
+            self._count_terms(len(values))
+            among = _build_in_list(column, values)
             return among if operator == "_in" else Not(part=among)
         if operator in {*OPERATORS, "_in", "_nin"} and column.compares:
             value = None if given is None else column.scalar.read(given)
@@ -136,9 +138,9 @@ class _Parser:
 
     def _count_empty(self, parts: Collection[Any]) -> None:
         """Count what is true or false of itself, too: it is part of the statement."""
-        self._count(0 if parts else 1)
+        self._count_terms(0 if parts else 1)
 
-    def _count(self, terms: int) -> None:
+    def _count_terms(self, terms: int) -> None:
         self._left -= terms
         if self._left < 0:
             raise BadValueError(
@@ -146,44 +148,47 @@ class _Parser:
             )
 
 
-def _all(parts: Sequence[Expression]) -> Expression:
+def _build_and(parts: Sequence[Expression]) -> Expression:
     return parts[0] if len(parts) == 1 else All(parts=tuple(parts))
 
 
-def _among(column: Column, values: Sequence[Any]) -> Among:
+def _build_in_list(column: Column, values: Sequence[Any]) -> Among:
     read = tuple(column.scalar.read(each) for each in values if each is not None)
     return Among(column=column, values=read, null=None in values)
 
 
 def predicate(expression: Expression) -> Callable[[Row], bool]:
     """Return a function that tells whether the expression selects a row."""
-    truth = _truth(expression)
+    truth = _compile_expression(expression)
     return lambda row: truth(row) is True
 
 
-def _truth(expression: Expression) -> Callable[[Row], Truth]:
+def _compile_expression(expression: Expression) -> Callable[[Row], Truth]:
     if isinstance(expression, Comparison):
-        return _comparing(expression)
+        return _compile_comparison(expression)
     if isinstance(expression, Among):
-        return _finding(expression)
+        return _compile_in_list(expression)
     if isinstance(expression, IsNull):
         field = expression.column.field
         return lambda row: row[field] is None
     if isinstance(expression, Not):
-        inner = _truth(expression.part)
+        inner = _compile_expression(expression.part)
         return lambda row: None if (found := inner(row)) is None else not found
-    parts, decides = [_truth(each) for each in expression.parts], isinstance(expression, Some)
-    return lambda row: _joined([part(row) for part in parts], decides=decides)
+    parts, decides = (
+        [_compile_expression(each) for each in expression.parts],
+        isinstance(expression, Some),
+    )
+    return lambda row: _combine_truths([part(row) for part in parts], decides=decides)
 
 
-def _joined(truths: Sequence[Truth], *, decides: bool) -> Truth:
+def _combine_truths(truths: Sequence[Truth], *, decides: bool) -> Truth:
     """The truth of all, or of some: one that `decides` is enough, else an unknown one."""
     if decides in truths:
         return decides
     return None if None in truths else not decides
 
 
-def _comparing(said: Comparison) -> Callable[[Row], Truth]:
+def _compile_comparison(said: Comparison) -> Callable[[Row], Truth]:
     field, read, value = said.column.field, said.column.value, said.value
 
     def found(row: Row) -> Truth:
@@ -195,7 +200,7 @@ def _comparing(said: Comparison) -> Callable[[Row], Truth]:
     return found
 
 
-def _finding(said: Among) -> Callable[[Row], Truth]:
+def _compile_in_list(said: Among) -> Callable[[Row], Truth]:
     field, read, unfound = said.column.field, said.column.value, None if said.null else False
 
     def found(row: Row) -> Truth:

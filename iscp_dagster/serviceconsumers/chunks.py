@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from iscp_dagster.events.payload import json_value
+from iscp_dagster.events.payload import to_json_value
 
 CHANGE, VERSION = "_change", "_version"
 """What happened to the row, and in which commit, beside its columns."""
@@ -23,7 +23,7 @@ _DIGITS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TenantChanges:
     """The changes of one tenant and range, all or some of them."""
 
     table: str
@@ -49,7 +49,7 @@ class Owner:
 class Chunk:
     """What one invocation is given."""
 
-    part: Part
+    part: TenantChanges
     number: int
     """From 0."""
     last: bool
@@ -70,38 +70,38 @@ class Chunk:
             *(part.tenant, part.from_, part.to, part.snapshot, self.number),
             hashlib.sha256(self.body).hexdigest(),
         ]
-        key = f"iscp-{hashlib.sha256(_json(named).encode()).hexdigest()}"
+        key = f"iscp-{hashlib.sha256(_to_json(named).encode()).hexdigest()}"
         return f"{key}-{repairs}" if repairs else key
 
 
-def line(row: Mapping[str, Any], version: int, change: str) -> str:
+def format_line(row: Mapping[str, Any], version: int, change: str) -> str:
     """One row as text: how it sorts, then its JSON. Raises SchemaError naming a column.
 
     Values have the texts that they have in an event's `data`.
     """
-    said = {name: json_value(value, at=name) for name, value in row.items()}
-    return f"{version:0{_DIGITS}d}{_json({**said, CHANGE: change, VERSION: version})}"
+    said = {name: to_json_value(value, at=name) for name, value in row.items()}
+    return f"{version:0{_DIGITS}d}{_to_json({**said, CHANGE: change, VERSION: version})}"
 
 
-def chunks(
-    part: Part, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
+def cut_chunks(
+    part: TenantChanges, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
 ) -> Iterator[Chunk]:
     """Cut sorted `line`s into chunks of at most `rows` rows and `most` bytes.
 
     A snapshot has at least one chunk, which may be empty: it says that nothing is left.
     """
-    number, held = 0, _Held()
+    number, held = 0, _ChunkBuilder()
     for each in lines:
         text = each[_DIGITS:]
         if held.texts and (len(held.texts) >= rows or held.bytes + len(text.encode()) > most):
-            yield held.chunk(part, number, last=False)
-            number, held = number + 1, _Held()
+            yield held.build_chunk(part, number, last=False)
+            number, held = number + 1, _ChunkBuilder()
         held.add(text)
     if held.texts or (part.snapshot and number == 0):
-        yield held.chunk(part, number, last=True)
+        yield held.build_chunk(part, number, last=True)
 
 
-class _Held:
+class _ChunkBuilder:
     """The rows of the next chunk."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class _Held:
         self.texts.append(text)
         self.bytes += len(text.encode())
 
-    def chunk(self, part: Part, number: int, *, last: bool) -> Chunk:
+    def build_chunk(self, part: TenantChanges, number: int, *, last: bool) -> Chunk:
         head = {
             "table": part.table,
             "tenant": part.tenant,
@@ -122,9 +122,9 @@ class _Held:
             "chunk": number,
             "last": last,
         }
-        body = f'{_json(head)[:-1]},"rows":[{",".join(self.texts)}]}}'
+        body = f'{_to_json(head)[:-1]},"rows":[{",".join(self.texts)}]}}'
         return Chunk(part=part, number=number, last=last, rows=len(self.texts), body=body.encode())
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

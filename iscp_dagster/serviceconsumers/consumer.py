@@ -14,9 +14,9 @@ from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, Part, chunks
-from iscp_dagster.serviceconsumers.invoking import Invoking, Patience
-from iscp_dagster.serviceconsumers.rows import Lines
+from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, TenantChanges, cut_chunks
+from iscp_dagster.serviceconsumers.invoking import Invoking, StallTimer
+from iscp_dagster.serviceconsumers.rows import LineFormatter
 from iscp_dagster.serviceconsumers.services import Services
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
@@ -69,7 +69,7 @@ class InvokingConsumer:
             )
         return cls(
             source=source,
-            declared=source.service(info.job),
+            declared=source.get_service(info.job),
             table_id=table_id,
             generation=info.generation,
             services=services(),
@@ -80,12 +80,12 @@ class InvokingConsumer:
     def consume(self, retriever: DataRetriever) -> None:
         """Read everything, then invoke, tenant by tenant; a tenant that fails is refused."""
         source, name = self.source, f"Job {self.source.name}/{self.declared.name}"
-        lines = Lines(name=name, keys=source.keys, tenant=source.tenant)
+        lines = LineFormatter(name=name, keys=source.keys, tenant=source.tenant)
         with closing(Sorter()) as sorter:
             lines.collect(retriever, sorter)
             tenants = sorted(retriever.tenants - retriever.refused.keys())
-            patience = Patience(self.declared.patience, self.monotonic)
-            its = _Consuming(its=self, retriever=retriever, sorter=sorter, patience=patience)
+            patience = StallTimer(self.declared.patience, self.monotonic)
+            its = _Consumption(its=self, retriever=retriever, sorter=sorter, patience=patience)
             with ThreadPoolExecutor(TENANTS, f"invoking {self.declared.name}") as pool:
                 ends = list(pool.map(its.end_of, tenants))
         for tenant, error in zip(tenants, ends, strict=True):
@@ -94,13 +94,13 @@ class InvokingConsumer:
 
 
 @dataclass(kw_only=True)
-class _Consuming:
+class _Consumption:
     """One call of `consume`, once everything is read."""
 
     its: InvokingConsumer
     retriever: DataRetriever
     sorter: Sorter
-    patience: Patience
+    patience: StallTimer
     down: UnavailableError | None = None
     """Why the runtime does not answer, once it did not: no other tenant need wait for it."""
 
@@ -108,9 +108,9 @@ class _Consuming:
         """Invoke the tenant's chunks to their ends; returns why they do not all have one."""
         if self.down is not None:
             return self.down
-        invoking = self._invoking(tenant)
+        invoking = self._make_invoker(tenant)
         try:
-            invoking.invoke(self._chunks(tenant))
+            invoking.invoke(self._cut_chunks(tenant))
         except UnavailableError as error:
             self.down = error
             return error
@@ -120,7 +120,7 @@ class _Consuming:
             self.retriever.tell(tenant, invoking.facts)
         return None
 
-    def _invoking(self, tenant: str) -> Invoking:
+    def _make_invoker(self, tenant: str) -> Invoking:
         its = self.its
         owner = Owner(
             table_id=its.table_id,
@@ -139,13 +139,13 @@ class _Consuming:
             repairs=its.repairs.get(tenant, 0),
         )
 
-    def _chunks(self, tenant: str) -> Iterator[Chunk]:
+    def _cut_chunks(self, tenant: str) -> Iterator[Chunk]:
         retriever = self.retriever
-        part = Part(
+        part = TenantChanges(
             table=self.its.source.name,
             tenant=tenant,
             from_=retriever.range.from_.version,
             to=retriever.range.to.version,
             snapshot=retriever.data_type is DataType.SNAPSHOT,
         )
-        return chunks(part, self.sorter.sorted(tenant), rows=self.its.declared.rows)
+        return cut_chunks(part, self.sorter.read_sorted(tenant), rows=self.its.declared.rows)

@@ -53,10 +53,10 @@ def as_job_errors() -> Iterator[None]:
     try:
         yield
     except errors.DurableError as error:
-        raise _job_error(error) from error
+        raise _to_job_error(error) from error
 
 
-def _job_error(error: errors.DurableError) -> IscpError:
+def _to_job_error(error: errors.DurableError) -> IscpError:
     match error:
         case of_clients.TokenRefusedError():
             message = f"{error} Give runs and runtime the same {INVOCATIONS_TOKEN}."

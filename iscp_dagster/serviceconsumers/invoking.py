@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from durable_invocations.client.errors import shown
+from durable_invocations.client.errors import truncate_reason
 from durable_invocations.protocol.failures import TOO_LARGE
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError, SchemaError
@@ -29,7 +29,7 @@ SHOWN = 50
 
 
 @dataclass
-class Patience:
+class StallTimer:
     """How long all wait: only as long as invocations of the iteration end well."""
 
     seconds: float
@@ -58,7 +58,7 @@ class Invoking:
     owner: Owner
     lost: Callable[[], IscpError | None]
     """Why the run may do nothing more for the tenant; None: it may."""
-    patience: Patience
+    patience: StallTimer
     keys: Sequence[str] = ()
     """The columns that name a row in messages."""
     repairs: int = 0
@@ -77,77 +77,77 @@ class Invoking:
         waiting = deque[tuple[Chunk, Invoked]]()
         for chunk in chunks:
             if len(waiting) >= self.declared.at_once:
-                self._end(*waiting.popleft())
-            waiting.append((chunk, self._sent(chunk)))
+                self._await_end(*waiting.popleft())
+            waiting.append((chunk, self._send_chunk(chunk)))
         while waiting:
-            self._end(*waiting.popleft())
+            self._await_end(*waiting.popleft())
 
-    def _sent(self, chunk: Chunk) -> Invoked:
+    def _send_chunk(self, chunk: Chunk) -> Invoked:
         """The chunk's invocation: the one that there is, also if it has failed since.
 
         Whoever repaired the job has one that failed before that tried anew.
         """
         declared, services = self.declared, self.services
         service, handler = declared.service, declared.method
-        self._check()
-        keyed = services.keyed(declared.url, service, handler)
+        self._check_fence()
+        keyed = services.is_keyed(declared.url, service, handler)
         key = self.tenant if keyed else None
         names = [chunk.key(self.owner, repairs=each) for each in range(self.repairs + 1)]
         standing = (
             each
             for each in names[:-1]
-            if services.stands(service, handler, key=key, idempotency_key=each)
+            if services.has_invocation(service, handler, key=key, idempotency_key=each)
         )
         name = next(standing, names[-1])
-        self._check()
+        self._check_fence()
         try:
             invoked = services.send(service, handler, chunk.body, key=key, idempotency_key=name)
         except InvocationRefusedError as error:
-            raise (self._too_large(chunk) if error.status == TOO_LARGE else error) from error
+            raise (self._make_size_error(chunk) if error.status == TOO_LARGE else error) from error
         self.begun += 1
         self.attached += not invoked.is_new
-        self._see(chunk, invoked)
+        self._keep_latest(chunk, invoked)
         return invoked
 
-    def _end(self, chunk: Chunk, invoked: Invoked) -> None:
+    def _await_end(self, chunk: Chunk, invoked: Invoked) -> None:
         while True:
             seen = self.services.look(invoked, min(LOOK_SECONDS, self.patience.seconds))
             invoked = replace(seen, is_new=invoked.is_new)
-            self._see(chunk, invoked)
+            self._keep_latest(chunk, invoked)
             if invoked.ended or invoked.status == PAUSED:
                 break
-            self._check()
+            self._check_fence()
             if self.patience.over:
                 break
         if not invoked.ended:
-            raise InvocationGoingError(self._going(chunk, invoked))
+            raise InvocationGoingError(self._describe_ongoing(chunk, invoked))
         if invoked.failed:
-            raise InvocationFailedError(self._failed(chunk, invoked))
+            raise InvocationFailedError(self._describe_failure(chunk, invoked))
         self.patience.move()
 
-    def _check(self) -> None:
+    def _check_fence(self) -> None:
         if (error := self.lost()) is not None:
             raise error
 
-    def _see(self, chunk: Chunk, invoked: Invoked) -> None:
+    def _keep_latest(self, chunk: Chunk, invoked: Invoked) -> None:
         self.seen[chunk.number] = chunk, invoked
         self.seen.pop(chunk.number - SHOWN, None)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What is shown of the invocations so far; with none, only their number."""
-        shown = [_shown(chunk, invoked) for chunk, invoked in self.seen.values()]
+        shown = [_describe_invocation(chunk, invoked) for chunk, invoked in self.seen.values()]
         counts = {"invocations": self.begun, "attached": self.attached}
         return {**counts, **({INVOKED: shown} if shown else {})}
 
-    def _head(self, chunk: Chunk, invoked: Invoked) -> str:
+    def _format_head(self, chunk: Chunk, invoked: Invoked) -> str:
         declared, part = self.declared, chunk.part
         return (
             f"Service consumer {declared.name!r}: invocation {invoked.id} of {declared.handler} "
             f"with chunk {chunk.number} of ({part.from_}, {part.to}] ({invoked.link})"
         )
 
-    def _too_large(self, chunk: Chunk) -> SchemaError:
+    def _make_size_error(self, chunk: Chunk) -> SchemaError:
         row = max(json.loads(chunk.body)["rows"], key=lambda each: len(json.dumps(each)))
         key = {name: row[name] for name in self.keys}
         return SchemaError(
@@ -157,26 +157,28 @@ class Invoking:
             "repair the job."
         )
 
-    def _failed(self, chunk: Chunk, invoked: Invoked) -> str:
+    def _describe_failure(self, chunk: Chunk, invoked: Invoked) -> str:
         return (
-            f"{self._head(chunk, invoked)} failed: {_why(invoked)}. Correct the handler or what "
+            f"{self._format_head(chunk, invoked)} failed: {_format_failure(invoked)}. Correct the "
+            "handler or what "
             "it met, then repair the job (`iscp job repair`), which invokes it anew."
         )
 
-    def _going(self, chunk: Chunk, invoked: Invoked) -> str:
-        last = f", last {_why(invoked)}" if invoked.failure else ""
+    def _describe_ongoing(self, chunk: Chunk, invoked: Invoked) -> str:
+        last = f", last {_format_failure(invoked)}" if invoked.failure else ""
         then = (
             f"resume it (`iscp invocations resume {invoked.id}`)"
             if invoked.status == PAUSED
             else f"it goes on ({self.declared.patience:g} s are waited for it at a time)"
         )
         return (
-            f"{self._head(chunk, invoked)} is {invoked.status}{last}; {then}. The next iteration "
+            f"{self._format_head(chunk, invoked)} is {invoked.status}{last}; {then}. The next "
+            "iteration "
             "attaches to it."
         )
 
 
-def _shown(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
+def _describe_invocation(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
     ended = "failed" if invoked.failed else "completed"
     return {
         "versions": f"({chunk.part.from_}, {chunk.part.to}]",
@@ -189,6 +191,6 @@ def _shown(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
     }
 
 
-def _why(invoked: Invoked) -> str:
+def _format_failure(invoked: Invoked) -> str:
     """What goes on in a sentence."""
-    return shown(invoked.failure).rstrip(".")
+    return truncate_reason(invoked.failure).rstrip(".")

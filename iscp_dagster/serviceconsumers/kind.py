@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from iscp_dagster.model.consumers.kinds import DeclaredKind, Scan
+from iscp_dagster.model.consumers.kinds import DeclaredKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -28,10 +28,10 @@ class ServiceConsumers(DeclaredKind):
     def columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
-        columns = tuple(source.service(info.job).columns)
-        return source.columns_of(Index(name=info.job, columns=columns or None), available)
+        columns = tuple(source.get_service(info.job).columns)
+        return source.select_columns(Index(name=info.job, columns=columns or None), available)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 
         return InvokingConsumer.of(

@@ -36,11 +36,11 @@ class RuntimeServices:
     _registering: threading.Lock = field(default_factory=threading.Lock)
 
     @as_job_errors()
-    def keyed(self, url: str, service: str, handler: str) -> bool:
+    def is_keyed(self, url: str, service: str, handler: str) -> bool:
         asked = url, service, handler
         with self._registering:
             if asked not in self._keyed:
-                self._keyed[asked] = _is_keyed(self._serving(*asked), *asked)
+                self._keyed[asked] = _is_keyed(self._ensure_serving(*asked), *asked)
             return self._keyed[asked]
 
     @as_job_errors()
@@ -54,7 +54,7 @@ class RuntimeServices:
         except InvocationRefusedError as error:
             if error.status != _GONE:
                 raise
-            self._forget(service, handler)
+            self._forget_handler(service, handler)
             raise InvocationGoingError(
                 f"The runtime no longer knows {service}/{handler} as it did: {error.reason} The "
                 "next iteration looks for it anew."
@@ -67,7 +67,9 @@ class RuntimeServices:
         )
 
     @as_job_errors()
-    def stands(self, service: str, handler: str, *, key: str | None, idempotency_key: str) -> bool:
+    def has_invocation(
+        self, service: str, handler: str, *, key: str | None, idempotency_key: str
+    ) -> bool:
         keyed = () if key is None else (key,)
         try:
             self.client.output(service, *keyed, handler, idempotency_key)
@@ -92,7 +94,7 @@ class RuntimeServices:
             failure = f"{error.status} {error.reason}"
             return replace(invoked, status=ENDED, failure=failure)
         except errors.WaitError:
-            return self._described(invoked)
+            return self._refresh_status(invoked)
         except InvocationRefusedError as error:
             if error.status != _GONE:
                 raise
@@ -102,12 +104,12 @@ class RuntimeServices:
             ) from error
         return replace(invoked, status=ENDED, failure="")
 
-    def _forget(self, service: str, handler: str) -> None:
+    def _forget_handler(self, service: str, handler: str) -> None:
         with self._registering:
             for asked in [each for each in self._keyed if each[1:] == (service, handler)]:
                 del self._keyed[asked]
 
-    def _described(self, invoked: Invoked) -> Invoked:
+    def _refresh_status(self, invoked: Invoked) -> Invoked:
         told = self.client.invocation(invoked.id)
         # It may have ended since; then the next look says how.
         status = str(told["status"]) if told["status"] != ENDED else invoked.status
@@ -115,14 +117,14 @@ class RuntimeServices:
         failure = f"{error['code']} {error['message']}" if error else ""
         return replace(invoked, status=status, failure=failure)
 
-    def _serving(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
+    def _ensure_serving(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
         """The service as the runtime invokes it, with that handler; None if it has none.
 
         Registers the address if the runtime does not know it, or knows no such handler. One that
         it knows, and that serves the service no more, was replaced by a person.
         """
-        address = Address.parsed(url).url
-        found = self._known(service, handler)
+        address = Address.parse(url).url
+        found = self._find_service(service, handler)
         if found is not None and found["uri"] == address:
             return found
         if found is not None and address in {each["uri"] for each in self.client.deployments()}:
@@ -133,10 +135,10 @@ class RuntimeServices:
             )
             return found
         self.client.register(url, force=True)
-        found = self._known(service, handler)
+        found = self._find_service(service, handler)
         return found if found is not None and found["uri"] == address else None
 
-    def _known(self, service: str, handler: str) -> Mapping[str, Any] | None:
+    def _find_service(self, service: str, handler: str) -> Mapping[str, Any] | None:
         for each in self.client.services():
             if each["name"] == service and handler in {one["name"] for one in each["handlers"]}:
                 return each
@@ -167,6 +169,6 @@ def open_client(url: str, token: str) -> Client:
 
 
 @lru_cache(maxsize=4)
-def runtime_at(url: str, token: str = "") -> RuntimeServices:
+def open_runtime(url: str, token: str = "") -> RuntimeServices:
     """The runtime at an address, with one client for the whole process. Raises ConfigError."""
     return RuntimeServices(open_client(url, token))

@@ -48,7 +48,7 @@ class Invoked:
 class Services(Protocol):
     """A runtime of invocations. Every method raises UnavailableError if it does not answer."""
 
-    def keyed(self, url: str, service: str, handler: str) -> bool:
+    def is_keyed(self, url: str, service: str, handler: str) -> bool:
         """Whether the handler is one of a virtual object, which is called with a key.
 
         Registers the service endpoint at `url` if the runtime does not know the handler there.
@@ -60,7 +60,9 @@ class Services(Protocol):
     ) -> Invoked:
         """Invoke, or find the invocation of that idempotency key; does not wait for its end."""
 
-    def stands(self, service: str, handler: str, *, key: str | None, idempotency_key: str) -> bool:
+    def has_invocation(
+        self, service: str, handler: str, *, key: str | None, idempotency_key: str
+    ) -> bool:
         """Whether there is an invocation of that idempotency key that has not failed."""
 
     def look(self, invoked: Invoked, seconds: float) -> Invoked:

@@ -16,14 +16,14 @@ _BLOCK = 256 * 1024
 
 
 @dataclass(frozen=True)
-class _Run:
+class _SpillFile:
     """Lines that were written to disk together, sorted within each tenant."""
 
     file: IO[bytes]
     places: Mapping[str, tuple[int, int]]
     """By tenant, where its lines begin and end."""
 
-    def lines(self, tenant: str) -> Iterator[str]:
+    def read_lines(self, tenant: str) -> Iterator[str]:
         at, end = self.places.get(tenant, (0, 0))
         rest = b""
         while at < end:
@@ -41,7 +41,7 @@ class Sorter:
     memory: int = MEMORY
     _held: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _size: int = 0
-    _runs: list[_Run] = field(default_factory=list)
+    _runs: list[_SpillFile] = field(default_factory=list)
 
     def close(self) -> None:
         """Free the disk."""
@@ -55,18 +55,18 @@ class Sorter:
             held.append(each)
             self._size += len(each)
         if self._size > self.memory:
-            self._spill()
+            self._spill_to_disk()
 
     def drop(self, tenant: str) -> None:
         """Forget a tenant's lines that are in memory; nobody will ask for the others."""
         self._size -= sum(map(len, self._held.pop(tenant, ())))
 
-    def sorted(self, tenant: str) -> Iterator[str]:
+    def read_sorted(self, tenant: str) -> Iterator[str]:
         """The tenant's lines in order; add no more."""
         held = sorted(self._held.get(tenant, ()))
-        return heapq.merge(held, *(run.lines(tenant) for run in self._runs))
+        return heapq.merge(held, *(run.read_lines(tenant) for run in self._runs))
 
-    def _spill(self) -> None:
+    def _spill_to_disk(self) -> None:
         # It has no name, so that nothing is left of it after a crash.
         file = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - `close` closes it
         places = {}
@@ -75,6 +75,6 @@ class Sorter:
             file.writelines(f"{each}\n".encode() for each in sorted(self._held[tenant]))
             places[tenant] = begin, file.tell()
         file.flush()
-        self._runs.append(_Run(file, places))
+        self._runs.append(_SpillFile(file, places))
         self._held.clear()
         self._size = 0

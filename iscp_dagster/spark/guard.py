@@ -15,7 +15,7 @@ LOOK_SECONDS = 2.0
 
 
 @contextmanager
-def interruptible(
+def interrupt_when_lost(
     spark: Any, held: Callable[[], bool], every: float = LOOK_SECONDS
 ) -> Iterator[None]:
     """Interrupt on the server the Spark work begun in this block, once nobody needs it.

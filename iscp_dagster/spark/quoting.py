@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def ident(*parts: str) -> str:
+def quote_identifier(*parts: str) -> str:
     """`catalog`.`table` or `column`, whatever characters the names hold."""
     return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
 

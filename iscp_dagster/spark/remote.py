@@ -39,8 +39,8 @@ class Remote:
     @classmethod
     def parse(cls, address: str, environ: Mapping[str, str] = os.environ) -> Remote:
         """Parse an address. Raises ConfigError, which shows no parameter, for an invalid one."""
-        parts, port = _parts(address)
-        given = _parameters(address, parts.params)
+        parts, port = _split_address(address)
+        given = _parse_parameters(address, parts.params)
         token = given.get("token", environ.get(TOKEN_VARIABLE, ""))
         headers = [(name, value) for name, value in given.items() if name not in _NO_HEADERS]
         if token:
@@ -55,18 +55,18 @@ class Remote:
         )
 
 
-def with_token(address: str, token: str) -> str:
+def add_token(address: str, token: str) -> str:
     """The address with the token added; unchanged if the token is empty."""
     return f"{address.rstrip('/')}/;token={token}" if token else address
 
 
-def shown(address: str) -> str:
+def redact_address(address: str) -> str:
     """The scheme, host and port of an address: what follows or precedes them may be secret."""
     place = _PLACE_END.split(address.removeprefix(SCHEME))[0]
     return SCHEME + place.rpartition("@")[2]
 
 
-def _parts(address: str) -> tuple[ParseResult, int]:
+def _split_address(address: str) -> tuple[ParseResult, int]:
     # As PySpark does: Python splits off parameters for http, but not for sc.
     parts = urlparse("http" + address.removeprefix("sc"))
     try:
@@ -76,18 +76,19 @@ def _parts(address: str) -> tuple[ParseResult, int]:
     placed = parts.hostname and port and ";" not in parts.netloc
     if not (address.startswith(SCHEME) and placed and parts.path in {"", "/"}):
         raise ConfigError(
-            f"SPARK_REMOTE ({shown(address)}) is malformed; write it as "
+            f"SPARK_REMOTE ({redact_address(address)}) is malformed; write it as "
             "sc://host:port[/;name=value;…], and a `/` within a value as %2F."
         )
     return parts, port
 
 
-def _parameters(address: str, text: str) -> dict[str, str]:
+def _parse_parameters(address: str, text: str) -> dict[str, str]:
     given = [part.split("=") for part in text.split(";") if text]
     for number, pair in enumerate(given, 1):
         if len(pair) != 2:  # noqa: PLR2004
             raise ConfigError(
-                f"Parameter {number} of SPARK_REMOTE ({shown(address)}) is not name=value; "
+                f"Parameter {number} of SPARK_REMOTE ({redact_address(address)}) is not "
+                "name=value; "
                 "write a `=` within a value as %3D."
             )
     return {name: unquote(value) for name, value in given}

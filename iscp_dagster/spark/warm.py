@@ -30,10 +30,10 @@ def main() -> None:
 def warm(spark: Any) -> None:
     """Run tasks in Python workers, as iterations do."""
     for _ in range(_TIMES):
-        spark.range(0, _TASKS, 1, _TASKS).mapInArrow(_same, "id bigint").collect()
+        spark.range(0, _TASKS, 1, _TASKS).mapInArrow(_pass_batches, "id bigint").collect()
 
 
-def _same(batches: Iterator[Any]) -> Iterator[Any]:
+def _pass_batches(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 

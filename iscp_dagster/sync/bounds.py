@@ -10,7 +10,7 @@ from iscp_dagster.model.jobs import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class IterationBounds:
     """The most versions, bytes as written in the lake, and rows of one iteration; at least 1 each.
 
     The limit on rows keeps chunks few enough, even if one task writes them all, for ClickHouse to
@@ -26,7 +26,7 @@ class Bounds:
             message = f"An iteration takes at least one version, byte and row, not {self}."
             raise ConfigError(message)
 
-    def of(self, jobs: Iterable[Job]) -> Bounds:
+    def of(self, jobs: Iterable[Job]) -> IterationBounds:
         """The bounds of an iteration that the jobs share: these, or what a job sets below them."""
         details = [job.spec.detail for job in jobs]
         versions = [each.max_versions for each in details if each.max_versions]
@@ -54,4 +54,4 @@ class Bounds:
         return last
 
 
-DEFAULT_BOUNDS = Bounds()
+DEFAULT_BOUNDS = IterationBounds()

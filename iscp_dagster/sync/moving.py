@@ -9,13 +9,13 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Moved
-from iscp_dagster.sync.iteration.outcomes import Delivery, failed
+from iscp_dagster.sync.iteration.outcomes import PendingCommit, make_failure
 from iscp_dagster.sync.ledger import Ledger
 
 Answers = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
-def moved(log: SqlLog, ledger: Ledger, deliveries: Sequence[Delivery]) -> Moved:
+def move_watermarks(log: SqlLog, ledger: Ledger, deliveries: Sequence[PendingCommit]) -> Moved:
     """Move the watermarks, all after a last step or all before another, as far as the run holds
     the jobs. The state store goes first.
     """
@@ -43,7 +43,7 @@ def refuse(log: SqlLog, wrong: Sequence[Failed]) -> list[Failed]:
     """
     taken = log.fail(list(wrong))
     return [
-        failed(each.claim, taken[each.claim.key], each.told)
+        make_failure(each.claim, taken[each.claim.key], each.told)
         if each.claim.key in taken and each.code != FenceError.code
         else each
         for each in wrong

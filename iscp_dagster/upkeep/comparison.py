@@ -9,11 +9,11 @@ from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.table_problems import earlier_ids
+from iscp_dagster.planning.problems import Problem, make_problem
+from iscp_dagster.planning.table_problems import find_earlier_ids
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.position import positions
-from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
+from iscp_dagster.upkeep.position import read_positions
+from iscp_dagster.upkeep.verify import Failure, IndexVerdict, compare_indexes
 
 Wanted = Sequence[tuple[SourceTable, list[str] | None]]
 """Tables, each with the names of some of its indexes, or None for all."""
@@ -30,10 +30,10 @@ class Unbuilt:
 
 
 @dataclass(kw_only=True)
-class Comparison:
+class ComparisonResult:
     """The result of comparing several tables."""
 
-    verdicts: list[tuple[SourceTable, Verdict]] = field(default_factory=list)
+    verdicts: list[tuple[SourceTable, IndexVerdict]] = field(default_factory=list)
     unbuilt: list[tuple[SourceTable, Unbuilt]] = field(default_factory=list)
     failures: list[tuple[SourceTable, Failure]] = field(default_factory=list)
     """Why some indexes, or tenants of them, could not be compared."""
@@ -56,41 +56,41 @@ class Comparison:
         return bool(self.verdicts) and not (self.unbuilt or self.failures or self.problems)
 
 
-def compared(
+def compare_tables(
     deployment: Deployment,
     wanted: Wanted,
     tenant: str | None = None,
     tell: Callable[[str], None] | None = None,
-) -> Comparison:
+) -> ComparisonResult:
     """Compare the built indexes, for one tenant or all. An error of one stops no other.
 
     `tell` is called with a line about each comparison as it begins.
     """
-    found, tenants = Comparison(), None if tenant is None else [tenant]
+    found, tenants = ComparisonResult(), None if tenant is None else [tenant]
     for source, names in wanted:
         try:
-            held = positions(deployment, source, tenants=tenants, indexes=names)
+            held = read_positions(deployment, source, tenants=tenants, indexes=names)
             results = compare_indexes(deployment, source, tenants=tenants, indexes=names, tell=tell)
-            stranded = _stranded(deployment, source, tenant, names)
+            stranded = _find_stranded_jobs(deployment, source, tenant, names)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
-            found.problems.append(problem_of(source, error))
+            found.problems.append(make_problem(source, error))
             continue
-        found.verdicts += [(source, each) for each in results if isinstance(each, Verdict)]
+        found.verdicts += [(source, each) for each in results if isinstance(each, IndexVerdict)]
         found.failures += [(source, each) for each in results if isinstance(each, Failure)]
         found.unbuilt += [
-            (source, _unbuilt(each.job))
+            (source, _make_unbuilt(each.job))
             for each in held
             if is_index(each.consumer) and not each.built
         ]
-        found.unbuilt += [(source, _unbuilt(job)) for job in stranded]
+        found.unbuilt += [(source, _make_unbuilt(job)) for job in stranded]
     return found
 
 
-def _stranded(
+def _find_stranded_jobs(
     deployment: Deployment, source: SourceTable, tenant: str | None, names: list[str] | None
 ) -> list[Job]:
     """The jobs of those indexes whose rows are of an earlier table of that name."""
-    earlier = earlier_ids(deployment, source, deployment.delta_log(source).table_id())
+    earlier = find_earlier_ids(deployment, source, deployment.delta_log(source).get_table_id())
     return [
         job
         for table_id in sorted(earlier)
@@ -101,6 +101,6 @@ def _stranded(
     ]
 
 
-def _unbuilt(job: Job) -> Unbuilt:
+def _make_unbuilt(job: Job) -> Unbuilt:
     error = job.status if job.state is JobState.ERROR else None
     return Unbuilt(index=job.name.job, tenant=job.key.tenant, error=error)

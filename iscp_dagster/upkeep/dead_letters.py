@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.write.consumer import inserted
+from iscp_dagster.clickhouse.write.consumer import insert_fitted_rows
 from iscp_dagster.clickhouse.write.fitting import fitted
-from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, key_of
+from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, hash_key
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import (
@@ -24,7 +24,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.sync.deployment import Deployment
 
@@ -41,7 +41,7 @@ class Replayed:
     """Whether its tenant is rebuilt by the next iteration, for this letter or another."""
 
 
-def dead_letters(
+def find_letters(
     deployment: Deployment,
     sources: Sequence[SourceTable],
     *,
@@ -57,7 +57,7 @@ def dead_letters(
         raise ConfigError("An id is empty; see `iscp dlq list`.")
     found = [
         letter
-        for letters, name in _kept(deployment, sources, index)
+        for letters, name in _list_letter_tables(deployment, sources, index)
         for letter in letters.found(index=name, tenant=tenant, ids=ids)
     ]
     for id_ in ids:
@@ -72,7 +72,7 @@ def drop_letters(
     """Drop the letters; their rows stay out of the index. Idempotent."""
     for index in sorted({letter.index for letter in letters}):
         mine = [each for each in letters if each.index == index]
-        for held, _ in _kept(deployment, sources, index):
+        for held, _ in _list_letter_tables(deployment, sources, index):
             held.drop(mine)
 
 
@@ -90,19 +90,19 @@ def replay_letters(
     for name in sorted({letter.index for letter in letters}):
         mine = [letter for letter in letters if letter.index == name]
         try:
-            store = _store(deployment, sources, mine[0])
-            done = _replayed(deployment, store, mine)
-            _of(store).drop([each.letter for each in done if each.error is None])
+            store = _open_store(deployment, sources, mine[0])
+            done = _replay_index(deployment, store, mine)
+            _get_letters(store).drop([each.letter for each in done if each.error is None])
         except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
             done = [Replayed(letter=letter, error=as_ours(error)) for letter in mine]
         found += done
     return found
 
 
-def _replayed(
+def _replay_index(
     deployment: Deployment, store: IndexStore, letters: Sequence[DeadLetter]
 ) -> list[Replayed]:
-    found = [_rebuilt(deployment, letter) for letter in letters if letter.whole_range]
+    found = [_rebuild_tenant(deployment, letter) for letter in letters if letter.whole_range]
     built = {(each.letter.tenant, each.letter.registration) for each in found if each.rebuilt}
     rows_of = [letter for letter in letters if not letter.whole_range]
     found += [
@@ -113,22 +113,24 @@ def _replayed(
     letters = [each for each in rows_of if (each.tenant, each.registration) not in built]
     if not letters:
         return found
-    rows = dict(zip(letters, _of(store).rows(letters), strict=True))
+    rows = dict(zip(letters, _get_letters(store).rows(letters), strict=True))
     # Before checking that the jobs are idle: a run that rebuilds one later rejects this insert.
     store = store.enter()
-    kept = _last(store, letters[0].index)
+    kept = _find_last_letters(store, letters[0].index)
     for letter in letters:
         if letter.id not in kept or letter.deleted:
             found.append(Replayed(letter=letter, superseded=True))
-        elif (unserved := _unserved(deployment, letter)) is not None:
+        elif (unserved := _find_obstacle(deployment, letter)) is not None:
             found.append(Replayed(letter=letter, error=unserved))
         else:
-            found.append(_written(store, letter, rows[letter]))
+            found.append(_write_letter(store, letter, rows[letter]))
     return found
 
 
-def _rebuilt(deployment: Deployment, letter: DeadLetter) -> Replayed:
-    jobs = [job for job in _jobs(deployment, letter) if job.registration == letter.registration]
+def _rebuild_tenant(deployment: Deployment, letter: DeadLetter) -> Replayed:
+    jobs = [
+        job for job in _list_jobs(deployment, letter) if job.registration == letter.registration
+    ]
     if any(job.status.code == TableGoneError.code for job in jobs):
         message = f"The table of {letter.index} was dropped or recreated; drop the letter."
         return Replayed(letter=letter, error=TableGoneError(message))
@@ -141,27 +143,27 @@ def _rebuilt(deployment: Deployment, letter: DeadLetter) -> Replayed:
     return Replayed(letter=letter, rebuilt=True)
 
 
-def _jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
+def _list_jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
     table, _, name = letter.index.partition("/")
     database, _, short = table.partition(".")
     job = JobID(db=database, table=short, job=name)
     return deployment.log.jobs(tenant=letter.tenant, name=job)
 
 
-def _last(store: IndexStore, index: str) -> set[str]:
+def _find_last_letters(store: IndexStore, index: str) -> set[str]:
     """The ids of the last letter of each key in the index."""
-    database, target = _of(store), store.target(staged=False)
+    database, target = _get_letters(store), store.target(staged=False)
     letters = [each for each in database.found(index=index) if not each.whole_range]
     every = sorted(letters, key=lambda each: each.version)
     last: dict[tuple[str, str], str] = {}
     for letter, row in zip(every, database.rows(every), strict=True):
-        last[letter.tenant, key_of(row, target) or letter.id] = letter.id
+        last[letter.tenant, hash_key(row, target) or letter.id] = letter.id
     return set(last.values())
 
 
-def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
+def _find_obstacle(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
     """Why the letter's row cannot be written yet: its job is behind the row, or at work."""
-    for held in _jobs(deployment, letter):
+    for held in _list_jobs(deployment, letter):
         behind = held.watermark.version < letter.to_version
         if held.registration == letter.registration and (behind or held.active):
             return FenceError(
@@ -171,16 +173,16 @@ def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
     return None
 
 
-def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
+def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     target = store.target(staged=False)
     # Columns that the index has gained since get their defaults.
     there = tuple(name for name in target.columns if name in row.schema.names)
     narrow = replace(target, columns=there)
     try:
         fit = fitted(narrow, row)
-        if store.placement is not None and not store.placement.mine(row).num_rows:
-            return Replayed(letter=letter, error=_misplaced(letter))
-        if inserted(store.endpoint, narrow, fit, token=f"letter-{letter.id}"):
+        if store.placement is not None and not store.placement.select_rows(row).num_rows:
+            return Replayed(letter=letter, error=_make_misplaced_error(letter))
+        if insert_fitted_rows(store.endpoint, narrow, fit, token=f"letter-{letter.id}"):
             store.shut_out([letter.tenant])
     except pa.ArrowException as error:
         return Replayed(letter=letter, error=SchemaError(f"{target.name}: {error}"))
@@ -189,7 +191,7 @@ def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     return Replayed(letter=letter)
 
 
-def _misplaced(letter: DeadLetter) -> IscpError:
+def _make_misplaced_error(letter: DeadLetter) -> IscpError:
     return ConfigError(
         f"The row of dead letter {letter.id} belongs to another shard than {letter.index}, now "
         "that its key fits. Drop the letter (`iscp dlq drop`), and write its row to its source "
@@ -197,7 +199,7 @@ def _misplaced(letter: DeadLetter) -> IscpError:
     )
 
 
-def _store(
+def _open_store(
     deployment: Deployment, sources: Sequence[SourceTable], letter: DeadLetter
 ) -> IndexStore:
     """The tables that serve the letter's index, with the columns that the source has now."""
@@ -208,38 +210,38 @@ def _store(
     name = JobID(db=source.database, table=source.table, job=job)
     held = deployment.log.jobs(tenant=letter.tenant, name=name)
     specs = [each.spec for each in held] or [
-        job_spec(source, index) for index in source.indexes if index.name == job
+        make_job_spec(source, index) for index in source.indexes if index.name == job
     ]
     consumer = specs[0].detail.consumer if specs else None
     if consumer is None or not is_index(consumer):
         raise ConfigError(f"Index {letter.index!r} of dead letter {letter.id} no longer exists.")
-    schema = deployment.delta_log(source).facts().fields
+    schema = deployment.delta_log(source).get_facts().fields
     store = deployment.store(source, index_of(source, consumer), schema, consumer.generation)
     store.ensure()
     return store
 
 
-def _of(store: IndexStore) -> DeadLetters:
+def _get_letters(store: IndexStore) -> DeadLetters:
     return DeadLetters(endpoint=store.endpoint, database=store.shape.database)
 
 
-def _kept(
+def _list_letter_tables(
     deployment: Deployment, sources: Sequence[SourceTable], index: str | None
 ) -> Iterator[tuple[DeadLetters, str | None]]:
     """Where letters are, and under which index name: for a declared index, on the server of each
     of its shards; else in the databases of all servers.
     """
     named = [
-        (deployment.endpoint_of(each), source.database, f"{source.name}/{each.name}")
+        (deployment.get_endpoint(each), source.database, f"{source.name}/{each.name}")
         for source in sources
         for each in source.indexes
         if index in {f"{source.name}/{each.name}", f"{source.name}/{each.shown}"}
     ]
     for endpoint, database, name in named:
-        yield DeadLetters(endpoint=endpoint, database=endpoint.holds(database)), name
+        yield DeadLetters(endpoint=endpoint, database=endpoint.resolve_database(database)), name
     if named:
         return
     of = {index.partition(".")[0]} if index else {source.database for source in sources}
     for endpoint in deployment.endpoints:
-        for database in sorted({endpoint.holds(each) for each in of}):
+        for database in sorted({endpoint.resolve_database(each) for each in of}):
             yield DeadLetters(endpoint=endpoint, database=database), index

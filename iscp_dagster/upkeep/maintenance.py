@@ -9,19 +9,19 @@ from itertools import groupby, product
 from typing import Any
 
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.staging import left
+from iscp_dagster.clickhouse.tables.staging import find_leftover_tables
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.names import view_name
-from iscp_dagster.model.declared.sharding import base_name, shard_of, suffix
+from iscp_dagster.model.declared.sharding import format_suffix, shard_of, strip_shard_suffix
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.planning.declared import name_of
-from iscp_dagster.planning.effective import effective, flush_jobs
-from iscp_dagster.planning.problems import as_ours, problem_of
+from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
+from iscp_dagster.planning.problems import as_ours, make_problem
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.ledger import state_key
+from iscp_dagster.sync.ledger import make_state_key
 
 KEPT = timedelta(days=1)
 """How long a dropped job and its data are kept."""
@@ -45,12 +45,12 @@ def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> 
     """
     flushed = Flushed()
     for source in sources:
-        if not deployment.log.table_ids(source.database, source.table):
+        if not deployment.log.find_table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
-            flushed.moved[source.name] = _flush(deployment, source)
+            flushed.moved[source.name] = _flush_table(deployment, source)
         except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
-            flushed.problems.append(str(problem_of(source, error)))
+            flushed.problems.append(str(make_problem(source, error)))
     return flushed
 
 
@@ -67,7 +67,7 @@ class Garbage:
     """Whether the row stays, since the runner would register the job again without it."""
 
 
-def garbage(
+def find_garbage(
     deployment: Deployment, sources: Sequence[SourceTable], kept: timedelta = KEPT
 ) -> list[Garbage]:
     """The jobs dropped longer ago than `kept`, and what to delete with each, by name. Reads only.
@@ -80,11 +80,11 @@ def garbage(
         for job in deployment.log.dropped(deployment.clock() - kept)
         if (job.name.db, job.name.table) in tables
     ]
-    dropped.sort(key=_name)
-    staying = _registered_by_itself(deployment, sources, dropped)
+    dropped.sort(key=_get_name)
+    staying = _find_self_registering(deployment, sources, dropped)
     found: list[Garbage] = []
-    for name, group in groupby(dropped, key=_name):
-        found += _of(deployment, name, list(group), staying)
+    for name, group in groupby(dropped, key=_get_name):
+        found += _build_garbage(deployment, name, list(group), staying)
     return found
 
 
@@ -98,12 +98,12 @@ def collect(
     """
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten, errors = 0, list[IscpError]()
-    for group in _alike(_still(deployment, sources, found)):
+    for group in _group_alike(_refresh_garbage(deployment, sources, found)):
         name = group[0].job.name
-        gone, problems = _dropped(deployment, group, columns[name.db, name.table])
+        gone, problems = _drop_or_split(deployment, group, columns[name.db, name.table])
         errors += problems
         if deployment.states is not None and gone:
-            deployment.states().forget([state_key(each.job) for each in gone])
+            deployment.states().forget([make_state_key(each.job) for each in gone])
         deployment.log.mark_collected([each.job for each in gone if each.stays])
         forgotten += deployment.log.forget([each.job for each in gone if not each.stays])
     if errors:
@@ -111,7 +111,7 @@ def collect(
     return forgotten
 
 
-def _alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
+def _group_alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
     """The garbage in groups whose data is dropped by the same statements."""
     groups: dict[tuple[Any, ...], list[Garbage]] = {}
     for each in found:
@@ -121,7 +121,7 @@ def _alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
     yield from groups.values()
 
 
-def _dropped(
+def _drop_or_split(
     deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None
 ) -> tuple[Sequence[Garbage], Sequence[IscpError]]:
     """Those whose data was dropped, and the errors of the others.
@@ -129,18 +129,18 @@ def _dropped(
     A group that fails is dropped one by one, since one tenant may be the cause.
     """
     try:
-        _drop(deployment, group, tenant_column)
+        _drop_data(deployment, group, tenant_column)
     except UnavailableError as error:
         return [], [error]
     except Exception as error:  # noqa: BLE001 - whatever one tenant raises stops it alone
         if len(group) == 1:
             return [], [as_ours(error)]
-        each = [_dropped(deployment, [one], tenant_column) for one in group]
+        each = [_drop_or_split(deployment, [one], tenant_column) for one in group]
         return [one for gone, _ in each for one in gone], [e for _, errors in each for e in errors]
     return group, []
 
 
-def _drop(deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None) -> None:
+def _drop_data(deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None) -> None:
     """Drop the data of a group's jobs in ClickHouse, and their dead letters."""
     first = group[0]
     name, tenants = first.job.name, [each.job.key.tenant for each in group]
@@ -156,37 +156,39 @@ def _drop(deployment: Deployment, group: Sequence[Garbage], tenant_column: str |
         letters.drop_tenants(f"{name.db}.{name.table}/{name.job}", tenants)
 
 
-def _still(
+def _refresh_garbage(
     deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
 ) -> Iterator[Garbage]:
     """The garbage, looked up again just before use: without jobs registered again meanwhile."""
     ids = {(each.job.key, each.job.registration) for each in found}
-    staying = _registered_by_itself(deployment, sources, [each.job for each in found])
+    staying = _find_self_registering(deployment, sources, [each.job for each in found])
     for name in sorted({each.job.name for each in found}):
         rows = deployment.log.jobs(name=name, include_dropped=True)
         dropped = [job for job in rows if job.drop_at and (job.key, job.registration) in ids]
-        yield from _of(deployment, name, dropped, staying)
+        yield from _build_garbage(deployment, name, dropped, staying)
 
 
-def _registered_by_itself(
+def _find_self_registering(
     deployment: Deployment, sources: Sequence[SourceTable], dropped: Sequence[Job]
 ) -> set[tuple[JobID, str]]:
     """The jobs, by name and table id, that the runner would register again without their rows."""
-    standing, kept = deployment.log.standing(), set()
+    standing, kept = deployment.log.list_standing(), set()
     tables = {(job.name.db, job.name.table) for job in dropped}
     for source in sources:
         if (source.database, source.table) not in tables:
             continue
         names = {name_of(source, each) for each in source.consumers if each.auto_register}
         names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
-        kept |= set(product(names, _ids(deployment, source, dropped)))
+        kept |= set(product(names, _find_table_ids(deployment, source, dropped)))
     return kept
 
 
-def _ids(deployment: Deployment, source: SourceTable, dropped: Sequence[Job]) -> set[str]:
+def _find_table_ids(
+    deployment: Deployment, source: SourceTable, dropped: Sequence[Job]
+) -> set[str]:
     """The table's id; where it cannot be read, every id that it may be."""
     try:
-        return {deployment.delta_log(source).table_id()}
+        return {deployment.delta_log(source).get_table_id()}
     except Exception:  # noqa: BLE001 - whatever a table raises stops it alone
         return {job.key.table_id for job in dropped}
 
@@ -196,14 +198,18 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
     problems = []
     for source, index in [(table, each) for table in sources for each in table.indexes]:
         try:
-            endpoint, view = deployment.endpoint_of(index), view_name(source.table, index.shown)
-            data = IndexData(endpoint=endpoint, database=endpoint.holds(source.database), view=view)
-            staged = data.stagings()
+            endpoint, view = deployment.get_endpoint(index), view_name(source.table, index.shown)
+            data = IndexData(
+                endpoint=endpoint, database=endpoint.resolve_database(source.database), view=view
+            )
+            staged = data.list_staging_tables()
             # List the tables first: a run is active before it creates its table.
-            for table in left(staged, deployment.log.active_runs()) if staged else []:
+            for table in (
+                find_leftover_tables(staged, deployment.log.list_active_runs()) if staged else []
+            ):
                 data.drop_staging(table)
         except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
-            problems.append(f"{source.name}/{index.name}: {problem_of(source, error).message}")
+            problems.append(f"{source.name}/{index.name}: {make_problem(source, error).message}")
     return problems
 
 
@@ -212,23 +218,23 @@ def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
     return deployment.log.prune(deployment.clock() - kept)
 
 
-def _flush(deployment: Deployment, source: SourceTable) -> int:
+def _flush_table(deployment: Deployment, source: SourceTable) -> int:
     delta_log = deployment.delta_log(source)
-    latest, table_id = delta_log.latest(), delta_log.table_id()
-    if not all(map(delta_log.has, deployment.log.watermarks(table_id))):
+    latest, table_id = delta_log.latest(), delta_log.get_table_id()
+    if not all(map(delta_log.has, deployment.log.list_watermarks(table_id))):
         return 0  # the table's log was restored: the next look rebuilds those jobs
     tenants = deployment.log.tenants(table_id, behind=latest.version)
     jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
-    return flush_jobs(deployment.log, jobs, effective(delta_log, jobs, latest))
+    return flush_jobs(deployment.log, jobs, compute_effective_jobs(delta_log, jobs, latest))
 
 
-def _of(
+def _build_garbage(
     deployment: Deployment,
     name: JobID,
     dropped: Sequence[Job],
     staying: Collection[tuple[JobID, str]],
 ) -> list[Garbage]:
-    names = _keeping(name, dropped)
+    names = _list_sharing_names(name, dropped)
     rows = [
         job
         for each in names
@@ -256,21 +262,21 @@ def _of(
     return found
 
 
-def _keeping(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
+def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
     """The jobs whose rows may share tables: an index shares them with its first shard."""
     shards = {shard_of(job.spec.detail.consumer.options) for job in dropped}
     if shards - {None, 0}:
         return [name]
-    bases = {base_name(name.job, shard) for shard in shards}
-    found = {name.job, *bases, *(f"{base}{suffix(0)}" for base in bases)}
+    bases = {strip_shard_suffix(name.job, shard) for shard in shards}
+    found = {name.job, *bases, *(f"{base}{format_suffix(0)}" for base in bases)}
     return [replace(name, job=job) for job in sorted(found)]
 
 
 def _is_twin(job: Job) -> bool:
     """Whether it keeps a shard, or an index that is not merely named like a first shard."""
     shard = shard_of(job.spec.detail.consumer.options)
-    return shard is not None or not job.name.job.endswith(suffix(0))
+    return shard is not None or not job.name.job.endswith(format_suffix(0))
 
 
-def _name(job: Job) -> JobID:
+def _get_name(job: Job) -> JobID:
     return job.name

@@ -14,7 +14,7 @@ EVENTS = timedelta(days=30)
 """How long events that were delivered or became dead letters are kept, and attempts."""
 
 
-def outbox_of(deployment: Deployment) -> Outbox:
+def open_outbox(deployment: Deployment) -> Outbox:
     """The deployment's outbox, in the database of its ISCP log."""
     assert isinstance(deployment.log, SqlLog)
     return Outbox(deployment.log.engine, clock=deployment.clock)
@@ -25,17 +25,17 @@ def prune_events(deployment: Deployment, kept: timedelta = EVENTS) -> int:
 
     What is pending stays. Idempotent.
     """
-    return outbox_of(deployment).prune(deployment.clock() - kept)
+    return open_outbox(deployment).prune(deployment.clock() - kept)
 
 
-def numbers_of(deployment: Deployment, trigger: Trigger) -> dict[str, Any]:
+def describe_events(deployment: Deployment, trigger: Trigger) -> dict[str, Any]:
     """What is shown of a trigger's events: how many by state, the oldest, the endpoints' states.
 
     Times are aware; empty without endpoints.
     """
     if not trigger.endpoints:
         return {}
-    found = outbox_of(deployment).numbers(trigger.name, trigger.endpoints)
+    found = open_outbox(deployment).summarize_trigger(trigger.name, trigger.endpoints)
     return {
         **{f"events_{state}": number for state, number in found.events.items()},
         "oldest_pending": found.oldest,

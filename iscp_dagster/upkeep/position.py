@@ -9,13 +9,13 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.effective import effective, in_step
+from iscp_dagster.planning.effective import compute_effective_jobs, is_in_step
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class JobPosition:
     """One job against its source."""
 
     job: Job
@@ -49,13 +49,13 @@ class Position:
         return self.watermark.version > START.version
 
 
-def positions(
+def read_positions(
     deployment: Deployment,
     source: SourceTable,
     *,
     tenants: Collection[str] | None = None,
     indexes: Collection[str] | None = None,
-) -> list[Position]:
+) -> list[JobPosition]:
     """All jobs of the table as it is now, or those of some tenants or indexes, by tenant.
 
     Reads the Delta log and the ISCP log only. Raises SourceError when there is no such table,
@@ -63,16 +63,18 @@ def positions(
     """
     delta_log = deployment.delta_log(source)
     latest = delta_log.latest()
-    table_id = delta_log.table_id(latest.version)
+    table_id = delta_log.get_table_id(latest.version)
     check_sole(deployment, source, table_id)
     jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
-        Position(
+        JobPosition(
             job=job,
             latest=latest,
             watermark=moved.watermark,
-            in_step=in_step(moved, latest),
+            in_step=is_in_step(moved, latest),
         )
-        for job, moved in zip(chosen, effective(delta_log, chosen, latest), strict=True)
+        for job, moved in zip(
+            chosen, compute_effective_jobs(delta_log, chosen, latest), strict=True
+        )
     ]

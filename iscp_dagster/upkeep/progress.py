@@ -29,10 +29,10 @@ def progress(deployment: Deployment, source: SourceTable, job: Job) -> Progress 
         return None
     delta_log = deployment.delta_log(source)
     tenant = job.key.tenant
-    schema = delta_log.facts().fields
+    schema = delta_log.get_facts().fields
     store = deployment.store(source, index_of(source, info), schema, info.generation)
     done = store.count_staged(tenant)
     if store.placement is not None and store.placement.sharding.shards > 1:
         return Progress(done=done, of=None)
-    size = delta_log.tenant_sizes().get(tenant)
+    size = delta_log.get_tenant_sizes().get(tenant)
     return Progress(done=done, of=0 if size is None else size.rows)

@@ -30,11 +30,12 @@ class Sampling:
         and the `different` columns; or a whole `row`, and how often it is in either.
         """
         if "row" in sample:
-            times = f"{_times(sample['in_source'])} in the source"
+            times = f"{_format_times(sample['in_source'])} in the source"
             return (
-                f"the row {sample['row']} is {times} and {_times(sample['in_index'])} in the index"
+                f"the row {sample['row']} is {times} and {_format_times(sample['in_index'])} in "
+                "the index"
             )
-        named = f"the row with {self._named(sample['identity'])}"
+        named = f"the row with {self._format_key(sample['identity'])}"
         if not sample["in_index"]:
             return f"{named} is missing from the index"
         if not sample["in_source"]:
@@ -42,17 +43,17 @@ class Sampling:
         columns = dict.fromkeys(self.flags.get(name, name) for name in sample["different"])
         return f"{named} has another value of {', '.join(columns)} in the index"
 
-    def _named(self, values: Sequence[str | None]) -> str:
+    def _format_key(self, values: Sequence[str | None]) -> str:
         pairs = zip(self.identity, values, strict=True)
         shown = [(name, value) for name, value in pairs if name != self.tenant_column]
-        return ", ".join(f"{name} = {self._value(name, value)}" for name, value in shown)
+        return ", ".join(f"{name} = {self._format_value(name, value)}" for name, value in shown)
 
-    def _value(self, name: str, value: str | None) -> str:
+    def _format_value(self, name: str, value: str | None) -> str:
         if value is None:
             return "NULL"
         short = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
         return repr(short) if self.types.get(name) == TEXT else short
 
 
-def _times(number: int) -> str:
+def _format_times(number: int) -> str:
     return "once" if number == 1 else f"{number:,} times"

@@ -13,16 +13,16 @@ from itertools import groupby, starmap
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.stored import Stored
-from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.clickhouse.types.wire import respells, selected
-from iscp_dagster.delta.comparing import comparable
-from iscp_dagster.delta.failures import reading
-from iscp_dagster.delta.reader import Selection, snapshot
-from iscp_dagster.delta.transitions import ViewRead, base
+from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.wire import needs_respelling, selected
+from iscp_dagster.delta.comparing import to_comparable
+from iscp_dagster.delta.failures import wrap_spark_errors
+from iscp_dagster.delta.reader import TableSelection, snapshot
+from iscp_dagster.delta.transitions import ViewRead, read_base
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Primitive, parse_schema
@@ -32,17 +32,17 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.planning.problems import as_ours
-from iscp_dagster.spark.columns import as_nullable, column, columns, map_in_arrow
+from iscp_dagster.spark.columns import as_nullable, columns, get_column, map_in_arrow
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import (
     IndexRead,
-    canonical_rows,
-    placed_rows,
-    reading_index,
-    respelled_rows,
+    make_index_reader,
+    make_json_rewriter,
+    make_shard_filter,
+    make_value_rewriter,
 )
-from iscp_dagster.upkeep.dead_letters import dead_letters
-from iscp_dagster.upkeep.position import Position, positions
+from iscp_dagster.upkeep.dead_letters import find_letters
+from iscp_dagster.upkeep.position import JobPosition, read_positions
 from iscp_dagster.upkeep.samples import Sampling
 
 ATTEMPTS = 5
@@ -74,7 +74,7 @@ class MovingError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class IndexVerdict:
     """One index of one tenant against its source at `version`; counts are rows."""
 
     index: str
@@ -133,13 +133,13 @@ def verify(
     tenants: Collection[str] | None = None,
     indexes: Sequence[str] | None = None,
     tell: Callable[[str], None] | None = None,
-) -> list[Verdict]:
+) -> list[IndexVerdict]:
     """Compare as `compare_indexes` does. Raises the error of an index that cannot be compared."""
     compared = compare_indexes(deployment, source, tenants=tenants, indexes=indexes, tell=tell)
     for failure in compared:
         if isinstance(failure, Failure):
             raise failure.error
-    return [verdict for verdict in compared if isinstance(verdict, Verdict)]
+    return [verdict for verdict in compared if isinstance(verdict, IndexVerdict)]
 
 
 def compare_indexes(
@@ -149,7 +149,7 @@ def compare_indexes(
     tenants: Collection[str] | None = None,
     indexes: Sequence[str] | None = None,
     tell: Callable[[str], None] | None = None,
-) -> list[Verdict | Failure]:
+) -> list[IndexVerdict | Failure]:
     """Compare every built index with the source at its effective watermark. Reads only.
 
     Covers these tenants or all (None), with one comparison per index and watermark. Where the
@@ -158,28 +158,28 @@ def compare_indexes(
     An index that moves on during each of several attempts fails with MovingError. Raises an
     IscpError where the table itself, or its jobs, cannot be read.
     """
-    results: list[Verdict | Failure] = []
+    results: list[IndexVerdict | Failure] = []
     moved: set[tuple[JobKey, int]] = set()
     for _ in range(ATTEMPTS):
-        before = positions(deployment, source, tenants=tenants, indexes=indexes)
+        before = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         # A job whose consumer changed during its run still follows the earlier one.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
-        results = list(_compare(deployment, source, built, tell))
-        after = positions(deployment, source, tenants=tenants, indexes=indexes)
-        moved = _marks(before) ^ _marks(after)
+        results = list(_compare_built(deployment, source, built, tell))
+        after = read_positions(deployment, source, tenants=tenants, indexes=indexes)
+        moved = _get_fences(before) ^ _get_fences(after)
         if not moved:
             break
-    return sorted(_without_moved(source, results, {key for key, _ in moved}), key=_place)
+    return sorted(_replace_moved(source, results, {key for key, _ in moved}), key=_get_place)
 
 
-def _marks(positions: Iterable[Position]) -> set[tuple[JobKey, int]]:
+def _get_fences(positions: Iterable[JobPosition]) -> set[tuple[JobKey, int]]:
     return {(each.job.key, each.job.seq) for each in positions}
 
 
-def _without_moved(
-    source: SourceTable, results: Sequence[Verdict | Failure], moved: Collection[JobKey]
-) -> list[Verdict | Failure]:
+def _replace_moved(
+    source: SourceTable, results: Sequence[IndexVerdict | Failure], moved: Collection[JobKey]
+) -> list[IndexVerdict | Failure]:
     """The results, with a MovingError in place of the verdicts on jobs that moved."""
     places = {(key.job_name, key.tenant) for key in moved}
     error = MovingError(
@@ -188,25 +188,25 @@ def _without_moved(
     )
     return [
         Failure(index=result.index, tenants=(result.tenant,), error=error)
-        if isinstance(result, Verdict) and (result.index, result.tenant) in places
+        if isinstance(result, IndexVerdict) and (result.index, result.tenant) in places
         else result
         for result in results
     ]
 
 
-def _place(result: Verdict | Failure) -> tuple[str, str]:
-    return result.index, result.tenant if isinstance(result, Verdict) else result.tenants[0]
+def _get_place(result: IndexVerdict | Failure) -> tuple[str, str]:
+    return result.index, result.tenant if isinstance(result, IndexVerdict) else result.tenants[0]
 
 
-def _compare(
+def _compare_built(
     deployment: Deployment,
     source: SourceTable,
-    built: list[Position],
+    built: list[JobPosition],
     tell: Callable[[str], None] | None,
-) -> Iterator[Verdict | Failure]:
+) -> Iterator[IndexVerdict | Failure]:
     """One comparison per index and watermark, for all its tenants together."""
 
-    def place(each: Position) -> tuple[str, int, str]:
+    def place(each: JobPosition) -> tuple[str, int, str]:
         # Tenants may still keep an earlier generation of the index.
         return each.index, each.watermark.version, repr(each.consumer)
 
@@ -219,10 +219,10 @@ def _compare(
 def _compare_tenants(
     deployment: Deployment,
     source: SourceTable,
-    place: Position,
+    place: JobPosition,
     tenants: Sequence[str],
     tell: Callable[[str], None] | None,
-) -> Iterator[Verdict | Failure]:
+) -> Iterator[IndexVerdict | Failure]:
     """Compare these tenants, all at `place`; where rows cannot be read, in halves, to tell whose.
 
     When too many in a row fail alone, those that are left are not tried alone.
@@ -231,10 +231,10 @@ def _compare_tenants(
     while waiting:
         tenants = waiting.pop()
         try:
-            at = _readable(deployment, source, place)
+            at = _find_readable_moment(deployment, source, place)
             if tell is not None:
-                tell(_told(source, place, tenants, at))
-            yield from _verdicts(deployment, source, place.consumer, at, frozenset(tenants))
+                tell(_describe_comparison(source, place, tenants, at))
+            yield from _read_verdicts(deployment, source, place.consumer, at, frozenset(tenants))
             failed_alone = 0
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             half = len(tenants) // 2
@@ -242,10 +242,10 @@ def _compare_tenants(
                 waiting += [tenants[half:], tenants[:half]]
                 continue
             failed_alone += 1
-            yield _failure(place, tenants, error)
+            yield _make_failure(place, tenants, error)
 
 
-def _failure(place: Position, tenants: Sequence[str], error: Exception) -> Failure:
+def _make_failure(place: JobPosition, tenants: Sequence[str], error: Exception) -> Failure:
     version = place.watermark.version
     return Failure(
         index=place.index,
@@ -255,13 +255,17 @@ def _failure(place: Position, tenants: Sequence[str], error: Exception) -> Failu
     )
 
 
-def _readable(deployment: Deployment, source: SourceTable, place: Position) -> Moment:
+def _find_readable_moment(
+    deployment: Deployment, source: SourceTable, place: JobPosition
+) -> Moment:
     """The watermark, or the latest moment where the log's cleanup has taken that version."""
     at = place.watermark
     return at if deployment.delta_log(source).can_open(at.version) else place.latest
 
 
-def _told(source: SourceTable, place: Position, tenants: Sequence[str], at: Moment) -> str:
+def _describe_comparison(
+    source: SourceTable, place: JobPosition, tenants: Sequence[str], at: Moment
+) -> str:
     first, *others = tenants
     more = f" and {len(others):,} more" if others else ""
     told = f"comparing {source.name}/{place.index}, {first}{more}, at version {at.version}"
@@ -271,30 +275,33 @@ def _told(source: SourceTable, place: Position, tenants: Sequence[str], at: Mome
     return f"{told}: the index has version {reached}, which is no longer in the table's log"
 
 
-def _verdicts(
+def _read_verdicts(
     deployment: Deployment,
     source: SourceTable,
     info: ConsumerInfo,
     at: Moment,
     tenants: frozenset[str],
-) -> Iterator[Verdict]:
-    index, schema = index_of(source, info), deployment.delta_log(source).facts(at.version).fields
+) -> Iterator[IndexVerdict]:
+    index, schema = (
+        index_of(source, info),
+        deployment.delta_log(source).get_facts(at.version).fields,
+    )
     store = deployment.store(source, index, schema, info.generation)
-    selection = Selection(
+    selection = TableSelection(
         path=deployment.path(source),
-        columns=[name for name in _stored(store) if name not in store.shape.flags],
+        columns=[name for name in _get_stored_columns(store) if name not in store.shape.flags],
         keys=source.keys,
         tenant_column=source.tenant,
         types={field.name: field.type for field in store.shape.fields},
         tenants=tenants,
     )
-    compared = _joined if source.keys else _counted
-    with reading(selection.path):
-        held = _held(store, _rows(deployment, store, selection, at))
-        served = _served(deployment.spark(), store, at, tenants, held.schema)
+    compared = _compare_by_key if source.keys else _compare_by_count
+    with wrap_spark_errors(selection.path):
+        held = _convert_source_rows(store, _read_source_rows(deployment, store, selection, at))
+        served = _read_index_rows(deployment.spark(), store, at, tenants, held.schema)
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
-    letters = _letters(deployment, source, index)
+    letters = _count_letters(deployment, source, index)
     has_all = store.placement is None and index.transitions is None
     logged = deployment.delta_log(source).row_counts(at.version, tenants) if has_all else {}
     sampling = Sampling(
@@ -307,7 +314,7 @@ def _verdicts(
         counts = rows[tenant].asDict() if tenant in rows else {}
         samples = tuple(map(sampling.describe, counts.pop("samples", ())))
         counts.pop("tenant", None)
-        yield Verdict(
+        yield IndexVerdict(
             index=index.name,
             tenant=tenant,
             version=at.version,
@@ -318,87 +325,97 @@ def _verdicts(
         )
 
 
-def _rows(deployment: Deployment, store: IndexStore, selection: Selection, at: Moment) -> Any:
+def _read_source_rows(
+    deployment: Deployment, store: IndexStore, selection: TableSelection, at: Moment
+) -> Any:
     """The source's rows; for a changes index, those of its view."""
     shape = store.shape
     transitions = shape.index.transitions
     if transitions is None:
         return snapshot(deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS)
-    schema = deployment.delta_log(shape.source).facts(at.version).fields
+    schema = deployment.delta_log(shape.source).get_facts(at.version).fields
     read = ViewRead.of(
         selection,
         schema,
         transitions,
         [each for each in shape.fields if each.name in transitions.calculated],
     )
-    return base(deployment.spark(), read, at).select(*columns(read.output))
+    return read_base(deployment.spark(), read, at).select(*columns(read.output))
 
 
-def _stored(store: IndexStore) -> dict[str, Stored]:
+def _get_stored_columns(store: IndexStore) -> dict[str, Stored]:
     """How the columns of the source's, or the view's, rows are kept."""
-    flag = Stored(source=Primitive("boolean"), type=parsed("Bool"))
+    flag = Stored(source=Primitive("boolean"), type=parse_type("Bool"))
     kept = store.shape.stored | dict.fromkeys(store.shape.flags, flag)
     images = IMAGE_COLUMNS if store.shape.index.of_images else ()
     return {name: each for name, each in kept.items() if name not in images}
 
 
-def _held(store: IndexStore, held: Any) -> Any:
+def _convert_source_rows(store: IndexStore, held: Any) -> Any:
     """The source's rows that belong to the index, written as the index gives them back."""
     if store.placement is not None:
-        held = map_in_arrow(held, placed_rows(store.placement), held.schema)
-    if json := _json(store):
-        held = map_in_arrow(held, canonical_rows(json), held.schema)
-    if spelled := {name: each for name, each in _stored(store).items() if respells(each)}:
+        held = map_in_arrow(held, make_shard_filter(store.placement), held.schema)
+    if json := _list_json_columns(store):
+        held = map_in_arrow(held, make_json_rewriter(json), held.schema)
+    if spelled := {
+        name: each for name, each in _get_stored_columns(store).items() if needs_respelling(each)
+    }:
         texts = frozenset(name for name, each in spelled.items() if each.is_text)
         schema = as_nullable(held.schema, texts, store.shape.flags)
-        held = map_in_arrow(held, respelled_rows(spelled, store.shape.flags), schema)
+        held = map_in_arrow(held, make_value_rewriter(spelled, store.shape.flags), schema)
     return held
 
 
-def _served(spark: Any, store: IndexStore, at: Moment, tenants: frozenset[str], schema: Any) -> Any:
+def _read_index_rows(
+    spark: Any, store: IndexStore, at: Moment, tenants: frozenset[str], schema: Any
+) -> Any:
     """The index's rows; of a changes index, those that its changes up to `at` leave."""
     source, index = store.shape.source, store.shape.index
-    rows = store.reads()
+    rows = store.find_read_source()
     if index.of_images:
         rows = f"({index.rows_as_of(store.shape, str(at.version))})"
-    by = ", ".join(map(ident, store.shape.order_by))
-    slices = _slices(store.size()) if source.keys else 1
+    by = ", ".join(map(quote_identifier, store.shape.order_by))
+    slices = _compute_slices(store.size()) if source.keys else 1
     read = IndexRead(
         endpoint=store.endpoint,
         rows=rows,
-        columns=tuple(starmap(selected, _stored(store).items())),
+        columns=tuple(starmap(selected, _get_stored_columns(store).items())),
         bucket=f"cityHash64({by}) % {slices}" if slices > 1 else "0",
-        tenant=ident(source.tenant) if source.tenant else None,
+        tenant=quote_identifier(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
-        json=_json(store),
+        json=_list_json_columns(store),
     )
-    return spark.range(0, slices, 1, slices).mapInArrow(reading_index(read, schema), schema)
+    return spark.range(0, slices, 1, slices).mapInArrow(make_index_reader(read, schema), schema)
 
 
-def _slices(rows: int) -> int:
+def _compute_slices(rows: int) -> int:
     return min(MOST_SLICES, rows // ROWS_A_SLICE + 1)
 
 
-def _json(store: IndexStore) -> tuple[str, ...]:
-    return tuple(n for n, each in _stored(store).items() if each.type.bare.name == "JSON")
+def _list_json_columns(store: IndexStore) -> tuple[str, ...]:
+    return tuple(
+        n for n, each in _get_stored_columns(store).items() if each.type.bare.name == "JSON"
+    )
 
 
-def _letters(deployment: Deployment, source: SourceTable, index: Index) -> Counter[str]:
+def _count_letters(deployment: Deployment, source: SourceTable, index: Index) -> Counter[str]:
     """How many dead letters each tenant of the index has."""
     if index.errors != "dead_letter":
         return Counter()
-    found = dead_letters(deployment, [source], index=f"{source.name}/{index.name}")
+    found = find_letters(deployment, [source], index=f"{source.name}/{index.name}")
     return Counter(each.tenant for each in found)
 
 
-def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+def _compare_by_key(held: Any, served: Any, source: SourceTable, selection: TableSelection) -> Any:
     """Rows in either, per tenant: how many agree, are missing, extra or different."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     # Compared as one value: Spark's client takes no expression as deep as there are columns.
-    values = F.struct(*_comparable(held))
-    left = held.select(values.alias("h"), *_keys(selection.identity), F.lit(1).alias("in_h"))
-    right = served.select(values.alias("s"), *_keys(selection.identity), F.lit(1).alias("in_s"))
+    values = F.struct(*_select_comparable(held))
+    left = held.select(values.alias("h"), *_select_keys(selection.identity), F.lit(1).alias("in_h"))
+    right = served.select(
+        values.alias("s"), *_select_keys(selection.identity), F.lit(1).alias("in_s")
+    )
     keys = [f"key_{number}" for number, _ in enumerate(selection.identity)]
     both = left.join(right, on=keys, how="full_outer")
     same = F.col("h").eqNullSafe(F.col("s"))
@@ -422,19 +439,23 @@ def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -
     )
 
 
-def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+def _compare_by_count(
+    held: Any, served: Any, source: SourceTable, selection: TableSelection
+) -> Any:
     """Like `_joined` where no key tells rows apart: how often each row is in either."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     del selection
-    tenant = column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
+    tenant = get_column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
-    def times(frame: Any, name: str) -> Any:
-        row = F.struct(*_comparable(held))
+    def count_rows(frame: Any, name: str) -> Any:
+        row = F.struct(*_select_comparable(held))
         told = frame.select(tenant.alias("tenant"), row.alias("row"))
         return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
 
-    both = times(held, "in_h").join(times(served, "in_s"), on=["tenant", "row"], how="full_outer")
+    both = count_rows(held, "in_h").join(
+        count_rows(served, "in_s"), on=["tenant", "row"], how="full_outer"
+    )
     in_h, in_s = (F.coalesce(F.col(name), F.lit(0)) for name in ("in_h", "in_s"))
     sample = F.struct(
         F.to_json("row", dict(EXACT_TIMES)).alias("row"),
@@ -451,13 +472,13 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
     )
 
 
-def _keys(identity: Sequence[str]) -> list[Any]:
+def _select_keys(identity: Sequence[str]) -> list[Any]:
     return [each.alias(f"key_{number}") for number, each in enumerate(columns(identity))]
 
 
-def _comparable(held: Any) -> list[Any]:
+def _select_comparable(held: Any) -> list[Any]:
     """The columns of the source's rows, and so of the index's, as Spark compares them."""
     return [
-        comparable(column(field.name), field.type).alias(field.name)
+        to_comparable(get_column(field.name), field.type).alias(field.name)
         for field in parse_schema(held.schema.json())
     ]

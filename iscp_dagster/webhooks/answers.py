@@ -15,7 +15,7 @@ BUSY = frozenset({408, 425, 429})
 """The endpoint does not accept events now; so does every 5xx."""
 
 
-class Verdict(Enum):
+class MessageVerdict(Enum):
     """What follows for the message."""
 
     DELIVERED = "delivered"
@@ -27,7 +27,7 @@ class Verdict(Enum):
     """It stays pending until a person resumes the endpoint."""
 
 
-class Change(Enum):
+class EndpointChange(Enum):
     """What follows for the endpoint."""
 
     PAUSE = "paused"
@@ -105,10 +105,10 @@ class Health:
 class Outcome:
     """What follows for the message, and for its endpoint if anything."""
 
-    verdict: Verdict
+    verdict: MessageVerdict
     next_at: datetime | None = None
     """When the next attempt follows; None: none does by itself."""
-    change: Change | None = None
+    change: EndpointChange | None = None
     reason: str = ""
     """Why the endpoint is changed."""
 
@@ -132,20 +132,24 @@ def outcome(
     A batch is no dead letter: it is split until the event is alone that is not accepted.
     """
     if answer.accepted:
-        return Outcome(verdict=Verdict.DELIVERED)
+        return Outcome(verdict=MessageVerdict.DELIVERED)
     if answer.status == GONE:
-        return Outcome(verdict=Verdict.HELD, change=Change.DISABLE, reason="it answered 410 Gone")
-    change, reason = _change(answer, health, now, rules)
-    if answer.status in WRONG or _spent(attempt, first_failure, health, now, rules):
+        return Outcome(
+            verdict=MessageVerdict.HELD,
+            change=EndpointChange.DISABLE,
+            reason="it answered 410 Gone",
+        )
+    change, reason = _decide_change(answer, health, now, rules)
+    if answer.status in WRONG or _is_exhausted(attempt, first_failure, health, now, rules):
         if events > 1:
-            return Outcome(verdict=Verdict.SPLIT, next_at=now, change=change, reason=reason)
-        return Outcome(verdict=Verdict.DEAD, change=change, reason=reason)
-    seconds = _asked(answer, now, rules) or _delay(attempt, rules, random)
+            return Outcome(verdict=MessageVerdict.SPLIT, next_at=now, change=change, reason=reason)
+        return Outcome(verdict=MessageVerdict.DEAD, change=change, reason=reason)
+    seconds = _get_requested_delay(answer, now, rules) or _compute_delay(attempt, rules, random)
     next_at = now + timedelta(seconds=seconds)
-    return Outcome(verdict=Verdict.AGAIN, next_at=next_at, change=change, reason=reason)
+    return Outcome(verdict=MessageVerdict.AGAIN, next_at=next_at, change=change, reason=reason)
 
 
-def seconds_asked(header: str | None, now: datetime) -> float | None:
+def parse_retry_after(header: str | None, now: datetime) -> float | None:
     """The seconds in a `Retry-After`, given as such or as a date; None if it is neither."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
@@ -159,7 +163,7 @@ def seconds_asked(header: str | None, now: datetime) -> float | None:
         return None
 
 
-def _spent(
+def _is_exhausted(
     attempt: int, first_failure: datetime | None, health: Health, now: datetime, rules: Rules
 ) -> bool:
     """Whether the message's tries are used up while the endpoint accepted others."""
@@ -171,24 +175,27 @@ def _spent(
     return tried_long_enough and since is not None and since > first_failure
 
 
-def _asked(answer: Answer, now: datetime, rules: Rules) -> float | None:
-    asked = seconds_asked(answer.retry_after, now)
+def _get_requested_delay(answer: Answer, now: datetime, rules: Rules) -> float | None:
+    asked = parse_retry_after(answer.retry_after, now)
     # A receiver that asks for no wait at all is not asked again within the second.
     return None if asked is None else min(max(asked, 1.0), rules.longest)
 
 
-def _delay(attempt: int, rules: Rules, random: float) -> float:
+def _compute_delay(attempt: int, rules: Rules, random: float) -> float:
     delay = rules.delays[min(attempt, len(rules.delays)) - 1]
     return delay * (1 + rules.jitter * (2 * random - 1))
 
 
-def _change(
+def _decide_change(
     answer: Answer, health: Health, now: datetime, rules: Rules
-) -> tuple[Change | None, str]:
+) -> tuple[EndpointChange | None, str]:
     since = health.failing_since
     if since is not None and now - since >= rules.failing:
-        return Change.DISABLE, f"it has been failing since {since:%Y-%m-%d %H:%M} UTC"
+        return EndpointChange.DISABLE, f"it has been failing since {since:%Y-%m-%d %H:%M} UTC"
     if health.in_a_row >= rules.refusals:
         last = answer.text if answer.status is None else f"answered {answer.status}"
-        return Change.PAUSE, f"{health.in_a_row} attempts in a row were refused; the last {last}"
+        return (
+            EndpointChange.PAUSE,
+            f"{health.in_a_row} attempts in a row were refused; the last {last}",
+        )
     return None, ""

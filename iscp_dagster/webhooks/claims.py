@@ -13,9 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.pending import Delivery
-from iscp_dagster.webhooks.putting import lock, numbers
-from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
+from iscp_dagster.webhooks.pending import EventDelivery
+from iscp_dagster.webhooks.putting import build_number_query, lock
+from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.given import given
 
 BatchId = Callable[[Sequence[str]], str]
@@ -25,12 +25,12 @@ _BATCH_BODY = b'{"data": [%s]}'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class WebhookMessage:
     """What one request carries: an event, or a batch of them."""
 
     id: str
     """The webhook-id, in every attempt."""
-    events: tuple[Delivery, ...]
+    events: tuple[EventDelivery, ...]
     batch: bool = False
 
     @property
@@ -49,7 +49,9 @@ class Message:
         return min((each.failed_at for each in self.events if each.failed_at), default=None)
 
 
-def halves(message: Message, batch_id: BatchId) -> tuple[Message, Message]:
+def split_batch(
+    message: WebhookMessage, batch_id: BatchId
+) -> tuple[WebhookMessage, WebhookMessage]:
     """A batch of several events as two; only that of a single lane is cut within it.
 
     Otherwise one half might be sent with a lane's later events while the other waits.
@@ -58,19 +60,19 @@ def halves(message: Message, batch_id: BatchId) -> tuple[Message, Message]:
     ends = list(accumulate(Counter(each.lane for each in ordered).values()))[:-1]
     middle = len(ordered) // 2
     cut = min(ends, key=lambda end: abs(end - middle), default=middle)
-    return _batch_of(ordered[:cut], batch_id), _batch_of(ordered[cut:], batch_id)
+    return _make_batch(ordered[:cut], batch_id), _make_batch(ordered[cut:], batch_id)
 
 
-def _batch_of(events: Sequence[Delivery], batch_id: BatchId) -> Message:
+def _make_batch(events: Sequence[EventDelivery], batch_id: BatchId) -> WebhookMessage:
     held = tuple(sorted(events, key=attrgetter("number")))
-    return Message(id=batch_id([each.event_id for each in held]), events=held, batch=True)
+    return WebhookMessage(id=batch_id([each.event_id for each in held]), events=held, batch=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Messages to send one after the other, until one must be tried again later."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[WebhookMessage, ...]
     lanes: frozenset[str]
     """The lanes that nothing else may be sent of meanwhile."""
 
@@ -82,13 +84,13 @@ def claim(
 
     Events that follow in a lane come along where there is room.
     """
-    heads = _heads(connection, endpoint, now, room, busy)
+    heads = _read_lane_heads(connection, endpoint, now, room, busy)
     share = room // len(heads) if heads else 0
     return [
         Work(
             messages=tuple(
-                Message(id=each.event_id, events=(each,))
-                for each in (head, *_followers(connection, endpoint, lane, head, share - 1))
+                WebhookMessage(id=each.event_id, events=(each,))
+                for each in (head, *_read_followers(connection, endpoint, lane, head, share - 1))
             ),
             lanes=frozenset([lane]),
         )
@@ -111,18 +113,18 @@ def compose(
     The composition is recorded in the caller's transaction, which must be committed before the
     first attempt; a batch that was sent before is composed as it was.
     """
-    heads = _heads(connection, endpoint, now, room * size, busy)
+    heads = _read_lane_heads(connection, endpoint, now, room * size, busy)
     work: list[Work] = []
     taken = set(busy)
     for batch in dict.fromkeys(head.batch_id for _, head in heads):
-        recorded = None if batch is None else _recorded(connection, endpoint, batch)
+        recorded = None if batch is None else _read_recorded_batch(connection, endpoint, batch)
         if recorded is not None and not recorded.lanes & taken and len(work) < room:
             work.append(recorded)
             taken |= recorded.lanes
     fresh = [(lane, head) for lane, head in heads if head.batch_id is None and lane not in taken]
     while fresh and len(work) < room:
         some, fresh = fresh[:size], fresh[size:]
-        work.append(_composed(connection, endpoint, some, size, batch_id))
+        work.append(_compose_batch(connection, endpoint, some, size, batch_id))
     return work
 
 
@@ -133,16 +135,16 @@ def due(connection: sa.Connection, endpoint: str) -> datetime | None:
     return found
 
 
-def _recorded(connection: sa.Connection, endpoint: str, batch: str) -> Work:
+def _read_recorded_batch(connection: sa.Connection, endpoint: str, batch: str) -> Work:
     chosen = (OUTBOX.endpoint == endpoint, OUTBOX.batch_id == batch, IS_PENDING)
     rows = connection.execute(sa.select(ISCP_OUTBOX).where(*chosen).order_by(OUTBOX.number)).all()
-    return _batch(batch, [(row.lane, delivery(row)) for row in rows])
+    return _make_batch_sequence(batch, [(row.lane, to_delivery(row)) for row in rows])
 
 
-def _composed(
+def _compose_batch(
     connection: sa.Connection,
     endpoint: str,
-    heads: Sequence[tuple[str, Delivery]],
+    heads: Sequence[tuple[str, EventDelivery]],
     size: int,
     batch_id: BatchId,
 ) -> Work:
@@ -150,25 +152,25 @@ def _composed(
     for lane, head in heads:
         if len(held) == size:
             break
-        more = _followers(connection, endpoint, lane, head, size - len(held))
+        more = _read_followers(connection, endpoint, lane, head, size - len(held))
         held += [(lane, each) for each in more]
     held.sort(key=lambda each: each[1].number)
     made = batch_id([each.event_id for _, each in held])
-    numbered = numbers(connection, (each.number for _, each in held))
+    numbered = build_number_query(connection, (each.number for _, each in held))
     lock(connection, OUTBOX.number.in_(numbered))
     recorded = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
     connection.execute(recorded.values(batch_id=made))
-    return _batch(made, held)
+    return _make_batch_sequence(made, held)
 
 
-def _batch(id_: str, held: Sequence[tuple[str, Delivery]]) -> Work:
-    message = Message(id=id_, events=tuple(each for _, each in held), batch=True)
+def _make_batch_sequence(id_: str, held: Sequence[tuple[str, EventDelivery]]) -> Work:
+    message = WebhookMessage(id=id_, events=tuple(each for _, each in held), batch=True)
     return Work(messages=(message,), lanes=frozenset(lane for lane, _ in held))
 
 
-def _heads(
+def _read_lane_heads(
     connection: sa.Connection, endpoint: str, now: datetime, room: int, busy: Collection[str]
-) -> list[tuple[str, Delivery]]:
+) -> list[tuple[str, EventDelivery]]:
     """The lanes' next deliveries that are due, those that were due first first."""
     chosen = sa.select(ISCP_OUTBOX).where(
         OUTBOX.endpoint == endpoint, IS_NEXT, OUTBOX.next_at <= now
@@ -178,12 +180,12 @@ def _heads(
         chosen = chosen.where(OUTBOX.lane.not_in(sa.select(lanes)))
     # Only in this order does the index give the first without a look at all others.
     rows = connection.execute(chosen.order_by(OUTBOX.next_at).limit(room))
-    return [(row.lane, delivery(row)) for row in rows]
+    return [(row.lane, to_delivery(row)) for row in rows]
 
 
-def _followers(
-    connection: sa.Connection, endpoint: str, lane: str, head: Delivery, most: int
-) -> Iterator[Delivery]:
+def _read_followers(
+    connection: sa.Connection, endpoint: str, lane: str, head: EventDelivery, most: int
+) -> Iterator[EventDelivery]:
     """The deliveries after the head of a lane that are in no batch yet, at most `most`."""
     if most <= 0:
         return
@@ -197,17 +199,17 @@ def _followers(
     for row in connection.execute(chosen).all():
         if row.batch_id is not None:
             return
-        yield delivery(row)
+        yield to_delivery(row)
 
 
-def delivery(row: sa.Row[Any]) -> Delivery:
+def to_delivery(row: sa.Row[Any]) -> EventDelivery:
     """The delivery in a row of the outbox."""
-    return Delivery(
+    return EventDelivery(
         number=row.number,
         event_id=row.event_id,
         endpoint=row.endpoint,
         lane=row.lane,
-        state=State(row.state),
+        state=DeliveryState(row.state),
         trigger=row.trigger_name,
         tenant=row.tenant,
         key=row.event_key,

@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.claims import delivery
-from iscp_dagster.webhooks.pending import Attempt, Delivery
+from iscp_dagster.webhooks.claims import to_delivery
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
 from iscp_dagster.webhooks.tables import (
     ATTEMPTS,
     HAS_ENDED,
@@ -20,7 +20,7 @@ from iscp_dagster.webhooks.tables import (
     ISCP_ATTEMPTS,
     ISCP_OUTBOX,
     OUTBOX,
-    State,
+    DeliveryState,
 )
 
 _MOST_NANOS = 2**63 - 1
@@ -54,7 +54,7 @@ class Count:
     """When the first of them was recorded."""
 
 
-def conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
+def build_conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
     """The conditions that choose the deliveries."""
     columns = {
         "trigger": OUTBOX.trigger_name,
@@ -64,43 +64,45 @@ def conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
     }
     named = {column: getattr(chosen, name) for name, column in columns.items()}
     where: list[Any] = [
-        column == _encodable(value) for column, value in named.items() if value is not None
+        column == _to_encodable(value) for column, value in named.items() if value is not None
     ]
     if chosen.state is not None:
-        where.append(_in_state(chosen.state))
+        where.append(_build_state_condition(chosen.state))
     if chosen.source_from is not None:
-        where.append(OUTBOX.source_nanos >= _nanos(chosen.source_from))
+        where.append(OUTBOX.source_nanos >= _to_nanos(chosen.source_from))
     if chosen.source_to is not None:
-        where.append(OUTBOX.source_nanos < _nanos(chosen.source_to))
+        where.append(OUTBOX.source_nanos < _to_nanos(chosen.source_to))
     return where
 
 
-def listed(connection: sa.Connection, chosen: Chosen, limit: int) -> list[Delivery]:
+def list_deliveries(connection: sa.Connection, chosen: Chosen, limit: int) -> list[EventDelivery]:
     """The deliveries recorded last, newest first."""
-    found = sa.select(ISCP_OUTBOX).where(*conditions(chosen)).order_by(OUTBOX.number.desc())
-    return [delivery(row) for row in connection.execute(found.limit(limit))]
+    found = sa.select(ISCP_OUTBOX).where(*build_conditions(chosen)).order_by(OUTBOX.number.desc())
+    return [to_delivery(row) for row in connection.execute(found.limit(limit))]
 
 
-def attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[Attempt]:
+def list_attempts(
+    connection: sa.Connection, deliveries: Sequence[EventDelivery]
+) -> list[DeliveryAttempt]:
     """The attempts of these deliveries, oldest first, those of their batches included."""
     ids = {each.event_id for each in deliveries} | {each.batch_id for each in deliveries}
     of = (
         ATTEMPTS.message_id.in_([id_ for id_ in ids if id_ is not None]),
         ATTEMPTS.endpoint.in_({each.endpoint for each in deliveries}),
     )
-    told = [ATTEMPTS[each.name] for each in fields(Attempt)]
+    told = [ATTEMPTS[each.name] for each in fields(DeliveryAttempt)]
     found = sa.select(*told).where(*of).order_by(ATTEMPTS.number)
-    return [Attempt(**row._asdict()) for row in connection.execute(found)]
+    return [DeliveryAttempt(**row._asdict()) for row in connection.execute(found)]
 
 
-def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
+def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[Count]:
     """The deliveries by trigger, endpoint and state."""
     by = (OUTBOX.trigger_name, OUTBOX.endpoint, OUTBOX.state)
     where = () if trigger is None else (OUTBOX.trigger_name == trigger,)
     found = sa.select(*by, sa.func.count(), sa.func.min(OUTBOX.recorded)).where(*where)
     held: dict[tuple[str, str, str], Count] = {}
     for name, endpoint, state, events, oldest in connection.execute(found.group_by(*by)):
-        label = State(state).label
+        label = DeliveryState(state).label
         other = held.get((name, endpoint, label))
         held[name, endpoint, label] = Count(
             trigger=name,
@@ -114,22 +116,26 @@ def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
 
 def count_states(connection: sa.Connection, chosen: Chosen) -> dict[str, int]:
     """The chosen deliveries by state, 0 included."""
-    found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
-    rows = sa.select(OUTBOX.state, sa.func.count()).where(*conditions(chosen))
+    found = dict.fromkeys(
+        (DeliveryState.NEXT.label, DeliveryState.DELIVERED.label, DeliveryState.DEAD.label), 0
+    )
+    rows = sa.select(OUTBOX.state, sa.func.count()).where(*build_conditions(chosen))
     for state, number in connection.execute(rows.group_by(OUTBOX.state)):
-        found[State(state).label] += number
+        found[DeliveryState(state).label] += number
     return found
 
 
-def counted(
+def count_trigger_states(
     connection: sa.Connection, trigger: str, endpoints: Sequence[str], most: int
 ) -> dict[str, int]:
     """The trigger's deliveries to these endpoints by state, each counted up to `most`.
 
     Quick, however many there are.
     """
-    found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
-    for endpoint, state in product(endpoints, State):
+    found = dict.fromkeys(
+        (DeliveryState.NEXT.label, DeliveryState.DELIVERED.label, DeliveryState.DEAD.label), 0
+    )
+    for endpoint, state in product(endpoints, DeliveryState):
         one = (OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, OUTBOX.state == state)
         some = sa.select(sa.literal_column("1")).where(*one).limit(most).subquery()
         number = connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0
@@ -145,7 +151,7 @@ def oldest(connection: sa.Connection, trigger: str, endpoints: Sequence[str]) ->
                 OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, OUTBOX.state == state
             )
         )
-        for endpoint, state in product(endpoints, (State.NEXT, State.BEHIND))
+        for endpoint, state in product(endpoints, (DeliveryState.NEXT, DeliveryState.BEHIND))
     ]
     return min((each for each in times if each is not None), default=None)
 
@@ -159,17 +165,17 @@ def prune(connection: sa.Connection, before: datetime, most: int) -> int:
     return max(gone, tried)
 
 
-def _in_state(state: str) -> sa.ColumnElement[bool]:
-    if state == State.NEXT.label:
+def _build_state_condition(state: str) -> sa.ColumnElement[bool]:
+    if state == DeliveryState.NEXT.label:
         return IS_PENDING
-    return OUTBOX.state == int(State[state.upper()])
+    return OUTBOX.state == int(DeliveryState[state.upper()])
 
 
-def _nanos(at: datetime) -> int:
+def _to_nanos(at: datetime) -> int:
     # Years before 1678 and after 2261 are beyond what the column holds, and so is no event.
     return min(max(SourceTimestamp.of(at, version=0).nanos, -_MOST_NANOS), _MOST_NANOS)
 
 
-def _encodable(text: str) -> str:
+def _to_encodable(text: str) -> str:
     """The text as a database takes it; an argument of bytes that are no UTF-8 finds nothing."""
     return text.encode(errors="backslashreplace").decode()

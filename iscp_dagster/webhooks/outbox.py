@@ -13,11 +13,11 @@ from iscp_dagster.joblog.sql import leases
 from iscp_dagster.joblog.sql.engine import LOG
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks import claims, history, putting, recording
 from iscp_dagster.webhooks.history import Chosen, Count
-from iscp_dagster.webhooks.pending import Attempt, Delivery, PendingEvent
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery, PendingEvent
 from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
 from sql_transactions.engine import prepare, transaction
 
@@ -43,7 +43,7 @@ class Numbers:
 class Outbox:
     """The outbox in the ISCP log's database, SQLite or PostgreSQL; `engine` is the log's."""
 
-    def __init__(self, engine: sa.Engine, *, clock: Clock = utc_now) -> None:
+    def __init__(self, engine: sa.Engine, *, clock: Clock = get_utc_now) -> None:
         self.engine = prepare(engine, LOG)
         self.clock = clock
 
@@ -67,48 +67,52 @@ class Outbox:
 
     # What people ask for.
 
-    def listed(self, chosen: Chosen | None = None, *, limit: int = 100) -> list[Delivery]:
+    def list_deliveries(
+        self, chosen: Chosen | None = None, *, limit: int = 100
+    ) -> list[EventDelivery]:
         """The deliveries recorded last, newest first."""
-        with self.reading() as connection:
-            return history.listed(connection, chosen or Chosen(), limit)
+        with self.begin_read() as connection:
+            return history.list_deliveries(connection, chosen or Chosen(), limit)
 
     def count_states(self, chosen: Chosen | None = None) -> dict[str, int]:
         """How many deliveries are pending, delivered and dead."""
-        with self.reading() as connection:
+        with self.begin_read() as connection:
             return history.count_states(connection, chosen or Chosen())
 
     def show(
         self, event_id: str, endpoint: str | None = None
-    ) -> tuple[list[Delivery], list[Attempt]]:
+    ) -> tuple[list[EventDelivery], list[DeliveryAttempt]]:
         """The deliveries of an event, and their attempts, oldest first; none if it is unknown."""
         chosen = Chosen(event_id=event_id, endpoint=endpoint)
-        with self.reading() as connection:
-            deliveries = history.listed(connection, chosen, limit=1_000)
-            return deliveries, history.attempts(connection, deliveries)
+        with self.begin_read() as connection:
+            deliveries = history.list_deliveries(connection, chosen, limit=1_000)
+            return deliveries, history.list_attempts(connection, deliveries)
 
-    def counts(self, trigger: str | None = None) -> list[Count]:
+    def count_deliveries(self, trigger: str | None = None) -> list[Count]:
         """How many deliveries there are, by trigger, endpoint and state."""
-        with self.reading() as connection:
-            return history.counts(connection, trigger)
+        with self.begin_read() as connection:
+            return history.count_deliveries(connection, trigger)
 
-    def numbers(self, trigger: str, endpoints: Collection[str]) -> Numbers:
+    def summarize_trigger(self, trigger: str, endpoints: Collection[str]) -> Numbers:
         """What is shown of a trigger: quick, however many events there are."""
-        with self.reading() as connection:
-            known = recording.endpoints(connection, sorted(endpoints))
+        with self.begin_read() as connection:
+            known = recording.read_endpoints(connection, sorted(endpoints))
             return Numbers(
-                events=history.counted(connection, trigger, sorted(endpoints), MOST_COUNTED),
+                events=history.count_trigger_states(
+                    connection, trigger, sorted(endpoints), MOST_COUNTED
+                ),
                 oldest=history.oldest(connection, trigger, sorted(endpoints)),
                 endpoints={
                     name: known.get(name, EndpointState(name=name)) for name in sorted(endpoints)
                 },
             )
 
-    def resend(self, event_id: str, endpoint: str | None = None) -> int:
+    def resend_event(self, event_id: str, endpoint: str | None = None) -> int:
         """Send an event again, under its id, delivered or not; returns to how many endpoints.
 
         One that is still pending is sent without a further wait.
         """
-        return self._again(Chosen(event_id=event_id, endpoint=endpoint))
+        return self._requeue_chosen(Chosen(event_id=event_id, endpoint=endpoint))
 
     def replay(self, chosen: Chosen) -> int:
         """Send events of a range of commit times again, under their ids; returns how many.
@@ -118,7 +122,7 @@ class Outbox:
         """
         if chosen.trigger is None or chosen.source_from is None:
             raise ConfigError("A replay needs a trigger and the time from which on; give both.")
-        return self._again(chosen)
+        return self._requeue_chosen(chosen)
 
     def prune(self, before: datetime) -> int:
         """Delete deliveries and dead letters that ended before, and old attempts; how many."""
@@ -130,30 +134,32 @@ class Outbox:
             if gone < PRUNED_AT_ONCE:
                 return total
 
-    def endpoints(self) -> dict[str, EndpointState]:
+    def list_endpoints(self) -> dict[str, EndpointState]:
         """The endpoints that a sender served or a person changed, by name."""
-        with self.reading() as connection:
-            return recording.endpoints(connection)
+        with self.begin_read() as connection:
+            return recording.read_endpoints(connection)
 
     def pause(self, endpoint: str, reason: str = "paused by hand") -> EndpointState:
         """Send nothing to it until it is resumed; events are kept, up to its bound."""
         with self.writing() as connection:
-            return recording.change(connection, endpoint, PAUSED, reason, self.clock())
+            return recording.set_endpoint_state(connection, endpoint, PAUSED, reason, self.clock())
 
     def resume(self, endpoint: str) -> EndpointState:
         """Send to it again, at once and with all tries, whether it was paused or disabled."""
         with self.writing() as connection:
-            return recording.change(connection, endpoint, ACTIVE, "", self.clock())
+            return recording.set_endpoint_state(connection, endpoint, ACTIVE, "", self.clock())
 
-    def served(self, endpoints: Collection[str]) -> frozenset[str]:
+    def find_served(self, endpoints: Collection[str]) -> frozenset[str]:
         """The endpoints that a sender serves at present."""
-        with self.reading() as connection:
-            over = leases.lapsed(connection, [_lease(each) for each in endpoints], leases.NOW)
-        return frozenset(each for each in endpoints if not over.get(_lease(each), True))
+        with self.begin_read() as connection:
+            over = leases.read_lease_expiry(
+                connection, [_format_lease_name(each) for each in endpoints], leases.NOW
+            )
+        return frozenset(each for each in endpoints if not over.get(_format_lease_name(each), True))
 
-    def waiting(self, endpoints: Collection[str]) -> frozenset[str]:
+    def find_waiting(self, endpoints: Collection[str]) -> frozenset[str]:
         """The endpoints for which events wait; quick, however many there are."""
-        with self.reading() as connection:
+        with self.begin_read() as connection:
             return frozenset(each for each in endpoints if claims.due(connection, each))
 
     # What a sender does.
@@ -162,14 +168,14 @@ class Outbox:
         """Take or renew the endpoints' leases; returns those that no other sender holds."""
         with self.writing() as connection:
             recording.add_endpoints(connection, sorted(endpoints), self.clock())
-            names = {_lease(each): each for each in endpoints}
+            names = {_format_lease_name(each): each for each in endpoints}
             held = leases.take(connection, names, owner, seconds, leases.NOW)
             return frozenset(names[each] for each in held)
 
-    def inherit(self, is_gone: Callable[[str], bool]) -> None:
+    def free_gone_senders(self, is_gone: Callable[[str], bool]) -> None:
         """Free the endpoints of senders that are gone, so that nobody waits for their leases."""
         columns = ISCP_LEASES.c
-        sender = columns.name.like(f"{_lease('')}%")
+        sender = columns.name.like(f"{_format_lease_name('')}%")
         with self.writing() as connection:
             for owner in connection.scalars(sa.select(columns.owner).where(sender)).all():
                 if is_gone(owner):
@@ -179,14 +185,14 @@ class Outbox:
     def release(self, endpoints: Collection[str], owner: str) -> None:
         """Let other senders have the endpoints at once."""
         columns = ISCP_LEASES.c
-        mine = (columns.name.in_(map(_lease, endpoints)), columns.owner == owner)
+        mine = (columns.name.in_(map(_format_lease_name, endpoints)), columns.owner == owner)
         with self.writing() as connection:
             connection.execute(sa.delete(ISCP_LEASES).where(*mine))
 
     def look(self, endpoints: Sequence[str]) -> dict[str, tuple[EndpointState, datetime | None]]:
         """Each endpoint's state, and when its next delivery is due; cheap, whatever is pending."""
-        with self.reading() as connection:
-            states = recording.endpoints(connection, endpoints)
+        with self.begin_read() as connection:
+            states = recording.read_endpoints(connection, endpoints)
             return {name: (state, claims.due(connection, name)) for name, state in states.items()}
 
     def claim(
@@ -205,7 +211,7 @@ class Outbox:
         """
         now = self.clock()
         if batch_id is None:
-            with self.reading() as connection:
+            with self.begin_read() as connection:
                 return claims.claim(connection, endpoint, now, room=room, busy=busy)
         with self.writing() as connection:
             return claims.compose(
@@ -217,7 +223,7 @@ class Outbox:
         with self.writing() as connection:
             recording.record(connection, endpoint, results, self.clock())
 
-    def reading(self) -> AbstractContextManager[sa.Connection]:
+    def begin_read(self) -> AbstractContextManager[sa.Connection]:
         """One transaction that only reads."""
         return transaction(self.engine, writes=False)
 
@@ -225,10 +231,14 @@ class Outbox:
         """One transaction."""
         return transaction(self.engine, writes=True)
 
-    def _again(self, chosen: Chosen) -> int:
+    def _requeue_chosen(self, chosen: Chosen) -> int:
         with self.writing() as connection:
-            return sum(putting.again(connection, history.conditions(chosen), self.clock()))
+            return sum(
+                putting.requeue_deliveries(
+                    connection, history.build_conditions(chosen), self.clock()
+                )
+            )
 
 
-def _lease(endpoint: str) -> str:
+def _format_lease_name(endpoint: str) -> str:
     return f"sender:{endpoint}"

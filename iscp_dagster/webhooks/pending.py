@@ -9,7 +9,7 @@ from datetime import datetime
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.webhooks.tables import State
+from iscp_dagster.webhooks.tables import DeliveryState
 
 LANE_DIGITS = 32
 
@@ -44,7 +44,7 @@ class PendingEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class EventDelivery:
     """One event and one endpoint, as the outbox has them."""
 
     number: int
@@ -52,7 +52,7 @@ class Delivery:
     endpoint: str
     lane: str
     """See `PendingEvent.lane`."""
-    state: State
+    state: DeliveryState
     trigger: str
     tenant: str
     key: str
@@ -70,11 +70,11 @@ class Delivery:
 
     @property
     def pending(self) -> bool:
-        return self.state <= State.BEHIND
+        return self.state <= DeliveryState.BEHIND
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class DeliveryAttempt:
     """One request that was sent, or could not be."""
 
     message_id: str

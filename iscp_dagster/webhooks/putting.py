@@ -10,8 +10,15 @@ import sqlalchemy as sa
 
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
-from iscp_dagster.webhooks.tables import HAS_ENDED, IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
-from sql_transactions.given import given, insert_into, without_nul
+from iscp_dagster.webhooks.tables import (
+    HAS_ENDED,
+    IS_NEXT,
+    IS_PENDING,
+    ISCP_OUTBOX,
+    OUTBOX,
+    DeliveryState,
+)
+from sql_transactions.given import escape_nul, given, insert_into
 
 Lane = tuple[str, str]
 """An endpoint, and the digest of a trigger, tenant and key."""
@@ -31,7 +38,7 @@ def put(
     Raises OutboxFullError if more than `bounds[endpoint]` (or `bound`) events of a trigger would
     be pending for an endpoint, unless none was: an iteration's events are never too many alone.
     """
-    rows = [row for event in events for row in _rows(event)]
+    rows = [row for event in events for row in _build_rows(event)]
     added = Counter(_insert(connection, rows))
     for (trigger, endpoint), count in sorted(added.items()):
         _check_room(connection, trigger, endpoint, count, bounds.get(endpoint, bound))
@@ -45,7 +52,7 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     """
     if not lanes:
         return
-    listed = _listed(connection, lanes)
+    listed = _build_lane_rows(connection, lanes)
     in_them = sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(sa.select(listed))
     # Without the lock, one who ends a delivery would not see those that the caller adds.
     lock(connection, in_them, IS_NEXT)
@@ -61,18 +68,20 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     )
     firsts = sa.select(first).select_from(listed)
     demoted = sa.update(ISCP_OUTBOX).where(in_them, IS_NEXT, OUTBOX.number.not_in(firsts))
-    promoted = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(firsts), OUTBOX.state != State.NEXT)
-    connection.execute(demoted.values(state=int(State.BEHIND)))
-    connection.execute(promoted.values(state=int(State.NEXT)))
+    promoted = sa.update(ISCP_OUTBOX).where(
+        OUTBOX.number.in_(firsts), OUTBOX.state != DeliveryState.NEXT
+    )
+    connection.execute(demoted.values(state=int(DeliveryState.BEHIND)))
+    connection.execute(promoted.values(state=int(DeliveryState.NEXT)))
 
 
-def again(
+def requeue_deliveries(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]], now: Any
 ) -> tuple[int, int]:
     """Make ended deliveries pending again, and pending ones due; returns how many of each."""
     due = sa.update(ISCP_OUTBOX).where(*where, IS_PENDING).values(next_at=now)
     hurried = connection.execute(due).rowcount
-    fresh = {"state": int(State.BEHIND), "next_at": now, "attempts": 0}
+    fresh = {"state": int(DeliveryState.BEHIND), "next_at": now, "attempts": 0}
     revived = (
         sa.update(ISCP_OUTBOX)
         .where(*where, HAS_ENDED)
@@ -93,13 +102,13 @@ def lock(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> None:
         connection.execute(held.with_for_update()).all()
 
 
-def numbers(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
+def build_number_query(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
     """The deliveries' numbers as a query; any number of them."""
     rows = [{"number": number} for number in chosen]
     return sa.select(given(connection.dialect, [OUTBOX.number], rows))
 
 
-def _listed(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
+def _build_lane_rows(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
     rows = [{"endpoint": endpoint, "lane": lane} for endpoint, lane in sorted(lanes)]
     return given(connection.dialect, [OUTBOX.endpoint, OUTBOX.lane], rows)
 
@@ -140,15 +149,15 @@ def _check_room(
         )
 
 
-def _rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
+def _build_rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
     at = event.source_timestamp
     row = {
         "event_id": event.event_id,
         "lane": event.lane,
-        "state": int(State.BEHIND),
+        "state": int(DeliveryState.BEHIND),
         "trigger_name": event.trigger,
-        "tenant": without_nul(event.tenant),
-        "event_key": without_nul(event.key),
+        "tenant": escape_nul(event.tenant),
+        "event_key": escape_nul(event.key),
         "event_type": event.event_type,
         "source_nanos": at.nanos,
         "source_version": at.version,

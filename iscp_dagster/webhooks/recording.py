@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.webhooks.answers import Answer, Health, Outcome, Verdict
-from iscp_dagster.webhooks.claims import Message
-from iscp_dagster.webhooks.putting import elect, lock, numbers
+from iscp_dagster.webhooks.answers import Answer, Health, MessageVerdict, Outcome
+from iscp_dagster.webhooks.claims import WebhookMessage
+from iscp_dagster.webhooks.putting import build_number_query, elect, lock
 from iscp_dagster.webhooks.tables import (
     ENDPOINTS,
     IS_PENDING,
@@ -19,12 +19,12 @@ from iscp_dagster.webhooks.tables import (
     ISCP_ENDPOINTS,
     ISCP_OUTBOX,
     OUTBOX,
-    State,
+    DeliveryState,
 )
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.given import escape_nul, given, insert_into
 
 ACTIVE = "active"
-_ENDS = {Verdict.DELIVERED: State.DELIVERED, Verdict.DEAD: State.DEAD}
+_ENDS = {MessageVerdict.DELIVERED: DeliveryState.DELIVERED, MessageVerdict.DEAD: DeliveryState.DEAD}
 _CHANGED = (OUTBOX.number, OUTBOX.state, OUTBOX.attempts, OUTBOX.next_at, OUTBOX.failed_at)
 
 
@@ -51,12 +51,12 @@ class EndpointState:
 class Result:
     """One attempt, and what follows from it."""
 
-    message: Message
+    message: WebhookMessage
     answer: Answer
     outcome: Outcome
     at: datetime
     seconds: float
-    halves: tuple[Message, ...] = ()
+    halves: tuple[WebhookMessage, ...] = ()
     """The batches that a split one's events are sent in."""
 
 
@@ -71,23 +71,28 @@ def record(
     Idempotent for the events: what has ended stays as it is.
     """
     if results:
-        rows = [row for each in results for row in _rows(each, now)]
-        lanes = _ended(connection, endpoint.name, rows, now)
+        rows = [row for each in results for row in _build_rows(each, now)]
+        lanes = _update_deliveries(connection, endpoint.name, rows, now)
         elect(connection, lanes)
         for half in (half for each in results for half in each.halves):
-            _recompose(connection, half)
-        connection.execute(sa.insert(ISCP_ATTEMPTS), [_attempt(endpoint.name, e) for e in results])
+            _recompose_batch(connection, half)
+        connection.execute(
+            sa.insert(ISCP_ATTEMPTS), [_build_attempt_row(endpoint.name, e) for e in results]
+        )
     delivered = any(each.answer.accepted for each in results)
     _keep_health(connection, endpoint, {"delivered_at": now} if delivered else {})
 
 
-def _ended(
+def _update_deliveries(
     connection: sa.Connection, endpoint: str, rows: Sequence[dict[str, Any]], now: datetime
 ) -> set[tuple[str, str]]:
     """Write the deliveries back; returns the lanes in which something ended."""
-    lock(connection, OUTBOX.number.in_(numbers(connection, (row["number"] for row in rows))))
+    lock(
+        connection,
+        OUTBOX.number.in_(build_number_query(connection, (row["number"] for row in rows))),
+    )
     new = given(connection.dialect, _CHANGED, rows)
-    unended = new.c.state < int(State.DELIVERED)
+    unended = new.c.state < int(DeliveryState.DELIVERED)
     values = {
         "state": sa.case((unended, OUTBOX.state), else_=new.c.state),
         "attempts": new.c.attempts,
@@ -97,24 +102,24 @@ def _ended(
     }
     changed = sa.update(ISCP_OUTBOX).where(OUTBOX.number == new.c.number, IS_PENDING)
     done = connection.execute(changed.values(values).returning(OUTBOX.lane, OUTBOX.state)).all()
-    return {(endpoint, row.lane) for row in done if row.state >= State.DELIVERED}
+    return {(endpoint, row.lane) for row in done if row.state >= DeliveryState.DELIVERED}
 
 
-def _recompose(connection: sa.Connection, batch: Message) -> None:
-    numbered = numbers(connection, (each.number for each in batch.events))
+def _recompose_batch(connection: sa.Connection, batch: WebhookMessage) -> None:
+    numbered = build_number_query(connection, (each.number for each in batch.events))
     mine = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
     connection.execute(mine.values(batch_id=batch.id))
 
 
-def _rows(result: Result, now: datetime) -> list[dict[str, Any]]:
+def _build_rows(result: Result, now: datetime) -> list[dict[str, Any]]:
     outcome = result.outcome
     # Which event of a split batch the attempt failed for is not known yet.
-    counted = outcome.verdict is not Verdict.SPLIT
+    counted = outcome.verdict is not MessageVerdict.SPLIT
     failed = counted and not result.answer.accepted
     return [
         {
             "number": each.number,
-            "state": int(_ENDS.get(outcome.verdict, State.NEXT)),
+            "state": int(_ENDS.get(outcome.verdict, DeliveryState.NEXT)),
             "attempts": each.attempts + counted,
             "next_at": outcome.next_at or each.next_at,
             "failed_at": (each.failed_at or now) if failed else each.failed_at,
@@ -123,7 +128,7 @@ def _rows(result: Result, now: datetime) -> list[dict[str, Any]]:
     ]
 
 
-def _attempt(endpoint: str, result: Result) -> dict[str, Any]:
+def _build_attempt_row(endpoint: str, result: Result) -> dict[str, Any]:
     return {
         "message_id": result.message.id,
         "endpoint": endpoint,
@@ -131,7 +136,7 @@ def _attempt(endpoint: str, result: Result) -> dict[str, Any]:
         "seconds": result.seconds,
         "events": len(result.message.events),
         "status": result.answer.status,
-        "answer": without_nul(result.answer.text),
+        "answer": escape_nul(result.answer.text),
         "verdict": result.outcome.verdict.value,
         "next_at": result.outcome.next_at,
     }
@@ -143,11 +148,11 @@ def _keep_health(
     """Write what the attempts amount to, unless a person changed the endpoint meanwhile."""
     # A person's pause stands; it is written with a higher `seq`.
     unchanged = (ENDPOINTS.name == endpoint.name, ENDPOINTS.seq == endpoint.seq)
-    values = _values(endpoint) | delivered
+    values = _build_endpoint_values(endpoint) | delivered
     connection.execute(sa.update(ISCP_ENDPOINTS).where(*unchanged).values(values))
 
 
-def _values(endpoint: EndpointState) -> dict[str, Any]:
+def _build_endpoint_values(endpoint: EndpointState) -> dict[str, Any]:
     return {
         "state": endpoint.state,
         "reason": endpoint.reason,
@@ -161,7 +166,7 @@ def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime
     """Make the rows of endpoints that have none. Idempotent."""
     rows = [
         {"name": name, "delivered_at": None, "seq": 0}
-        | _values(EndpointState(name=name, changed_at=now))
+        | _build_endpoint_values(EndpointState(name=name, changed_at=now))
         for name in sorted(names)
     ]
     if rows:
@@ -169,17 +174,17 @@ def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime
         connection.execute(insert, rows)
 
 
-def endpoints(
+def read_endpoints(
     connection: sa.Connection, names: Sequence[str] | None = None
 ) -> dict[str, EndpointState]:
     """The endpoints that have a row, by name; with `names`, of these."""
     chosen = sa.select(ISCP_ENDPOINTS).order_by(ENDPOINTS.name)
     if names is not None:
         chosen = chosen.where(ENDPOINTS.name.in_(names))
-    return {row.name: _endpoint(row) for row in connection.execute(chosen)}
+    return {row.name: _to_endpoint_state(row) for row in connection.execute(chosen)}
 
 
-def change(
+def set_endpoint_state(
     connection: sa.Connection, name: str, state: str, reason: str, now: datetime
 ) -> EndpointState:
     """Have a person pause or resume an endpoint; resuming begins its retries anew, at once."""
@@ -194,10 +199,10 @@ def change(
     connection.execute(
         sa.update(ISCP_ENDPOINTS).where(mine).values(values | {"seq": ENDPOINTS.seq + 1})
     )
-    return endpoints(connection, [name])[name]
+    return read_endpoints(connection, [name])[name]
 
 
-def _endpoint(row: sa.Row[Any]) -> EndpointState:
+def _to_endpoint_state(row: sa.Row[Any]) -> EndpointState:
     return EndpointState(
         name=row.name,
         state=row.state,

@@ -19,7 +19,7 @@ import anyio
 
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import need
@@ -54,7 +54,7 @@ class SenderService:
         from iscp_dagster.webhooks.sending.resolving import Resolver
 
         for each in self.endpoints:
-            _poster(each, self.environ, Resolver())
+            _make_poster(each, self.environ, Resolver())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set, then end in order: what is under way is recorded."""
@@ -66,13 +66,18 @@ class SenderService:
             return
         outbox = Outbox(open_engine(self.environ[LOG_URL], kept=True))
         await asyncio.to_thread(outbox.ensure)
-        await asyncio.to_thread(outbox.inherit, lambda owner: is_gone(owner, machine()))
+        await asyncio.to_thread(
+            outbox.free_gone_senders, lambda owner: is_gone(owner, identify_machine())
+        )
         resolver = Resolver()
         sender = Sender(
             outbox,
-            [(each, partial(_poster, each, self.environ, resolver)) for each in self.endpoints],
-            owner=f"{machine()}:{os.getpid()}:{secrets.token_hex(4)}",
-            batch_id=IdScheme.from_environment(self.environ).batch_id,
+            [
+                (each, partial(_make_poster, each, self.environ, resolver))
+                for each in self.endpoints
+            ],
+            owner=f"{identify_machine()}:{os.getpid()}:{secrets.token_hex(4)}",
+            batch_id=IdScheme.from_environment(self.environ).make_batch_id,
         )
         try:
             await sender.run(stop)
@@ -87,7 +92,7 @@ async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
     It is loaded, in a thread, until that succeeds.
     """
     stop = asyncio.Event()
-    task = asyncio.ensure_future(_always(load, stop))
+    task = asyncio.ensure_future(_keep_running(load, stop))
     try:
         yield
     finally:
@@ -95,7 +100,7 @@ async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
         await task
 
 
-async def _always(load: Callable[[], SenderService], stop: asyncio.Event) -> None:
+async def _keep_running(load: Callable[[], SenderService], stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             service = await asyncio.to_thread(load)
@@ -108,7 +113,7 @@ async def _always(load: Callable[[], SenderService], stop: asyncio.Event) -> Non
             await stop.wait()
 
 
-def machine() -> str:
+def identify_machine() -> str:
     """What makes a process's number unique; empty where that cannot be told."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -123,7 +128,9 @@ def is_gone(owner: str, here: str) -> bool:
     return bool(here) and place == here and not Path(f"/proc/{process}").exists()
 
 
-async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = utc_now) -> Answer:
+async def ping(
+    endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = get_utc_now
+) -> Answer:
     """Send the endpoint one signed event of type PING that is in no outbox; gives its answer.
 
     It is sent even while the endpoint is paused. Raises ConfigError as SenderService does.
@@ -140,15 +147,15 @@ async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = ut
         "data": {},
     }
     body = json.dumps({"data": [said]} if endpoint.batch > 1 else said).encode()
-    poster = _poster(endpoint, environ, Resolver(), clock)
+    poster = _make_poster(endpoint, environ, Resolver(), clock)
     try:
         return await poster.post(id_, body)
     finally:
         await poster.aclose()
 
 
-def _poster(
-    endpoint: Endpoint, environ: Mapping[str, str], resolver: Resolver, clock: Clock = utc_now
+def _make_poster(
+    endpoint: Endpoint, environ: Mapping[str, str], resolver: Resolver, clock: Clock = get_utc_now
 ) -> Poster:
     from iscp_dagster.webhooks.sending.posting import Poster
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logs import advance, complete, fail, log_in_memory, moment, over, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.protocol import Interruption
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -128,7 +128,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(chosen=st.sets(runs))
     def somebody_is_silent(self, chosen):
         over = {run for run in chosen if self.until.get(run, self.leases_at) < self.leases_at}
-        assert self.log.lapsed(chosen, 50) == over
+        assert self.log.find_expired_leases(chosen, 50) == over
         for run in chosen - self.until.keys():
             self.until[run] = self.leases_at + 50
 
@@ -335,7 +335,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(gone=st.sets(runs))
     def recover(self, gone):
         active = {key: row for key, row in self.rows.items() if row.state in {"pending", "running"}}
-        assert self.log.active_runs() == {row.run for row in active.values()}
+        assert self.log.list_active_runs() == {row.run for row in active.values()}
         lost = sorted(key for key, row in active.items() if row.run in gone)
         assert self.log.recover(gone) == tuple(lost)
         for key in lost:
@@ -368,7 +368,7 @@ class LogMachine(RuleBasedStateMachine):
             changed = True
             row.state, row.code, row.unsure = "completed", 0, None
         hit = interrupt and row.state in {"pending", "running"}
-        assert done == Interrupted(
+        assert done == Interruption(
             keys=(key,) if hit else (),
             runs=frozenset({row.run}) if hit else frozenset(),
             changed=changed or hit,
@@ -388,7 +388,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def strand(self):
         moved = sorted(key for key, row in self.rows.items() if row.state != "error")
-        assert self.log.strand(TABLE, 10_220, "gone") == tuple(moved)
+        assert self.log.mark_stranded(TABLE, 10_220, "gone") == tuple(moved)
         for key in moved:
             self.rows[key].state, self.rows[key].code = "error", 10_220
 

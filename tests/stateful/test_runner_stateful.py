@@ -27,12 +27,12 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared
+from iscp_dagster.planning.declared import make_job_specs
 from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.maintenance import KEPT, collect, flush_watermarks, garbage
+from iscp_dagster.upkeep.maintenance import KEPT, collect, find_garbage, flush_watermarks
 
 TENANTS = ("eu", "us", "xx")
 INDEXES = ("one", "two")
@@ -81,7 +81,7 @@ class RunnerMachine(RuleBasedStateMachine):
             spark=lambda: pytest.fail("the runner asked for Spark"),
             lake=str(self.folder),
             clock=lambda: self.now,
-            bounds=Bounds(versions=3),
+            bounds=IterationBounds(versions=3),
         )
         # Another Dagster on the same log, whose clock is wrong.
         self.other = replace(self.deployment, log=self.beside(), clock=lambda: self.now + self.skew)
@@ -225,14 +225,14 @@ class RunnerMachine(RuleBasedStateMachine):
         self.now += KEPT + timedelta(seconds=1) if later else timedelta(0)
         live, log = self.deployment.log.jobs(), self.deployment.log
         due = {each.key for each in log.dropped(self.now - KEPT)}
-        found = garbage(self.deployment, [self.source])
+        found = find_garbage(self.deployment, [self.source])
         assert {each.job.key for each in found} == {key for key in due if not self.gone[key]}
         mine = [key for key in due if key.job_name == MINE]
         assert collect(self.deployment, [self.source], found) == len(mine)
         self.gone |= {each.job.key: True for each in found}
         for key in mine:
             del self.gone[key]
-        assert garbage(self.deployment, [self.source]) == []
+        assert find_garbage(self.deployment, [self.source]) == []
         assert log.jobs() == live
         self.fired.update(collected=len(found) - len(mine), forgotten=len(mine))
 
@@ -260,9 +260,9 @@ class RunnerMachine(RuleBasedStateMachine):
     def register(self, tenant, name):
         consumer = ConsumerInfo(type="my.own:Consumer", db="m", table="t", job=name)
         mine = JobSpec(detail=IterationDetail(consumer=consumer))
-        spec = declared(self.source, self.source.indexes).get(job(name), mine)
+        spec = make_job_specs(self.source, self.source.indexes).get(job(name), mine)
         live = self.deployment.log.jobs(tenant=tenant, name=job(name))
-        table_id = self.deployment.delta_log(self.source).table_id()
+        table_id = self.deployment.delta_log(self.source).get_table_id()
         assert self.deployment.log.register(tenant, job(name), table_id, spec) == (not live)
         key = JobKey(tenant=tenant, table_id=table_id, job_name=name)
         self.fired["registered again"] += self.gone.pop(key, None) is not None

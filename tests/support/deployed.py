@@ -61,7 +61,7 @@ class Deployed:
 
     def terminate(self, run: str | None) -> None:
         """Terminate a run, as the button in Dagster's UI does."""
-        self.dagster.mutate(TERMINATE, {"id": run}, {"TerminateRunSuccess"})
+        self.dagster.run_mutation(TERMINATE, {"id": run}, {"TerminateRunSuccess"})
 
     def told(self) -> str:
         """Return the jobs and the end of Dagster's log, to explain a failure."""

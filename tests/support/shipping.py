@@ -74,8 +74,8 @@ def write(
 
 def count(store: IndexStore, tenant: str) -> int:
     """Count the rows that the tenant's readers see."""
-    query = f"SELECT count() FROM {store.shape.final} {store._where()}"
-    return int(store._first(query, tenant)[0])
+    query = f"SELECT count() FROM {store.shape.final} {store._render_where()}"
+    return int(store._read_first_row(query, tenant)[0])
 
 
 def check_staged(store: IndexStore, tenant: str, *, version: int, rows: int) -> None:

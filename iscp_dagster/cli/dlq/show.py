@@ -22,43 +22,43 @@ _HEAD = 8
 """Characters of an id that are enough to tell it from others."""
 
 
-def letters(found: Sequence[DeadLetter], *, as_json: bool, limit: int | None = None) -> None:
+def print_letters(found: Sequence[DeadLetter], *, as_json: bool, limit: int | None = None) -> None:
     """Print how many letters each index has, then one line per letter."""
     if as_json:
-        write([_json(each) for each in found[:limit]])
+        write([_describe_letter(each) for each in found[:limit]])
         return
     counts = Counter(each.index for each in found)
     print_counts(len(found), "dead letter", {f"of {name}": n for name, n in counts.items()})
-    rows = [_row(each) for each in found[: limit or ROWS]]
+    rows = [_build_row(each) for each in found[: limit or ROWS]]
     heads = ("id", "index\ntenant", "version\ncode", "reason")
     print_listing(Listing(heads=heads, rows=rows, unwrapped=(heads[0], heads[2]), spreads=True))
     print_rest(len(rows), len(found), "--index, --tenant")
 
 
-def _row(each: DeadLetter) -> tuple[Cell, ...]:
+def _build_row(each: DeadLetter) -> tuple[Cell, ...]:
     reason = each.reason.removeprefix(f"{each.index}: ")
     reason = f"deleted; {reason}" if each.deleted else reason
     of = (each.index, each.tenant)
-    return each.id[:_HEAD], of, (str(each.version), str(each.code)), _short(reason)
+    return each.id[:_HEAD], of, (str(each.version), str(each.code)), _truncate_reason(reason)
 
 
-def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
+def print_letter_facts(found: Sequence[DeadLetter], *, as_json: bool) -> None:
     """Print one line per fact."""
     if as_json:
-        write([_json(each) for each in found])
+        write([_describe_letter(each) for each in found])
         return
     for each in found:
-        print_facts({name: str(value) for name, value in _json(each).items()})
+        print_facts({name: str(value) for name, value in _describe_letter(each).items()})
 
 
-def replayed(done: Sequence[Replayed], *, as_json: bool) -> None:
+def print_replay_results(done: Sequence[Replayed], *, as_json: bool) -> None:
     """Print what became of each letter."""
     if as_json:
-        write([_replayed(each) for each in done])
+        write([_describe_replay(each) for each in done])
         return
     for each in done:
         why = "" if each.error is None else f": {each.error}"
-        line(f"{each.letter.id[:_HEAD]}: {_SAID[_outcome(each)]}{why}")
+        line(f"{each.letter.id[:_HEAD]}: {_OUTCOME_TEXTS[_get_outcome(each)]}{why}")
     left = sum(each.error is not None for each in done)
     line(f"{len(done) - left:,} replayed, {left:,} stay")
 
@@ -69,7 +69,7 @@ def dropped(found: Sequence[DeadLetter], *, as_json: bool) -> None:
     print_result([each.id for each in found], text, as_json=as_json)
 
 
-_SAID = {
+_OUTCOME_TEXTS = {
     "refused": "refused again",
     "rebuild": "the tenant will be rebuilt",
     "dropped": "dropped: its row is deleted or has a later letter",
@@ -77,7 +77,7 @@ _SAID = {
 }
 
 
-def _outcome(each: Replayed) -> str:
+def _get_outcome(each: Replayed) -> str:
     if each.error is not None:
         return "refused"
     if each.rebuilt:
@@ -85,22 +85,22 @@ def _outcome(each: Replayed) -> str:
     return "dropped" if each.superseded else "written"
 
 
-def _replayed(each: Replayed) -> dict[str, Any]:
+def _describe_replay(each: Replayed) -> dict[str, Any]:
     error = each.error
     return {
         "id": each.letter.id,
-        "outcome": _outcome(each),
+        "outcome": _get_outcome(each),
         "code": None if error is None else error.code,
         "message": None if error is None else str(error),
     }
 
 
-def _json(each: DeadLetter) -> dict[str, Any]:
+def _describe_letter(each: DeadLetter) -> dict[str, Any]:
     times = {"timestamp": each.timestamp.isoformat(), "at": each.at.isoformat()}
     # Too large for the integers of many JSON readers.
     return asdict(each) | times | {"registration": str(each.registration)}
 
 
-def _short(reason: str) -> str:
+def _truncate_reason(reason: str) -> str:
     """The reason; a terminal gets its beginning, and all of it from `iscp dlq show`."""
     return textwrap.shorten(reason, _REASON, placeholder="...") if is_terminal() else reason

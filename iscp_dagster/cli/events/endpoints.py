@@ -30,11 +30,11 @@ def list_endpoints(*, as_json: AsJson = False) -> None:
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    found = open_deliveries(os.environ).standings()
+    found = open_deliveries(os.environ).summarize_endpoints()
     if as_json:
         write([event_json.endpoint(each) for each in found])
     else:
-        event_show.endpoints(found)
+        event_show.print_endpoints(found)
 
 
 @endpoint.command()
@@ -47,13 +47,13 @@ def pause(
     as_json: AsJson = False,
 ) -> None:
     """Send nothing to an endpoint until it is resumed; its events wait."""
-    from iscp_dagster.api.environment import user
+    from iscp_dagster.api.environment import get_user
     from iscp_dagster.api.outbox import open_deliveries
 
     deliveries = open_deliveries(os.environ)
     deliveries.check_endpoint(name)
-    why = reason or f"paused by {user()}"
-    _changed(deliveries.outbox.pause(name, why), as_json=as_json)
+    why = reason or f"paused by {get_user()}"
+    _print_state(deliveries.outbox.pause(name, why), as_json=as_json)
 
 
 @endpoint.command()
@@ -63,7 +63,7 @@ def resume(name: EndpointName, *, as_json: AsJson = False) -> None:
 
     deliveries = open_deliveries(os.environ)
     deliveries.check_endpoint(name)
-    _changed(deliveries.outbox.resume(name), as_json=as_json)
+    _print_state(deliveries.outbox.resume(name), as_json=as_json)
 
 
 @endpoint.command()
@@ -90,7 +90,7 @@ def ping(name: EndpointName, *, as_json: AsJson = False) -> None:
     raise typer.Exit(0 if answer.accepted else 1)
 
 
-def _changed(state: EndpointState, *, as_json: bool) -> None:
+def _print_state(state: EndpointState, *, as_json: bool) -> None:
     from iscp_dagster.cli.parts.results import print_result
 
     fact = {"endpoint": state.name, "state": state.state, "reason": state.reason}

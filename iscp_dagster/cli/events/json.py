@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from iscp_dagster.api.facts import at
-from iscp_dagster.api.outbox import Standing
-from iscp_dagster.webhooks.pending import Attempt, Delivery
+from iscp_dagster.api.outbox import EndpointSummary
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
 
 
-def delivery(each: Delivery) -> dict[str, Any]:
+def describe_delivery(each: EventDelivery) -> dict[str, Any]:
     """An event and one of its endpoints, without the body."""
     return {
         "event_id": each.event_id,
@@ -31,17 +31,19 @@ def delivery(each: Delivery) -> dict[str, Any]:
     }
 
 
-def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> dict[str, Any]:
+def describe_event(
+    found: Sequence[EventDelivery], attempts: Sequence[DeliveryAttempt]
+) -> dict[str, Any]:
     """An event with its body, its deliveries and their attempts."""
     return {
         "event_id": found[0].event_id,
         "body": json.loads(found[0].body),
-        "deliveries": [delivery(each) for each in found],
-        "attempts": [_attempt(each) for each in attempts],
+        "deliveries": [describe_delivery(each) for each in found],
+        "attempts": [_describe_attempt(each) for each in attempts],
     }
 
 
-def endpoint(each: Standing) -> dict[str, Any]:
+def endpoint(each: EndpointSummary) -> dict[str, Any]:
     """An endpoint; its URL may contain a secret and is left out."""
     return {
         "endpoint": each.state.name,
@@ -59,7 +61,7 @@ def endpoint(each: Standing) -> dict[str, Any]:
     }
 
 
-def _attempt(each: Attempt) -> dict[str, Any]:
+def _describe_attempt(each: DeliveryAttempt) -> dict[str, Any]:
     return {
         "endpoint": each.endpoint,
         "message_id": each.message_id,

@@ -36,62 +36,64 @@ def list_invocations(
 ) -> None:
     """Count invocations by status, and list them, the latest first."""
     from durable_invocations.ingress import facts
-    from iscp_dagster.api.invocations import chosen, open_invocations
+    from iscp_dagster.api.invocations import build_selection, open_invocations
     from iscp_dagster.cli.invocations import show as shown
     from iscp_dagster.cli.jobs.json import write
 
-    wanted = chosen(status=status, service=service, handler=handler, key=key, limit=limit)
+    wanted = build_selection(status=status, service=service, handler=handler, key=key, limit=limit)
     store = open_invocations(os.environ)
     found = [facts.invocation(each) for each in store.invocations(wanted)]
     if as_json:
         write(found)
     else:
-        counts = {each.label: number for each, number in sorted(store.counts(wanted).items())}
+        counts = {
+            each.label: number for each, number in sorted(store.count_invocations(wanted).items())
+        }
         shown.invocations(found, limit, counts)
 
 
 @invocations.command()
 def show(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Show an invocation, and its journal entry by entry."""
-    from iscp_dagster.api.invocations import open_invocations, whole
+    from iscp_dagster.api.invocations import describe_invocation, open_invocations
     from iscp_dagster.cli.invocations import show as shown
     from iscp_dagster.cli.jobs.json import write
 
-    found = whole(open_invocations(os.environ), id_)
+    found = describe_invocation(open_invocations(os.environ), id_)
     if as_json:
         write(found)
     else:
-        shown.whole(found)
+        shown.print_invocation(found)
 
 
 @invocations.command()
 def cancel(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Cancel an invocation: what it waits for fails with 409, and its handler may clean up."""
-    _changed(id_, "cancel", "is canceled", as_json=as_json)
+    _change_invocation(id_, "cancel", "is canceled", as_json=as_json)
 
 
 @invocations.command()
 def kill(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """End an invocation at once, and the calls that it waits for; its handler learns nothing."""
-    _changed(id_, "kill", "is killed", as_json=as_json)
+    _change_invocation(id_, "kill", "is killed", as_json=as_json)
 
 
 @invocations.command()
 def pause(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Have nobody drive an invocation until it is resumed."""
-    _changed(id_, "pause", "is paused", as_json=as_json)
+    _change_invocation(id_, "pause", "is paused", as_json=as_json)
 
 
 @invocations.command()
 def resume(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Drive a paused invocation again, or one that backs off, at once."""
-    _changed(id_, "resume", "goes on", as_json=as_json)
+    _change_invocation(id_, "resume", "goes on", as_json=as_json)
 
 
 @invocations.command()
 def purge(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Forget an invocation that has ended: its journal, output and idempotency key."""
-    _changed(id_, "purge", "is forgotten", as_json=as_json)
+    _change_invocation(id_, "purge", "is forgotten", as_json=as_json)
 
 
 @invocations.command()
@@ -113,9 +115,9 @@ def resolve(
 
     if value is not None and reject is not None:
         raise typer.BadParameter("give a value or --reject, not both.")
-    with _client() as client:
+    with _open_client() as client:
         if reject is None:
-            changed = client.resolve(awakeable, _parsed(value))
+            changed = client.resolve(awakeable, _parse_value(value))
         else:
             changed = client.reject(awakeable, reject)
     how = "is resolved" if reject is None else "is rejected"
@@ -141,7 +143,7 @@ def deploy(
     from iscp_dagster.cli.invocations import show as shown
     from iscp_dagster.cli.jobs.json import write
 
-    with _client() as client:
+    with _open_client() as client:
         found = client.deployments() if uri is None else [client.register(uri, force=force)]
     if as_json:
         write(found if uri is None else found[0])
@@ -149,23 +151,23 @@ def deploy(
         shown.deployments(found)
 
 
-def _changed(id_: str, verb: str, how: str, *, as_json: bool) -> None:
+def _change_invocation(id_: str, verb: str, how: str, *, as_json: bool) -> None:
     from iscp_dagster.cli.parts.results import print_result
 
-    with _client() as client:
-        changed = client.change(id_, verb)
+    with _open_client() as client:
+        changed = client.change_invocation(id_, verb)
     said = how if changed else f"is left as it is: there is nothing to {verb}"
     print_result({"id": id_, "changed": changed}, f"{id_} {said}.", as_json=as_json)
 
 
-def _client() -> Client:
+def _open_client() -> Client:
     from iscp_dagster.api.invocations import open_invocations_client
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
 
-    return open_invocations_client(with_stack(os.environ))
+    return open_invocations_client(add_stack_variables(os.environ))
 
 
-def _parsed(value: str | None) -> bytes | None:
+def _parse_value(value: str | None) -> bytes | None:
     """The value as it is sent, if it is JSON; an error of usage otherwise."""
     import json
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from durable_invocations.runtime.retries import RetryPolicy
-from iscp_dagster.model.clock import DURATION, duration
+from iscp_dagster.model.clock import DURATION, parse_duration
 
 PORT = 4080
 
@@ -76,13 +76,13 @@ def serve(
     from iscp_dagster.model.imports import need
 
     need("serve", "`iscp invocations serve`")
-    from durable_invocations.runtime.settings import Settings
+    from durable_invocations.runtime.settings import RuntimeSettings
     from iscp_dagster.jobservices import server
-    from iscp_dagster.jobservices.app import services_app
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.jobservices.app import build_services_app
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web.server import log_to_stderr
 
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     log_to_stderr()
     policy = RetryPolicy(
         initial=retry_initial,
@@ -90,18 +90,18 @@ def serve(
         cap=retry_cap,
         attempts=retry_attempts or None,
     )
-    settings = server.settings_of(
+    settings = server.build_settings(
         environ,
         host,
-        runtime=Settings(policy=policy),
-        retention=_kept(keep),
-        services=None if no_own_services else services_app(environ),
+        runtime=RuntimeSettings(policy=policy),
+        retention=_parse_retention(keep),
+        services=None if no_own_services else build_services_app(environ),
     )
     server.serve(settings, host, port, typer.echo, follow=follow)
 
 
-def _kept(text: str) -> timedelta:
-    found = duration(text)
+def _parse_retention(text: str) -> timedelta:
+    found = parse_duration(text)
     if found is None or not found:
         raise typer.BadParameter(f"{text!r} is no time; write {DURATION}.", param_hint="--keep")
     return found

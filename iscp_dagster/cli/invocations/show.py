@@ -12,11 +12,11 @@ from iscp_dagster.cli.parts.counting import print_counts
 from iscp_dagster.cli.parts.tables import Listing, is_terminal, print_facts, print_listing
 
 _FULL, _SHORT, _FINE = "%Y-%m-%d %H:%M:%S UTC", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"
-_SAID = 160
+_ENTRY_CHARACTERS = 160
 """Characters of what an entry says; --json prints more."""
-_TOLD = 50
+_TROUBLE_CHARACTERS = 50
 """Characters of what went wrong, in a list."""
-_TROUBLED = {"backing off", "paused"}
+_TROUBLED_STATUSES = {"backing off", "paused"}
 _AWAKEABLE = "Awakeable"
 
 Facts = Mapping[str, Any]
@@ -33,9 +33,12 @@ def invocations(found: Sequence[Facts], limit: int, counts: Mapping[str, int]) -
     rows = [
         (
             (each["id"], each["target"]),
-            (_status(each), str(each["attempts"] or "")),
-            (_time(each["created"], _SHORT), _time(each["ended"] or each["next_at"], _SHORT)),
-            _trouble(each),
+            (_get_status(each), str(each["attempts"] or "")),
+            (
+                _format_time(each["created"], _SHORT),
+                _format_time(each["ended"] or each["next_at"], _SHORT),
+            ),
+            _format_trouble(each),
         )
         for each in found
     ]
@@ -48,28 +51,30 @@ def invocations(found: Sequence[Facts], limit: int, counts: Mapping[str, int]) -
     line(f"{len(found):,} invocation{'s' * (len(found) != 1)}{more}")
 
 
-def whole(each: Facts) -> None:
+def print_invocation(each: Facts) -> None:
     """Print an invocation's facts, then its journal, entry by entry."""
     facts = {
         "invocation": each["id"],
         "target": each["target"],
-        "status": _status(each) + (", canceled" if each["canceled"] else ""),
+        "status": _get_status(each) + (", canceled" if each["canceled"] else ""),
         "attempts": f"{each['attempts']:,}",
-        "created": _time(each["created"], _FULL),
-        "begins" if each["status"] == "scheduled" else "next try": _time(each["next_at"], _FULL),
-        "ended": _time(each["ended"], _FULL),
+        "created": _format_time(each["created"], _FULL),
+        "begins" if each["status"] == "scheduled" else "next try": _format_time(
+            each["next_at"], _FULL
+        ),
+        "ended": _format_time(each["ended"], _FULL),
         "called by": each["called_by"],
         "idempotency": each["idempotency_key"],
         "waits for": ", ".join(map(str, each["waits_for"])),
         "deployment": each["deployment"],
         "driven by": each["driven_by"],
-        "last error": _error(each["error"]),
+        "last error": _format_error(each["error"]),
         "in detail": (each["error"] or {}).get("description"),
-        "result": _result(each["result"]),
+        "result": _format_result(each["result"]),
     }
     print_facts({name: str(value) for name, value in facts.items() if value})
     line("")
-    _journal(each["journal"])
+    _print_journal(each["journal"])
     for entry in each["journal"]:
         if entry["type"] == _AWAKEABLE and entry["state"] == "waiting":
             # An id in the table would be cut in two.
@@ -79,7 +84,7 @@ def whole(each: Facts) -> None:
 def deployments(found: Sequence[Facts]) -> None:
     """Print the registered addresses, each with the services whose new invocations go there."""
     for each in found:
-        line(f"{each['uri']} ({each['id']}), since {_time(each['registered'], _FULL)}")
+        line(f"{each['uri']} ({each['id']}), since {_format_time(each['registered'], _FULL)}")
         for service in each["services"]:
             handlers = ", ".join(handler["name"] for handler in service["handlers"])
             line(f"  {service['name']} ({service['ty']}): {handlers}")
@@ -89,31 +94,33 @@ def deployments(found: Sequence[Facts]) -> None:
         line("no deployments; register one with `iscp invocations deploy http://…`")
 
 
-def _status(each: Facts) -> str:
-    return "failed" if _failure(each) else str(each["status"])
+def _get_status(each: Facts) -> str:
+    return "failed" if _get_failure(each) else str(each["status"])
 
 
-def _failure(each: Facts) -> Any:
+def _get_failure(each: Facts) -> Any:
     return (each["result"] or {}).get("failure")
 
 
-def _trouble(each: Facts) -> str:
+def _format_trouble(each: Facts) -> str:
     """Why it failed, or is tried again, in one line."""
-    found = _failure(each) or (each["error"] if each["status"] in _TROUBLED else None)
+    found = _get_failure(each) or (each["error"] if each["status"] in _TROUBLED_STATUSES else None)
     if found is None:
         return ""
     said = " ".join(f"{found['code']}: {found['message']}".split())
-    return said if len(said) <= _TOLD else f"{said[: _TOLD - 1]}…"
+    return said if len(said) <= _TROUBLE_CHARACTERS else f"{said[: _TROUBLE_CHARACTERS - 1]}…"
 
 
-def _journal(entries: Sequence[Facts]) -> None:
+def _print_journal(entries: Sequence[Facts]) -> None:
     rows = [
         (
             str(each["index"]),
-            _lines(each["type"], each["name"] or ""),
+            _drop_empty_lines(each["type"], each["name"] or ""),
             each["state"],
-            _lines(_time(each["stored"], _FINE), _time(each["completed"], _FINE)),
-            _short(_what(each)),
+            _drop_empty_lines(
+                _format_time(each["stored"], _FINE), _format_time(each["completed"], _FINE)
+            ),
+            _truncate_text(_describe_entry(each)),
         )
         for each in entries
     ]
@@ -122,19 +129,19 @@ def _journal(entries: Sequence[Facts]) -> None:
     )
 
 
-def _lines(*said: str) -> tuple[str, ...]:
+def _drop_empty_lines(*said: str) -> tuple[str, ...]:
     """One below the other; an entry without a second line takes one."""
     return tuple(filter(None, said))
 
 
-def _what(entry: Facts) -> str:
+def _describe_entry(entry: Facts) -> str:
     detail = {} if entry["type"] == _AWAKEABLE else dict(entry["detail"])
     place = [detail.pop(name) for name in ("service_name", "key", "handler_name") if name in detail]
-    said = ["/".join(place), *(f"{name}: {_plain(value)}" for name, value in detail.items())]
-    return "; ".join(filter(None, (*said, _result(entry["result"]))))
+    said = ["/".join(place), *(f"{name}: {_format_value(value)}" for name, value in detail.items())]
+    return "; ".join(filter(None, (*said, _format_result(entry["result"]))))
 
 
-def _result(result: Facts | None) -> str:
+def _format_result(result: Facts | None) -> str:
     if result is None or result.get("empty"):
         return ""
     if failure := result.get("failure"):
@@ -142,25 +149,25 @@ def _result(result: Facts | None) -> str:
     return f"keys: {', '.join(result['keys'])}" if "keys" in result else str(result["value"])
 
 
-def _error(error: Facts | None) -> str:
+def _format_error(error: Facts | None) -> str:
     if error is None:
         return ""
     entry = ", ".join(filter(None, (error.get("type"), error.get("name"))))
     of = "" if error.get("index") is None else f" at entry {error['index']}"
     of += f" ({entry})" if entry else ""
-    return f"{_time(error['at'], _FULL)}, {error['code']}{of}: {error['message']}"
+    return f"{_format_time(error['at'], _FULL)}, {error['code']}{of}: {error['message']}"
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _short(text: str) -> str:
+def _truncate_text(text: str) -> str:
     told = " ".join(text.split())
-    return told if len(told) <= _SAID else f"{told[:_SAID]}…"
+    return told if len(told) <= _ENTRY_CHARACTERS else f"{told[:_ENTRY_CHARACTERS]}…"
 
 
-def _time(at: str | None, form: str) -> str:
+def _format_time(at: str | None, form: str) -> str:
     if at is None:
         return ""
     try:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from iscp_dagster.api.facts import moment, status
+from iscp_dagster.api.facts import describe_moment, status
 from iscp_dagster.api.names import EVERY
 from iscp_dagster.cli.parts.results import print_json
-from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.joblog.history import HistoryEntry, Usage
 from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.model.moment import Beginning
 from iscp_dagster.model.specs import JobSpec
@@ -20,7 +20,7 @@ from iscp_dagster.upkeep.progress import Progress
 write = print_json
 
 
-def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
+def describe_standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
     """A standing registration, which is for every tenant."""
     return {"tenant": EVERY, "job": str(name), "state": None, "spec": spec.to_json()}
 
@@ -34,15 +34,15 @@ def history(found: Beginning | None) -> dict[str, Any]:
     """Where a changes index's history begins, and what it lacks; empty for any other."""
     if found is None:
         return {}
-    return {"changes_since": moment(found.at), "gap": found.gap[0] if found.gap else None}
+    return {"changes_since": describe_moment(found.at), "gap": found.gap[0] if found.gap else None}
 
 
-def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
+def describe_iteration(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
     """A job with its latest iteration."""
     return {"tenant": tenant, "job": str(name), "status": status(each)}
 
 
-def entry(each: Entry) -> dict[str, Any]:
+def describe_entry(each: HistoryEntry) -> dict[str, Any]:
     """Everything about a transition."""
     return {
         "number": each.number,
@@ -55,8 +55,8 @@ def entry(each: Entry) -> dict[str, Any]:
         "before": None if each.before is None else each.before.label,
         "after": each.after.label,
         "who": each.who,
-        "from": moment(each.from_),
-        "to": moment(each.to),
+        "from": describe_moment(each.from_),
+        "to": describe_moment(each.to),
         "code": each.code,
         "message": each.message,
         "inserted": each.inserted,

@@ -39,12 +39,12 @@ def status(
     """
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.facts import job as job_facts
-    from iscp_dagster.api.names import EVERY, parsed
+    from iscp_dagster.api.names import EVERY, parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.counting import ROWS, print_rest
 
-    jobs, wanted = api.open_jobs(os.environ), parsed(name)
+    jobs, wanted = api.open_jobs(os.environ), parse_job_id(name)
     table = f"{wanted.db}.{wanted.table}"
     jobs.get_job(tenant or EVERY, wanted)
     held = jobs.list_jobs(tenant, table)
@@ -53,9 +53,9 @@ def status(
     newest = {each.key.tenant: each for each in named}
     every = [newest[each] for each in sorted(newest)]
     found = every[: limit or (None if as_json else ROWS)]
-    lags = _lags(jobs, table, {each.key.tenant for each in found}, [wanted.job])
-    built, waiting = _progress(jobs, found), _unserved(jobs, found)
-    begun = _histories(jobs, found)
+    lags = _read_lags(jobs, table, {each.key.tenant for each in found}, [wanted.job])
+    built, waiting = _read_progress(jobs, found), _find_unserved(jobs, found)
+    begun = _read_histories(jobs, found)
     if as_json:
         job_json.write(
             [
@@ -95,26 +95,26 @@ def list_jobs(
     from iscp_dagster.model.states import JobState
 
     jobs = api.open_jobs(os.environ)
-    every = _in_state(jobs, state, tenant, table)
+    every = _list_jobs_in_state(jobs, state, tenant, table)
     if not as_json:
         every.sort(key=lambda each: each.state is not JobState.ERROR)
     found = every[: limit or (None if as_json else ROWS)]
-    standing = jobs.standing(table) if state is None and tenant in {None, EVERY} else {}
+    standing = jobs.list_templates(table) if state is None and tenant in {None, EVERY} else {}
     if not (found or standing):
         check_known(jobs, tenant=tenant, table=table)
     tenants: dict[str, set[str]] = {}
     for each in found:
         tenants.setdefault(f"{each.name.db}.{each.name.table}", set()).add(each.key.tenant)
-    lags = {key: lag for each in tenants.items() for key, lag in _lags(jobs, *each).items()}
+    lags = {key: lag for each in tenants.items() for key, lag in _read_lags(jobs, *each).items()}
     if as_json:
-        all_ = [job_json.standing(*each) for each in standing.items()]
+        all_ = [job_json.describe_standing(*each) for each in standing.items()]
         job_json.write(all_ + [job_facts(e) | {"lag": lags.get(e.key)} for e in found])
         return
     if every:
         job_show.count_states(every, len(standing))
     job_show.jobs(found, standing, lags)
     print_rest(len(found), len(every), "--state, --tenant, --table")
-    job_show.problems(_problems(jobs, every))
+    job_show.print_problems(_find_table_problems(jobs, every))
 
 
 def count(*, state: State = None, limit: Limit = None, as_json: AsJson = False) -> None:
@@ -129,13 +129,13 @@ def count(*, state: State = None, limit: Limit = None, as_json: AsJson = False) 
         if as_json:
             job_json.write({each.label: number for each, number in counted.items()})
         else:
-            job_show.counts(counted)
+            job_show.print_state_counts(counted)
         return
-    found = [(each.key.tenant, each.name, each.status) for each in _in_state(jobs, state)]
+    found = [(each.key.tenant, each.name, each.status) for each in _list_jobs_in_state(jobs, state)]
     if as_json:
-        job_json.write([job_json.counted(*each) for each in found[:limit]])
+        job_json.write([job_json.describe_iteration(*each) for each in found[:limit]])
     else:
-        job_show.statuses(found, limit)
+        job_show.print_statuses(found, limit)
 
 
 def history(
@@ -153,33 +153,33 @@ def history(
 ) -> None:
     """Show what happened to jobs, oldest first."""
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.names import parsed
+    from iscp_dagster.api.names import parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
-    from iscp_dagster.cli.jobs.specs import moment_of
+    from iscp_dagster.cli.jobs.specs import parse_time
     from iscp_dagster.cli.parts.known import check_known
 
     jobs = api.open_jobs(os.environ)
-    after = moment_of(since, jobs.deployment.clock()) if since else None
-    found = jobs.history(tenant, parsed(name) if name else None, after, most)
+    after = parse_time(since, jobs.deployment.clock()) if since else None
+    found = jobs.history(tenant, parse_job_id(name) if name else None, after, most)
     if not found:
         check_known(jobs, tenant=tenant, name=name)
     if as_json:
-        job_json.write([job_json.entry(each) for each in found])
+        job_json.write([job_json.describe_entry(each) for each in found])
     else:
         job_show.history(found)
 
 
-def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
+def _find_table_problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
     """What is wrong with the tables of these jobs."""
-    from iscp_dagster.planning.table_problems import problems_of
+    from iscp_dagster.planning.table_problems import find_problems
 
     tables = {f"{each.name.db}.{each.name.table}" for each in held}
     chosen = [source for source in jobs.sources if source.name in tables]
-    return [problem for source in chosen for problem in problems_of(jobs.deployment, source)]
+    return [problem for source in chosen for problem in find_problems(jobs.deployment, source)]
 
 
-def _in_state(
+def _list_jobs_in_state(
     jobs: Jobs, label: str | None, tenant: str | None = None, table: str | None = None
 ) -> list[Job]:
     """The jobs in a state of `STATES`; None for any. Raises ConfigError for an unknown one."""
@@ -193,7 +193,7 @@ def _in_state(
     return [each for each in jobs.list_jobs(tenant, table) if is_building(each)]
 
 
-def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
+def _read_progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
     """How far each building job has come; left out if a service does not answer."""
     from iscp_dagster.api.facts import is_building
     from iscp_dagster.model.errors import IscpError
@@ -206,7 +206,7 @@ def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
     return found
 
 
-def _histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning | None]:
+def _read_histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning | None]:
     """Where the histories of changes begin; left out if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
 
@@ -217,26 +217,26 @@ def _histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning | None
     return found
 
 
-def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
+def _find_unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
     """The indexes that still show an earlier generation; empty if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
-    from iscp_dagster.sync.writing.serving import unserved
+    from iscp_dagster.sync.writing.serving import find_unserved
 
     try:
-        return unserved(jobs.deployment, held)
+        return find_unserved(jobs.deployment, held)
     except IscpError:
         return frozenset()
 
 
-def _lags(
+def _read_lags(
     jobs: Jobs, table: str, tenants: Collection[str], names: Collection[str] | None = None
 ) -> dict[JobKey, float | None]:
     """The lag by job in seconds, None if it is not built; empty when the table cannot be read."""
-    from iscp_dagster.upkeep.position import positions
+    from iscp_dagster.upkeep.position import read_positions
 
     try:
         source = jobs.source(table)
-        found = positions(jobs.deployment, source, tenants=tenants, indexes=names)
+        found = read_positions(jobs.deployment, source, tenants=tenants, indexes=names)
     except Exception:  # noqa: BLE001 - a table may raise anything
         return {}
     return {each.job.key: each.lag for each in found}

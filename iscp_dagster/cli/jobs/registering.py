@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, command, titled, whose
+from iscp_dagster.api.names import EVERY, command, describe_tenant, format_title
 from iscp_dagster.cli.jobs.specs import Wish
-from iscp_dagster.delta.log.tenants import tenants_in
+from iscp_dagster.delta.log.tenants import find_tenants
 from iscp_dagster.model.specs import JobSpec
 
 
@@ -27,7 +27,7 @@ class Registered:
     def __str__(self) -> str:
         done = "registered" if self.created else "already exists"
         mark = (", " if self.differs and self.wish.tenant != EVERY else "; ") if self.note else ""
-        return f"{titled(str(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
+        return f"{format_title(str(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
 
     def to_json(self) -> Mapping[str, Any]:
         told = {"note": self.note} if self.note else {}
@@ -38,44 +38,47 @@ class Registered:
 def registered(jobs: Jobs, wish: Wish) -> Registered:
     """Register the wish. Raises what `Jobs.register_job` raises."""
     created = jobs.register_job(wish.tenant, wish.job, wish.spec)
-    note = "" if created and wish.tenant != EVERY else _other(jobs, wish)
+    note = "" if created and wish.tenant != EVERY else _describe_difference(jobs, wish)
     differs = bool(note)
     if created and not note:
-        note = _rowless(jobs, wish)
+        note = _note_missing_rows(jobs, wish)
     return Registered(wish=wish, created=created, note=note, differs=differs)
 
 
-def _other(jobs: Jobs, wish: Wish) -> str:
+def _describe_difference(jobs: Jobs, wish: Wish) -> str:
     """Say how the first existing job that differs from the wish differs; empty if none does."""
-    for place, spec in _held(jobs, wish):
-        if found := wish.change.differences(spec):
-            said = "; ".join(_said(name, *values) for name, values in found.items())
+    for place, spec in _list_existing_jobs(jobs, wish):
+        if found := wish.change.find_differences(spec):
+            said = "; ".join(_format_difference(name, *values) for name, values in found.items())
             change = command("update", wish.tenant, wish.job)
             return f"{place}with another specification ({said}); change it with {change}"
     return ""
 
 
-def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
+def _list_existing_jobs(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
     """The existing jobs that the wish names, each with the start of a sentence about it."""
     name, every = wish.job, wish.tenant == EVERY
-    if every and name in (standing := jobs.standing()):
+    if every and name in (standing := jobs.list_templates()):
         yield "for later tenants it already exists, ", standing[name]
     for job in jobs.deployment.log.jobs(tenant=None if every else wish.tenant, name=name):
-        yield f"for {whose(job.key.tenant)} it already exists, " if every else "", job.spec
+        yield (
+            f"for {describe_tenant(job.key.tenant)} it already exists, " if every else "",
+            job.spec,
+        )
 
 
-def _said(name: str, held: Any, asked: Any) -> str:
+def _format_difference(name: str, held: Any, asked: Any) -> str:
     called = "trigger" if name == "job_type" else name
-    return f"{called}: {_value(held)}, not {_value(asked)}"
+    return f"{called}: {_format_value(held)}, not {_format_value(asked)}"
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _rowless(jobs: Jobs, wish: Wish) -> str:
+def _note_missing_rows(jobs: Jobs, wish: Wish) -> str:
     delta_log = jobs.deployment.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
-    tenants = tenants_in(delta_log)
+    tenants = find_tenants(delta_log)
     if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:
         return ""
-    return f"the table holds no rows of {whose(wish.tenant)} yet"
+    return f"the table holds no rows of {describe_tenant(wish.tenant)} yet"

@@ -9,17 +9,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.api.names import about, parsed
+from iscp_dagster.api.names import parse_job_id, prefix_errors
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.clock import DURATION, duration
-from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.clock import DURATION, parse_duration
+from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import (
     JobSpec,
     TriggerSpec,
-    json_object,
+    parse_json_object,
 )
 from iscp_dagster.planning.triggers.loading import BUILT_IN, schedule_settings
 from iscp_dagster.planning.triggers.periodic import INTERVAL, SHARE
@@ -39,7 +39,7 @@ class Wish:
     """What was asked for; the rest of `spec` is as declared, or a default."""
 
 
-def asked(
+def build_spec_update(
     *,
     type: str | None,  # noqa: A002  (the name of the field)
     columns: str | None,
@@ -67,19 +67,19 @@ def asked(
         max_versions=max_versions,
         max_bytes=max_bytes,
         type=type,
-        columns=None if columns is None else tuple(_split(columns)),
-        options=_options(option) if option else None,
+        columns=None if columns is None else tuple(_split_columns(columns)),
+        options=_parse_options(option) if option else None,
     )
 
 
-def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
+def complete_schedule(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
     """Fill in what `change` leaves out of a schedule from the triggers that the jobs have.
 
     Raises ConfigError if the jobs would end up with different triggers.
     """
     if not change.schedule:
         return change
-    after = [_rescheduled(change, each) for each in held]
+    after = [_merge_schedule(change, each) for each in held]
     if any(each != after[0] for each in after):
         raise ConfigError(
             "The jobs have different triggers, and --interval and --share alone do not say which "
@@ -89,24 +89,24 @@ def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
     return after[0] if after else change
 
 
-def _rescheduled(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
+def _merge_schedule(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
     kept = held.schedule if change.job_type in {None, held.job_type} else {}
     schedule = {**kept, **(change.schedule or {})}
     return replace(change, job_type=change.job_type or held.job_type, schedule=schedule)
 
 
-def wished(
+def build_job_request(
     jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, options: bool = False
 ) -> Wish:
     """A new job: its declaration, if there is one, with `change` applied.
 
     `options`: the change comes from the command line (`asked`). Raises ConfigError.
     """
-    with about(job):
-        plain = jobs.plain_spec(job, change.type)
+    with prefix_errors(job):
+        plain = jobs.get_default_spec(job, change.type)
         if options:
-            change = scheduled(change, [plain.trigger])
-        spec = change.applied(plain)
+            change = complete_schedule(change, [plain.trigger])
+        spec = change.apply_to(plain)
     # It has built nothing yet.
     first = replace(spec.detail.consumer, generation=0)
     spec = replace(spec, detail=replace(spec.detail, consumer=first))
@@ -115,16 +115,16 @@ def wished(
 
 def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     """The jobs that a YAML file lists, all checked. Raises ConfigError."""
-    entries = _yaml(path)
+    entries = _read_yaml(path)
     if not isinstance(entries, list):
         raise ConfigError(f"{path} is not a list; write `- tenant: …`, `  job: …`, `  spec: …`.")
     wishes = {
-        f"{path}, entry {at}": _entry(jobs, f"{path}, entry {at}", each)
+        f"{path}, entry {at}": _parse_entry(jobs, f"{path}, entry {at}", each)
         for at, each in enumerate(entries, 1)
     }
     first: dict[JobID, str] = {}
     for where, wish in wishes.items():
-        _check_alike(where, wish, wishes[first.setdefault(wish.job, where)])
+        _check_same_consumer(where, wish, wishes[first.setdefault(wish.job, where)])
     for job, where in first.items():
         tenants = {wish.tenant for wish in wishes.values() if wish.job == job}
         try:
@@ -134,13 +134,13 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     return list(wishes.values())
 
 
-def moment_of(text: str, now: datetime) -> datetime:
+def parse_time(text: str, now: datetime) -> datetime:
     """`text` as an aware time: a length of time before `now`, or an ISO time, UTC if it is naive.
 
     Raises ConfigError.
     """
     try:
-        if (length := duration(text)) is not None:
+        if (length := parse_duration(text)) is not None:
             return now - length
         found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     except (ValueError, OverflowError):
@@ -151,29 +151,29 @@ def moment_of(text: str, now: datetime) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
+def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
     try:
-        fields = json_object("entry", value, ("tenant", "job", "spec"), ("job",))
-        job = parsed(str(fields["job"]))
+        fields = parse_json_object("entry", value, ("tenant", "job", "spec"), ("job",))
+        job = parse_job_id(str(fields["job"]))
         change = SpecUpdate.from_json(fields.get("spec") or {})
         tenant = str(fields.get("tenant", DEFAULT_TENANT))
-        wish = wished(jobs, tenant, job, change)
-        jobs.registrable(tenant, job, wish.spec)
+        wish = build_job_request(jobs, tenant, job, change)
+        jobs.prepare_registration(tenant, job, wish.spec)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     return wish
 
 
-def _check_alike(where: str, wish: Wish, first: Wish) -> None:
+def _check_same_consumer(where: str, wish: Wish, first: Wish) -> None:
     consumers = [each.spec.detail.consumer for each in (first, wish)]
-    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(kind_names()):
+    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(list_kind_names()):
         raise ConfigError(
             f"{where}: index {wish.job} differs from an earlier entry; it has one table for "
             "all its tenants, so give it the same type, columns and options in every entry."
         )
 
 
-def _yaml(path: Path) -> Any:
+def _read_yaml(path: Path) -> Any:
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -184,15 +184,15 @@ def _yaml(path: Path) -> Any:
         raise ConfigError(f"The file {path} is not YAML: {error}") from error
 
 
-def _split(text: str) -> list[str]:
+def _split_columns(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _options(given: Sequence[str]) -> Mapping[str, Any]:
-    return dict(map(_option, given))
+def _parse_options(given: Sequence[str]) -> Mapping[str, Any]:
+    return dict(map(_parse_option, given))
 
 
-def _option(text: str) -> tuple[str, Any]:
+def _parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise ConfigError(f"The option {text!r} is not written name=value.")

@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import titled
-from iscp_dagster.cli.jobs.specs import scheduled
+from iscp_dagster.api.names import format_title
+from iscp_dagster.cli.jobs.specs import complete_schedule
 from iscp_dagster.cli.parts.counting import count_nouns
-from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.protocol import Interruption
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.jobs import JobID
 
 
 @dataclass(frozen=True, kw_only=True)
-class Updated:
+class UpdateResult:
     """An update of the tenant's job, or of every tenant's."""
 
     tenant: str
     job: JobID
-    done: Interrupted
+    done: Interruption
     respecified: bool
     """Whether any spec is another one now."""
     interrupt: bool
     """Whether iterations under way were to be interrupted."""
 
     def __str__(self) -> str:
-        then = f"; {self._interrupted}" if self.interrupt else ""
-        return f"{titled(str(self.job), self.tenant)}: {self._changed}{then}"
+        then = f"; {self._interruption_text}" if self.interrupt else ""
+        return f"{format_title(str(self.job), self.tenant)}: {self._change_text}{then}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what was changed; with --interrupt, of how many jobs iterations were canceled."""
@@ -37,7 +37,7 @@ class Updated:
         return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **number}
 
     @property
-    def _changed(self) -> str:
+    def _change_text(self) -> str:
         if self.respecified:
             return "updated"
         if self.done.changed and not self.done.keys:
@@ -45,7 +45,7 @@ class Updated:
         return "unchanged"
 
     @property
-    def _interrupted(self) -> str:
+    def _interruption_text(self) -> str:
         number = len(self.done.keys)
         if not number:
             return "no iteration was under way"
@@ -54,14 +54,14 @@ class Updated:
 
 def update_spec(
     jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, interrupt: bool
-) -> Updated:
+) -> UpdateResult:
     """Change the spec. Raises ConfigError, NoSuchJobError."""
-    before = jobs.specs(tenant, job)
-    wanted = scheduled(change, [each.trigger for each in before])
-    return Updated(
+    before = jobs.list_specs(tenant, job)
+    wanted = complete_schedule(change, [each.trigger for each in before])
+    return UpdateResult(
         tenant=tenant,
         job=job,
-        done=jobs.change_job_spec(tenant, job, wanted, interrupt=interrupt),
-        respecified=any(wanted.applied(each) != each for each in before),
+        done=jobs.apply_spec_change(tenant, job, wanted, interrupt=interrupt),
+        respecified=any(wanted.apply_to(each) != each for each in before),
         interrupt=interrupt,
     )

@@ -44,14 +44,14 @@ def collect(
     from datetime import timedelta
 
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.names import titled
+    from iscp_dagster.api.names import format_title
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.counting import ROWS, print_rest
     from iscp_dagster.upkeep import maintenance
 
     jobs = api.open_jobs(os.environ)
-    found = maintenance.garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
+    found = maintenance.find_garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
     if not dry_run:
         maintenance.collect(jobs.deployment, jobs.sources, found)
     rows = [
@@ -62,6 +62,6 @@ def collect(
         job_json.write({"dry_run": dry_run, "jobs": rows[:limit]})
         return
     for row in rows[: limit or ROWS]:
-        job_show.line(f"{titled(row['job'], row['tenant'])}: drops {row['drops']}")
+        job_show.line(f"{format_title(row['job'], row['tenant'])}: drops {row['drops']}")
     print_rest(min(limit or ROWS, len(rows)), len(rows), "--json")
     job_show.line(f"{len(rows):,} jobs {'would be deleted' if dry_run else 'deleted'}")

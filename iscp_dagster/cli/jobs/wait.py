@@ -31,11 +31,11 @@ def wait(
     from rich.console import Console
 
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.cli.parts.progress import telling
+    from iscp_dagster.cli.parts.progress import show_progress
     from iscp_dagster.cli.parts.results import print_result
 
     jobs = api.open_jobs(os.environ)
-    with telling(Console(stderr=True), seconds=LINE_SECONDS) as tell:
+    with show_progress(Console(stderr=True), seconds=LINE_SECONDS) as tell:
         reached = jobs.wait(table, version, tenant, timeout, tell=tell)
     text = f"{table} is searchable at version {reached} in every index."
     print_result({"table": table, "tenant": tenant, "version": reached}, text, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.cli.parts.plain import one_line
+from iscp_dagster.cli.parts.plain import to_one_line
 from iscp_dagster.cli.parts.tables import print_line
 
 ROWS = 100
@@ -38,7 +38,7 @@ def print_counts(number: int, noun: str, parts: Mapping[str, int], beside: str =
 
 def join_counts(parts: Mapping[str, int]) -> str:
     """The parts that are not 0, as `3 error, 9 completed`."""
-    return ", ".join(f"{number:,} {one_line(name)}" for name, number in parts.items() if number)
+    return ", ".join(f"{number:,} {to_one_line(name)}" for name, number in parts.items() if number)
 
 
 def count_labels(labels: Iterable[str], order: Iterable[str]) -> dict[str, int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from iscp_dagster.api.names import EVERY, check_table, no_such, parsed
-from iscp_dagster.delta.log.tenants import tenants_in
+from iscp_dagster.api.names import EVERY, check_table, make_unknown_error, parse_job_id
+from iscp_dagster.delta.log.tenants import find_tenants
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
@@ -27,10 +27,10 @@ def check_known(
 
     Call it only when nothing was found: it reads all jobs. Messages call `name` a `what`.
     """
-    held, tables = jobs.list_jobs(), jobs.known_tables()
+    held, tables = jobs.list_jobs(), jobs.list_known_tables()
     if table is not None and table not in tables:
         check_table(table)
-    _check("table", table, tables)
+    _check_name("table", table, tables)
     declared = {
         f"{source.name}/{called}"
         for source in jobs.sources
@@ -38,9 +38,11 @@ def check_known(
         for called in (each.name, each.shown)
     }
     if name is not None:
-        _check(what, str(parsed(name, what)), declared | {str(each.name) for each in held})
+        _check_name(
+            what, str(parse_job_id(name, what)), declared | {str(each.name) for each in held}
+        )
     if tenant is not None and tenant != EVERY:
-        where = table or (_table(parsed(name, what)) if name else None)
+        where = table or (_get_table_name(parse_job_id(name, what)) if name else None)
         check_tenant(jobs.deployment, jobs.sources, held, tenant, where)
 
 
@@ -57,21 +59,23 @@ def check_tenant(
     """
     known: dict[str, set[str]] = {}
     for each in held:
-        known.setdefault(_table(each.name), set()).add(each.key.tenant)
+        known.setdefault(_get_table_name(each.name), set()).add(each.key.tenant)
     if any(tenant in its for its in known.values()):
         return
     for source in sources:
-        its = tenants_in(deployment.delta_log(source)) or ()
+        its = find_tenants(deployment.delta_log(source)) or ()
         known.setdefault(source.name, set()).update(its)
     every = set().union(*known.values())
     if tenant not in every:
-        raise no_such("tenant", tenant, every if table is None else known[table], table or "")
+        raise make_unknown_error(
+            "tenant", tenant, every if table is None else known[table], table or ""
+        )
 
 
-def _table(job: JobID) -> str:
+def _get_table_name(job: JobID) -> str:
     return f"{job.db}.{job.table}"
 
 
-def _check(what: str, name: str | None, known: set[str]) -> None:
+def _check_name(what: str, name: str | None, known: set[str]) -> None:
     if name is not None and name not in known:
-        raise no_such(what, name, known)
+        raise make_unknown_error(what, name, known)

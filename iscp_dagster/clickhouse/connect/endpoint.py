@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from iscp_dagster.clickhouse.connect.failures import mapped
+from iscp_dagster.clickhouse.connect.failures import map_error
 from iscp_dagster.clickhouse.connect.whole import WHOLE
-from iscp_dagster.model.declared.names import checked_database
+from iscp_dagster.model.declared.names import check_database
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Endpoint:
                 "?database=NAME. Write http[s]://[user:password@]host[:port]; a proxy that "
                 "serves ClickHouse below a path needs a host or port of its own."
             )
-        asked = _asked(parts.query)
+        asked = _parse_settings(parts.query)
         secure = parts.scheme == "https"
         return cls(
             host=parts.hostname,
@@ -91,7 +91,7 @@ class Endpoint:
         """The address to show in messages."""
         return f"{self.server}/?database={self.database}" if self.database else self.server
 
-    def holds(self, database: str) -> str:
+    def resolve_database(self, database: str) -> str:
         """Return the database that holds the indexes of sources in `database`."""
         return self.database or database
 
@@ -110,7 +110,7 @@ class Endpoint:
 
     def client(self) -> Client:
         """Return the process's client for this endpoint, created on first use; thread-safe."""
-        return shared_client(self)
+        return get_shared_client(self)
 
     def ping(self) -> None:
         """Raise UnavailableError if no server answers within `connect_timeout`.
@@ -157,24 +157,24 @@ class Endpoint:
         try:
             yield
         except Exception as error:
-            known = mapped(error, self.address, doing)
+            known = map_error(error, self.address, doing)
             if known is None:
                 raise
             raise known from error
 
 
-def urls_of(text: str) -> list[str]:
+def split_urls(text: str) -> list[str]:
     """Split CLICKHOUSE_URLS at whitespace and at commas before the next URL."""
     return [url for url in re.split(r"[\s,]+(?=https?://)|\s+", text.strip()) if url]
 
 
-def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ...]:
+def parse_endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ...]:
     """Return the servers in CLICKHOUSE_URLS, in order, else the one in CLICKHOUSE_URL.
 
     Raises ConfigError if two of them are the same, or if CLICKHOUSE_URL is set but not the first.
     """
-    found = tuple(Endpoint.parse(each, **timeouts) for each in urls_of(urls) or [url])
-    _check_apart(found)
+    found = tuple(Endpoint.parse(each, **timeouts) for each in split_urls(urls) or [url])
+    _check_duplicates(found)
     first = Endpoint.parse(url, **timeouts) if url else found[0]
     if first.address != found[0].address:
         raise ConfigError(
@@ -184,7 +184,7 @@ def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ..
     return found
 
 
-def _check_apart(shards: Sequence[Endpoint]) -> None:
+def _check_duplicates(shards: Sequence[Endpoint]) -> None:
     servers = Counter(each.server for each in shards)
     places = Counter((each.server, each.database) for each in shards)
     for each in shards:
@@ -201,7 +201,7 @@ def _check_apart(shards: Sequence[Endpoint]) -> None:
             )
 
 
-def _asked(query: str) -> dict[str, str]:
+def _parse_settings(query: str) -> dict[str, str]:
     """Parse the settings in a URL's query. Raises ConfigError for invalid ones."""
     pairs = parse_qsl(query, keep_blank_values=True)
     asked = dict(pairs)
@@ -213,11 +213,11 @@ def _asked(query: str) -> dict[str, str]:
             "database=NAME and insert_quorum=N (or auto), once each."
         )
     if "database" in asked:
-        checked_database(asked["database"])
+        check_database(asked["database"])
     return asked
 
 
 @lru_cache(maxsize=64)
-def shared_client(endpoint: Endpoint) -> Client:
+def get_shared_client(endpoint: Endpoint) -> Client:
     """Return the one client per endpoint and process; Spark's Python workers are reused."""
     return endpoint.connect()

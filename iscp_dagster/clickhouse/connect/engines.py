@@ -6,7 +6,7 @@ ALL_ROWS = "MergeTree"
 """Keeps every row that is inserted."""
 
 
-def last_rows(version: str, deleted: str = "") -> str:
+def render_replacing_engine(version: str, deleted: str = "") -> str:
     """Return an engine that keeps the last row of each key, by the SQL of two columns.
 
     A row whose `deleted` is true is as good as none.

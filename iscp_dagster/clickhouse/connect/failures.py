@@ -112,7 +112,7 @@ class OvertakenError(FenceError):
     code = 1_310
 
 
-def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
+def map_error(error: BaseException, address: str, doing: str) -> IscpError | None:
     """Map an error of clickhouse-connect to this package's; None for any other error."""
     from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
     from clickhouse_connect.driver.exceptions import Error
@@ -120,7 +120,7 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
     if not isinstance(error, DriverError):
         return None
     code = error.code if isinstance(error, Error) else None
-    said = _without_request(" ".join(str(error).split()))[:_LONGEST]
+    said = _strip_request(" ".join(str(error).split()))[:_LONGEST]
     if code is None:
         return UnavailableError(
             f"ClickHouse at {address} did not answer ({doing}): {said}. "
@@ -131,16 +131,18 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
             f"ClickHouse at {address} rejected a late insert ({doing}): another run has taken over "
             f"a tenant's rows. {said}"
         )
-    return _kind(code)(f"ClickHouse at {address} refused ({doing}), code {code}: {said}")
+    return _choose_error_class(code)(
+        f"ClickHouse at {address} refused ({doing}), code {code}: {said}"
+    )
 
 
-def _without_request(said: str) -> str:
+def _strip_request(said: str) -> str:
     """Return the cause that urllib3 names, without the whole request that it tells before it."""
     cause = _CAUSE.search(said)
     return cause["said"].rstrip(".") if cause else _URL.sub("", said)
 
 
-def _kind(code: int) -> type[IscpError]:
+def _choose_error_class(code: int) -> type[IscpError]:
     if TEMPORARY_CODES.get(code) == "TOO_MANY_PARTS":
         return TooManyPartsError
     if code in TEMPORARY_CODES:

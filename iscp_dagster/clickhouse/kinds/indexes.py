@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any, ClassVar
 
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
-from iscp_dagster.model.consumers.kinds import ConsumerKind, Scan
+from iscp_dagster.model.consumers.kinds import ConsumerKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.kinds import kinds
@@ -44,9 +44,9 @@ class Indexes(ConsumerKind):
     def columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
-        return source.columns_of(index_of(source, info), available)
+        return source.select_columns(index_of(source, info), available)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         """Raise ConfigError: the writer of index tables takes the rows, in Spark's executors."""
         del source, scan
         raise ConfigError(f"Job {info.job!r}: a {info.type} index needs tables to be written to.")
@@ -70,19 +70,19 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     shard = changes.pop(SHARD, None)
     if shard is not None and declared is not None and declared.kind != info.type:
         raise ConfigError(
-            f"{_head(source, info)}: it keeps a shard of a {declared.kind} index, and only "
+            f"{_format_job(source, info)}: it keeps a shard of a {declared.kind} index, and only "
             f"a declared {info.type} index can be spread over servers. Declare it as one, and "
-            f"rebuild its shards ({_rebuild(source, info)})."
+            f"rebuild its shards ({_format_rebuild_command(source, info)})."
         )
     if info.columns:
         changes |= {"columns": info.columns, "exclude": changes.get("exclude", ())}
     elif "exclude" in changes:
         changes["columns"] = None
-    kind = _kind(info.type)
+    kind = _get_kind(info.type)
     known = {each.name for each in fields(kind)} - {"sharding"}
     if unknown := sorted(set(changes) - known):
         raise ConfigError(
-            f"{_head(source, info)}: a {info.type} index has no option "
+            f"{_format_job(source, info)}: a {info.type} index has no option "
             f"{unknown[0]!r}; it has: {', '.join(sorted(known - {'name'}))}."
         )
     try:
@@ -90,36 +90,39 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
             index = replace(declared, **changes)
         elif declared is not None and not changes:
             raise ConfigError(
-                f"{_head(source, info)}: the index is declared as a {declared.kind} index, and its "
+                f"{_format_job(source, info)}: the index is declared as a {declared.kind} index, "
+                "and its "
                 f"jobs keep a {info.type} index. Rebuild it as declared "
-                f"({_rebuild(source, info)}), or declare it as a {info.type} index."
+                f"({_format_rebuild_command(source, info)}), or declare it as a {info.type} index."
             )
         else:
-            _check_whole(source, info, kind, changes)
+            _check_required_options(source, info, kind, changes)
             index = kind(**{**changes, "name": info.job})
     except TypeError as error:
         raise ConfigError(
-            f"{_head(source, info)}: an option of the {info.type} index has a value of the wrong "
+            f"{_format_job(source, info)}: an option of the {info.type} index has a value of the "
+            "wrong "
             f"type: {error}."
         ) from error
     if shard is not None and (shard != index.shard or index.placement is None):
         raise ConfigError(
-            f"{_head(source, info)}: it keeps shard {shard} of an index, but the location declares "
+            f"{_format_job(source, info)}: it keeps shard {shard} of an index, but the location "
+            "declares "
             "no such shard. Declare the index as it was, or unregister the job."
         )
     check_index(source, index)
     return index
 
 
-def _head(source: SourceTable, info: ConsumerInfo) -> str:
+def _format_job(source: SourceTable, info: ConsumerInfo) -> str:
     return f"Job {source.name}/{info.job}"
 
 
-def _rebuild(source: SourceTable, info: ConsumerInfo) -> str:
+def _format_rebuild_command(source: SourceTable, info: ConsumerInfo) -> str:
     return f"`iscp job rebuild {source.name}/{info.job} --tenant '*'`"
 
 
-def _kind(name: str) -> type[IndexKind]:
+def _get_kind(name: str) -> type[IndexKind]:
     """Raises ConfigError for a kind that does not derive from IndexKind."""
     kind = kinds()[name]
     if not issubclass(kind, IndexKind):
@@ -127,7 +130,7 @@ def _kind(name: str) -> type[IndexKind]:
     return kind
 
 
-def _check_whole(
+def _check_required_options(
     source: SourceTable, info: ConsumerInfo, kind: type[IndexKind], given: Collection[str]
 ) -> None:
     """Raises ConfigError for a required option of the kind that is not given."""
@@ -135,6 +138,6 @@ def _check_whole(
     if missing := [name for name in needed if name not in given]:
         asked = " ".join(f"--option {name}=..." for name in missing)
         raise ConfigError(
-            f"{_head(source, info)}: a {info.type} index needs "
+            f"{_format_job(source, info)}: a {info.type} index needs "
             f"{' and '.join(missing)}; give {asked}, or declare the index."
         )

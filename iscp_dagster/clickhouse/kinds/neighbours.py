@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, Shape, settings
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, TableShape, settings
 from iscp_dagster.model.declared.schema import VERSION
 
 QUERY = "{query:Array(Float32)}"
@@ -36,7 +36,7 @@ class NeighbourSelects:
     function: str
     vector: str
     dimension: int
-    shape: Shape
+    shape: TableShape
     selected: str
     """The SELECT list of the user's columns."""
     exact_rows: int
@@ -48,9 +48,9 @@ class NeighbourSelects:
 
     def select_distances(self) -> str:
         """Return the SELECT of every live row with its distance, by no graph."""
-        rows = f"{self.shape.final}{self._where(self._is_fit, self._has_vector)}"
+        rows = f"{self.shape.final}{self._render_where(self._query_check, self._vector_condition)}"
         return (
-            f"SELECT {self.selected}, {self._measure()} AS {self._distance} "
+            f"SELECT {self.selected}, {self._render_distance()} AS {self._distance_alias} "
             f"FROM {rows} SETTINGS {settings(EXACT_FINAL)}"
         )
 
@@ -59,51 +59,64 @@ class NeighbourSelects:
 
         If fewer than `k` candidates are live, all rows are measured. So `k` rows come if `k` live.
         """
-        source = self._among_candidates() if self.append else self._live_candidates()
+        source = self._render_appended_source() if self.append else self._render_live_source()
         return (
-            f"SELECT {self.selected}, {self._measure()} AS {self._distance} FROM {source} "
-            f"ORDER BY {', '.join((self._distance, *self._keys))} LIMIT {COUNT} "
+            f"SELECT {self.selected}, {self._render_distance()} AS {self._distance_alias} FROM "
+            f"{source} "
+            f"ORDER BY {', '.join((self._distance_alias, *self._keys))} LIMIT {COUNT} "
             f"SETTINGS {settings(EXACT_FINAL)}"
         )
 
-    def _among_candidates(self) -> str:
-        lacks = ident(self.lacks)
+    def _render_appended_source(self) -> str:
+        lacks = quote_identifier(self.lacks)
         columns = f"{self.selected}, {lacks}"
-        named = f"(SELECT countIf({self._has_vector}) FROM (SELECT {lacks} {self._by_graph()}))"
+        named = (
+            f"(SELECT countIf({self._vector_condition}) FROM (SELECT {lacks} "
+            f"{self._render_graph_search()}))"
+        )
         return (
-            f"(SELECT * FROM (SELECT {columns} {self._by_graph()}) "
-            f"WHERE {self._has_vector} AND {named} >= {COUNT} UNION ALL "
+            f"(SELECT * FROM (SELECT {columns} {self._render_graph_search()}) "
+            f"WHERE {self._vector_condition} AND {named} >= {COUNT} UNION ALL "
             f"SELECT {columns} FROM {self.shape.every}"
-            f"{self._where(self._has_vector, f'{named} < {COUNT}')})"
+            f"{self._render_where(self._vector_condition, f'{named} < {COUNT}')})"
         )
 
-    def _live_candidates(self) -> str:
-        row = f"({', '.join((*self._keys, ident(VERSION)))})"
-        small = f"(SELECT count() <= {self.exact_rows} FROM {self.shape.every}{self._where()})"
+    def _render_live_source(self) -> str:
+        row = f"({', '.join((*self._keys, quote_identifier(VERSION)))})"
+        small = (
+            f"(SELECT count() <= {self.exact_rows} FROM {self.shape.every}{self._render_where()})"
+        )
         # ClickHouse computes both sides of an OR: a small tenant has no candidates, and no search.
-        candidate = f"{row} IN (SELECT {row[1:-1]} {self._by_graph(f'NOT {small}')})"
-        live = f"SELECT count() FROM {self.shape.final}{self._where(self._has_vector, candidate)}"
+        candidate = f"{row} IN (SELECT {row[1:-1]} {self._render_graph_search(f'NOT {small}')})"
+        live = (
+            "SELECT count() FROM "
+            f"{self.shape.final}{self._render_where(self._vector_condition, candidate)}"
+        )
         exact = f"{small} OR ({live}) < {COUNT}"
-        return f"{self.shape.final}{self._where(self._has_vector, f'({candidate} OR {exact})')}"
+        either = self._render_where(self._vector_condition, f"({candidate} OR {exact})")
+        return f"{self.shape.final}{either}"
 
-    def _by_graph(self, *conditions: str) -> str:
+    def _render_graph_search(self, *conditions: str) -> str:
         """Return what follows a SELECT list to get the rows that the graph names."""
-        vector, query = ident(self.vector), self._scaled() if self._is_angle else QUERY
+        vector, query = (
+            quote_identifier(self.vector),
+            self._render_scaled_query() if self._is_angle else QUERY,
+        )
         return (
-            f"FROM {self.shape.every}{self._where(self._is_fit, *conditions)} "
+            f"FROM {self.shape.every}{self._render_where(self._query_check, *conditions)} "
             f"ORDER BY {self.function}({vector}, {query}) LIMIT {CANDIDATES}"
         )
 
-    def _measure(self) -> str:
+    def _render_distance(self) -> str:
         """Return the distance in 64 bits, where no square of a 32-bit float is out of range."""
         # Of a plain column the engine would take the graph's own distance, also of dead rows.
-        vector = f"CAST(materialize({ident(self.vector)}), 'Array(Float64)')"
+        vector = f"CAST(materialize({quote_identifier(self.vector)}), 'Array(Float64)')"
         if not self._is_angle:
             return f"{self.function}({vector}, CAST({QUERY}, 'Array(Float64)'))"
-        angle = f"{self.function}({vector}, {self._scaled()})"
+        angle = f"{self.function}({vector}, {self._render_scaled_query()})"
         return f"if(L2Norm({vector}) < {SHORTEST}, nan, {angle})"
 
-    def _scaled(self) -> str:
+    def _render_scaled_query(self) -> str:
         """Return the query vector in 64 bits, with 1 as its largest part: its length is no matter.
 
         A query of zeros stays one.
@@ -112,33 +125,33 @@ class NeighbourSelects:
         return f"arrayMap(part -> part / {largest}, CAST({QUERY}, 'Array(Float64)'))"
 
     @property
-    def _is_fit(self) -> str:
+    def _query_check(self) -> str:
         """Return a condition that holds, or refuses the query vector before any row is read."""
         fault = f"length({GIVEN}) != {self.dimension} OR has({GIVEN}, NULL)"
         said = f"query: a vector of {self.dimension} numbers is expected, none of them NULL"
         return f"NOT (SELECT throwIf({fault}, {text(said)}))"
 
     @property
-    def _has_vector(self) -> str:
-        return f"NOT {ident(self.lacks)}"
+    def _vector_condition(self) -> str:
+        return f"NOT {quote_identifier(self.lacks)}"
 
     @property
     def _is_angle(self) -> bool:
         return self.function == "cosineDistance"
 
     @property
-    def _distance(self) -> str:
+    def _distance_alias(self) -> str:
         # A column that the source has lost is selected, too.
-        taken = ident("distance") in self.selected.split(", ")
-        return ident("_distance" if taken else "distance")
+        taken = quote_identifier("distance") in self.selected.split(", ")
+        return quote_identifier("_distance" if taken else "distance")
 
     @property
     def _keys(self) -> tuple[str, ...]:
-        return tuple(map(ident, self.shape.source.keys))
+        return tuple(map(quote_identifier, self.shape.source.keys))
 
-    def _where(self, *conditions: str) -> str:
+    def _render_where(self, *conditions: str) -> str:
         tenant = self.shape.source.tenant
-        type_ = self.shape.column_types()[tenant] if tenant else ""
-        of_tenant = [f"{ident(tenant)} = {{tenant:{type_}}}"] if tenant else []
+        type_ = self.shape.get_column_types()[tenant] if tenant else ""
+        of_tenant = [f"{quote_identifier(tenant)} = {{tenant:{type_}}}"] if tenant else []
         parts = [*of_tenant, *conditions]
         return f" WHERE {' AND '.join(parts)}" if parts else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.model.errors import ConfigError
@@ -51,10 +51,10 @@ class FullText(IndexKind):
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
     def skip_indexes(self) -> Sequence[str]:
-        return [self._index(column) for column in self.needed_columns]
+        return [self._render_index(column) for column in self.needed_columns]
 
-    def _index(self, column: str) -> str:
-        name, quoted = ident(f"{column}_text"), ident(column)
+    def _render_index(self, column: str) -> str:
+        name, quoted = quote_identifier(f"{column}_text"), quote_identifier(column)
         # The normalization refuses other bytes than UTF-8, and FixedString.
         folded = f"normalizeUTF8NFKCCasefold(toValidUTF8({quoted}))"
         if "FixedString" in self.types.get(column, ""):
@@ -65,12 +65,14 @@ class FullText(IndexKind):
     def searches(self) -> Mapping[str, Search]:
         return {
             "words": Search(
-                type="String", description="All words that a text has.", condition=self._has_words
+                type="String",
+                description="All words that a text has.",
+                condition=self._render_words_condition,
             )
         }
 
-    def _has_words(self, words: str) -> str:
-        texts = map(ident, self.needed_columns)
+    def _render_words_condition(self, words: str) -> str:
+        texts = map(quote_identifier, self.needed_columns)
         return f"({' OR '.join(f'hasAllTokens({each}, {words})' for each in texts)})"
 
     def note(self) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, TableShape, settings
 from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, NeighbourSelects
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
 from iscp_dagster.clickhouse.types.typetext import FLOATS
@@ -108,7 +108,7 @@ class Vector(IndexKind):
         return min(EXACT_ROWS, EXACT_FLOATS // self.dimension)
 
     def skip_indexes(self) -> Sequence[str]:
-        name, column = ident(f"{self.vector}_hnsw"), ident(self.vector)
+        name, column = quote_identifier(f"{self.vector}_hnsw"), quote_identifier(self.vector)
         shape = f"{text(self.distance)}, {self.dimension}, {text(self.quantization)}"
         graph = f"{self.connectivity}, {self.expansion}"
         return [f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"]
@@ -119,14 +119,16 @@ class Vector(IndexKind):
     def table_settings(self) -> Mapping[str, int]:
         return {"index_granularity": ROWS_PER_MARK}
 
-    def select(self, shape: Shape, selected: Sequence[str]) -> str:
-        own = ident(self.vector)
+    def select(self, shape: TableShape, selected: Sequence[str]) -> str:
+        own = quote_identifier(self.vector)
         # An ORDER BY of the plain column's distance would have the graph answer, dead rows too.
-        vector = f"if({ident(NO_VECTOR)}, [], materialize({own})) AS {own}"
-        columns = ", ".join(vector if name == self.vector else ident(name) for name in selected)
+        vector = f"if({quote_identifier(NO_VECTOR)}, [], materialize({own})) AS {own}"
+        columns = ", ".join(
+            vector if name == self.vector else quote_identifier(name) for name in selected
+        )
         return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
 
-    def view_beside(self, end: str, shape: Shape, selected: str) -> str:
+    def view_beside(self, end: str, shape: TableShape, selected: str) -> str:
         neighbours = NeighbourSelects(
             function=self.distance,
             vector=self.vector,
@@ -145,6 +147,6 @@ class Vector(IndexKind):
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
         """Check every live vector; give the rows without one, which are marked, another."""
-        from iscp_dagster.clickhouse.kinds.lengths import whole_vectors
+        from iscp_dagster.clickhouse.kinds.lengths import fit_vectors
 
-        return whole_vectors(target, rows, self.vector, self.dimension, NO_VECTOR)
+        return fit_vectors(target, rows, self.vector, self.dimension, NO_VECTOR)

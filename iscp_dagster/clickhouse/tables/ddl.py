@@ -17,15 +17,15 @@ from functools import cached_property
 from importlib.metadata import version
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
-from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, last_rows
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, render_replacing_engine
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.clickhouse.kinds.kind import IndexKind, settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types import nulls
-from iscp_dagster.clickhouse.types.stored import Stored, stored_column
+from iscp_dagster.clickhouse.types.stored import Stored, resolve_stored_type
 from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
-from iscp_dagster.model.declared.kinds import views_beside
+from iscp_dagster.model.declared.kinds import list_view_suffixes
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.schema import (
     DELETED,
@@ -131,11 +131,11 @@ class IndexTable:
 
     @property
     def rows(self) -> str:
-        return table_name(self.view, "rows", self.generation)
+        return format_table_name(self.view, "rows", self.generation)
 
-    def staging(self, attempt: str) -> str:
+    def format_staging_name(self, attempt: str) -> str:
         """Return the name of the table where one attempt builds tenants."""
-        return f"{table_name(self.view, 'staging', self.generation)}_{attempt}"
+        return f"{format_table_name(self.view, 'staging', self.generation)}_{attempt}"
 
     def beside(self, end: str) -> str:
         """Return the name of a view that a kind has beside the index's own."""
@@ -144,7 +144,7 @@ class IndexTable:
     @property
     def views(self) -> tuple[str, ...]:
         """All views that the index may have, including those of earlier generations' kinds."""
-        return (self.view, *map(self.beside, views_beside()))
+        return (self.view, *map(self.beside, list_view_suffixes()))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -160,13 +160,13 @@ class IndexTable:
     def flags(self) -> Mapping[str, str]:
         """By name, the columns that tell whether a column of the source was null."""
         return {
-            nulls.flag_name(field.name): field.name
+            nulls.format_flag_name(field.name): field.name
             for field in self.fields
-            if nulls.has_parts(field.type) and self._null_rule(field) == nulls.FLAG
+            if nulls.has_parts(field.type) and self._get_null_rule(field) == nulls.FLAG
         }
 
-    def _null_rule(self, field: DeltaField) -> str:
-        return nulls.null_rule(self.source, self.index, field.name)
+    def _get_null_rule(self, field: DeltaField) -> str:
+        return nulls.get_null_rule(self.source, self.index, field.name)
 
     @property
     def order_by(self) -> tuple[str, ...]:
@@ -179,43 +179,43 @@ class IndexTable:
         """The columns that say which shard a row lies on."""
         return tuple(self.index.placement.key) if self.index.placement else ()
 
-    def _sorted_by(self) -> tuple[str, ...]:
+    def _list_sort_columns(self) -> tuple[str, ...]:
         if self.index.append:
             return (*self.order_by, VERSION)
         return (*self.order_by, *self.index.sorted_after())
 
     def name(self, which: str) -> str:
         """Return the quoted, qualified name of one of its tables or views."""
-        return ident(self.database, which)
+        return quote_identifier(self.database, which)
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
         """How the user's columns are kept. Raises SchemaError for one that cannot be."""
-        stored = {field.name: self._stored(field) for field in self.fields}
+        stored = {field.name: self._resolve_stored_type(field) for field in self.fields}
         check_parts(self.source.name, {name: each.type for name, each in stored.items()})
         return stored
 
-    def column_types(self) -> Mapping[str, str]:
+    def get_column_types(self) -> Mapping[str, str]:
         """Return every stored column's ClickHouse type, system columns last."""
-        return self._types
+        return self._column_types
 
     @cached_property
-    def _types(self) -> Mapping[str, str]:
+    def _column_types(self) -> Mapping[str, str]:
         own = {name: str(each.type) for name, each in self.stored.items()}
         flags = dict.fromkeys(self.flags, "Bool")
         return {**own, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
 
-    def column_sql(self, name: str, type_: str) -> str:
+    def render_column(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""
         default = " DEFAULT true" if name in self.flags else ""
-        return f"{ident(name)} {type_}{default}"
+        return f"{quote_identifier(name)} {type_}{default}"
 
-    def _stored(self, field: DeltaField) -> Stored:
+    def _resolve_stored_type(self, field: DeltaField) -> Stored:
         type_, asked = self.index.kept(self.source, field), self.index.types.get(field.name)
         key = field.name in self.order_by
         nullable = field.nullable and not key
-        rule = self._null_rule(field)
-        stored = stored_column(
+        rule = self._get_null_rule(field)
+        stored = resolve_stored_type(
             type_, asked, nullable=nullable, at=field.name, ordered=key, nulls=rule
         )
         self.index.check_stored(self.source, field, stored, asked)
@@ -240,7 +240,7 @@ class IndexTable:
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
         said = {**self.index.definition, **self.index.described(self.fields), **source}
         # Tables that were made before there were rules name none.
-        rules = nulls.null_rules(self.source, self.index)
+        rules = nulls.list_null_rules(self.source, self.index)
         said |= {"nulls": rules} if rules else {}
         return json.dumps(said | {OWNER: self.owner}, sort_keys=True)
 
@@ -251,34 +251,37 @@ class IndexTable:
 
     def create_statements(self, barrier: Barrier | None = None) -> list[str]:
         """Create database and table, with a barrier; running them again changes nothing."""
-        return [f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}", self._create(barrier)]
+        return [
+            f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.database)}",
+            self._render_create_table(barrier),
+        ]
 
-    def staging_statement(self, attempt: str) -> str:
+    def render_staging_table(self, attempt: str) -> str:
         """Create the table of an attempt, with the current columns of the rows.
 
         Its engine replaces no rows: a repeated key must stay visible until it is counted.
         """
-        name, rows = self.name(self.staging(attempt)), self.name(self.rows)
+        name, rows = self.name(self.format_staging_name(attempt)), self.name(self.rows)
         return (
             f"CREATE TABLE {name} AS {rows} ENGINE = {ALL_ROWS}\n"
-            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+            f"{self._render_layout()}\nCOMMENT {text(self.definition)}"
         )
 
     def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
         """Create or replace the views; columns that the source `lost` come last."""
         return [
-            *self._drop_views_beside(),
+            *self._render_view_drops(),
             *(
                 f"CREATE OR REPLACE VIEW {self.name(view)} AS {select} "
                 f"COMMENT {text(self.view_comment(select))}"
-                for view, select in self.selects(lost).items()
+                for view, select in self.render_view_selects(lost).items()
             ),
         ]
 
-    def selects(self, lost: Sequence[str] = ()) -> dict[str, str]:
+    def render_view_selects(self, lost: Sequence[str] = ()) -> dict[str, str]:
         """Return the views' SELECTs; the plain view, which says what is served, is the last."""
         columns = (*self.columns, *lost)
-        selected = ", ".join(map(ident, columns))
+        selected = ", ".join(map(quote_identifier, columns))
         beside = {
             self.beside(end): self.index.view_beside(end, self, selected)
             for end in self.index.beside
@@ -292,15 +295,19 @@ class IndexTable:
         said = {OWNER: self.owner, MADE_BY: version("iscp_dagster"), "select": digest, **note}
         return json.dumps(said, ensure_ascii=False)
 
-    def _drop_views_beside(self) -> Iterator[str]:
+    def _render_view_drops(self) -> Iterator[str]:
         """Drop the views of other kinds: an earlier generation may have been of one."""
         if self.generation:
-            for end in views_beside():
+            for end in list_view_suffixes():
                 if end not in self.index.beside:
                     yield f"DROP VIEW IF EXISTS {self.name(self.beside(end))}"
 
-    def _engine(self) -> str:
-        return ALL_ROWS if self.index.append else last_rows(ident(VERSION), ident(DELETED))
+    def _render_engine(self) -> str:
+        return (
+            ALL_ROWS
+            if self.index.append
+            else render_replacing_engine(quote_identifier(VERSION), quote_identifier(DELETED))
+        )
 
     @property
     def final(self) -> str:
@@ -311,32 +318,37 @@ class IndexTable:
     def every(self) -> str:
         return self.name(self.rows)
 
-    def _create(self, barrier: Barrier | None) -> str:
-        types, comments = self.column_types(), {f.name: f.comment for f in self.fields}
+    def _render_create_table(self, barrier: Barrier | None) -> str:
+        types, comments = self.get_column_types(), {f.name: f.comment for f in self.fields}
         parts = [
-            *(self.column_sql(*each) + _comment(comments.get(each[0])) for each in types.items()),
+            *(
+                self.render_column(*each) + _render_comment(comments.get(each[0]))
+                for each in types.items()
+            ),
             *self.index.skip_indexes(),
             *([barrier.sql(self.source.tenant)] if barrier else []),
         ]
         body, table = ",\n    ".join(parts), self.name(self.rows)
         return (
-            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = {self._engine()}\n"
-            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = "
+            f"{self._render_engine()}\n"
+            f"{self._render_layout()}\nCOMMENT {text(self.definition)}"
         )
 
-    def _layout(self) -> str:
-        partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
+    def _render_layout(self) -> str:
+        partition = quote_identifier(self.source.tenant) if self.source.tenant else "tuple()"
         window = {"non_replicated_deduplication_window": DEDUPLICATION_WINDOW}
         return (
-            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._sorted_by()))})\n"
+            f"PARTITION BY {partition} ORDER BY "
+            f"({', '.join(map(quote_identifier, self._list_sort_columns()))})\n"
             f"SETTINGS {settings(window | {**self.index.table_settings()})}"
         )
 
 
-def _comment(comment: str | None) -> str:
+def _render_comment(comment: str | None) -> str:
     return f" COMMENT {text(comment)}" if comment else ""
 
 
-def table_name(view: str, role: str, generation: int) -> str:
+def format_table_name(view: str, role: str, generation: int) -> str:
     """Return the name of an index's `rows` or `staging` table."""
     return f"{view}__{role}_{generation}" if generation else f"{view}__{role}"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import OWNER, IndexTable, table_name
+from iscp_dagster.clickhouse.tables.ddl import OWNER, IndexTable, format_table_name
 from iscp_dagster.clickhouse.tables.generations import is_table_of
 from iscp_dagster.model.errors import SchemaError
 
-_NAMED = (
+_EXISTING_QUERY = (
     "SELECT name, engine, comment, as_select, (SELECT groupArray((table, name, type)) "
     "FROM system.columns WHERE database = {database:String} AND table IN {shown:Array(String)}"
     ") AS columns FROM system.tables "
@@ -42,10 +42,10 @@ class Existing:
         return {}
 
 
-def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
+def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
     """Return what exists under names of the index's views and tables, in any generation."""
     views = list(shape.views)
-    heads = [table_name(shape.view, role, 0) for role in ("rows", "staging")]
+    heads = [format_table_name(shape.view, role, 0) for role in ("rows", "staging")]
     parameters = {
         "database": shape.database,
         "views": views,
@@ -53,12 +53,14 @@ def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
         "shown": [shape.rows, shape.view],
     }
     with endpoint.errors(f"look for tables named like {shape.database}.{shape.view}"):
-        found = list(endpoint.client().query(_NAMED, parameters=parameters).named_results())
+        found = list(
+            endpoint.client().query(_EXISTING_QUERY, parameters=parameters).named_results()
+        )
     named = [row for row in found if row["name"] in views or is_table_of(shape.view, row["name"])]
-    return {row["name"]: _held(row) for row in named}
+    return {row["name"]: _build_existing(row) for row in named}
 
 
-def stored_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
+def read_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
     """Return the definition that the index's table was made from; empty without a table."""
     query = (
         "SELECT comment FROM system.tables "
@@ -71,7 +73,7 @@ def stored_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
     return Existing(name=shape.rows, engine="", comment=comment, as_select="").definition
 
 
-def _held(row: Mapping[str, Any]) -> Existing:
+def _build_existing(row: Mapping[str, Any]) -> Existing:
     columns = {name: type_ for table, name, type_ in row["columns"] if table == row["name"]}
     return Existing(**{**row, "columns": columns})
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 from deltalake import Schema
 
-from iscp_dagster.clickhouse.types.types import clickhouse_type
+from iscp_dagster.clickhouse.types.types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import SchemaError
 
@@ -26,14 +26,14 @@ def widen_types(rows: pa.Table) -> pa.Table:
 
     Raises SchemaError for a timestamp that has nanoseconds.
     """
-    schema = pa.schema([each.with_type(_wider(each.type)) for each in rows.schema])
+    schema = pa.schema([each.with_type(_widen_type(each.type)) for each in rows.schema])
     try:
         return rows.cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(f"The frame has a value that cannot be kept: {error}.") from error
 
 
-def column_types(rows: pa.Table, held: Mapping[str, str]) -> dict[str, str]:
+def derive_column_types(rows: pa.Table, held: Mapping[str, str]) -> dict[str, str]:
     """The ClickHouse types of the columns; one that has no value has that which the table holds.
 
     Raises SchemaError for a type that ClickHouse has not, or where none is known.
@@ -47,14 +47,14 @@ def column_types(rows: pa.Table, held: Mapping[str, str]) -> dict[str, str]:
     except Exception as error:
         raise SchemaError(f"The frame has a column of an unknown type: {error}.") from error
     found = {
-        each.name: clickhouse_type(each.type, nullable=each.nullable, at=each.name)
+        each.name: to_clickhouse_type(each.type, nullable=each.nullable, at=each.name)
         for each in fields
     }
-    found |= {name: _held_type(name, held.get(name, ""), rows.num_rows) for name in void}
+    found |= {name: _get_held_type(name, held.get(name, ""), rows.num_rows) for name in void}
     return {name: found[name] for name in rows.column_names}
 
 
-def _held_type(name: str, held: str, rows: int) -> str:
+def _get_held_type(name: str, held: str, rows: int) -> str:
     if not held or (rows and not held.startswith(_MAY_BE_NOTHING)):
         raise SchemaError(
             f"The frame's column {name!r} has no values, and so no type. Cast it to "
@@ -63,20 +63,22 @@ def _held_type(name: str, held: str, rows: int) -> str:
     return held
 
 
-def _wider(type_: pa.DataType) -> pa.DataType:
+def _widen_type(type_: pa.DataType) -> pa.DataType:
     """The type that holds all values, also within lists, maps and structs."""
     if pa.types.is_dictionary(type_):
-        return _wider(type_.value_type)
+        return _widen_type(type_.value_type)
     if pa.types.is_timestamp(type_):
         return pa.timestamp("us", type_.tz and "UTC")
     if pa.types.is_map(type_):
-        return pa.map_(_wider(type_.key_type), type_.item_field.with_type(_wider(type_.item_type)))
+        return pa.map_(
+            _widen_type(type_.key_type), type_.item_field.with_type(_widen_type(type_.item_type))
+        )
     if pa.types.is_struct(type_):
-        return pa.struct([each.with_type(_wider(each.type)) for each in type_])
+        return pa.struct([each.with_type(_widen_type(each.type)) for each in type_])
     if (
         pa.types.is_list(type_)
         or pa.types.is_large_list(type_)
         or pa.types.is_fixed_size_list(type_)
     ):
-        return pa.list_(type_.value_field.with_type(_wider(type_.value_type)))
+        return pa.list_(type_.value_field.with_type(_widen_type(type_.value_type)))
     return WIDER.get(type_, type_)

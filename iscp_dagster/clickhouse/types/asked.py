@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from iscp_dagster.clickhouse.types.cells import CELLS
 from iscp_dagster.clickhouse.types.nulls import check_nulls
 from iscp_dagster.clickhouse.types.stored import OPEN
-from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parsed
+from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parse_type
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 
@@ -24,7 +24,7 @@ def check_types(source: SourceTable, index: Index) -> None:
     check_nulls(source, index)
     for column, asked in index.types.items():
         try:
-            unknown = [name for name in _names(parsed(asked)) if name not in KNOWN]
+            unknown = [name for name in _list_type_names(parse_type(asked)) if name not in KNOWN]
             wrong = f"no column can be kept as {unknown[0]!r}" if unknown else ""
         except TypeTextError as error:
             wrong = str(error)
@@ -35,8 +35,8 @@ def check_types(source: SourceTable, index: Index) -> None:
             )
 
 
-def _names(type_: ChType) -> Iterator[str]:
+def _list_type_names(type_: ChType) -> Iterator[str]:
     """Yield every type's name in it, except a Variant's members, which may be any type."""
     yield type_.name
     for part in () if type_.name in OPEN else type_.parts:
-        yield from _names(part)
+        yield from _list_type_names(part)

@@ -66,7 +66,7 @@ _FLOATS = Cell(
     shown="`Float32`, `Float64`, `BFloat16`",
     names=FLOATS,
     holds="numbers that it represents exactly; nothing is rounded",
-    fit=leaves.floating,
+    fit=leaves.fit_floats,
     read="Float64",
 )
 _TEXT = Cell(
@@ -80,7 +80,7 @@ _BYTES = Cell(
     shown="`FixedString(n)`",
     names=("FixedString",),
     holds="values of exactly n bytes",
-    fit=leaves.fixed_bytes,
+    fit=leaves.fit_fixed_bytes,
 )
 _STRING = Cell(shown="`String`", names=("String",), holds="all values", fit=leaves.as_it_is)
 _JSON = Cell(
@@ -90,7 +90,7 @@ _JSON = Cell(
     "nulls, no `.` in a name, arrays of one kind, numbers that a 64-bit integer or double holds, "
     "no text that looks like a date or time, such as `2020-01-31 12:00:00`, except dates from "
     "1970-01-01 to 2149-06-06; not within other types",
-    fit=texts.json_object,
+    fit=texts.fit_json_objects,
     read="String",
     blank="{}",
 )
@@ -105,7 +105,7 @@ _MICROS = Cell(
     shown="`Int64`",
     names=("Int64",),
     holds="all values, as microseconds since 1970-01-01",
-    fit=leaves.moment,
+    fit=leaves.fit_timestamps,
 )
 _ISO = Cell(
     shown="`String`",
@@ -118,21 +118,21 @@ _MOMENT = Cell(
     shown="`DateTime64(p, zone)`",
     names=("DateTime64",),
     holds="the years 1900 to 2299 (p = 9: to 2262-04-11), no finer than its precision",
-    fit=leaves.moment,
+    fit=leaves.fit_timestamps,
     read="DateTime64(6, 'UTC')",
 )
 _SECOND = Cell(
     shown="`DateTime(zone)`",
     names=("DateTime",),
     holds="whole seconds from 1970-01-01 to 2106-02-07",
-    fit=leaves.moment,
+    fit=leaves.fit_timestamps,
     read="DateTime64(6, 'UTC')",
 )
 _ISO_MOMENT = Cell(
     shown="`String`",
     names=("String",),
     holds="the years 1 to 9999, as `YYYY-MM-DD hh:mm:ss.ffffff`, with `Z` for a timestamp",
-    fit=leaves.moment,
+    fit=leaves.fit_timestamps,
     read="String",
 )
 _TIMES = (_MOMENT, _SECOND, _MICROS, _ISO_MOMENT)
@@ -162,7 +162,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
                 holds="UUIDs, 8-4-4-4-12, in lower or upper case; they come back in lower case; "
                 "a tenant's UUID must be in lower case",
                 fit=leaves.uuid,
-                respell=leaves.lowered_uuids,
+                respell=leaves.lower_uuids,
                 read="String",
                 blank="00000000-0000-0000-0000-000000000000",
             ),
@@ -170,7 +170,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
                 shown="`IPv4`",
                 names=("IPv4",),
                 holds="addresses of four numbers without leading zeros",
-                fit=leaves.ipv4,
+                fit=leaves.fit_ipv4,
                 read="String",
                 blank="0.0.0.0",  # noqa: S104 - a value, not an address to listen at
             ),
@@ -178,7 +178,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
                 shown="`IPv6`",
                 names=("IPv6",),
                 holds="addresses in their shortest form (RFC 5952)",
-                fit=texts.ipv6,
+                fit=texts.fit_ipv6,
                 read="String",
                 blank="::",
             ),
@@ -186,7 +186,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
                 shown="`Enum8(...)`, `Enum16(...)`",
                 names=("Enum8", "Enum16"),
                 holds="the names of its members",
-                fit=leaves.member,
+                fit=leaves.fit_enum_members,
                 read="String",
             ),
             _JSON,
@@ -234,14 +234,14 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
 """The family of each Delta type without parts, by the type's name."""
 
 
-def family(type_: DeltaType) -> str | None:
+def get_family(type_: DeltaType) -> str | None:
     """Return the family of a type without parts; None if it is unknown, or has parts."""
     if isinstance(type_, Decimal):
         return "decimal"
     return FAMILIES.get(type_.name) if isinstance(type_, Primitive) else None
 
 
-def cell_of(type_: DeltaType, stored: ChType) -> Cell | None:
+def find_cell(type_: DeltaType, stored: ChType) -> Cell | None:
     """Return the cell for a type without parts kept as `stored`; None if there is none."""
-    cells = CELLS.get(family(type_) or "", ())
+    cells = CELLS.get(get_family(type_) or "", ())
     return next((cell for cell in cells if stored.name in cell.names), None)

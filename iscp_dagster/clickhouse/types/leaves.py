@@ -39,7 +39,7 @@ class Misfit(Exception):  # noqa: N818 - not in the tree of errors; the catcher 
     """A value that the type does not hold."""
 
 
-def one_per_key(values: pa.Array) -> pa.Array:
+def unify_floats(values: pa.Array) -> pa.Array:
     """Write floats that Spark holds equal as one: 0.0 for -0.0, one NaN for all of them.
 
     ClickHouse orders them as equal, but hashes and looks them up apart.
@@ -65,26 +65,26 @@ def integer(values: pa.Array, type_: ChType) -> pa.Array:
         sign, bits = INTEGERS[type_.name]
         return values.cast(getattr(pa, f"{sign.lower()}int{bits}")())
     if type_.name.startswith("U"):
-        _within(values, 0, None)
+        _check_range(values, 0, None)
     return values.cast(pa.decimal128(38, 0))
 
 
 def boolean(values: pa.Array, _: ChType) -> pa.Array:
     """Convert the numbers 0 and 1."""
-    _within(values, 0, 1)
+    _check_range(values, 0, 1)
     return values.cast(pa.bool_())
 
 
-def floating(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_floats(values: pa.Array, type_: ChType) -> pa.Array:
     """Convert numbers that the type holds exactly."""
     made = values.cast(FLOATS[type_.name])
     if pa.types.is_floating(values.type) and made.type != values.type:
-        _all(pc.or_(pc.equal(made.cast(values.type), values), pc.is_nan(values)))
+        _check_all(pc.or_(pc.equal(made.cast(values.type), values), pc.is_nan(values)))
     if pa.types.is_integer(values.type):
-        _all(pc.equal(made.cast(values.type), values))
+        _check_all(pc.equal(made.cast(values.type), values))
     if type_.name == "BFloat16":
         low = pc.bit_wise_and(made.view(pa.uint32()), pa.scalar(0xFFFF, pa.uint32()))
-        _all(pc.or_(pc.equal(low, 0), pc.is_nan(made)))
+        _check_all(pc.or_(pc.equal(low, 0), pc.is_nan(made)))
     return made
 
 
@@ -102,72 +102,72 @@ def text(values: pa.Array, _: ChType) -> pa.Array:
     return values if pa.types.is_decimal(values.type) else values.cast(pa.string())
 
 
-def fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
     values = values.cast(pa.binary())
-    _all(pc.equal(pc.binary_length(values), type_.numbers[0]))
+    _check_all(pc.equal(pc.binary_length(values), type_.numbers[0]))
     return values
 
 
-def member(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_enum_members(values: pa.Array, type_: ChType) -> pa.Array:
     """Check that the values are names of the Enum's members."""
     names = pa.array([name.encode() for name in type_.names], pa.binary())
     known = values.cast(pa.binary())
-    _all(pc.or_(pc.is_in(known, value_set=names), pc.is_null(known)))
+    _check_all(pc.or_(pc.is_in(known, value_set=names), pc.is_null(known)))
     return values
 
 
 def uuid(values: pa.Array, _: ChType) -> pa.Array:
     """Lower-case the UUIDs: keys that differ only in case are the same key."""
-    return pc.ascii_lower(_matching(values, UUID))
+    return pc.ascii_lower(_check_pattern(values, UUID))
 
 
-def lowered_uuids(values: pa.Array) -> pa.Array:
+def lower_uuids(values: pa.Array) -> pa.Array:
     """Write UUIDs as ClickHouse writes them; leave other texts unchanged."""
     known = pc.match_substring_regex(values.cast(pa.binary()), UUID)
     return pc.if_else(known, pc.ascii_lower(values), values)
 
 
-def ipv4(values: pa.Array, _: ChType) -> pa.Array:
-    return _matching(values, IPV4)
+def fit_ipv4(values: pa.Array, _: ChType) -> pa.Array:
+    return _check_pattern(values, IPV4)
 
 
 def date(values: pa.Array, type_: ChType) -> pa.Array:
     """Convert days within the type's range; text holds the years 1 to 9999, numbers all days."""
     days = values.cast(pa.int32())
     if type_.name == "String":
-        _within(days, *ALL_DAYS)
+        _check_range(days, *ALL_DAYS)
         return values.cast(pa.string())
     if type_.name in INTEGERS:
         return integer(days, type_)
-    _within(days, *((0, 65_535) if type_.name == "Date" else DAYS))
+    _check_range(days, *((0, 65_535) if type_.name == "Date" else DAYS))
     return values
 
 
-def moment(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_timestamps(values: pa.Array, type_: ChType) -> pa.Array:
     """Convert microseconds within the type's range and precision."""
     micros = values.cast(pa.int64())
     if type_.name == "String":
-        _within(micros, *ALL_MICROS)
+        _check_range(micros, *ALL_MICROS)
         return values.cast(pa.timestamp("us", tz=values.type.tz and "UTC")).cast(pa.string())
     if type_.name in INTEGERS:
         return integer(micros, type_)
     digits = type_.numbers[0] if type_.name == "DateTime64" else 0
     if type_.name == "DateTime":
-        _within(micros, 0, (2**32 - 1) * 10**6)
+        _check_range(micros, 0, (2**32 - 1) * 10**6)
     else:
-        _within(micros, *(NANOS if digits == NANO_DIGITS else MICROS))
+        _check_range(micros, *(NANOS if digits == NANO_DIGITS else MICROS))
     if digits < DIGITS:
         whole = pa.scalar(10 ** (DIGITS - digits), pa.int64())
-        _all(pc.equal(pc.multiply(pc.divide(micros, whole), whole), micros))
+        _check_all(pc.equal(pc.multiply(pc.divide(micros, whole), whole), micros))
     return micros.cast(UTC)
 
 
-def _matching(values: pa.Array, pattern: str) -> pa.Array:
-    _all(pc.match_substring_regex(values.cast(pa.binary()), pattern))
+def _check_pattern(values: pa.Array, pattern: str) -> pa.Array:
+    _check_all(pc.match_substring_regex(values.cast(pa.binary()), pattern))
     return values
 
 
-def _within(values: pa.Array, least: int | None, most: int | None) -> None:
+def _check_range(values: pa.Array, least: int | None, most: int | None) -> None:
     found = pc.min_max(values)
     low, high = found["min"].as_py(), found["max"].as_py()
     if low is not None and (
@@ -176,7 +176,7 @@ def _within(values: pa.Array, least: int | None, most: int | None) -> None:
         raise Misfit
 
 
-def _all(fits: pa.Array) -> None:
+def _check_all(fits: pa.Array) -> None:
     """Raise Misfit unless all fit; nulls do."""
     if pc.all(fits, min_count=0).as_py() is False:
         raise Misfit

@@ -13,7 +13,7 @@ EMPTY, FLAG, JSON, REFUSE = NULLS = ("empty", "flag", "json", "refuse")
 """An empty value; the same, and a column that tells; all values as JSON text; error 10300."""
 
 
-def flag_name(column: str) -> str:
+def format_flag_name(column: str) -> str:
     """Return the name of the column that tells whether `column` was null."""
     return f"{column}_is_null"
 
@@ -23,7 +23,7 @@ def has_parts(type_: DeltaType) -> bool:
     return isinstance(type_, Array | Map | Struct)
 
 
-def null_rule(source: SourceTable, index: Index, column: str) -> str:
+def get_null_rule(source: SourceTable, index: Index, column: str) -> str:
     """Return the rule for a column: the index's, else the table's, that for the column first.
 
     The columns that every image row has are as they are.
@@ -38,7 +38,7 @@ def null_rule(source: SourceTable, index: Index, column: str) -> str:
     return EMPTY
 
 
-def null_rules(source: SourceTable, index: Index) -> dict[str, str]:
+def list_null_rules(source: SourceTable, index: Index) -> dict[str, str]:
     """Return the rules that differ from the default: by column, or for all others under `*`."""
     named = {
         column
@@ -46,7 +46,7 @@ def null_rules(source: SourceTable, index: Index) -> dict[str, str]:
         if isinstance(rules, Mapping)
         for column in rules
     }
-    rules = {column: null_rule(source, index, column) for column in ("*", *sorted(named))}
+    rules = {column: get_null_rule(source, index, column) for column in ("*", *sorted(named))}
     others = rules.pop("*")
     exceptions = {column: rule for column, rule in rules.items() if rule != others}
     return exceptions | ({} if others == EMPTY else {"*": others})
@@ -61,8 +61,8 @@ def check_null_columns(source: SourceTable, index: Index, fields: Sequence[Delta
     where = f"Index {source.name}/{index.name}"
     _check_columns(where, index.nulls, types)
     for column, type_ in types.items():
-        flag = flag_name(column)
-        if flag in types and has_parts(type_) and null_rule(source, index, column) == FLAG:
+        flag = format_flag_name(column)
+        if flag in types and has_parts(type_) and get_null_rule(source, index, column) == FLAG:
             raise SchemaError(
                 f"{where}: nulls='flag' for {column!r} needs a column {flag!r}, which the source "
                 "has itself; rename it there, or give another rule for the column."

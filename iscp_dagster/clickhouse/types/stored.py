@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from iscp_dagster.clickhouse.types.cells import CELLS, Cell, cell_of, family
+from iscp_dagster.clickhouse.types.cells import CELLS, Cell, find_cell, get_family
 from iscp_dagster.clickhouse.types.nulls import EMPTY, FLAG, JSON, has_parts
-from iscp_dagster.clickhouse.types.types import clickhouse_type
-from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, of, parsed
+from iscp_dagster.clickhouse.types.types import to_clickhouse_type
+from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, of, parse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 
@@ -43,7 +43,7 @@ class Stored:
     @property
     def takes_nulls(self) -> bool:
         """Whether ClickHouse can tell a null here from a value."""
-        return takes_nulls(self.type)
+        return can_hold_null(self.type)
 
     @property
     def is_text(self) -> bool:
@@ -65,8 +65,8 @@ class Stored:
         """How values of a type without parts are kept; Dynamic and Variant keep the default."""
         bare = self.type.bare
         if bare.name in OPEN:
-            bare = default_type(self.source)
-        cell = cell_of(self.source, bare)
+            bare = get_default_type(self.source)
+        cell = find_cell(self.source, bare)
         if cell is None:
             raise SchemaError(f"{self.source} is not kept as {bare}.")
         return cell, bare
@@ -77,11 +77,11 @@ class Stored:
         parts = self.type.structure.parts
         return tuple(
             Stored(source=inner, type=part, nulls=self.nulls)
-            for inner, part in zip(_inside(self.source), parts, strict=False)
+            for inner, part in zip(_list_inner_types(self.source), parts, strict=False)
         )
 
 
-def stored_column(
+def resolve_stored_type(
     type_: DeltaType,
     asked: str | None,
     *,
@@ -97,46 +97,47 @@ def stored_column(
     those that can.
     """
     if nulls == JSON and has_parts(type_):
-        return _json_column(type_, asked, nullable=nullable, at=at)
+        return _make_json_type(type_, asked, nullable=nullable, at=at)
     if asked is None:
-        default = clickhouse_type(type_, nullable=nullable, at=at)
-        return Stored(source=type_, type=parsed(default), nulls=nulls)
+        default = to_clickhouse_type(type_, nullable=nullable, at=at)
+        return Stored(source=type_, type=parse_type(default), nulls=nulls)
     try:
-        made = _asked(type_, parsed(asked), nullable=nullable, ordered=ordered)
-    except (_Refused, TypeTextError) as error:
+        made = _resolve_override(type_, parse_type(asked), nullable=nullable, ordered=ordered)
+    except (_TypeRefused, TypeTextError) as error:
         raise SchemaError(
-            f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. {_remedy(type_)}"
+            f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. "
+            f"{_format_remedy(type_)}"
         ) from error
     return Stored(source=type_, type=made, nulls=nulls)
 
 
-def _json_column(type_: DeltaType, asked: str | None, *, nullable: bool, at: str) -> Stored:
+def _make_json_type(type_: DeltaType, asked: str | None, *, nullable: bool, at: str) -> Stored:
     """Return the column as JSON text. Raises SchemaError where another type is asked for."""
     if asked is not None:
         raise SchemaError(
             f"Column {at!r} is to be kept as {asked!r} by types={{...}} and as JSON text by "
             f"nulls='json'; leave out one of them, or give nulls={{{at!r}: 'empty'}} for it."
         )
-    text = parsed("String")
+    text = parse_type("String")
     return Stored(source=type_, type=of("Nullable", text) if nullable else text, nulls=JSON)
 
 
-def default_type(type_: DeltaType) -> ChType:
+def get_default_type(type_: DeltaType) -> ChType:
     """Return a type's default, without Nullable."""
-    return parsed(clickhouse_type(type_, nullable=False, at=str(type_)))
+    return parse_type(to_clickhouse_type(type_, nullable=False, at=str(type_)))
 
 
-def takes_nulls(type_: ChType) -> bool:
+def can_hold_null(type_: ChType) -> bool:
     inner = type_.parts[0] if type_.name == "LowCardinality" else type_
     return inner.name in {"Nullable", *OPEN}
 
 
-def _remedy(type_: DeltaType) -> str:
-    allowed = _allowed(type_)
+def _format_remedy(type_: DeltaType) -> str:
+    allowed = _describe_allowed_types(type_)
     return f"{type_} can be kept as {allowed}." if allowed else "Leave it out with exclude=[...]."
 
 
-def _allowed(type_: DeltaType) -> str:
+def _describe_allowed_types(type_: DeltaType) -> str:
     """Describe the types that can keep a Delta type; empty: none."""
     if isinstance(type_, Array):
         return "Array(T), Nested(...) for structs, and the geo types for points"
@@ -144,38 +145,38 @@ def _allowed(type_: DeltaType) -> str:
         return "Map(K, V)"
     if isinstance(type_, Struct):
         return "Tuple(...) of its fields in order, and Point for two doubles"
-    cells = CELLS.get(family(type_) or "", ())
+    cells = CELLS.get(get_family(type_) or "", ())
     if not cells:
         return ""
     shown = [cell.shown.replace("`", "") for cell in cells]
     return ", ".join([*shown, "LowCardinality(...) of them", "Dynamic", "Variant(...)"])
 
 
-class _Refused(Exception):  # noqa: N818 - never leaves this module
+class _TypeRefused(Exception):  # noqa: N818 - never leaves this module
     """Why a type cannot be used."""
 
 
-def _asked(type_: DeltaType, asked: ChType, *, nullable: bool, ordered: bool) -> ChType:
-    if ordered and (asked.bare.name in UNORDERED or takes_nulls(asked)):
-        raise _Refused("a key needs an ordered type without nulls")
-    return _made(type_, asked, nullable=nullable, top=True)
+def _resolve_override(type_: DeltaType, asked: ChType, *, nullable: bool, ordered: bool) -> ChType:
+    if ordered and (asked.bare.name in UNORDERED or can_hold_null(asked)):
+        raise _TypeRefused("a key needs an ordered type without nulls")
+    return _add_nullable(type_, asked, nullable=nullable, top=True)
 
 
-def _made(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False) -> ChType:
+def _add_nullable(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False) -> ChType:
     """Return `asked`, with Nullable where the source has nulls. Raises _Refused."""
     if isinstance(type_, Primitive | Decimal):
-        return _leaf(type_, asked, nullable=nullable, top=top)
-    inside, structure = _inside(type_), asked.structure
+        return _add_leaf_nullable(type_, asked, nullable=nullable, top=top)
+    inside, structure = _list_inner_types(type_), asked.structure
     wanted = {Array: "Array", Map: "Map", Struct: "Tuple"}[type(type_)]
     if structure.name != wanted or len(structure.parts) != len(inside):
-        raise _Refused(f"{asked} does not have the same parts")
-    if isinstance(type_, Struct) and structure.names not in {(), _names(type_)}:
-        raise _Refused(f"its members must be named {', '.join(_names(type_))}")
+        raise _TypeRefused(f"{asked} does not have the same parts")
+    if isinstance(type_, Struct) and structure.names not in {(), _list_field_names(type_)}:
+        raise _TypeRefused(f"its members must be named {', '.join(_list_field_names(type_))}")
     # The members of a null struct are null.
     within = nullable and isinstance(type_, Struct)
     parts = tuple(
-        _made(each, part, nullable=null or within)
-        for each, part, null in zip(inside, structure.parts, _nullable(type_), strict=True)
+        _add_nullable(each, part, nullable=null or within)
+        for each, part, null in zip(inside, structure.parts, _list_nullability(type_), strict=True)
     )
     if asked.name == "Nested":
         return replace(asked, parts=parts[0].parts)
@@ -183,44 +184,46 @@ def _made(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False)
     return replace(asked, parts=parts) if asked.parts else asked
 
 
-def _leaf(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool) -> ChType:
+def _add_leaf_nullable(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool) -> ChType:
     if asked.name == "Nullable" and len(asked.parts) == 1:
-        return _leaf(type_, asked.parts[0], nullable=True, top=top)
+        return _add_leaf_nullable(type_, asked.parts[0], nullable=True, top=top)
     if asked.name == "LowCardinality" and len(asked.parts) == 1:
-        inner = _leaf(type_, asked.parts[0], nullable=nullable, top=top)
+        inner = _add_leaf_nullable(type_, asked.parts[0], nullable=nullable, top=top)
         if inner.bare.name not in LOW_CARDINALITY:
-            raise _Refused(f"LowCardinality does not take {inner.bare.name}")
+            raise _TypeRefused(f"LowCardinality does not take {inner.bare.name}")
         return of("LowCardinality", inner)
     if asked.name in OPEN:
-        return _open(type_, asked)
-    cell = cell_of(type_, asked)
+        return _check_open_type(type_, asked)
+    cell = find_cell(type_, asked)
     if cell is None:
-        raise _Refused(f"{asked} does not hold it")
+        raise _TypeRefused(f"{asked} does not hold it")
     _check_arguments(type_, asked, top=top)
     return of("Nullable", asked) if nullable else asked
 
 
-def _open(type_: DeltaType, asked: ChType) -> ChType:
-    default = default_type(type_)
+def _check_open_type(type_: DeltaType, asked: ChType) -> ChType:
+    default = get_default_type(type_)
     if asked.name == "Variant" and default not in asked.parts:
-        raise _Refused(f"{default} is not among its members")
+        raise _TypeRefused(f"{default} is not among its members")
     return asked
 
 
 def _check_arguments(type_: DeltaType, asked: ChType, *, top: bool) -> None:
     numbers = NUMBERS.get(asked.name, len(asked.names))
     if len(asked.numbers) != numbers or asked.parts:
-        raise _Refused(f"{asked.name} takes {numbers or 'no'} numeric argument(s)")
+        raise _TypeRefused(f"{asked.name} takes {numbers or 'no'} numeric argument(s)")
     if not OPTIONS.issuperset(name for name, _ in asked.options):
-        raise _Refused(f"its only options that keep all values are {', '.join(sorted(OPTIONS))}")
+        raise _TypeRefused(
+            f"its only options that keep all values are {', '.join(sorted(OPTIONS))}"
+        )
     if asked.name == "JSON" and not top:
-        raise _Refused("JSON within another type cannot be compared with its source")
+        raise _TypeRefused("JSON within another type cannot be compared with its source")
     zoned = asked.name.startswith("DateTime") and asked.zone != "UTC"
     if zoned and type_ == Primitive("timestamp_ntz"):
-        raise _Refused("a time without zone must be kept in 'UTC', where it shows unchanged")
+        raise _TypeRefused("a time without zone must be kept in 'UTC', where it shows unchanged")
 
 
-def _inside(type_: DeltaType) -> Sequence[DeltaType]:
+def _list_inner_types(type_: DeltaType) -> Sequence[DeltaType]:
     if isinstance(type_, Array):
         return (type_.element,)
     if isinstance(type_, Map):
@@ -228,7 +231,7 @@ def _inside(type_: DeltaType) -> Sequence[DeltaType]:
     return [each.type for each in type_.fields] if isinstance(type_, Struct) else ()
 
 
-def _nullable(type_: DeltaType) -> Sequence[bool]:
+def _list_nullability(type_: DeltaType) -> Sequence[bool]:
     if isinstance(type_, Array):
         return (type_.nullable,)
     if isinstance(type_, Map):
@@ -236,5 +239,5 @@ def _nullable(type_: DeltaType) -> Sequence[bool]:
     return [each.nullable for each in type_.fields] if isinstance(type_, Struct) else ()
 
 
-def _names(type_: Struct) -> tuple[str, ...]:
+def _list_field_names(type_: Struct) -> tuple[str, ...]:
     return tuple(each.name for each in type_.fields)

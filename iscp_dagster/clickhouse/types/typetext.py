@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 
 TOKEN = re.compile(
     r"""\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>-?\d+)|(?P<text>'(?:[^'\\]|\\.|'')*')
@@ -53,7 +53,7 @@ class ChType:
     options: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        inside = ", ".join(_written(self))
+        inside = ", ".join(_format_arguments(self))
         return f"{self.name}({inside})" if inside else self.name
 
     @property
@@ -73,15 +73,15 @@ class ChType:
         """The Array or Tuple that Nested and the geo types stand for; any other type itself."""
         if self.name == "Nested":
             return ChType(name="Array", parts=(replace(self, name="Tuple"),))
-        return parsed(GEO[self.name]) if self.name in GEO else self
+        return parse_type(GEO[self.name]) if self.name in GEO else self
 
 
-def parsed(written: str) -> ChType:
+def parse_type(written: str) -> ChType:
     """The type that `written` names. Raises TypeTextError."""
-    tokens = _Tokens(written)
-    found = _type(tokens)
+    tokens = _TokenReader(written)
+    found = _parse_tokens(tokens)
     if tokens.ahead is not None:
-        raise tokens.wrong("the end")
+        raise tokens.make_error("the end")
     return found
 
 
@@ -90,7 +90,7 @@ def of(name: str, *parts: ChType) -> ChType:
     return ChType(name=name, parts=parts)
 
 
-class _Tokens:
+class _TokenReader:
     """Reads tokens one by one."""
 
     def __init__(self, written: str) -> None:
@@ -112,77 +112,77 @@ class _Tokens:
         """Take `mark` if it is ahead; return whether it was."""
         return self.ahead == ("mark", mark) and bool(self.take())
 
-    def expect(self, kind: str, what: str) -> str:
+    def take_expected(self, kind: str, what: str) -> str:
         if self.ahead is None or self.ahead[0] != kind:
-            raise self.wrong(what)
+            raise self.make_error(what)
         return self.take()[1]
 
-    def wrong(self, wanted: str) -> TypeTextError:
+    def make_error(self, wanted: str) -> TypeTextError:
         found = repr(self.ahead[1]) if self.ahead else "the end"
         return TypeTextError(f"expected {wanted}, found {found}")
 
 
-def _type(tokens: _Tokens) -> ChType:
-    name = tokens.expect("word", "a type's name")
+def _parse_tokens(tokens: _TokenReader) -> ChType:
+    name = tokens.take_expected("word", "a type's name")
     known = ChType(name=name)
     if not tokens.takes("("):
-        return _normal(known)
+        return _normalize_type(known)
     while not tokens.takes(")"):
-        known = _with_argument(known, tokens)
+        known = _add_argument(known, tokens)
         if not tokens.takes(",") and tokens.ahead != ("mark", ")"):
-            raise tokens.wrong("',' or ')'")
-    return _normal(known)
+            raise tokens.make_error("',' or ')'")
+    return _normalize_type(known)
 
 
-def _with_argument(known: ChType, tokens: _Tokens) -> ChType:
+def _add_argument(known: ChType, tokens: _TokenReader) -> ChType:
     kind, written = tokens.ahead or ("", "")
     if kind == "number":
         tokens.take()
         return replace(known, numbers=(*known.numbers, int(written)))
     if kind == "text":
         tokens.take()
-        return _with_text(known, _unquoted(written), tokens)
+        return _add_text(known, _unquote_text(written), tokens)
     if known.name in {"JSON", "Dynamic"}:
-        option = tokens.expect("word", "an option's name")
+        option = tokens.take_expected("word", "an option's name")
         if not tokens.takes("="):
-            raise tokens.wrong("'='")
-        value = int(tokens.expect("number", "a number"))
+            raise tokens.make_error("'='")
+        value = int(tokens.take_expected("number", "a number"))
         return replace(known, options=(*known.options, (option, value)))
-    return _with_part(known, tokens)
+    return _add_part(known, tokens)
 
 
-def _with_text(known: ChType, value: str, tokens: _Tokens) -> ChType:
+def _add_text(known: ChType, value: str, tokens: _TokenReader) -> ChType:
     if not known.name.startswith("Enum"):
         return replace(known, zone=value)
     numbers = known.numbers
     number = numbers[-1] + 1 if numbers else 1
     if tokens.takes("="):
-        number = int(tokens.expect("number", "a number"))
+        number = int(tokens.take_expected("number", "a number"))
     return replace(known, names=(*known.names, value), numbers=(*numbers, number))
 
 
-def _with_part(known: ChType, tokens: _Tokens) -> ChType:
+def _add_part(known: ChType, tokens: _TokenReader) -> ChType:
     """Parse a type, and before it the name that a tuple's member may have."""
     name = ""
     if tokens.ahead and tokens.ahead[0] == "quoted":
-        name = _unquoted(tokens.take()[1])
+        name = _unquote_text(tokens.take()[1])
     elif known.name in {"Tuple", "Nested"}:
         after = TOKEN.match(tokens.written, tokens.at)
         if after and after.lastgroup == "word":
-            name = tokens.expect("word", "a member's name")
-    part = _type(tokens)
+            name = tokens.take_expected("word", "a member's name")
+    part = _parse_tokens(tokens)
     names = (*known.names, name) if name else known.names
     return replace(known, parts=(*known.parts, part), names=names)
 
 
-def _unquoted(written: str) -> str:
-    def plain(match: re.Match[str]) -> str:
+def _unquote_text(written: str) -> str:
+    def unescape_match(match: re.Match[str]) -> str:
         return _UNESCAPED.get(match[1], match[1]) if match[1] else "'"
 
-    return ESCAPED.sub(plain, written[1:-1])
+    return ESCAPED.sub(unescape_match, written[1:-1])
 
 
-def _normal(known: ChType) -> ChType:
+def _normalize_type(known: ChType) -> ChType:
     """Return the one value for all texts of the type. Raises TypeTextError if it is impossible."""
     if known.name in DECIMALS:
         return ChType(name="Decimal", numbers=(DECIMALS[known.name], *known.numbers))
@@ -195,13 +195,13 @@ def _normal(known: ChType) -> ChType:
     if known.name == "Variant":
         return replace(known, parts=tuple(sorted(known.parts, key=str)))
     if known.name.startswith("Enum"):
-        return _enum(known)
+        return _normalize_enum(known)
     if known.names and len(known.names) != len(known.parts):
         raise TypeTextError(f"either all members of a {known.name} have names or none")
     return known
 
 
-def _enum(known: ChType) -> ChType:
+def _normalize_enum(known: ChType) -> ChType:
     members = sorted(zip(known.numbers, known.names, strict=False))
     numbers, names = tuple(n for n, _ in members), tuple(name for _, name in members)
     if not members or len(set(numbers)) < len(numbers) or len(set(names)) < len(names):
@@ -211,13 +211,13 @@ def _enum(known: ChType) -> ChType:
     return replace(known, name=name, names=names, numbers=numbers)
 
 
-def _written(type_: ChType) -> list[str]:
+def _format_arguments(type_: ChType) -> list[str]:
     if type_.name.startswith("Enum"):
         members = zip(type_.names, type_.numbers, strict=True)
         return [f"{text(name)} = {number}" for name, number in members]
     parts = list(map(str, type_.parts))
     if type_.names:
-        parts = [f"{ident(n)} {p}" for n, p in zip(type_.names, parts, strict=True)]
+        parts = [f"{quote_identifier(n)} {p}" for n, p in zip(type_.names, parts, strict=True)]
     zone = [] if type_.zone is None else [text(type_.zone)]
     options = [f"{name}={value}" for name, value in type_.options]
     return [*parts, *map(str, type_.numbers), *zone, *options]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, of, parsed
+from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, of, parse_type
 
 INTEGER = re.compile(r"(U?)Int(\d+)")
 LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
@@ -19,83 +19,83 @@ WITHOUT_NULLS = frozenset({"Array", "Map", "Tuple", "Nested", "JSON", "Dynamic",
 """Types that Nullable does not take; a field without a value is empty there."""
 
 
-def same_type(held: str, wanted: str) -> bool:
+def is_same_type(held: str, wanted: str) -> bool:
     """Whether the two texts name one type; the server may write a type differently."""
-    return held == wanted or _known(held) == parsed(wanted)
+    return held == wanted or _parse_known_type(held) == parse_type(wanted)
 
 
-def widens(held: str, wanted: str) -> bool:
+def can_widen(held: str, wanted: str) -> bool:
     """Whether ClickHouse's type `wanted` holds every value of `held`, so that rows can stay."""
-    before = _known(held)
-    return before is not None and _holds(before, parsed(wanted))
+    before = _parse_known_type(held)
+    return before is not None and _can_hold(before, parse_type(wanted))
 
 
-def keeping_fields(held: str | None, wanted: str) -> str:
+def keep_old_fields(held: str | None, wanted: str) -> str:
     """Return `wanted` with the fields that only `held` has in its tuples, after its own.
 
     A field that the source renamed or dropped stays, as a column would, so that whoever still reads
     an earlier version finds it. Map keys stay as they are wanted: another field is another key.
     """
-    before, after = held and _known(held), parsed(wanted)
-    kept = _keeping(before, after) if before else after
+    before, after = held and _parse_known_type(held), parse_type(wanted)
+    kept = _merge_types(before, after) if before else after
     # Unchanged, it is written as it was.
     return wanted if kept == after else str(kept)
 
 
-def _keeping(before: ChType, after: ChType) -> ChType:
+def _merge_types(before: ChType, after: ChType) -> ChType:
     if before.name != after.name:
         return after
     if after.name == "Array":
-        return of("Array", *map(_keeping, before.parts, after.parts))
+        return of("Array", *map(_merge_types, before.parts, after.parts))
     if after.name == "Map":
-        return of("Map", after.parts[0], _keeping(before.parts[1], after.parts[1]))
+        return of("Map", after.parts[0], _merge_types(before.parts[1], after.parts[1]))
     if after.name != "Tuple" or not before.names or not after.names:
         return after
     old, new = before.fields, after.fields
-    merged = {name: _merged(old.get(name), new.get(name)) for name in {**new, **old}}
+    merged = {name: _merge_field(old.get(name), new.get(name)) for name in {**new, **old}}
     return replace(after, names=tuple(merged), parts=tuple(merged.values()))
 
 
-def _merged(before: ChType | None, after: ChType | None) -> ChType:
+def _merge_field(before: ChType | None, after: ChType | None) -> ChType:
     """Return the type of a field; where some rows lack it, it is null if it can be."""
     if before and after:
-        both = _keeping(before, after)
-        return _as_nullable(both) if _nullable(before) else both
+        both = _merge_types(before, after)
+        return _make_nullable(both) if _is_nullable(before) else both
     (only,) = filter(None, (before, after))
-    return _as_nullable(only)
+    return _make_nullable(only)
 
 
-def _as_nullable(type_: ChType) -> ChType:
+def _make_nullable(type_: ChType) -> ChType:
     if type_.name == "LowCardinality":
-        return of("LowCardinality", _as_nullable(type_.parts[0]))
+        return of("LowCardinality", _make_nullable(type_.parts[0]))
     return type_ if type_.name in {"Nullable", *WITHOUT_NULLS} else of("Nullable", type_)
 
 
-def _holds(before: ChType, after: ChType) -> bool:
-    if _nullable(before) and not _nullable(after):
+def _can_hold(before: ChType, after: ChType) -> bool:
+    if _is_nullable(before) and not _is_nullable(after):
         return False
-    return _wider(before.bare, after.bare)
+    return _is_wider(before.bare, after.bare)
 
 
-def _wider(before: ChType, after: ChType) -> bool:
+def _is_wider(before: ChType, after: ChType) -> bool:
     rule = RULES.get(after.name)
     return (
         before == after
-        or _is_on_a_line(before.name, after.name)
+        or _is_wider_by_name(before.name, after.name)
         or _has_more_bits(before.name, after.name)
         or (rule is not None and rule(before, after))
     )
 
 
-def _is_on_a_line(before: str, after: str) -> bool:
+def _is_wider_by_name(before: str, after: str) -> bool:
     return any(before in line and after in line[line.index(before) :] for line in LINES)
 
 
-def _holds_parts(before: ChType, after: ChType) -> bool:
-    return before.name == after.name and all(map(_holds, before.parts, after.parts))
+def _can_hold_parts(before: ChType, after: ChType) -> bool:
+    return before.name == after.name and all(map(_can_hold, before.parts, after.parts))
 
 
-def _holds_fields(before: ChType, after: ChType) -> bool:
+def _can_hold_fields(before: ChType, after: ChType) -> bool:
     """Whether a named tuple has all fields of another; those added must have a value for no value.
 
     Every tenant is read again as a snapshot after its source's structures changed.
@@ -103,9 +103,9 @@ def _holds_fields(before: ChType, after: ChType) -> bool:
     if before.name != after.name or not before.names or not after.names:
         return False
     old, new = before.fields, after.fields
-    kept = old.keys() <= new.keys() and all(_holds(old[name], new[name]) for name in old)
+    kept = old.keys() <= new.keys() and all(_can_hold(old[name], new[name]) for name in old)
     added = [new[name] for name in new.keys() - old.keys()]
-    return kept and all(_nullable(each) or each.name in WITHOUT_NULLS for each in added)
+    return kept and all(_is_nullable(each) or each.name in WITHOUT_NULLS for each in added)
 
 
 def _has_digits(before: ChType, after: ChType) -> bool:
@@ -133,14 +133,14 @@ def _has_integers(before: ChType, _after: ChType) -> bool:
 def _has_members(before: ChType, after: ChType) -> bool:
     if before.name not in {"Enum8", after.name}:
         return False
-    return _members(before).items() <= _members(after).items()
+    return _get_members(before).items() <= _get_members(after).items()
 
 
 RULES: Mapping[str, Callable[[ChType, ChType], bool]] = MappingProxyType(
     {
-        "Array": _holds_parts,
-        "Map": _holds_parts,
-        "Tuple": _holds_fields,
+        "Array": _can_hold_parts,
+        "Map": _can_hold_parts,
+        "Tuple": _can_hold_fields,
         "Decimal": _has_digits,
         "DateTime64": _has_days,
         "Float64": _has_integers,
@@ -159,18 +159,18 @@ def _has_more_bits(before: str, after: str) -> bool:
     return int(narrow[2]) < int(wide[2]) and (bool(narrow[1]) or not wide[1])
 
 
-def _members(enum: ChType) -> Mapping[str, int]:
+def _get_members(enum: ChType) -> Mapping[str, int]:
     return dict(zip(enum.names, enum.numbers, strict=True))
 
 
-def _nullable(type_: ChType) -> bool:
+def _is_nullable(type_: ChType) -> bool:
     inner = type_.parts[0] if type_.name == "LowCardinality" else type_
     return inner.name == "Nullable"
 
 
-def _known(written: str) -> ChType | None:
+def _parse_known_type(written: str) -> ChType | None:
     """Parse a type of the server's; None for one that no declaration can name."""
     try:
-        return parsed(written)
+        return parse_type(written)
     except TypeTextError:
         return None

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.types.cells import BLANKS, DEFAULT, family
-from iscp_dagster.clickhouse.types.jsontext import json_texts, json_texts_or_null
-from iscp_dagster.clickhouse.types.leaves import Misfit, one_per_key
-from iscp_dagster.clickhouse.types.stored import Stored, default_type
-from iscp_dagster.clickhouse.types.typetext import ChType, of, parsed
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.types.cells import BLANKS, DEFAULT, get_family
+from iscp_dagster.clickhouse.types.jsontext import to_json_texts, to_json_texts_or_null
+from iscp_dagster.clickhouse.types.leaves import Misfit, unify_floats
+from iscp_dagster.clickhouse.types.stored import Stored, get_default_type
+from iscp_dagster.clickhouse.types.typetext import ChType, of, parse_type
 from iscp_dagster.model.declared.schema import Array, Map, Struct
 
 Change = Callable[[pa.Array, Stored], pa.Array]
@@ -21,27 +21,29 @@ NO_NULL = "holds no null"
 """Said of a type, in a Misfit."""
 
 
-def sent(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
+def encode_column(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
     """Convert the column to what ClickHouse accepts. Raises Misfit, which says why."""
-    made = [_fitted(chunk, stored) for chunk in column.chunks]
+    made = [_encode_values(chunk, stored) for chunk in column.chunks]
     return pa.chunked_array(made) if made else column
 
 
-def misfits(column: pa.ChunkedArray, stored: Stored, start: int = 0) -> Iterator[tuple[int, str]]:
+def find_misfits(
+    column: pa.ChunkedArray, stored: Stored, start: int = 0
+) -> Iterator[tuple[int, str]]:
     """Yield each row whose value is not held, with the reason; search by halving."""
     try:
-        sent(column, stored)
+        encode_column(column, stored)
     except Misfit as error:
         rows = len(column)
         if rows == 1:
             yield start, str(error)
             return
         half = rows // 2
-        yield from misfits(column.slice(0, half), stored, start)
-        yield from misfits(column.slice(half), stored, start + half)
+        yield from find_misfits(column.slice(0, half), stored, start)
+        yield from find_misfits(column.slice(half), stored, start + half)
 
 
-def blank(stored: Stored) -> Any:
+def make_filler(stored: Stored) -> Any:
     """Return a value of the source's type that is held, as filler for a deleted row."""
     if stored.takes_nulls:
         return None
@@ -49,47 +51,49 @@ def blank(stored: Stored) -> Any:
         return []
     if isinstance(stored.source, Struct):
         fields = stored.source.fields
-        return {f.name: blank(each) for f, each in zip(fields, stored.members, strict=True)}
+        return {f.name: make_filler(each) for f, each in zip(fields, stored.members, strict=True)}
     cell, kept = stored.leaf
     if kept.name == "FixedString":
         return b"\0" * kept.numbers[0]
     if kept.names:
         return kept.names[0]
-    return BLANKS.get(family(stored.source) or "", 0) if cell.blank is None else cell.blank
+    return BLANKS.get(get_family(stored.source) or "", 0) if cell.blank is None else cell.blank
 
 
 def selected(name: str, stored: Stored) -> str:
     """Return the expression that selects the column in a form that Arrow can read."""
-    read = _read(stored)
-    column = ident(name)
+    read = _get_read_type(stored)
+    column = quote_identifier(name)
     # A structure may have more fields in the table than in the source.
     as_it_is = read == stored.type and not _has_fields(read)
     return column if as_it_is else f"CAST({column}, {text(str(read))}) AS {column}"
 
 
-def restored(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def decode_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Convert ClickHouse's result to the source's types; texts need not be UTF-8."""
     columns = []
     for column, field in zip(table.columns, schema, strict=True):
-        options = pc.CastOptions(target_type=_as_text(column.type), allow_invalid_utf8=True)
+        options = pc.CastOptions(target_type=_to_text_type(column.type), allow_invalid_utf8=True)
         columns.append(column.cast(options=options).cast(field.type))
     return pa.table(columns, schema=schema)
 
 
-def _read(stored: Stored) -> ChType:
+def _get_read_type(stored: Stored) -> ChType:
     if stored.is_text:
         return stored.type
     members = stored.members
     if isinstance(stored.source, Array | Map):
-        return of("Array" if isinstance(stored.source, Array) else "Map", *map(_read, members))
+        return of(
+            "Array" if isinstance(stored.source, Array) else "Map", *map(_get_read_type, members)
+        )
     if isinstance(stored.source, Struct):
         names = tuple(each.name for each in stored.source.fields)
-        return ChType(name="Tuple", parts=tuple(map(_read, members)), names=names)
+        return ChType(name="Tuple", parts=tuple(map(_get_read_type, members)), names=names)
     cell, kept = stored.leaf
     if cell.read == DEFAULT:
-        kept = default_type(stored.source)
+        kept = get_default_type(stored.source)
     elif cell.read is not None:
-        kept = parsed(cell.read)
+        kept = parse_type(cell.read)
     return of("Nullable", kept) if stored.takes_nulls else kept
 
 
@@ -97,54 +101,54 @@ def _has_fields(type_: ChType) -> bool:
     return type_.name == "Tuple" or any(map(_has_fields, type_.parts))
 
 
-def _as_text(type_: pa.DataType) -> pa.DataType:
+def _to_text_type(type_: pa.DataType) -> pa.DataType:
     """Replace binary by string: Arrow parses dates and the like from strings only."""
     if pa.types.is_map(type_):
-        return pa.map_(_as_text(type_.key_type), _as_text(type_.item_type))
+        return pa.map_(_to_text_type(type_.key_type), _to_text_type(type_.item_type))
     if pa.types.is_list(type_):
-        return pa.list_(_as_text(type_.value_type))
+        return pa.list_(_to_text_type(type_.value_type))
     if pa.types.is_struct(type_):
-        return pa.struct([(field.name, _as_text(field.type)) for field in type_])
+        return pa.struct([(field.name, _to_text_type(field.type)) for field in type_])
     binary = pa.types.is_binary(type_) or pa.types.is_fixed_size_binary(type_)
     return pa.string() if binary else type_
 
 
-def respelled(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
+def respell_column(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
     """Rewrite the column's values as ClickHouse returns them, where that differs."""
-    made = [_respelled(chunk, stored) for chunk in column.chunks]
+    made = [_respell_values(chunk, stored) for chunk in column.chunks]
     return pa.chunked_array(made) if made else column
 
 
-def respells(stored: Stored) -> bool:
+def needs_respelling(stored: Stored) -> bool:
     """Whether ClickHouse may return the column, or a part of it, written differently."""
     if stored.has_parts:
-        return stored.fills or any(map(respells, stored.members))
+        return stored.fills or any(map(needs_respelling, stored.members))
     if stored.is_text:
         return True
     return stored.leaf[0].respell is not None and not stored.as_written
 
 
-def _respelled(values: pa.Array, stored: Stored) -> pa.Array:
+def _respell_values(values: pa.Array, stored: Stored) -> pa.Array:
     if stored.is_text:
         # What no text holds is in no index, so it is not compared.
-        return json_texts_or_null(values, stored.source)
+        return to_json_texts_or_null(values, stored.source)
     if stored.has_parts:
-        return _by_part(_filled(values, stored), stored, _respelled)
+        return _map_parts(_fill_nulls(values, stored), stored, _respell_values)
     respell = stored.leaf[0].respell
     return values if respell is None else respell(values)
 
 
-def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
-    values = _filled(values, stored)
+def _encode_values(values: pa.Array, stored: Stored) -> pa.Array:
+    values = _fill_nulls(values, stored)
     if values.null_count and not stored.takes_nulls:
         raise Misfit(f"{stored.type} {NO_NULL}")
     if stored.is_text:
-        return json_texts(values, stored.source)
+        return to_json_texts(values, stored.source)
     if stored.has_parts:
-        return _by_part(values, stored, _fitted)
+        return _map_parts(values, stored, _encode_values)
     cell, kept = stored.leaf
     holds = f"{kept} holds {cell.holds}"
-    values = one_per_key(values) if stored.key else values
+    values = unify_floats(values) if stored.key else values
     try:
         made = cell.fit(values, kept)
     except (Misfit, pa.ArrowException) as error:
@@ -154,7 +158,7 @@ def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
     return made
 
 
-def _filled(values: pa.Array, stored: Stored) -> pa.Array:
+def _fill_nulls(values: pa.Array, stored: Stored) -> pa.Array:
     """Put empty arrays and maps, and structs of nulls, in place of nulls, where `stored` does."""
     if not (values.null_count and stored.fills):
         return values
@@ -164,9 +168,9 @@ def _filled(values: pa.Array, stored: Stored) -> pa.Array:
     return pa.concat_arrays([values, pa.array([empty], values.type)]).take(places)
 
 
-def _by_part(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
+def _map_parts(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
     """Apply `change` to each part of the values; return the same values if no part changed."""
-    old = _parts(values)
+    old = _list_parts(values)
     new = [change(part, each) for part, each in zip(old, stored.members, strict=True)]
     if all(made is part for made, part in zip(new, old, strict=True)):
         return values
@@ -174,22 +178,22 @@ def _by_part(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
     if isinstance(stored.source, Struct):
         return pa.StructArray.from_arrays(new, [each.name for each in values.type], mask=nulls)
     kind = pa.MapArray if isinstance(stored.source, Map) else pa.ListArray
-    return kind.from_arrays(_offsets(values), *new, mask=nulls)
+    return kind.from_arrays(_compute_offsets(values), *new, mask=nulls)
 
 
-def _parts(values: pa.Array) -> list[pa.Array]:
+def _list_parts(values: pa.Array) -> list[pa.Array]:
     if pa.types.is_struct(values.type):
         return list(values.flatten())
     inside = [values.keys, values.items] if pa.types.is_map(values.type) else [values.values]
-    return [_within(values, each) for each in inside]
+    return [_slice_content(values, each) for each in inside]
 
 
-def _offsets(values: pa.Array) -> pa.Array:
+def _compute_offsets(values: pa.Array) -> pa.Array:
     """Return offsets that start at 0, even for a slice."""
     return pc.subtract(values.offsets, values.offsets[0])
 
 
-def _within(values: pa.Array, inner: pa.Array) -> pa.Array:
+def _slice_content(values: pa.Array, inner: pa.Array) -> pa.Array:
     """Return the part of a list's content that belongs to a slice of it."""
     first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
     return inner.slice(first, last - first)

@@ -14,19 +14,19 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.connect.barrier import shown
+from iscp_dagster.clickhouse.connect.barrier import fence_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError, RefusedRowsError
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.types.shown import row_shown
-from iscp_dagster.clickhouse.write.chunks import digest, pieces
-from iscp_dagster.clickhouse.write.fitting import fitted, fitting_keys
-from iscp_dagster.clickhouse.write.inserts import insert, patiently
-from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, tenant_of
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.types.shown import format_row
+from iscp_dagster.clickhouse.write.chunks import cut_pieces, hash_rows
+from iscp_dagster.clickhouse.write.fitting import fit_keys, fitted
+from iscp_dagster.clickhouse.write.inserts import call_with_retries, insert
+from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, get_tenant
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
-from iscp_dagster.clickhouse.write.tenantwise import halved, named
-from iscp_dagster.clickhouse.write.tokens import chunk_token
+from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, get_row_tenants
+from iscp_dagster.clickhouse.write.tokens import make_chunk_token
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
 from iscp_dagster.model.declared.schema import DELETED, VERSION
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
@@ -77,27 +77,31 @@ class IndexConsumer:
     """Selects the rows that are the target's; None: all."""
     sleep: Callable[[float], None] = time.sleep
 
-    def mine(self, rows: pa.Table) -> pa.Table:
+    def select_rows(self, rows: pa.Table) -> pa.Table:
         """Return the scan's rows that are the target's. Raises IscpError."""
         placement = self.placement
-        return rows if placement is None else patiently(lambda: placement.mine(rows), self.sleep)
+        return (
+            rows
+            if placement is None
+            else call_with_retries(lambda: placement.select_rows(rows), self.sleep)
+        )
 
     def consume(self, retriever: DataRetriever) -> None:
         """Write all chunks. Raises IscpError if rows do not fit or ClickHouse refuses them."""
         numbers = Counter[frozenset[str]]()
         while (chunk := retriever.marked()) is not None:
-            owners = self._owners(retriever, chunk)
+            owners = self._list_owners(retriever, chunk)
             place = _ChunkName(owners, numbers[owners])
-            write = partial(self._write, retriever, place)
+            write = partial(self._write_piece, retriever, place)
             refusals: list[Refusal] = []
             # Chunks for staging already have a good size.
             staged = retriever.data_type is DataType.SNAPSHOT
-            for start, rows in [(0, chunk)] if staged else pieces(chunk):
-                refusals += self._written(retriever, write, rows, start)
-            self._bury(retriever, write, refusals, place.number)
+            for start, rows in [(0, chunk)] if staged else cut_pieces(chunk):
+                refusals += self._write_rows(retriever, write, rows, start)
+            self._write_dead_letters(retriever, write, refusals, place.number)
             numbers[owners] += 1
 
-    def _owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
+    def _list_owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
         """Return the tenants that the chunk's tokens name: without a key, only the rows' own.
 
         So its tokens stay the same, whatever other tenants take part.
@@ -105,9 +109,9 @@ class IndexConsumer:
         column, staged = self.target.tenant, retriever.data_type is DataType.SNAPSHOT
         if self.target.keys or staged or column is None:
             return retriever.tenants
-        return frozenset(pc.unique(named(chunk, column)).to_pylist())
+        return frozenset(pc.unique(get_row_tenants(chunk, column)).to_pylist())
 
-    def _written(
+    def _write_rows(
         self, retriever: DataRetriever, write: Write, rows: pa.Table, start: int
     ) -> list[Refusal]:
         """Write the rows; return those that are refused, if the index sets them aside.
@@ -116,22 +120,22 @@ class IndexConsumer:
         key: without one, parts of it would be repeated under other tokens.
         """
 
-        def act(some: pa.Table) -> list[Refusal]:
+        def write_some(some: pa.Table) -> list[Refusal]:
             if self.target.buries:
-                return list(isolated(write, some, start))
+                return list(isolate_refusals(write, some, start))
             write(some, start)
             return []
 
-        def alone(some: pa.Table) -> list[Refusal]:
+        def write_alone(some: pa.Table) -> list[Refusal]:
             if self.target.buries:
-                return act(some)
+                return write_some(some)
             self._write_or_stop(write, some, start)
             return []
 
         column = self.target.tenant
         if column is None or len(retriever.tenants) == 1:
-            return alone(rows)
-        found, wrong = halved(rows, column, act, TENANTS_OWN, alone)
+            return write_alone(rows)
+        found, wrong = bisect_tenants(rows, column, write_some, TENANTS_OWN, write_alone)
         for tenant, error in wrong.items():
             retriever.refuse(tenant, error)
         return [each for some in found for each in some]
@@ -146,15 +150,15 @@ class IndexConsumer:
             write(rows, start)
         except RefusedRowsError:
             gone = []
-            for refused in isolated(write, rows, start) if self.target.keys else ():
+            for refused in isolate_refusals(write, rows, start) if self.target.keys else ():
                 if not refused.row[self.target.deleted][0].as_py():
-                    raise _stopped(self.target, refused) from None
+                    raise _make_stop_error(self.target, refused) from None
                 gone.append(refused.row)
             if not gone:
                 raise
-            self._delete_earlier(pa.concat_tables(gone))
+            self._delete_earlier_rows(pa.concat_tables(gone))
 
-    def _write(
+    def _write_piece(
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
     ) -> None:
         try:
@@ -163,11 +167,11 @@ class IndexConsumer:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
         if fit.num_rows:
-            token = self._token(retriever, place, fit, start)
-            if inserted(self.endpoint, self.target, fit, token, self.sleep):
-                retriever.sent_again()
+            token = self._make_token(retriever, place, fit, start)
+            if insert_fitted_rows(self.endpoint, self.target, fit, token, self.sleep):
+                retriever.report_resend()
 
-    def _bury(
+    def _write_dead_letters(
         self, retriever: DataRetriever, write: Write, refusals: Sequence[Refusal], number: int
     ) -> None:
         """Write dead letters for the refused rows, and stop serving older rows of their keys."""
@@ -183,13 +187,13 @@ class IndexConsumer:
             task=retriever.task,
             chunk=number,
         ):
-            retriever.sent_again()
+            retriever.report_resend()
         live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
-        retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
+        retriever.set_aside(Counter(get_tenant(each.row, target) for each in live))
         if retriever.data_type is DataType.TAIL:
-            self._take_back(write, pa.concat_tables([each.row for each in refusals]))
+            self._stop_serving(write, pa.concat_tables([each.row for each in refusals]))
 
-    def _take_back(self, write: Write, rows: pa.Table) -> None:
+    def _stop_serving(self, write: Write, rows: pa.Table) -> None:
         """Stop serving earlier versions of the rows with these keys; later ones stay.
 
         The rows are inserted as deleted. If the table refuses even that, earlier versions are
@@ -198,26 +202,29 @@ class IndexConsumer:
         if not self.target.keys:
             return
         try:
-            write(_as_deleted(rows, self.target.identity), 0)
+            write(_mark_deleted(rows, self.target.identity), 0)
         except (RefusedRowsError, SchemaError):
-            self._delete_earlier(rows)
+            self._delete_earlier_rows(rows)
 
-    def _delete_earlier(self, rows: pa.Table) -> None:
+    def _delete_earlier_rows(self, rows: pa.Table) -> None:
         """Delete earlier versions of the rows with these keys; later ones stay."""
         for each in pc.unique(rows[VERSION]).to_pylist():
-            self._delete(rows.filter(pc.equal(rows[VERSION], each)), each)
+            self._delete_keys(rows.filter(pc.equal(rows[VERSION], each)), each)
 
-    def _delete(self, rows: pa.Table, before: int) -> None:
+    def _delete_keys(self, rows: pa.Table, before: int) -> None:
         target = self.target
-        held = fitting_keys(target, rows.select([*target.identity]).drop_null())
+        held = fit_keys(target, rows.select([*target.identity]).drop_null())
         keys = [tuple(each.values()) for each in held.to_pylist()]
         if not target.keys or not keys:
             return
-        names, types = ", ".join(map(ident, target.identity)), ", ".join(target.identity.values())
+        names, types = (
+            ", ".join(map(quote_identifier, target.identity)),
+            ", ".join(target.identity.values()),
+        )
         statement = (
-            f"DELETE FROM {ident(target.database, target.table)} "
+            f"DELETE FROM {quote_identifier(target.database, target.table)} "
             f"WHERE ({names},) IN {{keys:Array(Tuple({types}))}} "
-            f"AND {ident(VERSION)} < {{before:UInt64}}"
+            f"AND {quote_identifier(VERSION)} < {{before:UInt64}}"
         )
 
         def delete() -> None:
@@ -227,13 +234,13 @@ class IndexConsumer:
                     parameters={"keys": keys, "before": before},
                     settings={
                         "lightweight_deletes_sync": 2,
-                        **shown(target.database, target.table, target.epochs.rows),
+                        **fence_settings(target.database, target.table, target.epochs.rows),
                     },
                 )
 
-        patiently(delete, self.sleep)
+        call_with_retries(delete, self.sleep)
 
-    def _token(
+    def _make_token(
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
     ) -> str:
         """Return the piece's token; without one ClickHouse would drop a chunk equal to another.
@@ -242,8 +249,8 @@ class IndexConsumer:
         again under the same build, so their place is enough.
         """
         staged = retriever.data_type is DataType.SNAPSHOT
-        content = "" if staged else digest(rows)
-        return chunk_token(
+        content = "" if staged else hash_rows(rows)
+        return make_chunk_token(
             min(retriever.registrations[tenant] for tenant in place.owners),
             place.owners,
             retriever.range,
@@ -254,7 +261,7 @@ class IndexConsumer:
         )
 
 
-def _as_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
+def _mark_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
     """Return the rows that have a key, marked as deleted."""
     for column in identity:
         rows = rows.filter(pc.is_valid(rows[column]))
@@ -263,7 +270,7 @@ def _as_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
     return rows.set_column(place, rows.schema.field(place), gone)
 
 
-def inserted(
+def insert_fitted_rows(
     endpoint: Endpoint,
     target: Target,
     rows: pa.Table,
@@ -283,7 +290,7 @@ def inserted(
     )
 
 
-def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
+def isolate_refusals(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
     """Write the rows, except those that are refused: find these by halving, and yield them.
 
     Raises TooManyRefusedError once there are more than a person could look at.
@@ -307,10 +314,10 @@ def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
             yield Refusal(row=some, error=error)
 
 
-def _stopped(target: Target, refusal: Refusal) -> IscpError:
+def _make_stop_error(target: Target, refusal: Refusal) -> IscpError:
     """Return the error that stops the job; it names the row."""
     error = refusal.error
     if not isinstance(error, RefusedRowsError):
         return error
-    key = row_shown(refusal.row.select(list(target.keys or target.columns)))
+    key = format_row(refusal.row.select(list(target.keys or target.columns)))
     return RefusedRowsError(f"{target.name}: row {key} is refused. {error}")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
-from iscp_dagster.clickhouse.connect.barrier import shown
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, shared_client
+from iscp_dagster.clickhouse.connect.barrier import fence_settings
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, get_shared_client
 from iscp_dagster.clickhouse.connect.failures import TooManyPartsError
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.errors import FeedGoneError, FenceError, IscpError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class UnconfirmedError(IscpError):
 
 
 @lru_cache(maxsize=64)
-def _turn(server: str) -> Lock:
+def _get_insert_lock(server: str) -> Lock:
     """Make a task's consumers insert in turn: in parallel they are slower and hold more memory.
 
     Each server has its own lock, so that one which hangs delays no others.
@@ -85,12 +85,12 @@ def insert(
     def attempt() -> None:
         nonlocal sent
         sent += 1
-        with _turn(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
+        with _get_insert_lock(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
             client = endpoint.client()
-            settings = _settings(endpoint) | endpoint.insert_settings
-            settings |= shown(database, table, epoch)
+            settings = _read_insert_settings(endpoint) | endpoint.insert_settings
+            settings |= fence_settings(database, table, epoch)
             settings["insert_deduplication_token"] = token
-            told = _send(client, database, table, rows, settings)
+            told = _send_rows(client, database, table, rows, settings)
         # The count includes rows that a token drops, and those of materialized views.
         if told.written_rows < rows.num_rows:
             raise UnconfirmedError(
@@ -98,11 +98,11 @@ def insert(
                 f"confirms {told.written_rows}; the chunk is sent again."
             )
 
-    patiently(attempt, sleep)
+    call_with_retries(attempt, sleep)
     return sent > 1
 
 
-def _send(
+def _send_rows(
     client: Client, database: str, table: str, rows: pa.Table, settings: dict[str, Any]
 ) -> QuerySummary:
     if sum(len(name.encode()) for name in rows.schema.names) <= MOST_NAMES:
@@ -111,37 +111,40 @@ def _send(
     with pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
     # The client puts the statement before bytes, and into the URL beside anything else.
-    data, into = file.getvalue().to_pybytes(), f"{ident(database)}.{ident(table)}"
+    data, into = (
+        file.getvalue().to_pybytes(),
+        f"{quote_identifier(database)}.{quote_identifier(table)}",
+    )
     return client.raw_insert(into, rows.schema.names, data, settings, "Arrow")
 
 
 @lru_cache(maxsize=64)
-def _settings(endpoint: Endpoint) -> dict[str, Any]:
+def _read_insert_settings(endpoint: Endpoint) -> dict[str, Any]:
     # The user's profile may truncate the client's own list of server settings.
     query = "SELECT count() FROM system.settings WHERE name = {name:String}"
     ((known,),) = endpoint.client().query(query, {"name": _SINCE_26}).result_rows
     return {name: value for name, value in EXACTLY.items() if known or name != _SINCE_26}
 
 
-def patiently(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
+def call_with_retries(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
     """Ask ClickHouse; after a temporary error ask a few times more, with a new client."""
     return Retrying(
-        retry=retry_if_exception(_passes),
-        stop=_given_up,
+        retry=retry_if_exception(_is_temporary),
+        stop=_should_give_up,
         wait=wait_exponential(FIRST_WAIT),
-        before_sleep=lambda _: shared_client.cache_clear(),
+        before_sleep=lambda _: get_shared_client.cache_clear(),
         sleep=sleep,
         reraise=True,
     )(ask)
 
 
-def _given_up(state: RetryCallState) -> bool:
+def _should_give_up(state: RetryCallState) -> bool:
     error = state.outcome.exception() if state.outcome else None
     merging = isinstance(error, TooManyPartsError)
     return state.attempt_number >= (MERGING_ATTEMPTS if merging else ATTEMPTS)
 
 
-def _passes(error: BaseException) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     if isinstance(error, FeedGoneError | FenceError):
         return False
     return isinstance(error, IscpError) and not error.permanent

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.portions import halves, in_halves
+from iscp_dagster.model.portions import bisect_on_failure, split_into_halves
 
 T = TypeVar("T")
 
@@ -26,26 +26,26 @@ class TenantRows:
     rows: pa.Table
 
 
-def named(rows: pa.Table, column: str) -> pa.ChunkedArray:
+def get_row_tenants(rows: pa.Table, column: str) -> pa.ChunkedArray:
     """Return each row's tenant, as partitions name it."""
     return pc.cast(rows[column], pa.string())
 
 
-def among(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
+def filter_tenants(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
     """Return the rows of these tenants."""
     wanted = pa.array(sorted(tenants), pa.string())
-    return rows.filter(pc.is_in(named(rows, column), value_set=wanted))
+    return rows.filter(pc.is_in(get_row_tenants(rows, column), value_set=wanted))
 
 
-def without(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
+def exclude_tenants(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
     """Return the rows of all other tenants."""
     if not tenants:
         return rows
     left_out = pa.array(sorted(tenants), pa.string())
-    return rows.filter(pc.invert(pc.is_in(named(rows, column), value_set=left_out)))
+    return rows.filter(pc.invert(pc.is_in(get_row_tenants(rows, column), value_set=left_out)))
 
 
-def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[TenantRows]:
+def split_by_tenant(rows: pa.Table, names: pa.ChunkedArray) -> list[TenantRows]:
     """Split the rows by tenant, keeping their order; `names` has every row's tenant."""
     names = names.combine_chunks()
     order = pc.sort_indices(names)
@@ -58,7 +58,7 @@ def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[TenantRows]:
     return parts
 
 
-def halved(
+def bisect_tenants(
     rows: pa.Table,
     column: str,
     act: Callable[[pa.Table], T],
@@ -85,8 +85,8 @@ def halved(
 
     done: list[T] = []
     wrong: dict[str, IscpError] = {}
-    for half in halves(parted(rows, named(rows, column))):
-        for parts, (found, error) in in_halves(half, attempt):
+    for half in split_into_halves(split_by_tenant(rows, get_row_tenants(rows, column))):
+        for parts, (found, error) in bisect_on_failure(half, attempt):
             done += found
             if error is not None:
                 wrong[parts[0].tenant] = error

@@ -11,7 +11,7 @@ from iscp_dagster.model.batch import Range
 _DIGEST_BYTES = 16
 
 
-def chunk_token(  # noqa: PLR0917
+def make_chunk_token(  # noqa: PLR0917
     registration: int,
     tenants: Collection[str],
     range_: Range,

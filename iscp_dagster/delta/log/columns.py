@@ -17,21 +17,21 @@ Spark pads it. Without their order, and without whether they may be null: a row 
 neither."""
 
 
-def visible_columns(fields: Collection[DeltaField]) -> VisibleColumns:
+def get_visible_columns(fields: Collection[DeltaField]) -> VisibleColumns:
     """What a reader sees of these columns, nested ones too."""
-    return frozenset(map(_visible, fields))
+    return frozenset(map(_describe_column, fields))
 
 
-def _visible(field: DeltaField) -> tuple[str, str, str, bool]:
-    return field.name, field.physical or field.name, visible_type(field.type), field.padded
+def _describe_column(field: DeltaField) -> tuple[str, str, str, bool]:
+    return field.name, field.physical or field.name, format_visible_type(field.type), field.padded
 
 
-def visible_type(type_: DeltaType) -> str:
+def format_visible_type(type_: DeltaType) -> str:
     """The type as readers see it, as text; a struct's fields in the order that an index keeps."""
     if isinstance(type_, Struct):
-        return f"struct<{','.join(repr(_visible(each)) for each in type_.fields)}>"
+        return f"struct<{','.join(repr(_describe_column(each)) for each in type_.fields)}>"
     if isinstance(type_, Array):
-        return f"array<{visible_type(type_.element)}>"
+        return f"array<{format_visible_type(type_.element)}>"
     if isinstance(type_, Map):
-        return f"map<{visible_type(type_.key)},{visible_type(type_.value)}>"
+        return f"map<{format_visible_type(type_.key)},{format_visible_type(type_.value)}>"
     return str(type_)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from iscp_dagster.delta.log.vectors import vector_file
+from iscp_dagster.delta.log.vectors import get_vector_path
 from iscp_dagster.model.errors import SourceError
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
@@ -33,7 +33,7 @@ class Volume(NamedTuple):
     bytes: int
     rows: int
 
-    def plus(self, other: Volume) -> Volume:
+    def add(self, other: Volume) -> Volume:
         return Volume(self.bytes + other.bytes, self.rows + other.rows)
 
 
@@ -104,7 +104,7 @@ class Commit:
 def parse_commit(version: int, content: bytes) -> Commit:
     """Read one `_delta_log/<version>.json`. Raises SourceError when it is not JSON actions."""
     try:
-        return _parsed(version, content)
+        return _parse_actions(version, content)
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         message = (
@@ -113,29 +113,31 @@ def parse_commit(version: int, content: bytes) -> Commit:
         raise SourceError(message) from error
 
 
-def _parsed(version: int, content: bytes) -> Commit:
+def _parse_actions(version: int, content: bytes) -> Commit:
     actions: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in content.splitlines():
         for kind, action in json.loads(line).items() if line.strip() else ():
             actions[kind].append(action)
     info = next(iter(actions["commitInfo"]), {})
-    data = _data_actions(actions)
+    data = _list_data_actions(actions)
     return Commit(
         version=version,
-        in_commit_micros=_micros(info.get("inCommitTimestamp")),
+        in_commit_micros=_to_micros(info.get("inCommitTimestamp")),
         operation=str(info.get("operation", "")),
-        changed=_changed(data),
-        taken=_taken(data),
-        probes=tuple(_probes(action for _, action in data[:MAX_PROBES])),
-        feed=_feed(data),
-        metadata=next(map(_metadata, actions["metaData"]), None),
+        changed=_sum_volumes(data),
+        taken=_list_taken_partitions(data),
+        probes=tuple(_list_probes(action for _, action in data[:MAX_PROBES])),
+        feed=_list_feed_files(data),
+        metadata=next(map(_parse_metadata, actions["metaData"]), None),
         reader_features=next(
             (frozenset(each.get("readerFeatures") or ()) for each in actions["protocol"]), None
         ),
     )
 
 
-def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+def _list_data_actions(
+    actions: Mapping[str, list[dict[str, Any]]],
+) -> list[tuple[str, dict[str, Any]]]:
     """As the change feed has them: the cdc files if any, else adds and removes of data."""
     if actions.get("cdc"):
         return [("cdc", each) for each in actions["cdc"]]
@@ -147,61 +149,65 @@ def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str
     ]
 
 
-def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
+def _list_probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
     for action in actions:
-        place = _place(action)
+        place = _get_partition(action)
         yield Probe(action["path"], place)
-        vector = vector_file(action)
+        vector = get_vector_path(action)
         if vector is not None:
             yield Probe(vector, place)
 
 
-def _feed(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None:
+def _list_feed_files(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None:
     found = []
     for kind, action in data if len(data) <= MAX_PROBES else ():
-        place = _place(action)
+        place = _get_partition(action)
         if place is None or action.get("deletionVector"):
             return None
         size = int(action.get("size") or 0)
-        found.append(FeedFile(kind, action["path"], place, size, _rows(action)))
+        found.append(FeedFile(kind, action["path"], place, size, _parse_row_count(action)))
     return tuple(found) if len(found) == len(data) else None
 
 
-def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, Volume] | None:
+def _sum_volumes(
+    data: Iterable[tuple[str, dict[str, Any]]],
+) -> dict[PartitionValues, Volume] | None:
     totals: dict[PartitionValues, Volume] = {}
     for kind, action in data:
-        place = _place(action)
+        place = _get_partition(action)
         if place is None:
             return None
-        totals[place] = _volume(kind, action).plus(totals.get(place, Volume(0, 0)))
+        totals[place] = _measure_volume(kind, action).add(totals.get(place, Volume(0, 0)))
     return totals
 
 
-def _volume(kind: str, action: Mapping[str, Any]) -> Volume:
+def _measure_volume(kind: str, action: Mapping[str, Any]) -> Volume:
     """The bytes written, and the rows written or removed."""
     size = int(action.get("size") or 0)
-    said = _rows(action)
+    said = _parse_row_count(action)
     return Volume(0 if kind == "remove" else size, size // LEAST_ROW if said is None else said)
 
 
-def _rows(action: Mapping[str, Any]) -> int | None:
+def _parse_row_count(action: Mapping[str, Any]) -> int | None:
     said = _ROWS.search(action.get("stats") or "")
     return int(said[1]) if said else None
 
 
-def _taken(data: Iterable[tuple[str, dict[str, Any]]]) -> frozenset[PartitionValues] | None:
-    places = [_place(action) for kind, action in data if kind != "add"]
+def _list_taken_partitions(
+    data: Iterable[tuple[str, dict[str, Any]]],
+) -> frozenset[PartitionValues] | None:
+    places = [_get_partition(action) for kind, action in data if kind != "add"]
     known = frozenset(place for place in places if place is not None)
     return None if None in places else known
 
 
-def _place(action: Mapping[str, Any]) -> PartitionValues | None:
+def _get_partition(action: Mapping[str, Any]) -> PartitionValues | None:
     """The partition of an action's file; None where the action does not give it."""
     values = action.get("partitionValues")
     return None if values is None else tuple(sorted(values.items()))
 
 
-def _metadata(action: dict[str, Any]) -> Metadata:
+def _parse_metadata(action: dict[str, Any]) -> Metadata:
     return Metadata(
         table_id=action["id"],
         schema=action["schemaString"],
@@ -210,5 +216,5 @@ def _metadata(action: dict[str, Any]) -> Metadata:
     )
 
 
-def _micros(millis: int | None) -> int | None:
+def _to_micros(millis: int | None) -> int | None:
     return None if millis is None else millis * 1_000

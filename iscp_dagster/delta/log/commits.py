@@ -47,7 +47,7 @@ class CommitLog:
         self._held.clear()
         self._moments.clear()
 
-    def moment(self, version: int) -> Moment:
+    def get_moment(self, version: int) -> Moment:
         """The commit's moment: its in-commit timestamp, else its file's time, as Delta does.
 
         Raises FeedGoneError when the log no longer holds the commit.
@@ -60,13 +60,13 @@ class CommitLog:
         """The mark of the commit's file, see `mark`, and the commit's moment."""
         mark, commit = self.mark(version), self.commit(version)
         stamped = None if commit is None else commit.in_commit_micros
-        micros = self._file_micros(version, mark) if stamped is None else stamped
+        micros = self._compute_file_micros(version, mark) if stamped is None else stamped
         moment = Moment(version, micros)
         if version in self._held:
             self._moments[version] = moment
         return mark, moment
 
-    def last_version(self, known: int | None = None) -> int:
+    def find_last_version(self, known: int | None = None) -> int:
         """The latest version: steps on from a known commit, and lists the log after `MAX_STEPS`.
 
         Raises NoTableError when there is no log.
@@ -74,7 +74,7 @@ class CommitLog:
         for version in range(known + 1, known + 1 + MAX_STEPS) if known is not None else ():
             if self.files.mark(commit_name(version)) is None:
                 return version - 1
-        versions = logged_versions(self.files.names())
+        versions = parse_versions(self.files.list_names())
         if not versions:
             raise NoTableError(
                 f"There is no Delta table at {self.location}: it has no {LOG_FOLDER} with commits. "
@@ -87,19 +87,19 @@ class CommitLog:
         mark = self.files.mark(commit_name(version))
         if mark is not None:
             return mark
-        names = sorted(self.files.names())
+        names = sorted(self.files.list_names())
         checkpoint = f"{version:020d}.checkpoint"
         for name in (each for each in names if each.startswith(checkpoint)):
             mark = self.files.mark(f"{LOG_FOLDER}/{name}")
             if mark is not None:
                 return mark
-        oldest = min(logged_versions(names), default="none")
+        oldest = min(parse_versions(names), default="none")
         raise FeedGoneError(
             f"Commit {version} of {self.location} is not in its log; the oldest there is {oldest}. "
             "Read a snapshot instead."
         )
 
-    def _file_micros(self, version: int, mark: FileMark) -> int:
+    def _compute_file_micros(self, version: int, mark: FileMark) -> int:
         """The file's time, moved up where needed to be later than those of earlier commits."""
         best = mark.micros
         for earlier in range(version - 1, max(version - MAX_STEPS, -1), -1):
@@ -116,6 +116,6 @@ def commit_name(version: int) -> str:
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
-def logged_versions(names: Iterable[str]) -> set[int]:
+def parse_versions(names: Iterable[str]) -> set[int]:
     """The versions that a listing of the log folder shows, as commits or as checkpoints."""
     return {int(match[1]) for match in map(COMMIT_NAME.match, names) if match}

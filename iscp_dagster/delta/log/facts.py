@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 from iscp_dagster.delta.log.commit import Commit, Metadata
 from iscp_dagster.delta.log.opening import open_table
-from iscp_dagster.delta.log.unreadable import asking
-from iscp_dagster.model.declared.schema import DeltaField, table_columns
+from iscp_dagster.delta.log.unreadable import wrap_store_errors
+from iscp_dagster.model.declared.schema import DeltaField, parse_stored_columns
 from iscp_dagster.model.jobs import is_name
 
 VECTORS = "deletionVectors"
@@ -41,11 +41,11 @@ class TableFacts:
         return TableFacts(
             version=commit.version,
             metadata=metadata,
-            fields=table_columns(metadata.schema) if commit.metadata else self.fields,
+            fields=parse_stored_columns(metadata.schema) if commit.metadata else self.fields,
             reader_features=self.reader_features if features is None else features,
         )
 
-    def physical(self, column: str) -> str:
+    def get_physical_name(self, column: str) -> str:
         """The column's name in the log's actions; its own name without column mapping."""
         return next((each.physical for each in self.fields if each.name == column), column)
 
@@ -100,7 +100,7 @@ class DataFile:
 
     def tenant(self, column: str | None) -> str | None:
         """The tenant, see `tenant_name`; None without a tenant column, too."""
-        return None if column is None else _name(self.partition[column])
+        return None if column is None else _parse_typed_tenant(self.partition[column])
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class DeltaFacts:
 
     def at(self, version: int | None = None) -> TableFacts:
         """The table as of `version` (None: the latest). Raises SourceError when it is not there."""
-        with asking(self.location):
-            table = self._open(version)
+        with wrap_store_errors(self.location):
+            table = self._open_table(version)
             metadata, protocol = table.metadata(), table.protocol()
             schema = table.schema().to_json()
         return TableFacts(
@@ -126,23 +126,25 @@ class DeltaFacts:
                 partition_columns=tuple(metadata.partition_columns),
                 configuration=dict(metadata.configuration),
             ),
-            fields=table_columns(schema),
+            fields=parse_stored_columns(schema),
             reader_features=frozenset(protocol.reader_features or ()),
         )
 
     def tenants(self, column: str, version: int | None = None) -> set[str | None]:
         """The tenants of the snapshot, see `tenant_name`."""
-        with asking(self.location):
-            partitions = self._open(version).partitions()
-        return {tenant_name(each[column]) for each in partitions}
+        with wrap_store_errors(self.location):
+            partitions = self._open_table(version).partitions()
+        return {parse_tenant(each[column]) for each in partitions}
 
-    def data_files(self, version: int | None = None, *, vectors: bool = False) -> list[DataFile]:
+    def list_data_files(
+        self, version: int | None = None, *, vectors: bool = False
+    ) -> list[DataFile]:
         """All files of the snapshot, with the contents of their deletion vectors if `vectors`."""
-        with asking(self.location):
-            table = self._open(version)
+        with wrap_store_errors(self.location):
+            table = self._open_table(version)
             actions = table.get_add_actions(flatten=False)
-            deleted = _deleted(table) if vectors else None
-            partitions = _partitions(table, actions)
+            deleted = _read_deleted_rows(table) if vectors else None
+            partitions = _read_partitions(table, actions)
         count, names = actions.num_rows, actions.column_names
         rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
         paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
@@ -156,14 +158,16 @@ class DeltaFacts:
             )
         ]
 
-    def sizes(self, column: str | None, version: int | None = None) -> dict[str | None, TenantSize]:
+    def get_tenant_sizes(
+        self, column: str | None, version: int | None = None
+    ) -> dict[str | None, TenantSize]:
         """Per tenant (one entry None without a tenant column): files, bytes, stored rows."""
         grouped: dict[str | None, list[DataFile]] = defaultdict(list)
-        for each in self.data_files(version):
+        for each in self.list_data_files(version):
             grouped[each.tenant(column)].append(each)
-        return {tenant: _sized(files) for tenant, files in grouped.items()}
+        return {tenant: _sum_sizes(files) for tenant, files in grouped.items()}
 
-    def _open(self, version: int | None = None) -> Any:
+    def _open_table(self, version: int | None = None) -> Any:
         if version is not None and version in self._opened:
             return self._opened[version]
         table = open_table(self.location, self.options, version)
@@ -172,7 +176,7 @@ class DeltaFacts:
         return table
 
 
-def _partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
+def _read_partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
     """The partition values of each file.
 
     deltalake turns empty texts into null here, so in a column that has any, a null is `Unheld`.
@@ -182,7 +186,7 @@ def _partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
     try:
         found = list(actions["partition"].to_pylist())
     except ValueError:
-        found = _one_by_one(actions["partition"])
+        found = _convert_partitions(actions["partition"])
     if not any(None in each.values() for each in found):
         return found
     said = (each.items() for each in table.partitions())
@@ -193,16 +197,16 @@ def _partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _one_by_one(partitions: Any) -> list[dict[str, Any]]:
+def _convert_partitions(partitions: Any) -> list[dict[str, Any]]:
     """The partition values where some are dates that Python does not support."""
     import pyarrow as pa
 
     table = pa.Table.from_struct_array(pa.chunked_array(partitions))
-    columns = [[_value(each) for each in column] for column in table.columns]
+    columns = [[_to_python(each) for each in column] for column in table.columns]
     return [dict(zip(table.column_names, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
-def _value(scalar: Any) -> Any:
+def _to_python(scalar: Any) -> Any:
     import pyarrow as pa
 
     try:
@@ -212,7 +216,7 @@ def _value(scalar: Any) -> Any:
         return Unheld(f"+{text}" if len(text) > len("9999-12-31") and text[0] != "-" else text)
 
 
-def _deleted(table: Any) -> dict[str, Places] | None:
+def _read_deleted_rows(table: Any) -> dict[str, Places] | None:
     """The places of deleted rows, by file path below the table's folder.
 
     None where deltalake cannot read them, as for some tables that it can open.
@@ -234,7 +238,7 @@ def _deleted(table: Any) -> dict[str, Places] | None:
     return found
 
 
-def tenant_name(value: str | None) -> str | None:
+def parse_tenant(value: str | None) -> str | None:
     """The tenant that a partition value names.
 
     None for null (also stored for the empty string) and for a text that is no name (`is_name`).
@@ -242,19 +246,21 @@ def tenant_name(value: str | None) -> str | None:
     return value if value and is_name(value) else None
 
 
-def _name(value: Any) -> str | None:
+def _parse_typed_tenant(value: Any) -> str | None:
     text = str(value)
-    return None if value is None else tenant_name(text.lower() if isinstance(value, bool) else text)
-
-
-def _sized(files: list[DataFile]) -> TenantSize:
-    return TenantSize(
-        files=len(files),
-        bytes=sum(each.bytes for each in files),
-        rows=_total([each.rows for each in files]),
+    return (
+        None if value is None else parse_tenant(text.lower() if isinstance(value, bool) else text)
     )
 
 
-def _total(counts: list[int | None]) -> int | None:
+def _sum_sizes(files: list[DataFile]) -> TenantSize:
+    return TenantSize(
+        files=len(files),
+        bytes=sum(each.bytes for each in files),
+        rows=_sum_counts([each.rows for each in files]),
+    )
+
+
+def _sum_counts(counts: list[int | None]) -> int | None:
     known = [each for each in counts if each is not None]
     return sum(known) if len(known) == len(counts) else None

@@ -26,11 +26,11 @@ class LogMark:
     def __str__(self) -> str:
         return SEPARATOR.join((str(self.moment), self.table, self.identity))
 
-    def same_table(self, other: LogMark) -> bool:
+    def is_same_table(self, other: LogMark) -> bool:
         return self.table == other.table
 
     @staticmethod
-    def shortened(table_id: str) -> str:
+    def hash_table_id(table_id: str) -> str:
         """A digest, not a prefix: ids that begin with the time share a prefix within a minute."""
         return short(table_id)
 

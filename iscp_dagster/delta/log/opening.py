@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from iscp_dagster.delta.log.files import LOG_FOLDER, PATIENCE, local_path, log_files
-from iscp_dagster.delta.log.unreadable import reason, unreadable
+from iscp_dagster.delta.log.files import LOG_FOLDER, PATIENCE, log_files, to_local_path
+from iscp_dagster.delta.log.unreadable import reason, translate_store_error
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
@@ -26,20 +26,20 @@ def open_table(location: str, options: Mapping[str, str], version: int | None) -
     Raises SourceError where it cannot be opened, UnavailableError where its store does not answer.
     """
     try:
-        return _open(location, options, version)
+        return _open_delta_table(location, options, version)
     except (UnavailableError, SourceError):
         raise
     except Exception as error:
         if _SAYS_STALE_HINT in str(error):
             return _open_past_hint(location, options, version)
-        raise _refused(location, version, error) from error
+        raise _translate_error(location, version, error) from error
 
 
-def _open(location: str, options: Mapping[str, str], version: int | None) -> Any:
+def _open_delta_table(location: str, options: Mapping[str, str], version: int | None) -> Any:
     from deltalake import DeltaTable
 
     storage = {**PATIENCE, **options}
-    return DeltaTable(table_url(location), version=version, storage_options=storage)
+    return DeltaTable(to_table_url(location), version=version, storage_options=storage)
 
 
 def _open_past_hint(location: str, options: Mapping[str, str], version: int | None) -> Any:
@@ -47,15 +47,15 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
 
     deltalake ignores a hint that is later than the version which it opens, and reads on from there.
     """
-    hinted = _hinted(location, options)
+    hinted = _read_hint(location, options)
     try:
-        table = _open(location, options, None if hinted is None else hinted - 1)
+        table = _open_delta_table(location, options, None if hinted is None else hinted - 1)
         if version is None:
             table.update_incremental()
         else:
             table.load_as_version(version)
     except Exception as error:
-        known = unreadable(location, error)
+        known = translate_store_error(location, error)
         if isinstance(known, UnavailableError):
             raise known from error
         named = "a checkpoint" if hinted is None else f"checkpoint {hinted}"
@@ -67,7 +67,7 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
     return table
 
 
-def _hinted(location: str, options: Mapping[str, str]) -> int | None:
+def _read_hint(location: str, options: Mapping[str, str]) -> int | None:
     """The version of the checkpoint that the log's hint names; None where it cannot be read."""
     content = log_files(location, dict(options)).read(HINT)
     try:
@@ -76,8 +76,8 @@ def _hinted(location: str, options: Mapping[str, str]) -> int | None:
         return None
 
 
-def _refused(location: str, version: int | None, error: Exception) -> IscpError:
-    known = unreadable(location, error)
+def _translate_error(location: str, version: int | None, error: Exception) -> IscpError:
+    known = translate_store_error(location, error)
     if isinstance(known, UnavailableError):
         return known
     if _SAYS_MANAGED in str(error):
@@ -94,13 +94,13 @@ def _refused(location: str, version: int | None, error: Exception) -> IscpError:
     )
 
 
-def table_url(location: str) -> str:
+def to_table_url(location: str) -> str:
     """The URL for deltalake; for a local path a file URL, where `#` and `?` have no meaning.
 
     Raises SourceError for a path with `%41` or the like: in a local one deltalake decodes it twice,
     and in another store's URL, which it decodes, Spark does not.
     """
-    folder = local_path(location)
+    folder = to_local_path(location)
     if folder is None and ESCAPE.search(location):
         raise SourceError(
             f"The path {location} holds a percent escape, which is a character for deltalake and "

@@ -22,7 +22,7 @@ PANICS = "pyo3_runtime"
 
 
 @contextmanager
-def asking(location: str) -> Iterator[None]:
+def wrap_store_errors(location: str) -> Iterator[None]:
     """Wrap reads of files of `location`; the error for a missing file passes unchanged.
 
     Raises UnavailableError for what cannot be read now, SourceError for what never can.
@@ -30,16 +30,16 @@ def asking(location: str) -> Iterator[None]:
     from deltalake.exceptions import DeltaError
 
     try:
-        with calm():
+        with catch_panics():
             yield
     except (IscpError, FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, DeltaError, ValueError) as error:
-        raise unreadable(location, error) from error
+        raise translate_store_error(location, error) from error
 
 
 @contextmanager
-def calm() -> Iterator[None]:
+def catch_panics() -> Iterator[None]:
     """Wrap calls that may reach deltalake: turn its panics into a ValueError."""
     try:
         yield
@@ -49,7 +49,7 @@ def calm() -> Iterator[None]:
         raise ValueError(f"the reader gave up ({error})") from error
 
 
-def unreadable(location: str, error: Exception) -> IscpError:
+def translate_store_error(location: str, error: Exception) -> IscpError:
     """The project's error, with the same text for the same cause, so that it is reported once."""
     place, said = QUERY.sub("", location), reason(error)
     if isinstance(error, OSError) or STORE_FAILED.search(str(error)):
@@ -60,9 +60,9 @@ def unreadable(location: str, error: Exception) -> IscpError:
     return SourceError(f"{place} cannot be read: {said}. Correct the path of the source table.")
 
 
-def unreadable_data(location: str, error: Exception) -> IscpError:
+def translate_data_error(location: str, error: Exception) -> IscpError:
     """The error for one data file: UnreadableError unless its whole store is down."""
-    known = unreadable(location, error)
+    known = translate_store_error(location, error)
     down = STORE_DOWN.search(COLOUR.sub("", str(error)))
     if down or not isinstance(known, UnavailableError):
         return known

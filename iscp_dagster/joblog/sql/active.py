@@ -12,11 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.statements import key_columns, portions
+from iscp_dagster.joblog.sql.statements import split_for_statements, to_key_columns
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START, Moment
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.given import escape_nul, given, insert_into
 
 ISCP_ACTIVE_SETS = sa.Table(
     "iscp_active_sets",
@@ -62,11 +62,13 @@ class ActiveSet:
     """The last range that gave no events, and why; empty: none."""
 
 
-def active_sets(connection: sa.Connection, jobs: Collection[JobKey]) -> dict[JobKey, ActiveSet]:
+def read_active_sets(
+    connection: sa.Connection, jobs: Collection[JobKey]
+) -> dict[JobKey, ActiveSet]:
     """The sets of these jobs; no entry for a job that had no iteration."""
     found: dict[JobKey, ActiveSet] = {}
-    for some in portions(sorted(jobs)):
-        chosen = sa.select(ISCP_ACTIVE_SETS).where(_of(connection, ISCP_ACTIVE_SETS, some))
+    for some in split_for_statements(sorted(jobs)):
+        chosen = sa.select(ISCP_ACTIVE_SETS).where(_match_jobs(connection, ISCP_ACTIVE_SETS, some))
         for row in connection.execute(chosen):
             key = JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name)
             found[key] = ActiveSet(
@@ -80,13 +82,15 @@ def active_sets(connection: sa.Connection, jobs: Collection[JobKey]) -> dict[Job
     return found
 
 
-def active_keys(connection: sa.Connection, job: JobKey, among: Collection[str]) -> frozenset[str]:
+def read_active_keys(
+    connection: sa.Connection, job: JobKey, among: Collection[str]
+) -> frozenset[str]:
     """Those of the event keys `among` whose rows are active in the job's set."""
-    by_digest = {_digest(key): key for key in among}
+    by_digest = {_compute_digest(key): key for key in among}
     found: set[str] = set()
-    for some in portions(sorted(by_digest)):
+    for some in split_for_statements(sorted(by_digest)):
         digests = given(connection.dialect, [_ROWS.digest], [{"digest": each} for each in some])
-        chosen = sa.select(_ROWS.digest).where(*_is(ISCP_ACTIVE, job))
+        chosen = sa.select(_ROWS.digest).where(*_match_job(ISCP_ACTIVE, job))
         found |= set(connection.scalars(chosen.where(_ROWS.digest.in_(sa.select(digests)))))
     return frozenset(by_digest[each] for each in found)
 
@@ -105,39 +109,46 @@ def keep(
     `held.number` is the caller's count after the move. Idempotent.
     """
     if anew:
-        connection.execute(sa.delete(ISCP_ACTIVE).where(*_is(ISCP_ACTIVE, job)))
-    for some in portions(sorted(removed)):
-        digests = given(connection.dialect, [_ROWS.digest], [{"digest": _digest(k)} for k in some])
+        connection.execute(sa.delete(ISCP_ACTIVE).where(*_match_job(ISCP_ACTIVE, job)))
+    for some in split_for_statements(sorted(removed)):
+        digests = given(
+            connection.dialect, [_ROWS.digest], [{"digest": _compute_digest(k)} for k in some]
+        )
         gone = _ROWS.digest.in_(sa.select(digests))
-        connection.execute(sa.delete(ISCP_ACTIVE).where(*_is(ISCP_ACTIVE, job), gone))
-    for some in portions(sorted(added)):
+        connection.execute(sa.delete(ISCP_ACTIVE).where(*_match_job(ISCP_ACTIVE, job), gone))
+    for some in split_for_statements(sorted(added)):
         rows = [
-            key_columns(job) | {"digest": _digest(k), "event_key": without_nul(k)} for k in some
+            to_key_columns(job) | {"digest": _compute_digest(k), "event_key": escape_nul(k)}
+            for k in some
         ]
-        _put(connection, ISCP_ACTIVE, rows)
+        _upsert_rows(connection, ISCP_ACTIVE, rows)
     keep_sets(connection, {job: held})
 
 
 def keep_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
     """Put the sets of jobs whose active rows did not move. Idempotent."""
-    for some in portions(sorted(sets)):
-        _put(connection, ISCP_ACTIVE_SETS, [key_columns(job) | _values(sets[job]) for job in some])
+    for some in split_for_statements(sorted(sets)):
+        _upsert_rows(
+            connection,
+            ISCP_ACTIVE_SETS,
+            [to_key_columns(job) | _to_columns(sets[job]) for job in some],
+        )
 
 
 def forget(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> None:
     """Delete what these registrations kept, unless another registration keeps it now."""
-    held = active_sets(connection, registrations)
+    held = read_active_sets(connection, registrations)
     gone = [job for job, its in held.items() if its.registration == registrations[job]]
-    for some in portions(sorted(gone)):
+    for some in split_for_statements(sorted(gone)):
         for table in (ISCP_ACTIVE, ISCP_ACTIVE_SETS):
-            connection.execute(sa.delete(table).where(_of(connection, table, some)))
+            connection.execute(sa.delete(table).where(_match_jobs(connection, table, some)))
 
 
-def _digest(key: str) -> str:
+def _compute_digest(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
-def _values(held: ActiveSet) -> dict[str, Any]:
+def _to_columns(held: ActiveSet) -> dict[str, Any]:
     return {
         "job_id": held.registration,
         "definition": held.definition,
@@ -148,19 +159,19 @@ def _values(held: ActiveSet) -> dict[str, Any]:
     }
 
 
-def _is(table: sa.Table, job: JobKey) -> list[sa.ColumnElement[bool]]:
-    return [table.c[name] == value for name, value in key_columns(job).items()]
+def _match_job(table: sa.Table, job: JobKey) -> list[sa.ColumnElement[bool]]:
+    return [table.c[name] == value for name, value in to_key_columns(job).items()]
 
 
-def _of(
+def _match_jobs(
     connection: sa.Connection, table: sa.Table, jobs: Iterable[JobKey]
 ) -> sa.ColumnElement[bool]:
     key = [table.c.tenant, table.c.table_id, table.c.job_name]
-    chosen = given(connection.dialect, key, map(key_columns, jobs))
+    chosen = given(connection.dialect, key, map(to_key_columns, jobs))
     return sa.tuple_(*key).in_(sa.select(chosen))
 
 
-def _put(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
+def _upsert_rows(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
     """Insert the rows, or overwrite those of their keys."""
     columns = [table.c[name] for name in rows[0]]
     # SQLite takes `ON CONFLICT` after a SELECT only behind a WHERE.

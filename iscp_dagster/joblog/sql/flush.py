@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.statements import COLUMNS, KEY, LIVE, key_columns
+from iscp_dagster.joblog.sql.statements import COLUMNS, KEY, LIVE, to_key_columns
 from iscp_dagster.joblog.sql.tables import ISCP_LOG
 from iscp_dagster.model.batch import Phase, Range
 from iscp_dagster.model.jobs import JobKey
@@ -29,7 +29,7 @@ def flush(connection: sa.Connection, moves: Sequence[tuple[JobKey, Range]]) -> i
     """
     rows = [
         {
-            **key_columns(key),
+            **to_key_columns(key),
             "since": range_.from_.version,
             "moved_to": str(range_.to),
             "moved_to_version": range_.to.version,
@@ -48,12 +48,12 @@ def flush(connection: sa.Connection, moves: Sequence[tuple[JobKey, Range]]) -> i
     )
     found = (*COLUMNS, moving.c.moved_to, moving.c.moved_to_version)
     if connection.dialect.name == "sqlite":
-        return _through_a_table(connection, sa.select(*found).where(idle))
+        return _flush_on_sqlite(connection, sa.select(*found).where(idle))
     gone = sa.delete(ISCP_LOG).where(idle).returning(*found).cte("gone")
-    return len(connection.execute(_inserted(gone)).all())
+    return len(connection.execute(_build_insert(gone)).all())
 
 
-def _through_a_table(connection: sa.Connection, idle: sa.Select[Any]) -> int:
+def _flush_on_sqlite(connection: sa.Connection, idle: sa.Select[Any]) -> int:
     """SQLite cannot change data in a WITH; its transaction has the file to itself."""
     columns = [sa.Column(each.key, each.type) for each in (*COLUMNS, _TO, _TO_VERSION)]
     held = sa.Table(_FLUSHED, sa.MetaData(), *columns, prefixes=["TEMPORARY"])
@@ -61,12 +61,12 @@ def _through_a_table(connection: sa.Connection, idle: sa.Select[Any]) -> int:
     connection.execute(held.insert().from_select([each.key for each in columns], idle))
     keys = sa.select(*(held.c[column.key] for column in KEY))
     connection.execute(sa.delete(ISCP_LOG).where(sa.tuple_(*KEY).in_(keys), LIVE))
-    moved = len(connection.execute(_inserted(held)).all())
+    moved = len(connection.execute(_build_insert(held)).all())
     held.drop(connection, checkfirst=False)
     return moved
 
 
-def _inserted(rows: sa.FromClause) -> sa.Executable:
+def _build_insert(rows: sa.FromClause) -> sa.Executable:
     changed: dict[str, sa.ColumnElement[Any]] = {
         "watermark": rows.c.moved_to,
         "watermark_version": rows.c.moved_to_version,

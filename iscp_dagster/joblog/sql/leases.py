@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.statements import COLUMNS, IS_ACTIVE, LIVE, lock, portions
+from iscp_dagster.joblog.sql.statements import COLUMNS, IS_ACTIVE, LIVE, lock, split_for_statements
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES, Seconds
 from iscp_dagster.model.jobs import Job
 from sql_transactions.given import insert_into
@@ -35,7 +35,7 @@ def take(
     free = sa.or_(LEASES.owner == owner, LEASES.until < now)
     taken: set[str] = set()
     # In order, so that two callers never wait for each other.
-    for some in portions(sorted(set(names))):
+    for some in split_for_statements(sorted(set(names))):
         rows = [{"name": name, "owner": owner, "until": until} for name in some]
         insert = insert_into(connection.dialect, ISCP_LEASES).values(rows)
         mine = insert.on_conflict_do_update(
@@ -45,14 +45,14 @@ def take(
     return frozenset(taken)
 
 
-def unheld(connection: sa.Connection, now: Now) -> list[str]:
+def find_unleased_runs(connection: sa.Connection, now: Now) -> list[str]:
     """The runs and dispatches of active jobs whose lease has run out, or that have none."""
     held = sa.exists().where(LEASES.name == COLUMNS.run_id, LEASES.until >= now)
     chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE, ~held)
     return sorted(run for run in connection.scalars(chosen) if run is not None)
 
 
-def left_behind(connection: sa.Connection, names: Collection[str], now: Now) -> list[Job]:
+def lock_unleased_jobs(connection: sa.Connection, names: Collection[str], now: Now) -> list[Job]:
     """The active jobs of these runs and dispatches, locked, that still have no valid lease."""
     rows = lock(connection, (COLUMNS.run_id.in_(names), IS_ACTIVE, LIVE))
     # Ask again now that nobody can begin them: a run that began meanwhile has a lease.
@@ -61,10 +61,12 @@ def left_behind(connection: sa.Connection, names: Collection[str], now: Now) -> 
     return [job for job in rows.values() if job.run_id not in alive]
 
 
-def lapsed(connection: sa.Connection, names: Collection[str], now: Now) -> dict[str, bool]:
+def read_lease_expiry(
+    connection: sa.Connection, names: Collection[str], now: Now
+) -> dict[str, bool]:
     """Whether the lease of each name has run out; no entry for a name without one."""
     found: dict[str, bool] = {}
-    for some in portions(sorted(set(names))):
+    for some in split_for_statements(sorted(set(names))):
         chosen = sa.select(LEASES.name, LEASES.until < now).where(LEASES.name.in_(some))
         found |= {name: bool(over) for name, over in connection.execute(chosen)}
     return found

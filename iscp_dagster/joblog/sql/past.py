@@ -7,10 +7,10 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.history import CUTS, ENDS, Bookmark, Entry, Usage
+from iscp_dagster.joblog.history import CUTS, ENDS, Bookmark, HistoryEntry, Usage
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.joblog.sql.statements import equal
-from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, entry_from_row
+from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, from_entry_row
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import Event, JobState
 
@@ -24,18 +24,18 @@ def history(
     name: JobID | None,
     since: datetime | None,
     most: int,
-) -> list[Entry]:
+) -> list[HistoryEntry]:
     """The newest `most` entries that match, oldest first."""
-    chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.tenant, tenant), *_since(since))
+    chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.tenant, tenant), *_match_since(since))
     if name is not None:
         chosen = chosen.where(
             EVENTS.db_name == name.db, EVENTS.table_name == name.table, EVENTS.job_name == name.job
         )
     newest = chosen.order_by(EVENTS.number.desc()).limit(most)
-    return [entry_from_row(row) for row in reversed(connection.execute(newest).all())]
+    return [from_entry_row(row) for row in reversed(connection.execute(newest).all())]
 
 
-def tenants_of_runs(connection: sa.Connection, names: Collection[str]) -> list[str]:
+def read_run_tenants(connection: sa.Connection, names: Collection[str]) -> list[str]:
     """The tenants of the jobs whose iterations these runs began or ended."""
     chosen = sa.select(EVENTS.tenant).distinct().where(EVENTS.who.in_(names))
     return list(connection.scalars(chosen))
@@ -49,26 +49,26 @@ def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:
     has one writer at a time, it is the number of an entry.
     """
     # The place first, so that entries written between the statements are read twice, not missed.
-    upto = _bookmark(connection)
+    upto = _read_bookmark(connection)
     if since is None:
         return Touched(upto=upto)
     ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
     chosen = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.place)
     tenants = frozenset(map(tuple, connection.execute(chosen)))
-    whole = since.place <= upto.place and _sign(connection, since.number) == since.sign
+    whole = since.place <= upto.place and _read_sign(connection, since.number) == since.sign
     return Touched(upto=upto, tenants=tenants, whole=whole)
 
 
-def _bookmark(connection: sa.Connection) -> Bookmark:
+def _read_bookmark(connection: sa.Connection) -> Bookmark:
     place = None
     if _is_postgres(connection):
         oldest = sa.text("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
         place = int(connection.execute(sa.select(oldest)).scalar_one())
     newest = connection.scalar(sa.select(sa.func.max(EVENTS.number))) or 0
-    return Bookmark(newest + 1 if place is None else place, newest, _sign(connection, newest))
+    return Bookmark(newest + 1 if place is None else place, newest, _read_sign(connection, newest))
 
 
-def _sign(connection: sa.Connection, number: int) -> str:
+def _read_sign(connection: sa.Connection, number: int) -> str:
     """The sign of the entry with that number; empty if there is none."""
     chosen = sa.select(EVENTS.at, EVENTS.job_id).where(EVENTS.number == number)
     found = connection.execute(chosen).one_or_none()
@@ -100,7 +100,7 @@ def usage(
                 for column in (EVENTS.inserted, EVENTS.deleted, EVENTS.bytes, EVENTS.seconds)
             ),
         )
-        .where(sa.or_(ended, cut), *_since(since), *equal(EVENTS.tenant, tenant))
+        .where(sa.or_(ended, cut), *_match_since(since), *equal(EVENTS.tenant, tenant))
         .where(*equal(EVENTS.db_name + "." + EVENTS.table_name, table))
         .group_by(*_JOB)
         .order_by(*_JOB)
@@ -128,5 +128,5 @@ def prune(connection: sa.Connection, before: datetime) -> int:
     return connection.execute(old).rowcount
 
 
-def _since(since: datetime | None) -> tuple[sa.ColumnElement[bool], ...]:
+def _match_since(since: datetime | None) -> tuple[sa.ColumnElement[bool], ...]:
     return () if since is None else (EVENTS.at >= since,)

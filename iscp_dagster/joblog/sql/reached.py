@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.statements import COLUMNS, LIVE, portions
+from iscp_dagster.joblog.sql.statements import COLUMNS, LIVE, split_for_statements
 from iscp_dagster.model.jobs import JobID
 from sql_transactions.engine import transaction
 
@@ -26,7 +26,9 @@ class Reached:
     """By tenant: the number of its job's registration; later ones are higher."""
 
 
-def reached(engine: sa.Engine, name: JobID, tenants: Collection[str] | None = None) -> Reached:
+def read_watermarks(
+    engine: sa.Engine, name: JobID, tenants: Collection[str] | None = None
+) -> Reached:
     """Read the watermarks of all tenants or of some. Raises UnavailableError."""
     of_index = (
         COLUMNS.db_name == name.db,
@@ -37,12 +39,14 @@ def reached(engine: sa.Engine, name: JobID, tenants: Collection[str] | None = No
     chosen = sa.select(*_CHOSEN).where(*of_index)
     with transaction(engine, writes=False) as connection:
         if tenants is None:
-            return _newest(list(connection.execute(chosen)))
-        some = [chosen.where(COLUMNS.tenant.in_(each)) for each in portions(sorted(tenants))]
-        return _newest([row for each in some for row in connection.execute(each)])
+            return _select_newest_table(list(connection.execute(chosen)))
+        some = [
+            chosen.where(COLUMNS.tenant.in_(each)) for each in split_for_statements(sorted(tenants))
+        ]
+        return _select_newest_table([row for each in some for row in connection.execute(each)])
 
 
-def _newest(rows: Sequence[Any]) -> Reached:
+def _select_newest_table(rows: Sequence[Any]) -> Reached:
     """Leave out the jobs of tables that another has taken the place of."""
     if not rows:
         return Reached()

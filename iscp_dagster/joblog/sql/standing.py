@@ -48,7 +48,7 @@ def delete_standing(connection: sa.Connection, name: JobID) -> bool:
     return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
 
 
-def standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:
+def read_standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:
     """All standing registrations, ordered by name."""
     chosen = sa.select(ISCP_STANDING).order_by(
         STANDING.db_name, STANDING.table_name, STANDING.job_name

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 
-from iscp_dagster.joblog.history import Entry
+from iscp_dagster.joblog.history import HistoryEntry
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import Moment
@@ -50,22 +50,22 @@ class TransactionNumber(sa.sql.functions.FunctionElement[int]):
 
 
 @compiles(Seconds, "postgresql")
-def _seconds_on_postgres(*_: Any, **__: Any) -> str:
+def _render_postgres_seconds(*_: Any, **__: Any) -> str:
     return "CAST(extract(epoch from clock_timestamp()) AS double precision)"
 
 
 @compiles(Seconds, "sqlite")
-def _seconds_on_sqlite(*_: Any, **__: Any) -> str:
+def _render_sqlite_seconds(*_: Any, **__: Any) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
 @compiles(TransactionNumber, "postgresql")
-def _number_on_postgres(*_: Any, **__: Any) -> str:
+def _render_postgres_number(*_: Any, **__: Any) -> str:
     return "CAST(CAST(pg_current_xact_id() AS text) AS bigint)"
 
 
 @compiles(TransactionNumber, "sqlite")
-def _number_on_sqlite(*_: Any, **__: Any) -> str:
+def _render_sqlite_number(*_: Any, **__: Any) -> str:
     return "0"
 
 
@@ -196,7 +196,7 @@ def to_row(job: Job) -> dict[str, Any]:
         "rebuild": job.rebuild,
         "changed_at": job.changed_at,
         "collected_at": job.collected_at,
-        **_batch_columns(job.batch),
+        **_to_batch_columns(job.batch),
     }
 
 
@@ -214,7 +214,7 @@ def from_row(row: sa.Row[Any]) -> Job:
         drop_at=row.drop_at,
         seq=row.seq,
         run_id=row.run_id,
-        batch=_batch(row),
+        batch=_parse_batch(row),
         queued_to=None if row.queued_to is None else Moment.parse(row.queued_to),
         paused_at=row.paused_at,
         rebuild=row.rebuild,
@@ -223,7 +223,7 @@ def from_row(row: sa.Row[Any]) -> Job:
     )
 
 
-def entry_to_row(entry: Entry) -> dict[str, Any]:
+def to_entry_row(entry: HistoryEntry) -> dict[str, Any]:
     """The entry as column values, without its number, which the database gives."""
     return {
         "at": entry.at,
@@ -248,9 +248,9 @@ def entry_to_row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def entry_from_row(row: sa.Row[Any]) -> Entry:
+def from_entry_row(row: sa.Row[Any]) -> HistoryEntry:
     """The entry that `entry_to_row` gave."""
-    return Entry(
+    return HistoryEntry(
         number=row.number,
         at=row.at,
         key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),
@@ -271,7 +271,7 @@ def entry_from_row(row: sa.Row[Any]) -> Entry:
     )
 
 
-def _batch_columns(batch: BatchRecord | None) -> dict[str, Any]:
+def _to_batch_columns(batch: BatchRecord | None) -> dict[str, Any]:
     return {
         "batch_from": None if batch is None else str(batch.range.from_),
         "batch_to": None if batch is None else str(batch.range.to),
@@ -280,7 +280,7 @@ def _batch_columns(batch: BatchRecord | None) -> dict[str, Any]:
     }
 
 
-def _batch(row: sa.Row[Any]) -> BatchRecord | None:
+def _parse_batch(row: sa.Row[Any]) -> BatchRecord | None:
     if row.batch_phase is None:
         return None
     range_ = Range(from_=Moment.parse(row.batch_from), to=Moment.parse(row.batch_to))

@@ -24,18 +24,18 @@ class HomeLocks:
         self._supervisor = home / "supervisor.lock"
         self._processes = home / "processes.lock"
 
-    def supervised(self) -> bool:
+    def is_supervised(self) -> bool:
         """Whether a supervisor runs."""
         return not _is_free(self._supervisor)
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether no process of the stack is left."""
         return _is_free(self._processes)
 
     def wait_gone(self, seconds: float) -> bool:
         """Wait until no process of the stack is left; False when some still is."""
         deadline = time.monotonic() + seconds
-        while not self.gone():
+        while not self.is_gone():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL)
@@ -48,7 +48,7 @@ class HomeLocks:
         Yields None when another supervisor runs, or when an earlier one's children are not gone
         after `seconds`.
         """
-        with _open(self._supervisor) as supervisor, _open(self._processes) as processes:
+        with _open_file(self._supervisor) as supervisor, _open_file(self._processes) as processes:
             deadline = time.monotonic() + seconds
             # `status` holds the lock for a moment while it looks.
             first = min(deadline, time.monotonic() + 1.0)
@@ -59,19 +59,19 @@ class HomeLocks:
 def _is_free(path: Path) -> bool:
     if not path.exists():
         return True
-    with _open(path) as file:
-        return _try(file, fcntl.LOCK_SH)
+    with _open_file(path) as file:
+        return _try_lock(file, fcntl.LOCK_SH)
 
 
 def _lock_until(file: int, deadline: float) -> bool:
-    while not _try(file, fcntl.LOCK_EX):
+    while not _try_lock(file, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL)
     return True
 
 
-def _try(file: int, kind: int) -> bool:
+def _try_lock(file: int, kind: int) -> bool:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -80,7 +80,7 @@ def _try(file: int, kind: int) -> bool:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[int]:
+def _open_file(path: Path) -> Iterator[int]:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -35,12 +35,12 @@ def main(idle_seconds: float = IDLE_SECONDS, look_seconds: float = LOOK_SECONDS)
     """Fork workers as Spark asks for them; end after `idle_seconds` without any."""
     from pyspark.daemon import manager
 
-    preload()
+    import_modules()
     end_when_idle(idle_seconds, look_seconds)
     manager()
 
 
-def preload() -> None:
+def import_modules() -> None:
     """Import what workers will need; a module that cannot be imported fails where it is used."""
     for name in PRELOADED:
         with suppress(ImportError):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from iscp_dagster.local.spark.jars import SETTINGS_VARIABLE, Module, remedy
+from iscp_dagster.local.spark.jars import SETTINGS_VARIABLE, Module, describe_remedy
 from iscp_dagster.local.spark.java import Java
-from iscp_dagster.local.spark.server import pyspark_folder
-from iscp_dagster.local.spark.trust import trust_what_python_trusts
+from iscp_dagster.local.spark.server import find_pyspark_folder
+from iscp_dagster.local.spark.trust import add_python_authorities
 from iscp_dagster.model.errors import SetupError
 
 _PORTS = {"http": 80, "https": 443}
@@ -23,23 +23,24 @@ _PASSED_ON = re.compile(r"://[^/@\s]*@")
 def fetch(java: Java, modules: Sequence[Module], into: Path, environ: Mapping[str, str]) -> None:
     """Put the modules' jars, without their dependencies, into a folder. Takes a few seconds."""
     told: deque[str] = deque(maxlen=200)
-    with _gateway(java, told) as jvm:
-        trust_what_python_trusts(jvm, environ)
+    with _start_jvm(java, told) as jvm:
+        add_python_authorities(jvm, environ)
         _use_proxies(jvm, environ)
-        problems = _resolve(jvm, modules, into, environ)
+        problems = _resolve_modules(jvm, modules, into, environ)
     if problems:
         raise SetupError(
-            f"Spark's jars cannot be fetched: {_PASSED_ON.sub('://', problems)}; {remedy()}"
+            f"Spark's jars cannot be fetched: {_PASSED_ON.sub('://', problems)}; "
+            f"{describe_remedy()}"
         )
 
 
 @contextlib.contextmanager
-def _gateway(java: Java, told: deque[str]) -> Iterator[Any]:
+def _start_jvm(java: Java, told: deque[str]) -> Iterator[Any]:
     """A JVM with pyspark's jars; it ends with this process, however that ends."""
     from py4j.java_gateway import JavaGateway
     from py4j.protocol import Py4JError
 
-    jars = pyspark_folder() / "jars"
+    jars = find_pyspark_folder() / "jars"
     try:
         gateway = JavaGateway.launch_gateway(
             classpath=f"{jars}/*",
@@ -76,13 +77,15 @@ def _use_proxies(jvm: Any, environ: Mapping[str, str]) -> None:
         jvm.System.setProperty("http.nonProxyHosts", pattern)
 
 
-def _resolve(jvm: Any, modules: Sequence[Module], into: Path, environ: Mapping[str, str]) -> str:
+def _resolve_modules(
+    jvm: Any, modules: Sequence[Module], into: Path, environ: Mapping[str, str]
+) -> str:
     """Resolve and copy the jars; return what went wrong, or an empty text."""
     from py4j.protocol import Py4JJavaError
 
     try:
-        ivy = _configured(jvm, into, environ)
-        report = ivy.resolve(_wanted(jvm, modules), _resolve_options(jvm))
+        ivy = _configure_ivy(jvm, into, environ)
+        report = ivy.resolve(_build_caller_module(jvm, modules), _build_resolve_options(jvm))
         if report.hasError():
             first, *others = [str(text) for text in report.getAllProblemMessages()]
             return f"{first} (and {len(others)} more)" if others else first
@@ -96,7 +99,7 @@ def _resolve(jvm: Any, modules: Sequence[Module], into: Path, environ: Mapping[s
     return ""
 
 
-def _configured(jvm: Any, into: Path, environ: Mapping[str, str]) -> Any:
+def _configure_ivy(jvm: Any, into: Path, environ: Mapping[str, str]) -> Any:
     """An Ivy that keeps its cache in the folder, with the user's settings or Ivy's own."""
     ivy = jvm.org.apache.ivy.Ivy.newInstance()
     named = environ.get(SETTINGS_VARIABLE)
@@ -111,7 +114,7 @@ def _configured(jvm: Any, into: Path, environ: Mapping[str, str]) -> Any:
     return ivy
 
 
-def _wanted(jvm: Any, modules: Sequence[Module]) -> Any:
+def _build_caller_module(jvm: Any, modules: Sequence[Module]) -> Any:
     """A module that depends on the wanted ones only, not on their dependencies."""
     ids = jvm.org.apache.ivy.core.module.id
     caller = ids.ModuleRevisionId.newInstance("iscp", "caller", "working")
@@ -125,7 +128,7 @@ def _wanted(jvm: Any, modules: Sequence[Module]) -> Any:
     return wanted
 
 
-def _resolve_options(jvm: Any) -> Any:
+def _build_resolve_options(jvm: Any) -> Any:
     options = jvm.org.apache.ivy.core.resolve.ResolveOptions()
     options.setTransitive(False)
     jar_only = jvm.org.apache.ivy.util.filter.FilterHelper.getArtifactTypeFilter("jar")

@@ -38,7 +38,7 @@ CREDENTIALS = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvide
 """Looks for credentials where delta-rs does: variables, profiles, web identity, the machine's."""
 
 
-def in_store(paths: Iterable[str | None]) -> bool:
+def has_store_path(paths: Iterable[str | None]) -> bool:
     """Whether one of the paths is in a store that S3A reads."""
     return any(path is not None and urlsplit(path).scheme in STORES for path in paths)
 

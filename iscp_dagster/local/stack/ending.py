@@ -27,7 +27,7 @@ def cancel_iterations(settings: StackSettings) -> int:
     try:
         active = [job for state in ACTIVE for job in log.jobs(state=state)]
         if shared:
-            mine = _runs_here(settings, log.active_runs())
+            mine = _find_own_runs(settings, log.list_active_runs())
             active = [job for job in active if job.run_id in mine]
         return len(log.cancel(job.key for job in active))
     except IscpError as error:
@@ -35,11 +35,11 @@ def cancel_iterations(settings: StackSettings) -> int:
         return 0
 
 
-def _runs_here(settings: StackSettings, names: Collection[str]) -> set[str]:
+def _find_own_runs(settings: StackSettings, names: Collection[str]) -> set[str]:
     """The `names` that belong to this stack's runs; a name is a run's id or its dispatch."""
     if not names or not (settings.dagster_home / "dagster.yaml").exists():
         return set()
     # Importing Dagster takes a second, and nothing else in this process needs it.
-    from iscp_dagster.runs.named import known_to
+    from iscp_dagster.runs.named import find_run_names
 
-    return known_to(str(settings.dagster_home), names)
+    return find_run_names(str(settings.dagster_home), names)

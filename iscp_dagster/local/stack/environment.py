@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from iscp_dagster.local.services import credentials, settings
-from iscp_dagster.local.services.state import Condition, StackState, running_stack
+from iscp_dagster.local.services.state import Condition, StackState, find_running_stack
 from iscp_dagster.model import variables
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.spark.remote import with_token
+from iscp_dagster.spark.remote import add_token
 
 _VARIABLES = {
     settings.CLICKHOUSE: variables.CLICKHOUSE_URL,
@@ -19,13 +19,13 @@ _VARIABLES = {
 }
 
 
-def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
+def add_stack_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` plus the running stack's addresses that it lacks, if a stack is up.
 
     Adds the stack's secrets to the addresses of its own services, including those in `environ`.
     """
-    home = settings.home_of(environ)
-    state = running_stack(home)
+    home = settings.get_home(environ)
+    state = find_running_stack(home)
     if state is None:
         return dict(environ)
     found = {
@@ -43,22 +43,22 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
     if variables.DAGSTER_URL in found:
         found[variables.DAGSTER_HOME] = str(home / "dagster")
     found |= {name: value for name, value in environ.items() if value or name not in found}
-    return found | _opened(found, state, held)
+    return found | _add_secrets(found, state, held)
 
 
-def addresses(environ: Mapping[str, str]) -> dict[str, str]:
+def get_shell_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that a shell needs to use the running stack's services."""
-    found = with_stack(environ)
+    found = add_stack_variables(environ)
     names = (*_VARIABLES.values(), variables.CLICKHOUSE_URLS, variables.WEBHOOK_SECRET)
     return {name: found[name] for name in names if name in found}
 
 
-def _opened(
+def _add_secrets(
     found: Mapping[str, str], state: StackState, held: credentials.Secrets
 ) -> dict[str, str]:
     opened = {
-        settings.CLICKHOUSE: lambda address: settings.with_password(address, held.password),
-        settings.SPARK: lambda address: with_token(address, held.spark_token),
+        settings.CLICKHOUSE: lambda address: settings.add_password(address, held.password),
+        settings.SPARK: lambda address: add_token(address, held.spark_token),
     }
     return {
         _VARIABLES[each.name]: opened[each.name](each.address)
@@ -74,7 +74,7 @@ def log_of(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
     Raises ConfigError if neither the environment nor a stack names one.
     """
-    found = with_stack(environ)
+    found = add_stack_variables(environ)
     if not found.get(variables.LOG_URL):
         raise ConfigError(
             f"{variables.LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or "

@@ -49,7 +49,7 @@ def choose(
     service: str, asked: int | None, environ: Mapping[str, str], taken: frozenset[int] = frozenset()
 ) -> ChosenPort:
     """The port for a service; ConfigError when a requested port is invalid or taken."""
-    asked = asked if asked is not None else _from_environment(service, environ)
+    asked = asked if asked is not None else _read_port_variable(service, environ)
     if asked is not None:
         if asked in taken or not is_free(asked):
             raise ConfigError(
@@ -63,7 +63,7 @@ def choose(
     return ChosenPort(service=service, port=free_port())
 
 
-def _from_environment(service: str, environ: Mapping[str, str]) -> int | None:
+def _read_port_variable(service: str, environ: Mapping[str, str]) -> int | None:
     name = VARIABLES[service]
     text = environ.get(name)
     if not text:

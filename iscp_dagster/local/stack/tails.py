@@ -12,7 +12,7 @@ from iscp_dagster.model.errors import ConfigError
 _POLL = 0.2
 
 
-def files(folder: Path, only: Collection[str]) -> dict[str, Path]:
+def find_log_files(folder: Path, only: Collection[str]) -> dict[str, Path]:
     """The log files by name, all or `only` some. Raises ConfigError for an unknown name."""
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}
     unknown = [name for name in only if name not in found]
@@ -38,16 +38,16 @@ def show(
     for name, path in found.items():
         if len(found) > 1:
             say(f"== {name}: {path}")
-        if lines and (text := logs.tail(path, lines)):
+        if lines and (text := logs.read_tail(path, lines)):
             say(text)
     while follow:
         sleep(_POLL)
         for name, path in found.items():
-            for line in _added(path, places):
+            for line in _read_added_lines(path, places):
                 say(f"{name}: {line}" if len(found) > 1 else line)
 
 
-def _added(path: Path, places: dict[Path, int]) -> Iterator[str]:
+def _read_added_lines(path: Path, places: dict[Path, int]) -> Iterator[str]:
     """Whole lines added since the last call; all of them if the log was rotated meanwhile."""
     if logs.size(path) < places[path]:
         places[path] = 0

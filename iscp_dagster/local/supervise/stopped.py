@@ -13,7 +13,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from iscp_dagster.local.supervise.ward import below, processes
+from iscp_dagster.local.supervise.ward import find_descendants, processes
 
 _LOGGER = logging.getLogger(__name__)
 EVERY = 3.0
@@ -31,7 +31,7 @@ async def keep_going() -> None:
     looks: dict[int, int] = {}
     while sys.platform == "linux":
         await asyncio.sleep(EVERY)
-        looks = {pid: looks.get(pid, 0) + 1 for pid in stopped_below(os.getpid())}
+        looks = {pid: looks.get(pid, 0) + 1 for pid in find_stopped(os.getpid())}
         for pid, times in looks.items():
             if 1 < times <= 1 + RESUMED:
                 with suppress(ProcessLookupError):
@@ -39,8 +39,8 @@ async def keep_going() -> None:
                     _LOGGER.warning("process %s was stopped; resumed it", pid)
 
 
-def stopped_below(pid: int) -> set[int]:
+def find_stopped(pid: int) -> set[int]:
     """Every stopped process below the given one."""
     found = processes()
     stopped = {each for each, _, _, state in found if state == _STOPPED}
-    return stopped & set(below(pid, found)) if stopped else set()
+    return stopped & set(find_descendants(pid, found)) if stopped else set()

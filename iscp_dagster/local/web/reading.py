@@ -8,7 +8,7 @@ LONGEST = 16_384
 """The most characters of a document in a GET; a longer one must come by POST."""
 
 
-def beyond_reading(document: str) -> str:
+def explain_refusal(document: str) -> str:
     """The reason why a GET may not send the document, with the remedy; empty if it only reads.
 
     Every operation counts, whichever one the request selects. An invalid document is left to the

@@ -30,19 +30,23 @@ def take_over(
     nothing happens. A run whose partitions no longer exist is left alone: it reports that itself.
     """
     backfill = run.tags.get(internals.BACKFILL_ID_TAG)
-    if backfill is None or not _waiting(instance, run, backfill):
+    if backfill is None or not _find_queued_runs(instance, run, backfill):
         return
     lease = f"backfill {backfill}"
     if lease not in log.take([lease], run.run_id, LEASE_SECONDS):
         return
     try:
-        waiting = _waiting(instance, run, backfill)
+        waiting = _find_queued_runs(instance, run, backfill)
         ordered = of.get_partition_keys(None, instance) if waiting else ()
         places = {key: at for at, key in enumerate(ordered)}
         for each in waiting:
             # It may have begun since; then it processes its own partitions.
             now = instance.get_run_by_id(each.run_id)
-            if now is not None and now.status is QUEUED and any(_keys(now, ordered, places)):
+            if (
+                now is not None
+                and now.status is QUEUED
+                and any(_list_partition_keys(now, ordered, places))
+            ):
                 # The tag first: if this run dies in between, both process them.
                 instance.add_run_tags(now.run_id, {TAKEN_TAG: run.run_id})
                 instance.report_run_canceled(now, TAKEN.format(run=run.run_id))
@@ -50,12 +54,18 @@ def take_over(
         log.take([lease], run.run_id, 0.0)
 
 
-def _waiting(instance: DagsterInstance, run: DagsterRun, backfill: str) -> list[DagsterRun]:
+def _find_queued_runs(
+    instance: DagsterInstance, run: DagsterRun, backfill: str
+) -> list[DagsterRun]:
     wanted = RunsFilter(tags={internals.BACKFILL_ID_TAG: backfill}, statuses=[QUEUED])
-    return [each for each in instance.get_runs(wanted, ascending=True) if _alike(each, run)]
+    return [
+        each for each in instance.get_runs(wanted, ascending=True) if _has_same_selection(each, run)
+    ]
 
 
-def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> list[str]:
+def list_taken_partitions(
+    instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]
+) -> list[str]:
     """The partitions that this run, or the run that it executes again, took over from others."""
     before = (run.tags.get(internals.PARENT_RUN_ID_TAG), run.tags.get(internals.ROOT_RUN_ID_TAG))
     names = [run.run_id, *filter(None, before)]
@@ -64,10 +74,12 @@ def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[s
         return []
     ordered = of.get_partition_keys(None, instance)
     places = {key: at for at, key in enumerate(ordered)}
-    return sorted({key for each in runs for key in _keys(each, ordered, places)})
+    return sorted({key for each in runs for key in _list_partition_keys(each, ordered, places)})
 
 
-def _keys(run: DagsterRun, ordered: Sequence[str], places: Mapping[str, int]) -> Iterator[str]:
+def _list_partition_keys(
+    run: DagsterRun, ordered: Sequence[str], places: Mapping[str, int]
+) -> Iterator[str]:
     one = run.tags.get(internals.PARTITION_NAME_TAG, "")
     first = run.tags.get(internals.ASSET_PARTITION_RANGE_START_TAG, one)
     last = run.tags.get(internals.ASSET_PARTITION_RANGE_END_TAG, one)
@@ -75,7 +87,7 @@ def _keys(run: DagsterRun, ordered: Sequence[str], places: Mapping[str, int]) ->
         yield from ordered[places[first] : places[last] + 1]
 
 
-def _alike(one: DagsterRun, other: DagsterRun) -> bool:
+def _has_same_selection(one: DagsterRun, other: DagsterRun) -> bool:
     return (one.job_name, one.asset_selection, one.asset_check_selection) == (
         other.job_name,
         other.asset_selection,

@@ -14,16 +14,16 @@ from typing import Any
 import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.sql.statements import portions
-from iscp_dagster.location.assets.metadata import facts_if_known
+from iscp_dagster.joblog.sql.statements import split_for_statements
+from iscp_dagster.location.assets.metadata import try_read_log_facts
 from iscp_dagster.location.internals import DATA_VERSION_TAG
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.declared.tables import SourceTable
 
 AssetEvent = dg.AssetObservation | dg.AssetMaterialization
 
 
-def version_event(
+def build_version_event(
     source: SourceTable, tenant: str, version: int, metadata: Mapping[str, Any] | None = None
 ) -> AssetEvent:
     """An event that reports `version` as the last to change the tenant.
@@ -33,7 +33,7 @@ def version_event(
     """
     kind = dg.AssetMaterialization if source.load else dg.AssetObservation
     return kind(
-        asset_key=source_key(source),
+        asset_key=get_source_asset_key(source),
         partition=tenant,
         metadata={"version": version, **(metadata or {})},
         tags={DATA_VERSION_TAG: str(version)},
@@ -47,11 +47,11 @@ def event_type(source: SourceTable) -> dg.DagsterEventType:
     return dg.DagsterEventType.ASSET_OBSERVATION
 
 
-def reported(
+def read_reported_versions(
     instance: dg.DagsterInstance, source: SourceTable, tenants: Collection[str]
 ) -> dict[str, str]:
     """The data version last reported for each tenant; tenants without one are left out."""
-    return latest(instance, source_key(source), event_type(source), tenants)
+    return latest(instance, get_source_asset_key(source), event_type(source), tenants)
 
 
 def latest(
@@ -62,7 +62,7 @@ def latest(
 ) -> dict[str, str]:
     """The data version of each tenant's latest event of that kind; leaves out those without."""
     found: dict[str, str] = {}
-    for some in portions(sorted(tenants)):
+    for some in split_for_statements(sorted(tenants)):
         tags = instance.event_log_storage.get_latest_tags_by_partition(
             key, kind, [DATA_VERSION_TAG], asset_partitions=some
         )
@@ -78,30 +78,32 @@ class DataVersions:
     source: SourceTable
     delta_log: DeltaLog
     upto: int
-    _changes: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
+    _changes_by_version: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
-    def news(self, tenants: Collection[str]) -> list[AssetEvent]:
+    def build_unreported_events(self, tenants: Collection[str]) -> list[AssetEvent]:
         """Events for the tenants whose last change has not been reported."""
-        before = self._before(tenants)
+        before = self._read_reported_versions(tenants)
         found = ((tenant, before.get(tenant)) for tenant in tenants)
-        now = {tenant: (last, self._current(tenant, last)) for tenant, last in found}
+        now = {tenant: (last, self._find_version_since(tenant, last)) for tenant, last in found}
         told = {tenant: last for tenant, (reported, last) in now.items() if reported != last}
         # Of the facts about a table, Dagster shows only those in the latest event.
-        facts = facts_if_known(self.delta_log, self.upto) if told else {}
-        return [version_event(self.source, tenant, last, facts) for tenant, last in told.items()]
+        facts = try_read_log_facts(self.delta_log, self.upto) if told else {}
+        return [
+            build_version_event(self.source, tenant, last, facts) for tenant, last in told.items()
+        ]
 
-    def current(self, tenant: str) -> int:
+    def get_current_version(self, tenant: str) -> int:
         """The last version that changed the tenant; `upto` if that is unknown."""
-        return self._current(tenant, self._before([tenant]).get(tenant))
+        return self._find_version_since(tenant, self._read_reported_versions([tenant]).get(tenant))
 
-    def _before(self, tenants: Collection[str]) -> dict[str, int]:
-        found = reported(self.instance, self.source, tenants)
+    def _read_reported_versions(self, tenants: Collection[str]) -> dict[str, int]:
+        found = read_reported_versions(self.instance, self.source, tenants)
         return {tenant: int(text) for tenant, text in found.items() if text.isdigit()}
 
-    def _current(self, tenant: str, before: int | None) -> int:
+    def _find_version_since(self, tenant: str, before: int | None) -> int:
         if before is None or before >= self.upto:
             return self.upto if before is None else before
-        if before not in self._changes:
-            self._changes[before] = self.delta_log.last_changes(before, self.upto)
-        changes = self._changes[before]
+        if before not in self._changes_by_version:
+            self._changes_by_version[before] = self.delta_log.find_last_changes(before, self.upto)
+        changes = self._changes_by_version[before]
         return self.upto if changes is None else changes.get(tenant, before)

@@ -10,18 +10,18 @@ from typing import Any
 
 import dagster as dg
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
-from iscp_dagster.location.assets.metadata import told_metadata
-from iscp_dagster.location.frames import Frame, arrow_of, frame_table, table_of
+from iscp_dagster.location.assets.metadata import build_consumer_metadata
+from iscp_dagster.location.frames import Frame, build_frame_table, get_database_and_table, to_arrow
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
 from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
@@ -31,9 +31,11 @@ class OutcomeIOManager(dg.IOManager):
 
     kind: ConsumerKind
 
-    def handle_output(self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+    def handle_output(
+        self, context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes
+    ) -> None:
         """Show on the output what was done; the watermarks have moved already."""
-        _show(context, obj)
+        _show_outcome(context, obj)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Raises ConfigError: there is no table."""
@@ -60,7 +62,7 @@ class ClickHouseIOManager(dg.IOManager):
         return IndexWriter(self._deployment())
 
     def handle_output(
-        self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes | Frame
+        self, context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes | Frame
     ) -> None:
         """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
@@ -69,15 +71,15 @@ class ClickHouseIOManager(dg.IOManager):
         """
         if isinstance(obj, Outcomes):
             self.writer.place(obj.delivered)
-        elif isinstance(obj, Delivery):
+        elif isinstance(obj, PendingCommit):
             self.writer.place([obj])
         elif not isinstance(obj, InStep):
-            return context.add_output_metadata(self._store(context, obj))
-        return _show(context, obj)
+            return context.add_output_metadata(self._store_frame(context, obj))
+        return _show_outcome(context, obj)
 
-    def _store(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
-        rows = arrow_of(frame, context.asset_key.to_user_string())
-        table = frame_table(self._deployment().endpoint, context, context.definition_metadata)
+    def _store_frame(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
+        rows = to_arrow(frame, context.asset_key.to_user_string())
+        table = build_frame_table(self._deployment().endpoint, context, context.definition_metadata)
         if table.partition is not None and not context.has_asset_partitions:
             raise ConfigError(
                 f"The asset {context.asset_key.to_user_string()} has partitions, and the run is "
@@ -92,31 +94,35 @@ class ClickHouseIOManager(dg.IOManager):
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
         if TENANT_COLUMN not in metadata:
-            table = frame_table(self._deployment().endpoint, context, metadata)
+            table = build_frame_table(self._deployment().endpoint, context, metadata)
             chosen = context.has_asset_partitions
             return table.load(context.asset_partition_keys if chosen else None)
         column = str(metadata[TENANT_COLUMN])
-        database, name = table_of(context.asset_key, metadata)
-        where = f" WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
+        database, name = get_database_and_table(context.asset_key, metadata)
+        where = (
+            f" WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
+            if column
+            else ""
+        )
         endpoint = self._deployment().endpoints[int(metadata.get(SHARD, 0))]
-        view = ident(endpoint.holds(database), name)
+        view = quote_identifier(endpoint.resolve_database(database), name)
         with endpoint.errors(f"read {view}"):
             parameters = {"tenants": list(context.asset_partition_keys)} if column else {}
             client = endpoint.client()
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
 
 
-def _show(context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
-    shown_ = obj.summary() if isinstance(obj, Outcomes) else shown(obj, {})
+def _show_outcome(context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes) -> None:
+    shown_ = obj.summarize() if isinstance(obj, Outcomes) else build_outcome_metadata(obj, {})
     context.add_output_metadata(shown_)
 
 
-def needed(source: SourceTable) -> set[str]:
+def get_required_resources(source: SourceTable) -> set[str]:
     """The resources that an iteration of the table needs."""
     return {"iscp", *([CLICKHOUSE] if source.indexes else [])}
 
 
-def writer_of(
+def get_index_writer(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, source: SourceTable
 ) -> IndexWriter | None:
     """The writer of the run's IO manager; None where the table has no index."""
@@ -130,13 +136,13 @@ class Outcomes:
     Each tenant's materialization is reported while the run goes on (`reporting`).
     """
 
-    outcomes: Sequence[Delivery | InStep]
+    outcomes: Sequence[PendingCommit | InStep]
 
     @property
-    def delivered(self) -> list[Delivery]:
-        return [each for each in self.outcomes if isinstance(each, Delivery)]
+    def delivered(self) -> list[PendingCommit]:
+        return [each for each in self.outcomes if isinstance(each, PendingCommit)]
 
-    def summary(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """The totals for the run's page."""
         invoked = sum(each.told_in_all.get("invocations", 0) for each in self.delivered)
         return {
@@ -148,9 +154,9 @@ class Outcomes:
         }
 
 
-def clickhouse_schema(store: IndexStore) -> dg.TableSchema:
+def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     """The index's columns with their ClickHouse types."""
-    types = store.shape.column_types()
+    types = store.shape.get_column_types()
     return dg.TableSchema(
         [
             dg.TableColumn(name=f.name, type=types[f.name], description=f.comment or None)
@@ -159,22 +165,24 @@ def clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     )
 
 
-def shown(outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]) -> dict[str, Any]:
+def build_outcome_metadata(
+    outcome: PendingCommit | InStep, tables: dict[int, Mapping[str, Any]]
+) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
     `tables` keeps what ClickHouse says about a table, for deliveries that share it.
     """
     if isinstance(outcome, InStep):
-        return dict(in_step(outcome.job))
+        return dict(build_in_step_metadata(outcome.job))
     store = outcome.store
     if store is None:
-        return _delivered(outcome)
+        return _build_delivery_metadata(outcome)
     if id(store) not in tables:
-        tables[id(store)] = _table(store)
-    return {**_delivered(outcome), **tables[id(store)]}
+        tables[id(store)] = _read_table_metadata(store)
+    return {**_build_delivery_metadata(outcome), **tables[id(store)]}
 
 
-def _delivered(delivery: Delivery) -> dict[str, Any]:
+def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
     # Not the time now: Dagster stores events one by one, maybe long after rows were searchable.
@@ -195,11 +203,11 @@ def _delivered(delivery: Delivery) -> dict[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
-        **told_metadata(delivery.told_in_all),
+        **build_consumer_metadata(delivery.told_in_all),
     }
 
 
-def in_step(job: Job) -> Mapping[str, Any]:
+def build_in_step_metadata(job: Job) -> Mapping[str, Any]:
     """The metadata of the materialization of a job that had nothing to catch up with."""
     at = job.watermark
     return {
@@ -213,13 +221,13 @@ def in_step(job: Job) -> Mapping[str, Any]:
     }
 
 
-def _table(store: IndexStore) -> Mapping[str, Any]:
+def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
     lost: list[str] = []
     # The rows are served already: a ClickHouse that has gone since must not fail the run.
     with suppress(IscpError):
         lost = store.lost()
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
-        "dagster/column_schema": clickhouse_schema(store),
+        "dagster/column_schema": build_clickhouse_schema(store),
         **({"lost_columns": lost} if lost else {}),
     }

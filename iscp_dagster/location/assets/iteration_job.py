@@ -11,16 +11,20 @@ from typing import Any
 import dagster as dg
 
 from iscp_dagster.location import names
-from iscp_dagster.location.assets.io_manager import Outcomes, needed, writer_of
+from iscp_dagster.location.assets.io_manager import (
+    Outcomes,
+    get_index_writer,
+    get_required_resources,
+)
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report
-from iscp_dagster.location.assets.reporting import Success, iterated, unreported
+from iscp_dagster.location.assets.reporting import Success, find_unreported_jobs, sync_tenants
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
-from iscp_dagster.location.working import working
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 Startable = UnresolvedAssetJobDefinition | dg.JobDefinition
 """A Dagster job that the runner may start."""
@@ -33,7 +37,7 @@ FORGOTTEN = (
 
 def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
     """The Dagster job of the declared indexes and triggers; a run selects those that take part."""
-    keys = [names.job_key(source, each.name) for each in source.consumers]
+    keys = [names.get_job_asset_key(source, each.name) for each in source.consumers]
     return dg.define_asset_job(
         names.sync_job_name(source),
         selection=dg.AssetSelection.assets(*keys).without_checks(),
@@ -41,41 +45,43 @@ def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
     )
 
 
-def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) -> dg.JobDefinition:
+def build_batch_sync_job(
+    source: SourceTable, resources: Mapping[str, Any], pool: str
+) -> dg.JobDefinition:
     """The Dagster job for many tenants, and for jobs that no index declares.
 
     Started by a person, it brings all tenants in step, or the one that a tag names.
     """
 
     @dg.op(
-        name=f"{names.tenants_job_name(source)}_op",
+        name=f"{names.get_batch_sync_job_name(source)}_op",
         out={
             each.name: dg.Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
             for each in source.consumers
         },
-        required_resource_keys=needed(source),
+        required_resource_keys=get_required_resources(source),
         pool=pool,
     )
     def iterate_tenants(context: dg.OpExecutionContext) -> Iterator[dg.Output[Outcomes]]:
         deployment: Deployment = context.resources.iscp.deployment()
-        iterations = _iterations(context, deployment, source)
+        iterations = _build_iterations(context, deployment, source)
 
-        def news(served: Sequence[Success]) -> Sequence[Success]:
+        def select_unreported(served: Sequence[Success]) -> Sequence[Success]:
             """What Dagster has not been told yet: jobs in step are not reported again."""
             in_step = [each.job for each in served if isinstance(each, InStep)]
-            brought = [each for each in served if isinstance(each, Delivery)]
-            return [*brought, *unreported(context.instance, source, in_step)]
+            brought = [each for each in served if isinstance(each, PendingCommit)]
+            return [*brought, *find_unreported_jobs(context.instance, source, in_step)]
 
         mark_by_hand(context.instance, context.run)
-        with working(deployment, context.run):
-            told, failed = iterated(context, iterations, news)
+        with renew_run_lease(deployment, context.run):
+            told, failed = sync_tenants(context, iterations, select_unreported)
         for consumer in source.consumers:
             if mine := [each for each in told if each.job_name == consumer.name]:
                 yield dg.Output(Outcomes(outcomes=mine), output_name=consumer.name)
         report(failed)
 
     @dg.job(
-        name=names.tenants_job_name(source),
+        name=names.get_batch_sync_job_name(source),
         # Bound here, or Dagster copies the sensor to bind them, and warns about its own copy.
         resource_defs=resources,
         executor_def=dg.in_process_executor,
@@ -88,7 +94,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     return iterate_job
 
 
-def _iterations(
+def _build_iterations(
     context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> Iterations:
     """The run's iterations; by hand they are for the tenant that the tag names, else for all.
@@ -104,33 +110,36 @@ def _iterations(
         chosen=source.consumers,
         undeclared=True,
         warn=context.log.warning,
-        writer=writer_of(context, source),
+        writer=get_index_writer(context, source),
     )
     if found.dispatch is not None:
         return found
     if tenant := context.run.tags.get(names.TENANT_TAG):
         return replace(found, tenants=[tenant])
     dispatch = context.run.tags.get(DISPATCH_TAG)
-    return replace(found, tenants=_repeated(found, dispatch) if dispatch else _everyone(found))
+    return replace(
+        found,
+        tenants=_read_repeated_tenants(found, dispatch) if dispatch else _list_all_tenants(found),
+    )
 
 
-def _repeated(its: Iterations, dispatch: str) -> list[str]:
+def _read_repeated_tenants(its: Iterations, dispatch: str) -> list[str]:
     """The tenants of the run that is executed again, also when later runs took their jobs."""
-    had = its.deployment.log.tenants_of_runs(its.repeats)
+    had = its.deployment.log.read_run_tenants(its.repeats)
     if not had:
         raise dg.Failure(FORGOTTEN.format(dispatch=dispatch), allow_retries=False)
     return sorted(had)
 
 
-def _everyone(its: Iterations) -> list[str]:
+def _list_all_tenants(its: Iterations) -> list[str]:
     """All tenants that have rows or jobs."""
-    table_id = its.delta_log.table_id()
+    table_id = its.delta_log.get_table_id()
     return sorted({*its.delta_log.tenants(), *its.deployment.log.tenants(table_id)})
 
 
-def jobs_of(
+def build_startable_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], pool: str
 ) -> list[Startable]:
     """All Dagster jobs that the runner may start."""
     declared = [sync_job(source) for source in sources if source.consumers]
-    return [*declared, *(tenants_job(source, resources, pool) for source in sources)]
+    return [*declared, *(build_batch_sync_job(source, resources, pool) for source in sources)]

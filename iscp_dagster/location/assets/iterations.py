@@ -11,10 +11,10 @@ from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 
-from iscp_dagster.delta.feed import Feed
+from iscp_dagster.delta.feed import ChangeFeed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration, iterates_alone
-from iscp_dagster.location.executor import nameless
+from iscp_dagster.location.executor import format_no_tenant_message
 from iscp_dagster.location.internals import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
@@ -22,15 +22,15 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.planning.effective import effective, flush_jobs
-from iscp_dagster.planning.joining import Due, bounded, joined, parts
-from iscp_dagster.planning.newcomers import begun_before, reached
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
+from iscp_dagster.planning.joining import Due, bounded, joined, split_iteration
+from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
+from iscp_dagster.runs.named import DISPATCH_TAG, find_runs, get_run_names, is_first
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 MOST_SHOWN = 20
@@ -69,7 +69,7 @@ class LeftOut:
     job: Job
 
 
-Outcome = Delivery | Failed | InStep | LeftOut
+Outcome = PendingCommit | Failed | InStep | LeftOut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Iterations:
         """The iterations of a Dagster run; only the first run of a dispatch is the runner's."""
         dispatch, parent = run.tags.get(DISPATCH_TAG), run.tags.get(PARENT_RUN_ID_TAG)
         if dispatch is None or parent is not None or not is_first(instance, run, dispatch):
-            return cls(run_id=run.run_id, repeats=_before(run, instance), **given)
+            return cls(run_id=run.run_id, repeats=_list_repeated_names(run, instance), **given)
         return cls(run_id=run.run_id, dispatch=dispatch, **given)
 
     @cached_property
@@ -112,11 +112,11 @@ class Iterations:
     @cached_property
     def planned(self) -> tuple[Iteration, ...]:
         """What the runner has queued for the run, for the table that exists now."""
-        return self._queued(self.dispatch) if self.dispatch else ()
+        return self._read_queued_iterations(self.dispatch) if self.dispatch else ()
 
-    def _queued(self, dispatch: str) -> tuple[Iteration, ...]:
+    def _read_queued_iterations(self, dispatch: str) -> tuple[Iteration, ...]:
         found = self.deployment.log.queued(dispatch)
-        return tuple(each for each in found if each.table_id == self.delta_log.table_id())
+        return tuple(each for each in found if each.table_id == self.delta_log.get_table_id())
 
     @cached_property
     def to(self) -> Moment:
@@ -131,39 +131,39 @@ class Iterations:
         neither claimed nor left out.
         """
         if self.dispatch is None:
-            yield from self._by_hand()
+            yield from self._iterate_by_hand()
         else:
-            yield from self._dispatched(self.dispatch)
+            yield from self._iterate_dispatched(self.dispatch)
 
-    def _dispatched(self, dispatch: str) -> Iterator[Sequence[Outcome]]:
+    def _iterate_dispatched(self, dispatch: str) -> Iterator[Sequence[Outcome]]:
         """Iterate what waits for the run; if another run takes a job, still claim the others."""
         waiting = self.planned
         while waiting:
             found, waiting = waiting, ()
             try:
                 for iteration in found:
-                    yield from self._iterate(iteration)
+                    yield from self._run_iteration(iteration)
             except FenceError as error:
                 self.warn(f"The run has lost a job, by an interruption or to another run: {error}")
                 # Claimed jobs no longer wait; if the same ones wait, they would be refused again.
-                left = self._queued(dispatch)
+                left = self._read_queued_iterations(dispatch)
                 waiting = () if left == found else left
 
-    def _by_hand(self) -> Iterator[Sequence[Outcome]]:
+    def _iterate_by_hand(self) -> Iterator[Sequence[Outcome]]:
         """Iterate in steps until the tenants' jobs reach `to`; yield only their last outcomes."""
         if not self.tenants:
             return
-        left, refused = self._begun_by_hand(), None
+        left, refused = self._prepare_jobs(), None
         while True:
-            asked = [job for job in self._jobs() if job.key in left]
+            asked = [job for job in self._read_jobs() if job.key in left]
             # Looked up again each time: another run may take a job, or end, meanwhile.
             held = [job for job in asked if job.state is JobState.RUNNING]
             ours = [job for job in asked if job.state is not JobState.RUNNING]
-            due = joined(self._next_by_hand(ours), self.delta_log)
+            due = joined(self._plan_next_jobs(ours), self.delta_log)
             if not due:
                 break
             try:
-                yield from self._steps(due, left)
+                yield from self._take_steps(due, left)
             except FenceError as error:
                 fences = {job.key: job.seq for job in asked}
                 if fences == refused:
@@ -173,35 +173,35 @@ class Iterations:
         if asked:
             yield [*(InStep(job=job) for job in ours), *(LeftOut(job=job) for job in held)]
 
-    def _begun_by_hand(self) -> set[JobKey]:
+    def _prepare_jobs(self) -> set[JobKey]:
         """Register, free and flush the jobs that the person asked for; returns them."""
-        table_id = self.delta_log.table_id(self.to.version)
+        table_id = self.delta_log.get_table_id(self.to.version)
         register(self.deployment, self.source, table_id, self.tenants, self.chosen)
-        jobs = self._jobs()
-        asked = self._asked_of(jobs)
+        jobs = self._read_jobs()
+        asked = self._select_requested_keys(jobs)
         free(self.deployment, [job for job in jobs if job.key in asked])
-        jobs = self._jobs()
-        flush_jobs(self.deployment.log, jobs, effective(self.delta_log, jobs, self.to))
+        jobs = self._read_jobs()
+        flush_jobs(self.deployment.log, jobs, compute_effective_jobs(self.delta_log, jobs, self.to))
         return asked
 
-    def _jobs(self) -> list[Job]:
-        table_id = self.delta_log.table_id(self.to.version)
+    def _read_jobs(self) -> list[Job]:
+        table_id = self.delta_log.get_table_id(self.to.version)
         return self.deployment.log.jobs(table_id=table_id, tenants=self.tenants)
 
-    def _steps(self, due: Sequence[Due], left: set[JobKey]) -> Iterator[Sequence[Outcome]]:
+    def _take_steps(self, due: Sequence[Due], left: set[JobKey]) -> Iterator[Sequence[Outcome]]:
         """Take one step of each; jobs that are finished leave `left`."""
         for each in due:
             each.flush(self.deployment.log)
-            for outcomes in self._iterate(each.iteration):
+            for outcomes in self._run_iteration(each.iteration):
                 last = [one for one in outcomes if self._is_last(one)]
                 left -= {one.claim.key for one in last}
                 if last:
                     yield last
 
-    def _is_last(self, outcome: Delivery | Failed) -> bool:
+    def _is_last(self, outcome: PendingCommit | Failed) -> bool:
         return isinstance(outcome, Failed) or outcome.to.version >= self.to.version
 
-    def _asked_of(self, jobs: Collection[Job]) -> set[JobKey]:
+    def _select_requested_keys(self, jobs: Collection[Job]) -> set[JobKey]:
         """The jobs of the tenants that the person asked for."""
         declared_ = {each.name for each in self.source.consumers}
         chosen = {each.name for each in self.chosen}
@@ -213,19 +213,19 @@ class Iterations:
             or (self.undeclared and job.key.job_name not in declared_)
         }
 
-    def _next_by_hand(self, jobs: Collection[Job]) -> list[Due]:
+    def _plan_next_jobs(self, jobs: Collection[Job]) -> list[Due]:
         """What is due next: service consumers, whose handlers may be slow, once all others are not.
 
         Empty if no job lags.
         """
         services = [job for job in jobs if iterates_alone(job)]
         others = [job for job in jobs if not iterates_alone(job)]
-        return self._furthest_behind(others) or self._furthest_behind(services)
+        return self._plan_lagging_jobs(others) or self._plan_lagging_jobs(services)
 
-    def _furthest_behind(self, jobs: Collection[Job]) -> list[Due]:
+    def _plan_lagging_jobs(self, jobs: Collection[Job]) -> list[Due]:
         """Each tenant's jobs that lag most, due up to `to` or a first step; empty if none lags."""
-        found, feed = [], Feed(log=self.delta_log)
-        for _, group in groupby(sorted(jobs, key=_tenant), key=_tenant):
+        found, feed = [], ChangeFeed(log=self.delta_log)
+        for _, group in groupby(sorted(jobs, key=_get_tenant), key=_get_tenant):
             members = list(group)
             lowest = min(job.watermark.version for job in members)
             if lowest < self.to.version:
@@ -235,8 +235,8 @@ class Iterations:
                 found.append(Due(iteration=step, jobs=last, cut=step.to < whole.to))
         return found
 
-    def _iterate(self, iteration: Iteration) -> Iterator[list[Delivery | Failed]]:
-        for some in parts(iteration, self.delta_log):
+    def _run_iteration(self, iteration: Iteration) -> Iterator[list[PendingCommit | Failed]]:
+        for some in split_iteration(iteration, self.delta_log):
             found = iterate(
                 self.deployment,
                 self.source,
@@ -247,20 +247,22 @@ class Iterations:
                 writer=self.writer,
             )
             with closing(found):
-                yield from _gathered(found)
+                yield from _gather_outcomes(found)
 
 
-def _before(run: DagsterRun, instance: DagsterInstance) -> frozenset[str]:
+def _list_repeated_names(run: DagsterRun, instance: DagsterInstance) -> frozenset[str]:
     """All names of the runs that this one repeats: its parent, and others of its dispatch."""
     tags = (DISPATCH_TAG, PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG)
     known = {run.tags[tag] for tag in tags if tag in run.tags}
-    runs = runs_named(instance, known)
-    return frozenset(known | {name for each in runs for name in names_of(each)} - {run.run_id})
+    runs = find_runs(instance, known)
+    return frozenset(known | {name for each in runs for name in get_run_names(each)} - {run.run_id})
 
 
-def _gathered(found: Iterator[Delivery | Failed]) -> Iterator[list[Delivery | Failed]]:
+def _gather_outcomes(
+    found: Iterator[PendingCommit | Failed],
+) -> Iterator[list[PendingCommit | Failed]]:
     """All outcomes at once; if an error ends them, those before it, then the error."""
-    done: list[Delivery | Failed] = []
+    done: list[PendingCommit | Failed] = []
     error: Exception | None = None
     try:
         for outcome in found:
@@ -283,14 +285,14 @@ def register(
     """Register the chosen jobs for the current table, and unregister those of earlier ones."""
     log = deployment.log
     check_sole(deployment, source, table_id, tenants)
-    named, standing = declared(source, chosen), log.standing()
+    named, standing = make_job_specs(source, chosen), log.list_standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
-    rows = new_jobs(table_id, tenants, specs)
+    rows = make_new_jobs(table_id, tenants, specs)
     early = [each for each in chosen if consumer_kind(each.kind).begins_before_first_commit]
     if auto := {each.name for each in early if each.auto_register}:
         delta_log = deployment.delta_log(source)
-        after = reached(log, delta_log, table_id)
-        rows = begun_before(
+        after = find_latest_moments(log, delta_log, table_id)
+        rows = set_first_watermarks(
             rows, log, delta_log, {name: after[name] for name in auto & after.keys()}
         )
     log.register_many(rows)
@@ -308,16 +310,16 @@ def free(deployment: Deployment, jobs: Collection[Job]) -> None:
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 
 
-def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]:
+def get_run_tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:
     """The tenants that a run is for. Raises Failure if it names none."""
     if not (context.has_partition_key or context.has_partition_key_range):
-        raise Failure(nameless(source.name), allow_retries=False)
+        raise Failure(format_no_tenant_message(source.name), allow_retries=False)
     return list(context.partition_keys)
 
 
 def report(outcomes: Sequence[Outcome]) -> None:
     """Raise Failure that names what failed or was left out, if anything was."""
-    lines = [_line(each) for each in outcomes if isinstance(each, Failed | LeftOut)]
+    lines = [_format_failure(each) for each in outcomes if isinstance(each, Failed | LeftOut)]
     if lines:
         more = len(lines) - MOST_SHOWN
         shown = lines[:MOST_SHOWN]
@@ -325,12 +327,12 @@ def report(outcomes: Sequence[Outcome]) -> None:
         raise Failure("\n".join(shown), allow_retries=False)
 
 
-def _line(outcome: Failed | LeftOut) -> str:
+def _format_failure(outcome: Failed | LeftOut) -> str:
     if isinstance(outcome, LeftOut):
         return LEFT_OUT.format(code=FenceError.code, job=outcome.job)
     claim = outcome.claim
     return f"[{outcome.code}] {claim.name}, tenant {claim.key.tenant!r}: {outcome.message}"
 
 
-def _tenant(job: Job) -> str:
+def _get_tenant(job: Job) -> str:
     return job.key.tenant

@@ -10,21 +10,21 @@ from pydantic import Field
 
 from iscp_dagster.location.assets.data_versions import event_type
 from iscp_dagster.location.assets.reporting import report_indexes
-from iscp_dagster.location.names import source_key, sync_job_name, tenants_job_name
-from iscp_dagster.location.working import working
+from iscp_dagster.location.names import get_batch_sync_job_name, get_source_asset_key, sync_job_name
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.variables import KEEP_RUNS_DAYS
 from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.writing.serving import Served, serve_all
+from iscp_dagster.sync.writing.serving import ServeResult, serve_all
 from iscp_dagster.upkeep import maintenance
 from iscp_dagster.upkeep.outbox import EVENTS, prune_events
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
 REPORT = "iscp_report_indexes"
-RUN_BY = (sync_job_name, tenants_job_name)
+RUN_BY = (sync_job_name, get_batch_sync_job_name)
 MOST_RUNS = 2_000
 """The most runs pruned at a time; each takes Dagster some 20 ms."""
 
@@ -59,7 +59,7 @@ class PruneConfig(dg.Config):
     )
 
 
-def maintenance_jobs(
+def build_maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
 ) -> list[dg.JobDefinition]:
     """The flush of watermarks, the collection of garbage, the pruning of runs, and the report."""
@@ -67,7 +67,7 @@ def maintenance_jobs(
     @dg.op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        with working(deployment, context.run):
+        with renew_run_lease(deployment, context.run):
             flushed = maintenance.flush_watermarks(deployment, sources)
         context.log.info("Moved %s.", flushed.moved)
         context.add_output_metadata({"moved": sum(flushed.moved.values())})
@@ -77,18 +77,20 @@ def maintenance_jobs(
     @dg.op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: dg.OpExecutionContext, config: CollectConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        forgotten, pruned, events, served = 0, 0, 0, Served()
+        forgotten, pruned, events, served = 0, 0, 0, ServeResult()
         problems: list[str] = []
-        with working(deployment, context.run):
-            found = maintenance.garbage(deployment, sources, timedelta(hours=config.keep_hours))
+        with renew_run_lease(deployment, context.run):
+            found = maintenance.find_garbage(
+                deployment, sources, timedelta(hours=config.keep_hours)
+            )
             if not config.dry_run:
-                with _noted(problems):
+                with _record_problem(problems):
                     forgotten = maintenance.collect(deployment, sources, found)
-                with _noted(problems):
+                with _record_problem(problems):
                     pruned = maintenance.prune_history(
                         deployment, timedelta(days=config.history_days)
                     )
-                with _noted(problems):
+                with _record_problem(problems):
                     events = prune_events(deployment, timedelta(days=config.events_days))
                 served = serve_all(deployment, sources)
                 problems += [*served.problems, *maintenance.clear_staging(deployment, sources)]
@@ -109,12 +111,12 @@ def maintenance_jobs(
     def prune(context: dg.OpExecutionContext, config: PruneConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         kept = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
-        with working(deployment, context.run):
+        with renew_run_lease(deployment, context.run):
             pruned = prune_runs(
                 context.instance,
                 before=datetime.now(timezone.utc) - kept,
                 jobs={name(source) for source in sources for name in RUN_BY},
-                assets=events_to_keep(context.instance, sources),
+                assets=find_kept_event_types(context.instance, sources),
                 most=MOST_RUNS,
                 dry_run=config.dry_run,
             )
@@ -148,11 +150,11 @@ def maintenance_jobs(
     def prune_job() -> None:
         prune()
 
-    return [flush_job, collect_job, prune_job, _report_job(sources, resources)]
+    return [flush_job, collect_job, prune_job, _build_report_job(sources, resources)]
 
 
 @contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
+def _record_problem(problems: list[str]) -> Iterator[None]:
     """Add an error to the problems: one step of the upkeep stops no other."""
     try:
         yield
@@ -160,11 +162,13 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(as_ours(error)))
 
 
-def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) -> dg.JobDefinition:
+def _build_report_job(
+    sources: Sequence[SourceTable], resources: Mapping[str, Any]
+) -> dg.JobDefinition:
     @dg.op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
     def report(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        with working(deployment, context.run):
+        with renew_run_lease(deployment, context.run):
             reported, problems = report_indexes(context, deployment, sources)
         context.add_output_metadata({"reported": sum(reported.values())})
         if problems:
@@ -183,7 +187,7 @@ def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) ->
     return report_job
 
 
-def events_to_keep(
+def find_kept_event_types(
     instance: dg.DagsterInstance, sources: Sequence[SourceTable]
 ) -> dict[dg.AssetKey, dg.DagsterEventType]:
     """The type of event by which Dagster compares each table and index, undeclared ones too."""
@@ -193,10 +197,10 @@ def events_to_keep(
         for key in instance.get_asset_keys(prefix=[source.database])
         if key.path[-1].startswith(f"{source.table}_")
     }
-    return indexes | {source_key(source): event_type(source) for source in sources}
+    return indexes | {get_source_asset_key(source): event_type(source) for source in sources}
 
 
-def hourly(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
+def build_hourly_schedules(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
     """Run each Dagster job every hour, ten minutes apart."""
     return [
         dg.ScheduleDefinition(

@@ -14,10 +14,10 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.outbox import numbers_of
+from iscp_dagster.upkeep.outbox import describe_events
 
 
-def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
+def build_delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
     """The source's columns with their Delta types."""
     return TableSchema(
         [
@@ -32,7 +32,7 @@ def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
     )
 
 
-def facts_if_known(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
+def try_read_log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
     """The facts of `log_facts`; none if they cannot be read, so that other news still go out."""
     try:
         return log_facts(delta_log, version)
@@ -45,23 +45,25 @@ def log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, A
 
     Does not look at its files.
     """
-    commit = delta_log.latest() if version is None else delta_log.moment(version)
+    commit = delta_log.latest() if version is None else delta_log.get_moment(version)
     return {
         "source_time": MetadataValue.timestamp(commit.at),
-        "table_id": delta_log.table_id(version),
+        "table_id": delta_log.get_table_id(version),
         "path": MetadataValue.path(delta_log.location),
-        "dagster/column_schema": delta_schema(delta_log.facts(version).fields),
+        "dagster/column_schema": build_delta_schema(delta_log.get_facts(version).fields),
     }
 
 
-def events_if_known(deployment: Deployment, source: SourceTable, name: str) -> Mapping[str, Any]:
+def try_read_event_counts(
+    deployment: Deployment, source: SourceTable, name: str
+) -> Mapping[str, Any]:
     """What became of a trigger's events; nothing for an index, or if it cannot be read."""
     found: dict[str, Any] = {}
     # The events are recorded already: a log that has gone since must not fail the run.
     with suppress(IscpError):
         for trigger in source.triggers:
             if trigger.name == name:
-                found = numbers_of(deployment, trigger)
+                found = describe_events(deployment, trigger)
     if not found:
         return {}
     oldest, endpoints = found.pop("oldest_pending"), found.pop("endpoints")
@@ -71,7 +73,7 @@ def events_if_known(deployment: Deployment, source: SourceTable, name: str) -> M
     return {**found, "endpoints": MetadataValue.text(said)}
 
 
-def told_metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
+def build_consumer_metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a consumer reported besides rows; of invocations, a table with a link to each."""
     if INVOKED not in told:
         return told

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance
 
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location import internals
-from iscp_dagster.location.assets.data_versions import event_type, reported
-from iscp_dagster.location.names import job_key, source_key
-from iscp_dagster.model.declared.lineage import parents
+from iscp_dagster.location.assets.data_versions import event_type, read_reported_versions
+from iscp_dagster.location.names import get_job_asset_key, get_source_asset_key
+from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
 
 EARLIER = "1"
@@ -41,17 +41,21 @@ class Provenance:
         cls, instance: DagsterInstance, source: SourceTable, tenants: Collection[str], run_id: str
     ) -> Provenance:
         """Ask the instance. Costs two statements per 5,000 tenants."""
-        key, pointers = source_key(source), dict[str, int]()
-        for some in portions(sorted(tenants)):
+        key, pointers = get_source_asset_key(source), dict[str, int]()
+        for some in split_for_statements(sorted(tenants)):
             pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(
                 key, event_type(source), set(some)
             )
-        versions = reported(instance, source, tenants)
+        versions = read_reported_versions(instance, source, tenants)
         return cls(
-            key=key, run_id=run_id, versions=versions, pointers=pointers, views=views_of(source)
+            key=key,
+            run_id=run_id,
+            versions=versions,
+            pointers=pointers,
+            views=get_view_keys(source),
         )
 
-    def tags(self, name: str, tenant: str, upto: int) -> Mapping[str, str]:
+    def build_tags(self, name: str, tenant: str, upto: int) -> Mapping[str, str]:
         """The tags on the job's rows of the tenant that agree with the source up to `upto`.
 
         If the source has changed since, they say that the rows are behind.
@@ -69,9 +73,9 @@ class Provenance:
         }
 
 
-def views_of(source: SourceTable) -> dict[str, AssetKey]:
+def get_view_keys(source: SourceTable) -> dict[str, AssetKey]:
     """The asset of the view that a view or trigger is of, by their jobs' names."""
-    return {name: job_key(source, view) for name, view in parents(source).items()}
+    return {name: get_job_asset_key(source, view) for name, view in find_parents(source).items()}
 
 
 def view_tags(view: AssetKey | None, upto: int) -> dict[str, str]:

@@ -19,34 +19,34 @@ from uuid import uuid4
 import dagster as dg
 
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, latest
-from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome
-from iscp_dagster.location.assets.metadata import events_if_known, told_metadata
+from iscp_dagster.location.assets.metadata import build_consumer_metadata, try_read_event_counts
 from iscp_dagster.location.assets.provenance import Provenance
-from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.internals import (
     DATA_VERSION_TAG,
     AssetMaterializationPlannedData,
     DagsterEventBatchMetadata,
 )
-from iscp_dagster.location.names import job_key
+from iscp_dagster.location.names import get_job_asset_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.effective import effective
-from iscp_dagster.planning.problems import problem_of
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.effective import compute_effective_jobs
+from iscp_dagster.planning.problems import make_problem
+from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.runs.named import WORKED
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
-Success = Delivery | InStep
+Success = PendingCommit | InStep
 """An outcome whose rows are served."""
 Reported = AssetEvent | dg.AssetCheckEvaluation
 Tell = Callable[[Sequence[Success], Sequence[Outcome]], None]
@@ -54,7 +54,7 @@ BATCH = 200
 """The events that are made and stored at a time."""
 
 
-def iterated(
+def sync_tenants(
     context: Context,
     its: Iterations,
     chosen: Callable[[Sequence[Success]], Sequence[Success]] = list,
@@ -66,10 +66,10 @@ def iterated(
     """
     told: list[Success] = []
     failed: list[Outcome] = []
-    with reporting(context, its) as tell:
+    with report_in_background(context, its) as tell:
         for outcomes in its.outcomes():
-            served = chosen([each for each in outcomes if isinstance(each, Delivery | InStep)])
-            wrong = [each for each in outcomes if not isinstance(each, Delivery | InStep)]
+            served = chosen([each for each in outcomes if isinstance(each, PendingCommit | InStep)])
+            wrong = [each for each in outcomes if not isinstance(each, PendingCommit | InStep)]
             if served or wrong:
                 tell(served, wrong)
             told += served
@@ -78,7 +78,7 @@ def iterated(
 
 
 @contextmanager
-def reporting(context: Context, its: Iterations) -> Iterator[Tell]:
+def report_in_background(context: Context, its: Iterations) -> Iterator[Tell]:
     """Yield a function that reports a scan's outcomes, in parallel with what the run does next.
 
     Ends when all are reported; raises Dagster's first error, which costs no tenant its rows. An
@@ -87,17 +87,22 @@ def reporting(context: Context, its: Iterations) -> Iterator[Tell]:
     ended, told, to = threading.Event(), list[Future[None]](), its.to
 
     @cache
-    def versions() -> DataVersions:
+    def get_versions() -> DataVersions:
         # With a log of its own, since two threads must not share one.
         log_ = its.deployment.delta_log(its.source)
         return DataVersions(context.instance, its.source, log_, to.version)
 
-    def made_of(served: Sequence[Success]) -> Iterator[Iterable[Reported]]:
-        yield news_of(its.deployment, versions(), {each.tenant for each in served})
-        yield materializations(context.instance, its.deployment, its.source, served, its.run_id)
+    def build_events(served: Sequence[Success]) -> Iterator[Iterable[Reported]]:
+        yield build_news_events(its.deployment, get_versions(), {each.tenant for each in served})
+        yield build_materializations(
+            context.instance, its.deployment, its.source, served, its.run_id
+        )
 
     def store(served: Sequence[Success], wrong: Sequence[Outcome]) -> None:
-        for events in (*(made_of(served) if served else ()), observations(its.source, wrong)):
+        for events in (
+            *(build_events(served) if served else ()),
+            build_observations(its.source, wrong),
+        ):
             store_events(context, takewhile(lambda _: not ended.is_set(), events))
         mark_failed_partitions(context, its.source, takewhile(lambda _: not ended.is_set(), wrong))
 
@@ -128,17 +133,17 @@ def store_events(context: Context, events: Iterable[Reported]) -> None:
     Dagster writes a batch's events of an asset together if DAGSTER_EVENT_BATCH_SIZE allows it.
     """
     for some in split_into_portions(events, most=BATCH):
-        for _, mine in groupby(sorted(some, key=_series), key=_series):
-            _store(context, list(mine))
+        for _, mine in groupby(sorted(some, key=_get_event_series), key=_get_event_series):
+            _store_batch(context, list(mine))
 
 
-def _series(event: Reported) -> tuple[bool, str, str]:
+def _get_event_series(event: Reported) -> tuple[bool, str, str]:
     # Dagster takes a check as of the version before it.
     is_check = isinstance(event, dg.AssetCheckEvaluation)
     return is_check, type(event).__name__, event.asset_key.to_user_string()
 
 
-def _store(context: Context, events: Sequence[Reported]) -> None:
+def _store_batch(context: Context, events: Sequence[Reported]) -> None:
     batch = str(uuid4())
     for number, event in enumerate(events, start=1):
         log_event(context, event, DagsterEventBatchMetadata(batch, number == len(events)))
@@ -156,20 +161,23 @@ def log_event(context: Context, event: Reported, batch: DagsterEventBatchMetadat
             context.log_event(event)  # type: ignore[arg-type] # which takes it
 
 
-def news_of(
+def build_news_events(
     deployment: Deployment, versions: DataVersions, tenants: Collection[str]
 ) -> list[Reported]:
     """The tenants' data versions that Dagster has not been told yet.
 
     For a table that this location loads, adds its check, or Dagster would show that as older.
     """
-    news = versions.news(sorted(tenants))
+    news = versions.build_unreported_events(sorted(tenants))
     if news and versions.source.load:
-        return [*news, evaluation(versions.source, problems_of(deployment, versions.source))]
+        return [
+            *news,
+            build_check_evaluation(versions.source, find_problems(deployment, versions.source)),
+        ]
     return [*news]
 
 
-def materializations(
+def build_materializations(
     instance: dg.DagsterInstance,
     deployment: Deployment,
     source: SourceTable,
@@ -181,31 +189,33 @@ def materializations(
     tenants = {each.tenant for each in outcomes if each.job_name in declared}
     made_of = Provenance.of(instance, source, tenants, run_id)
     tables: dict[int, Mapping[str, Any]] = {}
-    events = cache(partial(events_if_known, deployment, source))
+    events = cache(partial(try_read_event_counts, deployment, source))
     for each in outcomes:
         tags = (
-            made_of.tags(each.job_name, each.tenant, agrees(each))
+            made_of.build_tags(each.job_name, each.tenant, agrees(each))
             if each.job_name in declared
             else {}
         )
         yield dg.AssetMaterialization(
-            asset_key=job_key(source, each.job_name),
+            asset_key=get_job_asset_key(source, each.job_name),
             partition=each.tenant,
-            metadata={**shown(each, tables), **events(each.job_name)},
+            metadata={**build_outcome_metadata(each, tables), **events(each.job_name)},
             tags={**tags, DATA_VERSION_TAG: str(each.data_version)},
         )
 
 
-def observations(source: SourceTable, wrong: Iterable[Outcome]) -> Iterator[dg.AssetObservation]:
+def build_observations(
+    source: SourceTable, wrong: Iterable[Outcome]
+) -> Iterator[dg.AssetObservation]:
     """One for each failed job whose handler was invoked all the same, with these invocations."""
     for each in wrong:
         if isinstance(each, Failed) and INVOKED in each.told:
             key = each.claim.key
             error = dg.MetadataValue.text(f"[{each.code}] {each.message}")
             yield dg.AssetObservation(
-                asset_key=job_key(source, key.job_name),
+                asset_key=get_job_asset_key(source, key.job_name),
                 partition=key.tenant,
-                metadata={**told_metadata(each.told), "error": error},
+                metadata={**build_consumer_metadata(each.told), "error": error},
             )
 
 
@@ -227,7 +237,7 @@ def _plan_partitions(context: Context, source: SourceTable, keys: Iterable[JobKe
     for key in keys:
         if key.job_name in declared:
             planned = AssetMaterializationPlannedData(
-                job_key(source, key.job_name), partition=key.tenant
+                get_job_asset_key(source, key.job_name), partition=key.tenant
             )
             event = dg.DagsterEvent.build_asset_materialization_planned_event(
                 step.job_name, step.step.key, planned
@@ -249,31 +259,31 @@ def find_unmarked_errors(
             wrong[job.key.job_name].append(job)
     found: list[Job] = []
     for name, its in wrong.items():
-        tries = _runs_since_materialized(instance, source, name) if its else {}
-        failed = _failed_of(instance, {tries.get(job.key.tenant, "") for job in its})
+        tries = _find_latest_attempts(instance, source, name) if its else {}
+        failed = _find_failed_runs(instance, {tries.get(job.key.tenant, "") for job in its})
         found += [job for job in its if tries.get(job.key.tenant, "") not in failed]
     return found
 
 
-def _runs_since_materialized(
+def _find_latest_attempts(
     instance: dg.DagsterInstance, source: SourceTable, name: str
 ) -> dict[str, str]:
     """By tenant, the latest run that planned to materialize it and has not."""
     ask = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations  # noqa: E501
-    return {tenant: run for tenant, (run, _) in ask(job_key(source, name)).items()}
+    return {tenant: run for tenant, (run, _) in ask(get_job_asset_key(source, name)).items()}
 
 
-def _failed_of(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
+def _find_failed_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
     """Those of the runs that have failed."""
     failed = [dg.DagsterRunStatus.FAILURE]
     return {
         run.run_id
-        for some in portions(sorted(filter(None, runs)))
+        for some in split_for_statements(sorted(filter(None, runs)))
         for run in instance.get_runs(dg.RunsFilter(run_ids=some, statuses=failed))
     }
 
 
-def unreported(
+def find_unreported_jobs(
     instance: dg.DagsterInstance, source: SourceTable, jobs: Collection[Job]
 ) -> list[InStep]:
     """The jobs that serve rows which Dagster does not know about, since their runs ended early.
@@ -285,8 +295,12 @@ def unreported(
     by_name = attrgetter("key.job_name")
     for name, group in groupby(sorted(jobs, key=by_name), key=by_name):
         served = [job for job in group if job.watermark.version > START.version]
-        told = latest(instance, job_key(source, name), kind, [job.key.tenant for job in served])
-        found += [InStep(job=job) for job in served if _untold(job, told.get(job.key.tenant))]
+        told = latest(
+            instance, get_job_asset_key(source, name), kind, [job.key.tenant for job in served]
+        )
+        found += [
+            InStep(job=job) for job in served if _is_unreported(job, told.get(job.key.tenant))
+        ]
     return found
 
 
@@ -296,7 +310,7 @@ def agrees(outcome: Success) -> int:
     return moment.version
 
 
-def _untold(job: Job, version: str | None) -> bool:
+def _is_unreported(job: Job, version: str | None) -> bool:
     if version is None:
         return True
     # After an iteration that failed, the row no longer says which version was delivered last.
@@ -316,32 +330,36 @@ def report_indexes(
     reported: dict[str, int] = {}
     problems: list[str] = []
     for source in sources:
-        if not deployment.log.table_ids(source.database, source.table):
+        if not deployment.log.find_table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
-            reported[source.name], wrong = _report(context, deployment, source)
+            reported[source.name], wrong = _report_table(context, deployment, source)
             problems += wrong
         except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
-            problems.append(str(problem_of(source, error)))
+            problems.append(str(make_problem(source, error)))
     return reported, problems
 
 
-def _report(
+def _report_table(
     context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> tuple[int, list[str]]:
     """How many jobs were reported as materialized, and a line for each reported as failed."""
     delta_log, count, problems = deployment.delta_log(source), 0, list[str]()
-    table_id, to = delta_log.table_id(), delta_log.latest()
+    table_id, to = delta_log.get_table_id(), delta_log.latest()
     versions = DataVersions(context.instance, source, delta_log, to.version)
-    for some in portions(sorted(deployment.log.tenants(table_id))):
+    for some in split_for_statements(sorted(deployment.log.tenants(table_id))):
         jobs = deployment.log.jobs(table_id=table_id, tenants=some)
         # Read after the jobs: a run that has ended since has reported what it completed.
-        working = _at_work(context.instance)
+        working = _find_working_runs(context.instance)
         idle = [job for job in jobs if not job.active and job.run_id not in working]
-        left = [each.job for each in unreported(context.instance, source, idle)]
-        outcomes = [InStep(job=job) for job in effective(delta_log, left, to)]
-        store_events(context, news_of(deployment, versions, {each.tenant for each in outcomes}))
-        made = materializations(context.instance, deployment, source, outcomes, context.run_id)
+        left = [each.job for each in find_unreported_jobs(context.instance, source, idle)]
+        outcomes = [InStep(job=job) for job in compute_effective_jobs(delta_log, left, to)]
+        store_events(
+            context, build_news_events(deployment, versions, {each.tenant for each in outcomes})
+        )
+        made = build_materializations(
+            context.instance, deployment, source, outcomes, context.run_id
+        )
         store_events(context, made)
         count += len(outcomes)
         wrong = find_unmarked_errors(context.instance, source, idle)
@@ -353,5 +371,5 @@ def _report(
     return count, problems
 
 
-def _at_work(instance: dg.DagsterInstance) -> set[str]:
+def _find_working_runs(instance: dg.DagsterInstance) -> set[str]:
     return {run.run_id for run in instance.get_runs(dg.RunsFilter(statuses=list(WORKED)))}

@@ -10,15 +10,19 @@ from typing import Any, cast
 import dagster as dg
 from pydantic import BaseModel
 
-from iscp_dagster.location.build import runner_definitions, standing, table_definitions
-from iscp_dagster.location.component.reading import declared_of, place
+from iscp_dagster.location.build import (
+    build_runner_definitions,
+    build_table_definitions,
+    filter_declarations,
+)
+from iscp_dagster.location.component.reading import parse_declarations, place
 from iscp_dagster.location.component.scaffold import SourceTableScaffolder
-from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.location.component.schema import build_table_model
 from iscp_dagster.location.resources.environment import resources_from_environment
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.model.declared.together.sound import Sound
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
@@ -54,7 +58,7 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        return table_model()
+        return build_table_model()
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Any:
@@ -69,7 +73,7 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Any:
         """Make the component from the attributes of a `defs.yaml`. Raises ConfigError."""
-        found = declared_of(context, cast("dg.Model", model))
+        found = parse_declarations(context, cast("dg.Model", model))
         return cls(
             found.tables[0],
             views=found.views,
@@ -91,28 +95,32 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
                 "its return type; annotate it with `-> SourceTableComponent`, without quotes or "
                 "`from __future__ import annotations`."
             )
-        found = _standing(tuple(every))
+        found = _filter_declarations(tuple(every))
         table = found.declared.get(id(self.table))
-        own = [] if table is None else [table_definitions(table)]
-        return dg.Definitions.merge(*own, *([_shared(every)] if every[0] is self else []))
+        own = [] if table is None else [build_table_definitions(table)]
+        return dg.Definitions.merge(
+            *own, *([_build_shared_definitions(every)] if every[0] is self else [])
+        )
 
 
-def _declared(every: Sequence[SourceTableComponent]) -> Declared:
+def _collect_declarations(every: Sequence[SourceTableComponent]) -> Declarations:
     declared: dict[int, object] = {}
     files: dict[int, str] = {}
     for each in every:
         for one in (each.table, *each.views, *each.triggers, *each.endpoints):
             declared[id(one)] = one
             files[id(one)] = each.declared_at
-    return Declared.of(declared.values(), files)
+    return Declarations.of(declared.values(), files)
 
 
 @lru_cache(maxsize=1)
-def _standing(every: tuple[SourceTableComponent, ...]) -> Sound:
+def _filter_declarations(every: tuple[SourceTableComponent, ...]) -> Sound:
     """Kept for the next component of the same project, since each asks for it."""
-    return standing(_declared(every), os.environ)
+    return filter_declarations(_collect_declarations(every), os.environ)
 
 
-def _shared(every: Sequence[SourceTableComponent]) -> dg.Definitions:
-    tables = _standing(tuple(every)).tables
-    return runner_definitions(tables, resources_from_environment(), given=_declared(every))
+def _build_shared_definitions(every: Sequence[SourceTableComponent]) -> dg.Definitions:
+    tables = _filter_declarations(tuple(every)).tables
+    return build_runner_definitions(
+        tables, resources_from_environment(), given=_collect_declarations(every)
+    )

@@ -22,7 +22,7 @@ def load(context: dg.ComponentLoadContext) -> SourceTableComponent:
 """
 
 
-class Asked(BaseModel):
+class ScaffoldOptions(BaseModel):
     """The options of the command."""
 
     name: str | None = Field(default=None, description="The Delta table: database.table.")
@@ -31,14 +31,14 @@ class Asked(BaseModel):
     path: str | None = Field(default=None, description="The path or URL of the Delta table.")
 
 
-class SourceTableScaffolder(Scaffolder[Asked]):
+class SourceTableScaffolder(Scaffolder[ScaffoldOptions]):
     """Writes the declaration of a table with a mirror."""
 
     @classmethod
-    def get_scaffold_params(cls) -> type[Asked]:
-        return Asked
+    def get_scaffold_params(cls) -> type[ScaffoldOptions]:
+        return ScaffoldOptions
 
-    def scaffold(self, request: ScaffoldRequest[Asked]) -> None:
+    def scaffold(self, request: ScaffoldRequest[ScaffoldOptions]) -> None:
         asked = request.params
         name = asked.name or f"my_database.{request.target_path.name}"
         said = {"name": name, "key": asked.key, "tenant": asked.tenant, "path": asked.path}

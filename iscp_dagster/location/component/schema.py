@@ -35,7 +35,7 @@ class SpreadModel(Model):
 
 # defs.yaml takes an import path where Python takes an object, and lists the texts it allows.
 _IMPORTED = Annotated[str, Said(description="package.module:name")]
-_SAID_OTHERWISE: Mapping[str, Any] = {
+_OVERRIDDEN_TYPES: Mapping[str, Any] = {
     "errors": Literal[ERRORS],
     "on_replace": Literal[ON_REPLACE],
     "sharding": SpreadModel | None,
@@ -45,30 +45,30 @@ _SAID_OTHERWISE: Mapping[str, Any] = {
 }
 
 
-_NAMED = Annotated[str | None, Said(description="a view's name; left out: the table")]
-_LEFT_OUT = object()
+_VIEW_NAME = Annotated[str | None, Said(description="a view's name; left out: the table")]
+_OMITTED = object()
 """Marks an option that YAML does not have."""
-_OVER_IT: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
-    "views": (View, {"of": _NAMED}),
+_NESTED_DECLARATIONS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
+    "views": (View, {"of": _VIEW_NAME}),
     "triggers": (
         Trigger,
-        {"on": _NAMED, "to": Sequence[str], "initial": Literal[INITIAL]},
+        {"on": _VIEW_NAME, "to": Sequence[str], "initial": Literal[INITIAL]},
     ),
     "endpoints": (Endpoint, {}),
-    "services": (ServiceConsumer, {"on": _LEFT_OUT}),
+    "services": (ServiceConsumer, {"on": _OMITTED}),
 }
 """What is declared with the table, by attribute; a view or endpoint is meant by its name."""
 
 
-_CALLED = {"on": "of"}
+_RENAMED_ATTRIBUTES = {"on": "of"}
 """Attributes with another name than in Python: YAML reads the word `on` as true."""
 
 
-class _OrTemplate:
+class _TemplateValidator:
     """Also accepts a template, which Dagster fills in when it loads the component."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_wrap_validator_function(_unless_template, handler(source))
+        return core_schema.no_info_wrap_validator_function(_validate_non_template, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         # With anyOf, a validator would say only that no alternative fits.
@@ -76,15 +76,15 @@ class _OrTemplate:
 
 
 @dataclass(frozen=True, eq=False)
-class _ByKind:
+class _KindValidator:
     """Validates an index against its own kind alone, so that an error names the field."""
 
     offered: Mapping[str, type[Model]]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_wrap_validator_function(self._read, handler(source))
+        return core_schema.no_info_wrap_validator_function(self._validate_kind, handler(source))
 
-    def _read(self, value: Any, handler: Any) -> Any:
+    def _validate_kind(self, value: Any, handler: Any) -> Any:
         kind = value.get("kind") if isinstance(value, dict) else None
         chosen = self.offered.get(kind) if isinstance(kind, str) else None
         return chosen.model_validate(value) if chosen else handler(value)
@@ -105,7 +105,7 @@ class _ByKind:
         }
 
 
-def _unless_template(value: Any, handler: Any) -> Any:
+def _validate_non_template(value: Any, handler: Any) -> Any:
     return value if is_template(value) else handler(value)
 
 
@@ -115,38 +115,40 @@ def is_template(value: object) -> bool:
 
 
 @cache
-def table_model() -> type[Model]:
+def build_table_model() -> type[Model]:
     """The attributes of a table: those of `SourceTable`, and what is declared over it."""
     offered = {
-        name: _model(kind.__name__, kind, {}, kind=(Literal[name], ...))
+        name: _build_model(kind.__name__, kind, {}, kind=(Literal[name], ...))
         for name, kind in kinds().items()
     }
     either: Any = Union[tuple(offered.values())]  # noqa: UP007 - known only at run time
-    each: Any = Annotated[either, Said(discriminator="kind"), _ByKind(offered)]
+    each: Any = Annotated[either, Said(discriminator="kind"), _KindValidator(offered)]
     over: dict[str, Any] = {
-        name: (list[_model(kind.__name__, kind, said)], Said(default_factory=list))  # type: ignore[misc]
-        for name, (kind, said) in _OVER_IT.items()
+        name: (list[_build_model(kind.__name__, kind, said)], Said(default_factory=list))  # type: ignore[misc]
+        for name, (kind, said) in _NESTED_DECLARATIONS.items()
     }
-    own = {"indexes": list[each], "left_out": _LEFT_OUT}
-    return _model("SourceTable", SourceTable, own, **over)
+    own = {"indexes": list[each], "left_out": _OMITTED}
+    return _build_model("SourceTable", SourceTable, own, **over)
 
 
-def _model(name: str, declared: type[Any], said: Mapping[str, Any], **first: Any) -> type[Model]:
-    hints = {**_hints(declared), **_SAID_OTHERWISE, **said}
+def _build_model(
+    name: str, declared: type[Any], said: Mapping[str, Any], **first: Any
+) -> type[Model]:
+    hints = {**_get_hints(declared), **_OVERRIDDEN_TYPES, **said}
     chosen = {
-        _CALLED.get(each.name, each.name): (
-            _templated(hints.get(each.name, Any)),
-            None if hints.get(each.name) is _NAMED else _default(each),
+        _RENAMED_ATTRIBUTES.get(each.name, each.name): (
+            _allow_template(hints.get(each.name, Any)),
+            None if hints.get(each.name) is _VIEW_NAME else _get_default(each),
         )
         for each in fields(declared)
-        if each.init and each.name not in first and said.get(each.name) is not _LEFT_OUT
+        if each.init and each.name not in first and said.get(each.name) is not _OMITTED
     }
     base = type("Attributes", (Model,), {"model_config": _STRICT, "__module__": __name__})
     doc = getdoc(declared)
     return create_model(name, __base__=base, __doc__=doc, **(first | chosen))
 
 
-def _hints(declared: type[Any]) -> dict[str, Any]:
+def _get_hints(declared: type[Any]) -> dict[str, Any]:
     try:
         return get_type_hints(declared, include_extras=True)
     except NameError:
@@ -154,16 +156,16 @@ def _hints(declared: type[Any]) -> dict[str, Any]:
         return {}
 
 
-def _templated(hint: Any) -> Any:
+def _allow_template(hint: Any) -> Any:
     """The type or a template; any value if pydantic has no schema for it: the kind checks that."""
     try:
         TypeAdapter(hint)
     except PydanticSchemaGenerationError:
         return Any
-    return hint if hint in {str, Any} else Annotated[hint, _OrTemplate()]
+    return hint if hint in {str, Any} else Annotated[hint, _TemplateValidator()]
 
 
-def _default(each: Field[Any]) -> Any:
+def _get_default(each: Field[Any]) -> Any:
     if each.default_factory is not MISSING:
         return Said(default_factory=each.default_factory)
     return ... if each.default is MISSING else each.default

@@ -5,13 +5,13 @@ from functools import lru_cache
 from dagster import ConfigurableIOManagerFactory, ConfigurableResource, ResourceDependency
 from pydantic import Field
 
-from iscp_dagster.api.wiring import wired
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.api.wiring import wire_deployment
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
+from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 
 
@@ -33,9 +33,9 @@ class ClickHouse(ConfigurableResource[Endpoint]):
     connect_timeout: float = Field(default=10, description="Seconds.")
     query_timeout: float = Field(default=600, description="Seconds.")
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def parse_endpoints(self) -> tuple[Endpoint, ...]:
         """The parsed addresses, by shard. Raises ConfigError for a malformed one."""
-        return endpoints(
+        return parse_endpoints(
             self.url,
             self.urls,
             connect_timeout=self.connect_timeout,
@@ -50,11 +50,11 @@ class IscpLog(ConfigurableResource[SqlLog]):
 
     def open(self) -> SqlLog:
         """The log, made ready at first use in the process."""
-        return _opened(self.url)
+        return _open_log(self.url)
 
 
 @lru_cache(maxsize=4)
-def _opened(url: str) -> SqlLog:
+def _open_log(url: str) -> SqlLog:
     log = SqlLog(url, who="dagster")
     log.ensure()
     return log
@@ -100,16 +100,16 @@ class Iscp(ConfigurableResource[Deployment]):
 
     def deployment(self) -> Deployment:
         """Make the deployment. Cheap: nothing is connected before it is used."""
-        return wired(
-            shards=self.clickhouse.endpoints(),
+        return wire_deployment(
+            shards=self.clickhouse.parse_endpoints(),
             log=self.log.open(),
             log_url=self.log.url,
             state_store=self.state_store,
             tolerate_state_mismatch=self.tolerate_state_mismatch,
             shared=self.spark.shared,
-            private=self.spark.private,
+            private=self.spark.open_private_session,
             lake=self.lake.root,
-            bounds=Bounds(versions=self.max_versions, bytes=self.max_bytes),
+            bounds=IterationBounds(versions=self.max_versions, bytes=self.max_bytes),
             event_ids=IdScheme.parse(self.event_ids),
             invocations=(self.invocations_url, self.invocations_token),
         )

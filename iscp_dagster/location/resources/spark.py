@@ -8,7 +8,7 @@ from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
-from iscp_dagster.spark.session import private, shared
+from iscp_dagster.spark.session import create_private_session, shared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,11 +26,11 @@ class Spark(LazyPySparkResource):
     def _init_session(self) -> None:
         """Connect at first use. Raises UnavailableError when nothing answers."""
         if self._spark_session is None:
-            self._spark_session = self.private()
+            self._spark_session = self.open_private_session()
 
-    def private(self) -> SparkSession:
+    def open_private_session(self) -> SparkSession:
         """A new session. Raises UnavailableError when nothing answers."""
-        return private(self.remote, self.spark_config)
+        return create_private_session(self.remote, self.spark_config)
 
     def shared(self) -> SparkSession:
         """The session of all runs, for the project's own reads. Raises as `private`."""

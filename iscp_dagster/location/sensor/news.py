@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.location.assets.data_versions import AssetEvent, version_event
-from iscp_dagster.location.assets.metadata import facts_if_known
-from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.assets.data_versions import AssetEvent, build_version_event
+from iscp_dagster.location.assets.metadata import try_read_log_facts
+from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.names import NEWS
 from iscp_dagster.location.sensor.runner import Lookout
 from iscp_dagster.location.sensor.trial import is_trial
@@ -20,7 +20,7 @@ NOTHING = "There is nothing new to report."
 TRIAL = "A tick would report {count} changes."
 
 
-def news_sensor(lookout: Lookout) -> dg.SensorDefinition:
+def build_news_sensor(lookout: Lookout) -> dg.SensorDefinition:
     """The sensor that reports changed tenants and the problems of tables.
 
     Dagster's daemon stores a tick's events one by one, some 10 ms each, before it submits the
@@ -35,10 +35,10 @@ def news_sensor(lookout: Lookout) -> dg.SensorDefinition:
         description="Reports changed tenants and problems of the source tables; requests no runs.",
     )
     def iscp_news(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        with lookout.reporter(context) as reporter:
+        with lookout.open_reporter(context) as reporter:
             report = reporter.report(context.cursor)
-            changed = list(events(report.news, reporter.runner.delta_log_of))
-        told = [*changed, *verdicts(report, lookout.sources)]
+            changed = list(events(report.news, reporter.runner.get_delta_log))
+        told = [*changed, *build_check_results(report, lookout.sources)]
         if is_trial(context):
             return dg.SensorResult(skip_reason=TRIAL.format(count=len(told)), cursor=context.cursor)
         return dg.SensorResult(
@@ -53,12 +53,14 @@ def events(
 ) -> Iterator[AssetEvent]:
     """A new data version for every changed tenant, so that its indexes show as behind."""
     for each in news:
-        facts = facts_if_known(delta_log_of(each.source)) if each.versions else {}
+        facts = try_read_log_facts(delta_log_of(each.source)) if each.versions else {}
         for tenant, version in each.versions.items():
-            yield version_event(each.source, tenant, version, facts)
+            yield build_version_event(each.source, tenant, version, facts)
 
 
-def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[dg.AssetCheckEvaluation]:
+def build_check_results(
+    report: Report, sources: Sequence[SourceTable]
+) -> Iterator[dg.AssetCheckEvaluation]:
     """The check results of tables whose problems appeared, changed or ended: reported once.
 
     If a table's news are materializations, the check is reported again with each, or Dagster would
@@ -67,4 +69,4 @@ def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[dg.Asse
     again = {each.source.name for each in report.news if each.versions and each.source.load}
     for source in sources:
         if source.name in report.risen | report.settled | again:
-            yield evaluation(source, report.of(source.name))
+            yield build_check_evaluation(source, report.of(source.name))

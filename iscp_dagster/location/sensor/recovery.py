@@ -11,16 +11,16 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, Run
 from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH, PRUNE, REPORT
 from iscp_dagster.location.names import (
     TABLE_TAG,
-    job_key,
-    source_key,
+    get_batch_sync_job_name,
+    get_job_asset_key,
+    get_source_asset_key,
     sync_job_name,
-    tenants_job_name,
 )
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.cancel import end
-from iscp_dagster.runs.named import WORKED, names_of, runs_named
+from iscp_dagster.runs.named import WORKED, find_runs, get_run_names
 from iscp_dagster.sync.deployment import Deployment
 
 GONE = "This run's process is gone or hangs. The next iteration continues its work."
@@ -40,9 +40,13 @@ class Ours:
     @classmethod
     def of(cls, sources: Sequence[SourceTable], location: str | None = None) -> Ours:
         names = {FLUSH, COLLECT, PRUNE, REPORT}
-        names |= {name(source) for source in sources for name in (sync_job_name, tenants_job_name)}
-        keys = {source_key(source) for source in sources}
-        keys |= {job_key(source, each.name) for source in sources for each in source.consumers}
+        names |= {
+            name(source) for source in sources for name in (sync_job_name, get_batch_sync_job_name)
+        }
+        keys = {get_source_asset_key(source) for source in sources}
+        keys |= {
+            get_job_asset_key(source, each.name) for source in sources for each in source.consumers
+        }
         return cls(
             tables=frozenset(source.name for source in sources),
             jobs=frozenset(names),
@@ -78,54 +82,56 @@ class Recovery:
     def look(self, instance: DagsterInstance) -> None:
         """End orphans, then free the jobs of all runs that are gone."""
         try:
-            self._look(instance)
+            self._recover_runs(instance)
         except Exception:
             self._since = None
             raise
 
-    def _look(self, instance: DagsterInstance) -> None:
+    def _recover_runs(self, instance: DagsterInstance) -> None:
         now = self.monotonic()
         self._since = now if self._since is None else self._since
         sure = now - self._since >= self.deployment.log.leases.run
-        self._end_runs(instance, sure=sure)
-        self._settle_queued(instance)
-        self.deployment.log.reclaim(None if sure else self._finished(instance))
+        self._end_orphans(instance, sure=sure)
+        self._process_queued_jobs(instance)
+        self.deployment.log.reclaim(None if sure else self._list_finished_runs(instance))
 
-    def _finished(self, instance: DagsterInstance) -> list[str]:
+    def _list_finished_runs(self, instance: DagsterInstance) -> list[str]:
         """Runs of this instance that hold jobs though Dagster says that they have finished."""
-        running = self.deployment.log.active_runs(JobState.RUNNING)
+        running = self.deployment.log.list_active_runs(JobState.RUNNING)
         found = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
         return [run.run_id for run in found if run.is_finished]
 
-    def _end_runs(self, instance: DagsterInstance, *, sure: bool) -> None:
+    def _end_orphans(self, instance: DagsterInstance, *, sure: bool) -> None:
         """End orphans: Dagster's default launcher does not notice them; they block the queue."""
         log = self.deployment.log
         runs = {run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
         mine = [run_id for run_id, run in runs.items() if self.ours.has(run)]
-        lapsed = log.lapsed(mine, log.leases.unseen)
+        lapsed = log.find_expired_leases(mine, log.leases.unseen)
         for run_id in sorted(lapsed) if sure else ():
             run = instance.get_run_by_id(run_id)
             if run is not None and run.status in WORKED:
                 end(instance, run, GONE)
 
-    def _settle_queued(self, instance: DagsterInstance) -> None:
+    def _process_queued_jobs(self, instance: DagsterInstance) -> None:
         """Keep jobs that wait for a run of this instance; free those whose run has ended.
 
         A run that this instance does not know is another's, or was never submitted: the lease of
         the jobs that wait for it decides.
         """
         log = self.deployment.log
-        queued = log.active_runs(JobState.PENDING)
+        queued = log.list_active_runs(JobState.PENDING)
         if not queued:
             return
-        runs = runs_named(instance, queued)
-        awaited = [name for run in runs if not run.is_finished for name in names_of(run) & queued]
+        runs = find_runs(instance, queued)
+        awaited = [
+            name for run in runs if not run.is_finished for name in get_run_names(run) & queued
+        ]
         log.keep(awaited, log.leases.queued)
         for run in runs:
             if run.is_finished:
-                self._free(run, names_of(run) & queued - set(awaited))
+                self._free_jobs(run, get_run_names(run) & queued - set(awaited))
 
-    def _free(self, run: DagsterRun, names: set[str]) -> None:
+    def _free_jobs(self, run: DagsterRun, names: set[str]) -> None:
         log = self.deployment.log
         if run.status is DagsterRunStatus.FAILURE:
             for name in sorted(names):

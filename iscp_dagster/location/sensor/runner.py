@@ -10,7 +10,7 @@ from threading import Lock
 
 import dagster as dg
 
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location.assets.iteration_job import Startable
 from iscp_dagster.location.internals import MAX_RETRIES_TAG
 from iscp_dagster.location.names import (
@@ -20,19 +20,24 @@ from iscp_dagster.location.names import (
     TABLE_TAG,
     TENANT_TAG,
     TENANTS_TAG,
-    job_key,
-    partitions_name,
+    get_batch_sync_job_name,
+    get_job_asset_key,
+    get_partitions_name,
     sync_job_name,
-    tenants_job_name,
 )
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
-from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
+from iscp_dagster.location.sensor.trial import (
+    build_partition_requests,
+    by_hand,
+    is_trial,
+    take_trial_look,
+)
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.ending import is_ending
-from iscp_dagster.runs.named import DISPATCH_TAG, identity
+from iscp_dagster.runs.named import DISPATCH_TAG, ensure_instance_name
 from iscp_dagster.sync.deployment import Deployment
 
 ROUND_SECONDS = 5
@@ -61,7 +66,7 @@ class Lookout:
     monotonic: Callable[[], float] = time.monotonic
     _lock: Lock = field(default_factory=Lock)
     """A restarted daemon may evaluate a sensor while the previous one still does."""
-    _begun: tuple[Recovery, Runner] | None = None
+    _recovery_and_runner: tuple[Recovery, Runner] | None = None
     _turn: int = 0
     """Counts the ticks; a newer tick ends the waiting of earlier ones."""
 
@@ -76,43 +81,45 @@ class Lookout:
         cursor = context.cursor
         while True:
             began = self.monotonic()
-            look = self._look(context, cursor)
+            look = self._take_look(context, cursor)
             yield look
             cursor, took = look.cursor, self.monotonic() - began
             rested = self.monotonic() + RESTS * took
-            if not (look.quiet and self._stirs(turn, rested, until) and is_on(context)):
+            if not (look.quiet and self._wait_for_reason(turn, rested, until) and is_on(context)):
                 return
 
     @contextmanager
-    def reporter(self, context: dg.SensorEvaluationContext) -> Iterator[Reporter]:
+    def open_reporter(self, context: dg.SensorEvaluationContext) -> Iterator[Reporter]:
         """Yield a reporter of the looks so far; no look is taken meanwhile."""
         with self._lock:
-            _, runner = self._kept(context)
+            _, runner = self._get_recovery_and_runner(context)
             yield Reporter(runner)
 
-    def _look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> Look:
+    def _take_look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> Look:
         with self._lock:
-            recovery, runner = self._kept(context)
+            recovery, runner = self._get_recovery_and_runner(context)
             recovery.look(context.instance)
             return runner.look(cursor)
 
-    def _kept(self, context: dg.SensorEvaluationContext) -> tuple[Recovery, Runner]:
-        if self._begun is None:
+    def _get_recovery_and_runner(
+        self, context: dg.SensorEvaluationContext
+    ) -> tuple[Recovery, Runner]:
+        if self._recovery_and_runner is None:
             deployment: Deployment = context.resources.iscp.deployment()
             origin = context.code_location_origin
             ours = Ours.of(self.sources, None if origin is None else origin.location_name)
             runner = Runner(
                 deployment,
                 self.sources,
-                owner=identity(context.instance),
+                owner=ensure_instance_name(context.instance),
                 scan_seconds=self.scan_seconds,
                 monotonic=self.monotonic,
                 ending=is_ending,
             )
-            self._begun = Recovery(deployment, ours, self.monotonic), runner
-        return self._begun
+            self._recovery_and_runner = Recovery(deployment, ours, self.monotonic), runner
+        return self._recovery_and_runner
 
-    def _stirs(self, turn: int, rested: float, until: float) -> bool:
+    def _wait_for_reason(self, turn: int, rested: float, until: float) -> bool:
         """Wait for a reason to look again; False if there is none before `until`."""
         again = self.monotonic() + self.scan_seconds
         listen = 0.0
@@ -128,13 +135,13 @@ class Lookout:
 
     def _has_news(self, *, events: bool) -> bool:
         with self._lock:
-            if self._begun is None:
+            if self._recovery_and_runner is None:
                 return False
-            _, runner = self._begun
+            _, runner = self._recovery_and_runner
             return runner.has_new_commit() or (events and runner.has_new_event())
 
 
-def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:
+def build_runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:
     """The sensor that finds new commits and requests runs for what is due."""
 
     @dg.sensor(
@@ -148,30 +155,34 @@ def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefin
     )
     def iscp_runner(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if is_trial(context):
-            return _tried(context, lookout.sources)
+            return _evaluate_trial(context, lookout.sources)
         for each in lookout.looks(context):
             look = each
             add_partitions(context.instance, lookout.sources, look.present)
-        for line in _told(look):
+        for line in _format_new_problems(look):
             context.log.warning(line)
-        add_partitions(context.instance, lookout.sources, _dispatched(look))
+        add_partitions(context.instance, lookout.sources, _list_dispatched_tenants(look))
         return dg.SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
-            skip_reason=None if look.dispatches else _reason(look),
+            skip_reason=None if look.dispatches else _format_skip_reason(look),
             cursor=look.cursor,
         )
 
     return iscp_runner
 
 
-def _tried(context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]) -> dg.SensorResult:
+def _evaluate_trial(
+    context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]
+) -> dg.SensorResult:
     """What a tick would request now; the cursor stays, since a trial changes nothing."""
-    look = trial_look(context.resources.iscp.deployment(), sources, context.cursor)
+    look = take_trial_look(context.resources.iscp.deployment(), sources, context.cursor)
     return dg.SensorResult(
         run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
-        skip_reason=None if look.dispatches else _reason(look),
+        skip_reason=None if look.dispatches else _format_skip_reason(look),
         cursor=context.cursor,
-        dynamic_partitions_requests=list(missing_partitions(context.instance, look.dispatches)),
+        dynamic_partitions_requests=list(
+            build_partition_requests(context.instance, look.dispatches)
+        ),
     )
 
 
@@ -191,9 +202,13 @@ def run_request(dispatch: Dispatch) -> dg.RunRequest:
         # The runner plans temporary failures again; other failures wait for a person.
         MAX_RETRIES_TAG: "0",
     }
-    selected = [job_key(source, each.name) for each in source.consumers if each.name in names]
+    selected = [
+        get_job_asset_key(source, each.name) for each in source.consumers if each.name in names
+    ]
     if others or not selected:
-        return dg.RunRequest(run_key=dispatch.name, job_name=tenants_job_name(source), tags=tags)
+        return dg.RunRequest(
+            run_key=dispatch.name, job_name=get_batch_sync_job_name(source), tags=tags
+        )
     return dg.RunRequest(
         run_key=dispatch.name,
         job_name=sync_job_name(source),
@@ -215,11 +230,11 @@ def add_partitions(
         tenants = present.get(source.name)
         if source.tenant is not None and tenants:
             # In portions: Dagster names all of them in one statement.
-            for some in portions(tenants):
-                instance.add_dynamic_partitions(partitions_name(source), some)
+            for some in split_for_statements(tenants):
+                instance.add_dynamic_partitions(get_partitions_name(source), some)
 
 
-def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
+def _list_dispatched_tenants(look: Look) -> Mapping[str, Sequence[str]]:
     """Dispatched tenants by table, also those that have jobs but no rows yet."""
     found: dict[str, list[str]] = {}
     for dispatch in look.dispatches:
@@ -227,16 +242,16 @@ def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def _told(look: Look) -> list[str]:
+def _format_new_problems(look: Look) -> list[str]:
     """What no earlier tick has reported."""
     forgot = [FORGOT] if look.forgot else []
     return [*forgot, *(str(each) for each in look.problems if each.table in look.risen)]
 
 
-def _reason(look: Look) -> str:
+def _format_skip_reason(look: Look) -> str:
     known = sorted({each.table for each in look.problems} - look.risen)
     still = f"Still wrong, as reported before (see the table's check): {', '.join(known)}."
-    lines = [*_told(look), *([still] if known else [])]
+    lines = [*_format_new_problems(look), *([still] if known else [])]
     if look.elsewhere:
         names = ", ".join(sorted(look.elsewhere))
         lines += [f"Another Dagster on the same ISCP log looks after {names}; this one stands by."]

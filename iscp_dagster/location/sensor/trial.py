@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import dagster as dg
 
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.location.names import partitions_name
+from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.planning.runner import Runner
@@ -33,12 +33,14 @@ def is_trial(context: dg.SensorEvaluationContext) -> bool:
     return bool(key) and _NO_TICK.fullmatch(key[-1]) is not None
 
 
-def trial_look(deployment: Deployment, sources: Sequence[SourceTable], cursor: str | None) -> Look:
+def take_trial_look(
+    deployment: Deployment, sources: Sequence[SourceTable], cursor: str | None
+) -> Look:
     """What the runner would find now; reads only."""
     with TemporaryDirectory() as folder:
         log = SqlLog(f"sqlite:///{folder}/log.sqlite", clock=deployment.clock)
         log.ensure()
-        log.fill(deployment.log.jobs(include_dropped=True), deployment.log.standing())
+        log.fill(deployment.log.jobs(include_dropped=True), deployment.log.list_standing())
         return Runner(replace(deployment, log=log), sources).look(cursor)
 
 
@@ -54,14 +56,16 @@ def by_hand(request: dg.RunRequest) -> dg.RunRequest:
     )
 
 
-def missing_partitions(
+def build_partition_requests(
     instance: dg.DagsterInstance, dispatches: Sequence[Dispatch]
 ) -> Iterator[dg.AddDynamicPartitionsRequest]:
     """Requests for the partitions that a tick would have added before its runs."""
     wanted: dict[str, set[str]] = {}
     for each in dispatches:
         if each.source.tenant is not None:
-            wanted.setdefault(partitions_name(each.source), set()).update(each.iteration.tenants)
+            wanted.setdefault(get_partitions_name(each.source), set()).update(
+                each.iteration.tenants
+            )
     for name, tenants in wanted.items():
         if missing := tenants - set(instance.get_dynamic_partitions(name)):
             yield dg.AddDynamicPartitionsRequest(name, sorted(missing))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import Transitions
-from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
@@ -33,7 +33,7 @@ DECLARED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scan:
+class ScanContext:
     """What a consumer may know of the scan that brings its rows."""
 
     table_id: str
@@ -108,10 +108,10 @@ class ConsumerKind(ABC):
 
         Raises ConfigError for a column that is not `available`.
         """
-        return source.columns_of(Index(name=info.job, columns=info.columns or None), available)
+        return source.select_columns(Index(name=info.job, columns=info.columns or None), available)
 
     @abstractmethod
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         """Make the consumer of one scan. Raises ConfigError for one that cannot be made."""
 
     def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
@@ -153,18 +153,18 @@ class OwnConsumers(ConsumerKind):
         del source
         offered = {each.name for each in entry_points(group=CONSUMERS)}
         if info.type not in offered and ":" not in info.type:
-            known = [*kind_names(), *sorted(offered | _offered())]
+            known = [*list_kind_names(), *sorted(offered | _list_offered())]
             raise ConfigError(
                 f"The consumer type {info.type!r} is unknown; use one of {', '.join(known)}, or "
                 "the import path of your own, such as package.module:Name."
             )
 
     def check_importable(self, info: ConsumerInfo) -> None:
-        _load(info)
+        _load_factory(info)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         del scan
-        factory = _load(info)
+        factory = _load_factory(info)
         try:
             made = factory(source, info)
         except Exception as error:
@@ -189,7 +189,7 @@ class BrokenKind(ConsumerKind):
         del source, info
         raise self.error
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         del source, info, scan
         raise self.error
 
@@ -197,19 +197,19 @@ class BrokenKind(ConsumerKind):
 @cache
 def consumer_kind(type_: str) -> ConsumerKind:
     """Return the kind of the jobs of a type."""
-    if type_ in kind_names():
-        return _loaded(INDEX)(type_)
+    if type_ in list_kind_names():
+        return _load_kind(INDEX)(type_)
     if type_ in DECLARED:
-        return _loaded(DECLARED[type_])(type_)
-    if type_ not in _offered():
+        return _load_kind(DECLARED[type_])(type_)
+    if type_ not in _list_offered():
         return OwnConsumers(type_)
     try:
-        return _loaded(type_)(type_)
+        return _load_kind(type_)(type_)
     except ConfigError as error:
         return BrokenKind(type_, error)
 
 
-def declared_kinds() -> Iterator[ConsumerKind]:
+def list_declared_kinds() -> Iterator[ConsumerKind]:
     """Yield the kinds of what a location declares beside indexes."""
     yield from map(consumer_kind, DECLARED)
 
@@ -219,18 +219,18 @@ def is_index(info: ConsumerInfo) -> bool:
     return consumer_kind(info.type).keeps_index
 
 
-def _offered() -> frozenset[str]:
+def _list_offered() -> frozenset[str]:
     return frozenset(each.name for each in entry_points(group=GROUP))
 
 
-def _loaded(name: str) -> type[ConsumerKind]:
+def _load_kind(name: str) -> type[ConsumerKind]:
     found = load_object(name, GROUP, "consumer kind")
     if not (isinstance(found, type) and issubclass(found, ConsumerKind)):
         raise ConfigError(f"The consumer kind {name!r} is {found!r}; derive it from ConsumerKind.")
     return found
 
 
-def _load(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
+def _load_factory(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
     """Load what makes a user's consumer: an entry point of `CONSUMERS`, or `module:Name`."""
     found = load_object(info.type, CONSUMERS, "consumer type")
     if not callable(found):

@@ -21,12 +21,15 @@ MOST_LISTED = 50
 """The latest things of a list that are kept."""
 
 
-def together(earlier: Told, later: Told) -> Told:
+def merge_facts(earlier: Told, later: Told) -> Told:
     """What was told of two steps: numbers are added, lists joined, else the later one stands."""
-    return {**earlier, **{name: _both(earlier.get(name), each) for name, each in later.items()}}
+    return {
+        **earlier,
+        **{name: _merge_values(earlier.get(name), each) for name, each in later.items()},
+    }
 
 
-def _both(earlier: Any, later: Any) -> Any:
+def _merge_values(earlier: Any, later: Any) -> Any:
     if isinstance(earlier, int) and isinstance(later, int):
         return earlier + later
     if isinstance(earlier, list) and isinstance(later, list):
@@ -118,7 +121,7 @@ class DataRetriever(Protocol):
         the iteration's earlier ranges; numbers are counts that the job's status keeps too.
         """
 
-    def sent_again(self) -> None:
+    def report_resend(self) -> None:
         """Report that rows were sent again, since no answer came: the first copy may still land."""
 
     def update_watermark(self, connection: Any = None) -> None:

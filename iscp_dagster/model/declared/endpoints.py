@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from durable_invocations.addresses import http_address
-from iscp_dagster.model.declared.names import checked_name
+from durable_invocations.addresses import parse_http_address
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.errors import ConfigError
 
 RETRIES = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
@@ -49,7 +49,7 @@ class Endpoint:
     """The most events of one trigger that may wait for it; beyond, the trigger's job stops."""
 
     def __post_init__(self) -> None:
-        checked_name(self.name, "endpoint")
+        check_identifier(self.name, "endpoint")
         for option in ("secrets", "retries", "allow"):
             value = getattr(self, option)
             if isinstance(value, str) or not isinstance(value, Sequence):
@@ -66,7 +66,7 @@ class Endpoint:
 
     def _check_url(self) -> None:
         said = f"Endpoint {self.name!r}: its url"
-        parts = http_address(self.url)
+        parts = parse_http_address(self.url)
         if parts is None and "@" in str(self.url):
             raise ConfigError(
                 f"{said} is no address of http or https in ASCII, and has an @, before which may "

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.model.declared.names import checked_name
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
@@ -140,7 +140,7 @@ def _check_name(name: Any) -> None:
             f"The trigger name {name!r} has a ':', which separates the parts that an event's id is "
             "made of; use letters, digits and _."
         )
-    checked_name(name, "trigger")
+    check_identifier(name, "trigger")
 
 
 def _is_list(value: object, type_: Any) -> bool:

@@ -53,14 +53,14 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class TriggerConditions:
     """A trigger's conditions on the view's columns; no `unmatch`: that `match` is not met."""
 
     name: str
     match: str
     unmatch: str | None = None
 
-    def column(self, which: str) -> str:
+    def format_column_name(self, which: str) -> str:
         """The frame's column for MATCH or UNMATCH; several triggers share a frame.
 
         Spark ignores the case of names, so capitals are marked; no source is expected to use `$`.
@@ -76,7 +76,7 @@ class Transitions:
     """From the source up; none: the source table itself."""
     columns: tuple[str, ...] | None = None
     """The source columns that the images have; None: all."""
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[TriggerConditions, ...] = ()
 
     @classmethod
     def of(
@@ -100,13 +100,13 @@ class Transitions:
         """The names of the calculated columns, from the source up."""
         return tuple(name for stage in self.stages for name, _ in stage.columns)
 
-    def carried(self, available: Sequence[str], needed: Collection[str]) -> tuple[str, ...]:
+    def select_columns(self, available: Sequence[str], needed: Collection[str]) -> tuple[str, ...]:
         """The columns of an image: of those `available` in the source the chosen ones and those
         `needed`, then the calculated ones.
         """
         wanted = set(available if self.columns is None else (*self.columns, *needed))
         return (*(name for name in available if name in wanted), *self.calculated)
 
-    def with_conditions(self, conditions: Collection[Condition]) -> Transitions:
+    def replace_conditions(self, conditions: Collection[TriggerConditions]) -> Transitions:
         """The same view with these conditions, in an order that does not depend on theirs."""
         return replace(self, conditions=tuple(sorted(conditions, key=lambda each: each.name)))

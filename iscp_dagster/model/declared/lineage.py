@@ -13,7 +13,7 @@ from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.errors import ConfigError
 
 
-def in_order(views: Sequence[tuple[str, str | None]], table: str) -> list[str]:
+def sort_views(views: Sequence[tuple[str, str | None]], table: str) -> list[str]:
     """The names of views, given with what each is of, each after that of the view it is of.
 
     None and `table` mean the source. Raises ConfigError for a name that is neither a view nor the
@@ -42,24 +42,24 @@ def in_order(views: Sequence[tuple[str, str | None]], table: str) -> list[str]:
         ) from error
 
 
-def parents(source: SourceTable) -> dict[str, str]:
+def find_parents(source: SourceTable) -> dict[str, str]:
     """For each view and trigger over a view of the table, the name of that view's index.
 
     Those over the table itself are left out, as is one whose view has no index.
     """
-    kept = {index.name: view for index in source.indexes if (view := definition_of(index))}
-    found = {each.name: _parent(each, kept) for each in source.consumers}
+    kept = {index.name: view for index in source.indexes if (view := get_definition(index))}
+    found = {each.name: _find_parent(each, kept) for each in source.consumers}
     return {name: parent for name, parent in found.items() if parent is not None}
 
 
-def definition_of(index: Index) -> list[Any]:
+def get_definition(index: Index) -> list[Any]:
     """The definition of the view that an index keeps; empty for an index of the table itself."""
     return list(getattr(index, "view", ())) if index.kind == CHANGES else []
 
 
-def _parent(each: Consuming, kept: Mapping[str, list[Any]]) -> str | None:
+def _find_parent(each: Consuming, kept: Mapping[str, list[Any]]) -> str | None:
     if isinstance(each, Index):
-        below = definition_of(each)[:-1]
+        below = get_definition(each)[:-1]
         return next((name for name, view in kept.items() if view == below), None)
     if isinstance(each, ServiceConsumer):
         return None

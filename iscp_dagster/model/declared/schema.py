@@ -116,7 +116,7 @@ def parse_schema(text: str) -> tuple[DeltaField, ...]:
     return root.fields
 
 
-def table_columns(text: str) -> tuple[DeltaField, ...]:
+def parse_stored_columns(text: str) -> tuple[DeltaField, ...]:
     """The columns that the table of a `metaData.schemaString` stores. Raises as `parse_schema`.
 
     One without a type, which Spark calls VOID, is none of them until it gets a type.
@@ -162,14 +162,14 @@ def parse_field(node: dict[str, Any]) -> DeltaField:
     )
 
 
-def schema_json(fields: Sequence[DeltaField]) -> dict[str, Any]:
+def to_schema_json(fields: Sequence[DeltaField]) -> dict[str, Any]:
     """The columns as a `metaData.schemaString` has them, parsed: what `parse_schema` reads."""
     return {
         "type": "struct",
         "fields": [
             {
                 "name": each.name,
-                "type": _type_json(each.type),
+                "type": _to_type_json(each.type),
                 "nullable": each.nullable,
                 "metadata": {},
             }
@@ -178,28 +178,30 @@ def schema_json(fields: Sequence[DeltaField]) -> dict[str, Any]:
     }
 
 
-def nullable(type_: DeltaType) -> DeltaType:
+def to_nullable(type_: DeltaType) -> DeltaType:
     """The type with null allowed everywhere within it."""
     if isinstance(type_, Struct):
-        return Struct(tuple(replace(f, type=nullable(f.type), nullable=True) for f in type_.fields))
+        return Struct(
+            tuple(replace(f, type=to_nullable(f.type), nullable=True) for f in type_.fields)
+        )
     if isinstance(type_, Array):
-        return Array(element=nullable(type_.element))
+        return Array(element=to_nullable(type_.element))
     if isinstance(type_, Map):
-        return Map(key=nullable(type_.key), value=nullable(type_.value))
+        return Map(key=to_nullable(type_.key), value=to_nullable(type_.value))
     return type_
 
 
-def _type_json(type_: DeltaType) -> Any:
+def _to_type_json(type_: DeltaType) -> Any:
     if isinstance(type_, Struct):
-        return schema_json(type_.fields)
+        return to_schema_json(type_.fields)
     if isinstance(type_, Array):
-        element = _type_json(type_.element)
+        element = _to_type_json(type_.element)
         return {"type": "array", "elementType": element, "containsNull": type_.nullable}
     if isinstance(type_, Map):
         return {
             "type": "map",
-            "keyType": _type_json(type_.key),
-            "valueType": _type_json(type_.value),
+            "keyType": _to_type_json(type_.key),
+            "valueType": _to_type_json(type_.value),
             "valueContainsNull": type_.nullable,
         }
     return str(type_)

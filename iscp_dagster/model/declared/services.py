@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
-from durable_invocations.addresses import http_address, without_secrets
-from iscp_dagster.model.declared.names import checked_name
+from durable_invocations.addresses import mask_secrets, parse_http_address
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
@@ -52,14 +52,14 @@ class ServiceConsumer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.handler, str) or not _HANDLER.fullmatch(self.handler):
-            which = self.name or without_secrets(self.url)
+            which = self.name or mask_secrets(self.url)
             raise ConfigError(
                 f"Service consumer {which!r}: handler={self.handler!r} does not name a service and "
                 "its handler; write one such as 'Orders/on_changes'."
             )
         if not self.name:
             object.__setattr__(self, "name", re.sub(r"[^A-Za-z0-9_]", "_", self.handler).lower())
-        checked_name(self.name, "service consumer")
+        check_identifier(self.name, "service consumer")
         self._check_url()
         self._check_columns()
         self._check_numbers()
@@ -85,10 +85,10 @@ class ServiceConsumer:
         return {"handler": self.handler, "columns": sorted(self.columns), "rows": self.rows}
 
     def _check_url(self) -> None:
-        parts = http_address(self.url)
+        parts = parse_http_address(self.url)
         if parts is None or re.search("[@?#]", self.url):
             self._refuse(
-                f"url={without_secrets(self.url)!r} is no plain address of http or https; write "
+                f"url={mask_secrets(self.url)!r} is no plain address of http or https; write "
                 "one such as http://127.0.0.1:9080, without a user, a query or a fragment"
             )
         object.__setattr__(self, "url", self.url.rstrip("/"))

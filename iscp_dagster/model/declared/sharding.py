@@ -97,9 +97,9 @@ class Sharding:
     @property
     def suffix(self) -> str:
         """What a shard's job adds to the index's name."""
-        return suffix(self.shard) if self.shards else ""
+        return format_suffix(self.shard) if self.shards else ""
 
-    def spread(self, shards: int) -> list[Sharding]:
+    def make_shards(self, shards: int) -> list[Sharding]:
         """One copy for each shard."""
         return [replace(self, shard=shard, shards=shards) for shard in range(shards)]
 
@@ -112,12 +112,12 @@ class Sharding:
         }
 
 
-def suffix(shard: int) -> str:
+def format_suffix(shard: int) -> str:
     """The suffix of the name of a shard's job."""
     return f"_shard_{shard}"
 
 
-def sharding_of(index: str, declared: object) -> Sharding:
+def parse_sharding(index: str, declared: object) -> Sharding:
     """The sharding that `index` declares, perhaps as a mapping. Raises ConfigError."""
     if isinstance(declared, Sharding):
         return declared
@@ -139,6 +139,6 @@ def shard_of(options: Mapping[str, Any]) -> int | None:
     return shard if isinstance(shard, int) and not isinstance(shard, bool) else None
 
 
-def base_name(name: str, shard: int | None) -> str:
+def strip_shard_suffix(name: str, shard: int | None) -> str:
     """The name of the index that the job `name` keeps a shard of."""
-    return name if shard is None else name.removesuffix(suffix(shard))
+    return name if shard is None else name.removesuffix(format_suffix(shard))

@@ -10,16 +10,16 @@ from typing import Any, ClassVar, TypeVar
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import check_kind
 from iscp_dagster.model.declared.names import (
+    check_database,
     check_excluded,
+    check_identifier,
     check_lists,
     check_no_shard,
     check_view,
-    checked_database,
-    checked_name,
     view_name,
 )
 from iscp_dagster.model.declared.services import ServiceConsumer
-from iscp_dagster.model.declared.sharding import Sharding, base_name, sharding_of
+from iscp_dagster.model.declared.sharding import Sharding, parse_sharding, strip_shard_suffix
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
@@ -82,7 +82,7 @@ class Index:
     """Each index view that the kind has beside its first is named `<index view>_<one of these>`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", checked_name(self.name or self.kind, "index"))
+        object.__setattr__(self, "name", check_identifier(self.name or self.kind, "index"))
         if self.errors not in ERRORS:
             raise ConfigError(
                 f"Index {self.name!r}: errors={self.errors!r} is not one of: {', '.join(ERRORS)}."
@@ -101,7 +101,7 @@ class Index:
         except ConfigError as error:
             raise ConfigError(f"Index {self.name!r}: {error}") from error
         if self.sharding is not None:
-            object.__setattr__(self, "sharding", sharding_of(self.name, self.sharding))
+            object.__setattr__(self, "sharding", parse_sharding(self.name, self.sharding))
 
     def check(self, option: str, type_: type, called: str) -> None:
         """Reject an option of another type. Raises ConfigError."""
@@ -123,7 +123,7 @@ class Index:
     @property
     def shown(self) -> str:
         """Its name for users in ClickHouse; of a shard, the index's."""
-        return base_name(self.name, self.placement.shard) if self.placement else self.name
+        return strip_shard_suffix(self.name, self.placement.shard) if self.placement else self.name
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
@@ -137,9 +137,9 @@ class Index:
     def definition(self) -> dict[str, Any]:
         """What determines its tables, besides the columns' types; a change makes another index."""
         chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
-        said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
+        said = {"kind": self.kind} | {n: _to_plain_json(getattr(self, n)) for n in sorted(chosen)}
         # Left out where it says nothing, as tables that were made without it do not name it.
-        said |= {"exclude": _plain(self.exclude)} if self.exclude else {}
+        said |= {"exclude": _to_plain_json(self.exclude)} if self.exclude else {}
         return said | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
@@ -187,8 +187,8 @@ class SourceTable:
         database, dot, table = str(self.name).partition(".")
         if not dot:
             raise ConfigError(f"Source table {self.name!r}: name it database.table.")
-        checked_database(database)
-        checked_name(table, "table")
+        check_database(database)
+        check_identifier(table, "table")
         if self.on_replace not in ON_REPLACE:
             raise ConfigError(
                 f"Source table {self.name!r}: on_replace={self.on_replace!r} is not one of: "
@@ -236,24 +236,24 @@ class SourceTable:
 
     def index(self, name: str) -> Index:
         """The index of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "index", self.indexes)
+        return self._find_declared(name, "index", self.indexes)
 
     def trigger(self, name: str) -> Trigger:
         """The event trigger of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "trigger", self.triggers)
+        return self._find_declared(name, "trigger", self.triggers)
 
-    def service(self, name: str) -> ServiceConsumer:
+    def get_service(self, name: str) -> ServiceConsumer:
         """The service consumer of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "service consumer", self.services)
+        return self._find_declared(name, "service consumer", self.services)
 
-    def _named(self, name: str, what: str, declared: Sequence[T]) -> T:
+    def _find_declared(self, name: str, what: str, declared: Sequence[T]) -> T:
         for each in declared:
             if each.name == name:
                 return each
         known = ", ".join(each.name for each in declared) or "none"
         raise ConfigError(f"Source table {self.name!r} has no {what} {name!r}; it has: {known}.")
 
-    def columns_of(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
+    def select_columns(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
         """The source columns that `index` carries, in the source's order.
 
         Raises ConfigError for a column that the source lacks.
@@ -356,30 +356,30 @@ def check_sharding(source: SourceTable, index: Index) -> None:
         )
 
 
-def spread(source: SourceTable, shards: int) -> SourceTable:
+def expand_shards(source: SourceTable, shards: int) -> SourceTable:
     """Replace each sharded index by one index per shard, named `<index>_shard_<i>`."""
     if not any(index.sharding for index in source.indexes):
         return source
-    indexes = [each for index in source.indexes for each in _spread(index, shards)]
+    indexes = [each for index in source.indexes for each in _expand_index(index, shards)]
     return replace(source, indexes=indexes)
 
 
-def _spread(index: Index, shards: int) -> list[Index]:
+def _expand_index(index: Index, shards: int) -> list[Index]:
     if not isinstance(index.sharding, Sharding) or index.sharding.shards:
         return [index]
     return [
         replace(index, name=f"{index.name}{each.suffix}", sharding=each)
-        for each in index.sharding.spread(shards)
+        for each in index.sharding.make_shards(shards)
     ]
 
 
 def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
     """A name for the index view, unique among the deployment's ClickHouse servers."""
     where = f" on shard {index.shard}" if index.shard else ""
-    return f"{shown_in(table, index, databases)}{where}"
+    return f"{qualify_view_name(table, index, databases)}{where}"
 
 
-def shown_in(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
+def qualify_view_name(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
     """The index view, in the database named for its shard, else in the table's own."""
     named = databases[index.shard] if databases else ""
     return f"{named or table.database}.{view_name(table.table, index.shown)}"
@@ -394,7 +394,7 @@ def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
         )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     """The value as JSON; the order of columns does not matter."""
     if isinstance(value, Mapping):
         return dict(value)

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, IMAGE_COLUMNS
-from iscp_dagster.model.declared.names import checked_name
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
@@ -50,7 +50,7 @@ class View:
     """Register a job automatically for every tenant that is found."""
 
     def __post_init__(self) -> None:
-        checked_name(self.name, "view")
+        check_identifier(self.name, "view")
         if not isinstance(self.of, SourceTable | View):
             raise ConfigError(
                 f"View {self.name!r}: of={self.of!r} is neither a source table nor a view; give "
@@ -83,7 +83,7 @@ class View:
         return [{"where": each.where, "columns": dict(each.columns)} for each in self.chain]
 
     def _check_expressions(self) -> None:
-        if self.where is not None and not _is_said(self.where):
+        if self.where is not None and not _is_nonblank(self.where):
             raise ConfigError(
                 f"View {self.name!r}: its predicate where={self.where!r} is empty; give a "
                 "condition, or leave where= out for all rows."
@@ -94,7 +94,7 @@ class View:
                 "write columns={'gross': 'amount * 1.19'}."
             )
         for name, expression in self.columns.items():
-            if not _is_said(name) or not _is_said(expression):
+            if not _is_nonblank(name) or not _is_nonblank(expression):
                 raise ConfigError(
                     f"View {self.name!r}: the calculated column {name!r} is {expression!r}; give "
                     "it a name and an expression."
@@ -107,10 +107,12 @@ class View:
         below = self.of.definition if isinstance(self.of, View) else []
         source = self.source
         known = [*source.keys, *([source.tenant] if source.tenant else [])]
-        check_calculated(f"View {self.name!r}", self.columns, (*known, *calculated(below)))
+        check_calculated(
+            f"View {self.name!r}", self.columns, (*known, *list_calculated_columns(below))
+        )
 
 
-def calculated(definition: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def list_calculated_columns(definition: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The calculated columns of a definition, from the source up."""
     for step in definition:
         yield from step["columns"]
@@ -136,5 +138,5 @@ def check_calculated(where: str, columns: Mapping[str, str], available: Sequence
         )
 
 
-def _is_said(value: object) -> bool:
+def _is_nonblank(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())

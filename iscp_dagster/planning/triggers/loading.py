@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.imports import load_object, object_at
+from iscp_dagster.model.imports import import_object, load_object
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import DEFAULT_TYPE
@@ -26,8 +26,8 @@ built-in one lists in `settings` what a schedule of its own may hold.
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        DEFAULT_TYPE: "iscp_dagster.planning.triggers.plan:default_trigger",
-        "greedy": "iscp_dagster.planning.triggers.plan:greedy_trigger",
+        DEFAULT_TYPE: "iscp_dagster.planning.triggers.plan:plan_by_default",
+        "greedy": "iscp_dagster.planning.triggers.plan:plan_greedily",
         "periodic": "iscp_dagster.planning.triggers.periodic:PeriodicTrigger",
     }
 )
@@ -44,8 +44,10 @@ def load_trigger(job_type: str) -> Trigger:
     A class is instantiated, and the instance is called to plan. Raises ConfigError.
     """
     built_in = BUILT_IN.get(job_type)
-    found = object_at(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
-    trigger = _made(job_type, found) if isclass(found) else found
+    found = (
+        import_object(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
+    )
+    trigger = _create_trigger(job_type, found) if isclass(found) else found
     if not callable(trigger):
         raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")
     return cast("Trigger", trigger)
@@ -56,7 +58,7 @@ def schedule_settings(job_type: str) -> tuple[str, ...]:
     return tuple(getattr(load_trigger(job_type), "settings", ()))
 
 
-def _made(job_type: str, class_: type[Any]) -> Any:
+def _create_trigger(job_type: str, class_: type[Any]) -> Any:
     try:
         return class_()
     except Exception as error:

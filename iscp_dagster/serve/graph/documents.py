@@ -29,7 +29,7 @@ MOST_ERRORS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class DocumentLimits:
     """The most that a document may have; introspection as tools send it fits in."""
 
     tokens: int = 8_000
@@ -51,7 +51,7 @@ class DocumentError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class ValidatedDocument:
     """A valid document, and the operation in it that is to be executed."""
 
     document: DocumentNode
@@ -60,13 +60,13 @@ class Checked:
     """Whether it may ask the schema about itself."""
 
 
-def checked(
-    ready: Ready, text: str, operation_name: str | None, shape: Shape | None = None
-) -> Checked:
+def validate_document(
+    ready: Ready, text: str, operation_name: str | None, shape: DocumentLimits | None = None
+) -> ValidatedDocument:
     """Parse and validate a document. Raises DocumentError."""
-    shape = shape or Shape()
+    shape = shape or DocumentLimits()
     try:
-        document = _parsed(text, shape)
+        document = _parse_document(text, shape)
         _check_built(ready, document)
         _check_shape(document, shape)
         errors = validate(ready.schema, document, max_errors=MOST_ERRORS)
@@ -76,7 +76,7 @@ def checked(
         # Too many errors, and too many comparisons of fields, end in the same way.
         if len(errors) == 1 and isinstance(errors[0], ValidationAbortedError):
             raise refused(TOO_COMPLEX, "The document names the same fields too often; ask once.")
-        raise DocumentError(errors[0].message, [coded(each, VALIDATION) for each in errors])
+        raise DocumentError(errors[0].message, [add_code(each, VALIDATION) for each in errors])
     operation = get_operation_ast(document, operation_name)
     if operation is None:
         raise refused(
@@ -85,10 +85,10 @@ def checked(
         )
     if ready.schema.get_root_type(operation.operation) is None:
         raise refused(VALIDATION, f"This server has no {operation.operation.value}s.")
-    return Checked(document=document, operation=operation, introspects="__" in text)
+    return ValidatedDocument(document=document, operation=operation, introspects="__" in text)
 
 
-def coded(error: GraphQLError, code: str) -> GraphQLError:
+def add_code(error: GraphQLError, code: str) -> GraphQLError:
     """Give the error a code, unless it has one."""
     error.extensions = {"code": code, **(error.extensions or {})}
     return error
@@ -99,13 +99,13 @@ def refused(code: str, message: str) -> DocumentError:
     return DocumentError(message, [GraphQLError(message, extensions={"code": code})])
 
 
-def _parsed(text: str, shape: Shape) -> DocumentNode:
+def _parse_document(text: str, shape: DocumentLimits) -> DocumentNode:
     try:
         return parse(text, max_tokens=shape.tokens)
     except GraphQLSyntaxError as error:
         # The parser says so where it gives up: too many tokens, or too deeply nested ones.
         large = "Parsing aborted" in error.message
-        known = coded(error, TOO_COMPLEX if large else PARSE)
+        known = add_code(error, TOO_COMPLEX if large else PARSE)
         raise DocumentError(error.message, [known]) from error
 
 
@@ -122,13 +122,13 @@ def _check_built(ready: Ready, document: DocumentNode) -> None:
                     )
 
 
-def _check_shape(document: DocumentNode, shape: Shape) -> None:
+def _check_shape(document: DocumentNode, shape: DocumentLimits) -> None:
     fragments = {
         each.name.value: each
         for each in document.definitions
         if isinstance(each, FragmentDefinitionNode)
     }
-    sizes = _Sizes(fragments, shape.depth)
+    sizes = _SelectionMeter(fragments, shape.depth)
     for each in document.definitions:
         if isinstance(each, OperationDefinitionNode):
             depth, fields, roots = sizes.of(each.selection_set)
@@ -145,7 +145,7 @@ def _check_shape(document: DocumentNode, shape: Shape) -> None:
                     )
 
 
-class _Sizes:
+class _SelectionMeter:
     """Measures selections; each fragment once, so that many spreads cost little."""
 
     def __init__(self, fragments: Mapping[str, FragmentDefinitionNode], deepest: int) -> None:
@@ -154,17 +154,17 @@ class _Sizes:
 
     def of(self, selections: SelectionSetNode) -> tuple[int, int, int]:
         """The depth, the number of fields, and the number of those at the top."""
-        parts = list(self._parts(selections))
+        parts = list(self._measure_parts(selections))
         return (
             max((depth for depth, _, _ in parts), default=0),
             sum(fields for _, fields, _ in parts),
             sum(roots for _, _, roots in parts),
         )
 
-    def _parts(self, selections: SelectionSetNode) -> Iterator[tuple[int, int, int]]:
+    def _measure_parts(self, selections: SelectionSetNode) -> Iterator[tuple[int, int, int]]:
         for each in selections.selections:
             if isinstance(each, FragmentSpreadNode):
-                yield self._fragment(each.name.value)
+                yield self._measure_fragment(each.name.value)
             elif isinstance(each, FieldNode):
                 inner = self.of(each.selection_set) if each.selection_set else (0, 0, 0)
                 yield inner[0] + 1, inner[1] + 1, 1
@@ -172,7 +172,7 @@ class _Sizes:
                 inner_set: SelectionSetNode = each.selection_set  # type: ignore[attr-defined]
                 yield self.of(inner_set)
 
-    def _fragment(self, name: str) -> tuple[int, int, int]:
+    def _measure_fragment(self, name: str) -> tuple[int, int, int]:
         if name not in self._known:
             # A cycle ends here; validation names it.
             self._known[name] = (0, 0, 0)

@@ -7,20 +7,20 @@ from typing import Any
 
 from graphql import ExecutionResult, GraphQLResolveInfo, execute_sync
 
-from iscp_dagster.serve.graph.documents import TOO_COMPLEX, Checked, refused
+from iscp_dagster.serve.graph.documents import TOO_COMPLEX, ValidatedDocument, refused
 from iscp_dagster.serve.graph.schemas import Ready
 from iscp_dagster.serve.reads.caps import Asking
 
 
-def executed(
-    ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
+def execute_query(
+    ready: Ready, found: ValidatedDocument, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
     """Return the result of a query; blocks. Raises DocumentError when introspection is too large.
 
     What the schema tells of itself is not read from ClickHouse, whose limits do not end it.
     """
     try:
-        return _executed(ready, found, asking, variables)
+        return _execute_counted(ready, found, asking, variables)
     except _OverdrawnError:
         large = "What the query asks of the schema is more than this server tells at a time."
         raise refused(TOO_COMPLEX, large) from None
@@ -30,11 +30,11 @@ class _OverdrawnError(BaseException):
     """Introspection went beyond its cap. Not an Exception, of which each field's would be kept."""
 
 
-def _executed(
-    ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
+def _execute_counted(
+    ready: Ready, found: ValidatedDocument, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
 
-    def counted(
+    def count_field(
         following: Callable[..., Any], root: Any, info: GraphQLResolveInfo, **given: Any
     ) -> Any:
         asking.told += 1
@@ -48,5 +48,5 @@ def _executed(
         context_value=asking,
         variable_values=dict(variables),
         operation_name=found.operation.name.value if found.operation.name else None,
-        middleware=[counted] if found.introspects else None,
+        middleware=[count_field] if found.introspects else None,
     )

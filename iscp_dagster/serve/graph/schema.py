@@ -26,25 +26,27 @@ from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, Catalog
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.graph.types import Types
 from iscp_dagster.serve.reads.caps import Asking
-from iscp_dagster.serve.reads.nearest import Near, distance_of, nearest
+from iscp_dagster.serve.reads.nearest import Near, build_distance_column, read_nearest
 from iscp_dagster.serve.reads.order import Order
-from iscp_dagster.serve.reads.selecting import Selection, selected
+from iscp_dagster.serve.reads.selecting import RowSelection, selected
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.served import NAMES_FIELD, Served
+from iscp_dagster.serve.served import NAMES_FIELD, ServedIndex
 from iscp_dagster.serve.where import Row
 
-Subscribe = Callable[[Served, Mapping[str, Any], Any], Any]
+Subscribe = Callable[[ServedIndex, Mapping[str, Any], Any], Any]
 """Returns an asynchronous iterator of messages: gets the changes index, the arguments (where,
 after, snapshot, progress) and the request's context."""
 
 
-def schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
+def create_schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
     """Return the schema; the catalog has no two indexes of one name.
 
     Without `subscribe` the subscriptions are there for `--print-schema`, and cannot be used.
     """
     types = Types()
-    queries = {name: _query(types, each) for name, each in sorted(catalog.queries.items())}
+    queries = {
+        name: _build_query_field(types, each) for name, each in sorted(catalog.queries.items())
+    }
     names = sorted(catalog.queries)
     queries[NAMES_FIELD] = GraphQLField(
         GraphQLNonNull(GraphQLList(GraphQLNonNull(GraphQLString))),
@@ -52,53 +54,57 @@ def schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchem
         description="The names of all other fields.",
     )
     subscriptions = {
-        name: _subscription(types, each, subscribe)
+        name: _build_subscription_field(types, each, subscribe)
         for name, each in sorted(catalog.changes.items())
     }
     return GraphQLSchema(
-        query=GraphQLObjectType("Query", queries, description=_described(catalog)),
+        query=GraphQLObjectType("Query", queries, description=_describe_catalog(catalog)),
         subscription=GraphQLObjectType("Subscription", subscriptions) if subscriptions else None,
     )
 
 
-def _described(catalog: Catalog) -> str:
+def _describe_catalog(catalog: Catalog) -> str:
     head = "Rows of the indexes that ClickHouse keeps in step with their Delta tables."
     return "\n".join([head, *catalog.waiting, *catalog.notes])
 
 
-def _query(types: Types, served: Served) -> GraphQLField:
+def _build_query_field(types: Types, served: ServedIndex) -> GraphQLField:
     if (neighbourhood := served.index.neighbourhood()) is not None:
-        return _nearest(types, served, neighbourhood)
-    row = types.row(served)
+        return _build_nearest_field(types, served, neighbourhood)
+    row = types.get_row_type(served)
 
     def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
-        return selected(_asking(info), _selection(served, info, given))
+        return selected(_get_context(info), _build_selection(served, info, given))
 
     asked = {
-        name: GraphQLArgument(types.argument_type(column), description=search.description)
+        name: GraphQLArgument(types.get_argument_type(column), description=search.description)
         for name, (search, column) in served.searches.items()
     }
-    arguments = {**asked, **_page(types, served)}
-    return GraphQLField(_rows(row), arguments, resolve, description=_about(served))
+    arguments = {**asked, **_build_page_arguments(types, served)}
+    return GraphQLField(
+        _build_rows_type(row), arguments, resolve, description=_describe_index(served)
+    )
 
 
-def _nearest(types: Types, served: Served, neighbourhood: Neighbourhood) -> GraphQLField:
-    distance = distance_of(served)
-    row = types.row(served, distance)
+def _build_nearest_field(
+    types: Types, served: ServedIndex, neighbourhood: Neighbourhood
+) -> GraphQLField:
+    distance = build_distance_column(served)
+    row = types.get_row_type(served, distance)
 
     def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
-        names = _shown(info)
+        names = _list_shown_fields(info)
         near = Near(
             served=served,
             neighbourhood=neighbourhood,
-            columns=_columns(served, names),
+            columns=_list_shown_columns(served, names),
             width=len(names),
             vector=given["near"],
             tenant=given.get("tenant"),
             where=given.get("where"),
             limit=given.get("limit"),
         )
-        return nearest(_asking(info), near)
+        return read_nearest(_get_context(info), near)
 
     numbers = GraphQLNonNull(GraphQLList(GraphQLNonNull(GraphQLFloat)))
     arguments = {"near": GraphQLArgument(numbers, description="The vector to be near to.")}
@@ -108,10 +114,12 @@ def _nearest(types: Types, served: Served, neighbourhood: Neighbourhood) -> Grap
         types.where(served), description="Which rows are neighbours at all."
     )
     arguments["limit"] = GraphQLArgument(GraphQLInt)
-    return GraphQLField(_rows(row), arguments, resolve, description=_about(served))
+    return GraphQLField(
+        _build_rows_type(row), arguments, resolve, description=_describe_index(served)
+    )
 
 
-def _page(types: Types, served: Served) -> dict[str, GraphQLArgument]:
+def _build_page_arguments(types: Types, served: ServedIndex) -> dict[str, GraphQLArgument]:
     order = types.order(served)
     ordering = {}
     if order is not None:
@@ -124,36 +132,38 @@ def _page(types: Types, served: Served) -> dict[str, GraphQLArgument]:
     }
 
 
-def _rows(row: GraphQLObjectType) -> Any:
+def _build_rows_type(row: GraphQLObjectType) -> Any:
     return GraphQLNonNull(GraphQLList(GraphQLNonNull(row)))
 
 
-def _about(served: Served) -> str:
+def _describe_index(served: ServedIndex) -> str:
     said = f"Index {served.index.shown} ({served.kind}) of {served.source.name}."
     more = served.index.description or served.source.description
     return f"{said} {more}" if more else said
 
 
-def _asking(info: GraphQLResolveInfo) -> Asking:
+def _get_context(info: GraphQLResolveInfo) -> Asking:
     asking: Asking = info.context
     return asking
 
 
-def _selection(served: Served, info: GraphQLResolveInfo, given: Mapping[str, Any]) -> Selection:
-    names = _shown(info)
-    return Selection(
+def _build_selection(
+    served: ServedIndex, info: GraphQLResolveInfo, given: Mapping[str, Any]
+) -> RowSelection:
+    names = _list_shown_fields(info)
+    return RowSelection(
         served=served,
-        columns=_columns(served, names),
+        columns=_list_shown_columns(served, names),
         width=len(names),
         where=given.get("where"),
-        order=tuple(_order(served, given.get("order_by") or ())),
+        order=tuple(_parse_order(served, given.get("order_by") or ())),
         limit=given.get("limit"),
         offset=given.get("offset") or 0,
         searches={name: given[name] for name in served.searches if given.get(name) is not None},
     )
 
 
-def _order(served: Served, given: Sequence[Mapping[str, Any]]) -> Iterator[Order]:
+def _parse_order(served: ServedIndex, given: Sequence[Mapping[str, Any]]) -> Iterator[Order]:
     for part in given:
         if len(part) != 1 or None in part.values():
             raise BadValueError(
@@ -164,7 +174,7 @@ def _order(served: Served, given: Sequence[Mapping[str, Any]]) -> Iterator[Order
             yield Order(column=column, descending=descending, nulls_first=nulls_first)
 
 
-def _shown(info: GraphQLResolveInfo) -> list[str]:
+def _list_shown_fields(info: GraphQLResolveInfo) -> list[str]:
     """Return the names of the fields that the query shows of a row, whatever fragments hold them.
 
     One that is shown under several names is there as often.
@@ -177,11 +187,13 @@ def _shown(info: GraphQLResolveInfo) -> list[str]:
     return [nodes[0].name.value for nodes in fields.values()]
 
 
-def _columns(served: Served, names: Collection[str]) -> tuple[Column, ...]:
+def _list_shown_columns(served: ServedIndex, names: Collection[str]) -> tuple[Column, ...]:
     return tuple(each for each in served.columns if each.field in names)
 
 
-def _subscription(types: Types, served: Served, subscribe: Subscribe | None) -> GraphQLField:
+def _build_subscription_field(
+    types: Types, served: ServedIndex, subscribe: Subscribe | None
+) -> GraphQLField:
     def begin(_root: Any, info: GraphQLResolveInfo, **given: Any) -> Any:
         if subscribe is None:
             raise BadValueError("This server tells no changes.")
@@ -204,22 +216,22 @@ def _subscription(types: Types, served: Served, subscribe: Subscribe | None) -> 
         ),
     }
     return GraphQLField(
-        GraphQLNonNull(_message(types, served)),
+        GraphQLNonNull(_build_message_type(types, served)),
         arguments,
         lambda message, _info, **_given: message,
         subscribe=begin,
-        description=_about(served),
+        description=_describe_index(served),
     )
 
 
-def _message(types: Types, served: Served) -> GraphQLObjectType:
+def _build_message_type(types: Types, served: ServedIndex) -> GraphQLObjectType:
     name = f"{served.field}_change"
     types.take(name, served)
     return GraphQLObjectType(
         name,
         {
             "operation": GraphQLField(GraphQLNonNull(types.operation)),
-            "data": GraphQLField(types.row(served), description="Null in PROGRESS."),
+            "data": GraphQLField(types.get_row_type(served), description="Null in PROGRESS."),
             "fields": GraphQLField(
                 GraphQLNonNull(GraphQLList(GraphQLNonNull(GraphQLString))),
                 description="The columns that an UPDATE changed.",

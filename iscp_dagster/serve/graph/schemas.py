@@ -16,14 +16,14 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.clickhouse.tables.owned import read_definition
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.catalog import Catalog, catalog
-from iscp_dagster.serve.graph.schema import Subscribe, schema
-from iscp_dagster.serve.served import Served
+from iscp_dagster.serve.catalog import Catalog, read_catalog
+from iscp_dagster.serve.graph.schema import Subscribe, create_schema
+from iscp_dagster.serve.served import ServedIndex
 
 _LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 5.0
@@ -50,38 +50,38 @@ class Schemas:
     every: float = REFRESH_SECONDS
     clock: Callable[[], float] = time.monotonic
     _ready: Ready | None = None
-    _looked: float = 0.0
-    _looking: Lock = field(default_factory=Lock)
+    _refreshed_at: float = 0.0
+    _refresh_lock: Lock = field(default_factory=Lock)
 
-    def current(self) -> Ready:
+    def get_schema(self) -> Ready:
         """Return the schema; may ask ClickHouse. Raises IscpError when there never was one."""
         ready = self._ready
         if ready is not None and not self._is_due():
             return ready
         # One thread looks; the others go on with what there is.
-        if not self._looking.acquire(blocking=ready is None):
-            return self._ready or self.current()
+        if not self._refresh_lock.acquire(blocking=ready is None):
+            return self._ready or self.get_schema()
         try:
             if self._ready is None or self._is_due():
-                self._look()
+                self._refresh_schema()
         finally:
-            self._looking.release()
+            self._refresh_lock.release()
         assert self._ready is not None
         return self._ready
 
     def _is_due(self) -> bool:
-        return self.clock() - self._looked >= self.every
+        return self.clock() - self._refreshed_at >= self.every
 
-    def _look(self) -> None:
+    def _refresh_schema(self) -> None:
         try:
             found = self.load()
             if self._ready is None or found != self._ready.catalog:
-                self._ready = Ready(catalog=found, schema=schema(found, self.subscribe))
+                self._ready = Ready(catalog=found, schema=create_schema(found, self.subscribe))
         except IscpError as error:
             if self._ready is None:
                 raise
             _LOGGER.warning("The schema stays as it was: %s", error)
-        self._looked = self.clock()
+        self._refreshed_at = self.clock()
 
 
 @dataclass
@@ -99,31 +99,37 @@ class Loader:
 
     def __call__(self) -> Catalog:
         """Raises IscpError when no server answers."""
-        self._latest = catalog(self.tables, self.endpoints, self._binary, self._latest)
+        self._latest = read_catalog(
+            self.tables, self.endpoints, self._find_binary_columns, self._latest
+        )
         return self._latest
 
-    def _binary(self, served: Served, types: Mapping[str, str]) -> Collection[str]:
+    def _find_binary_columns(
+        self, served: ServedIndex, types: Mapping[str, str]
+    ) -> Collection[str]:
         """The columns of source and view that are binary; read again when columns change."""
         name = served.source.name, served.index.shown
         if name not in self._known or self._known[name][0] != types:
-            fields = (*self._fields(served, types), *calculated(served))
+            fields = (*self._read_source_fields(served, types), *read_calculated_fields(served))
             binary = {each.name for each in fields if each.type == Primitive("binary")}
             self._known[name] = types, binary
         return self._known[name][1]
 
-    def _fields(self, served: Served, types: Mapping[str, str]) -> Sequence[DeltaField]:
+    def _read_source_fields(
+        self, served: ServedIndex, types: Mapping[str, str]
+    ) -> Sequence[DeltaField]:
         """The source's fields; none if no column of the index can keep bytes."""
         if not any(_BYTES.search(each) for each in types.values()):
             return ()
         source = served.source
         path = source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
-        return DeltaLog(path, source.tenant).facts().fields
+        return DeltaLog(path, source.tenant).get_facts().fields
 
 
 _BYTES = re.compile(r"\b(String|FixedString)\b")
 
 
-def calculated(served: Served) -> Sequence[DeltaField]:
+def read_calculated_fields(served: ServedIndex) -> Sequence[DeltaField]:
     """The calculated columns of a view, as its table was made with."""
     if not served.index.of_images:
         return ()
@@ -133,8 +139,8 @@ def calculated(served: Served) -> Sequence[DeltaField]:
         source=served.source,
         index=served.index,
         fields=(),
-        generation=data.served() or 0,
+        generation=data.find_served_generation() or 0,
         database=place.database,
     )
-    held = stored_definition(place.endpoint, shape).get(CALCULATED) or []
+    held = read_definition(place.endpoint, shape).get(CALCULATED) or []
     return parse_schema(json.dumps({"type": "struct", "fields": held}))

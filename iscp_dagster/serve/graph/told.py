@@ -21,14 +21,14 @@ UNAUTHENTICATED, FORBIDDEN = "UNAUTHENTICATED", "FORBIDDEN"
 _TIMEOUT_EXCEEDED = {159, 160, 209, 394}
 _TOO_MANY = {158, 307, 396, 241}
 """Codes of ClickHouse for rows, bytes and memory beyond a query's limits."""
-_OWN = {
+_CLIENT_CODES = {
     BadValueError: INPUT,
     TooComplexError: TOO_COMPLEX,
     ForbiddenError: FORBIDDEN,
     UnauthenticatedError: UNAUTHENTICATED,
 }
 """Errors whose messages are made for clients."""
-_SAID = {
+_MESSAGES = {
     TIMEOUT: "The query took longer than this server allows; ask for less, or narrow `where`.",
     TOO_COMPLEX: "The query needs more than this server allows; ask for less.",
     UNAVAILABLE: "ClickHouse does not answer now; ask again later.",
@@ -36,32 +36,32 @@ _SAID = {
 }
 
 
-def told(error: GraphQLError) -> dict[str, Any]:
+def format_error(error: GraphQLError) -> dict[str, Any]:
     """Return an error for the answer; logs what it does not tell."""
     cause = error.original_error
     # GraphQL's own errors, also of a variable's value, are made for clients.
     if cause is None or isinstance(cause, GraphQLError):
         error.extensions = {"code": INPUT, **(error.extensions or {})}
         return dict(error.formatted)
-    message, code = said(cause)
+    message, code = describe_error(cause)
     shown = GraphQLError(message, error.nodes, path=error.path, extensions={"code": code})
     return dict(shown.formatted)
 
 
-def said(cause: BaseException) -> tuple[str, str]:
+def describe_error(cause: BaseException) -> tuple[str, str]:
     """Return what a client is told about an error: a message and a code; logs the rest."""
-    for type_, code in _OWN.items():
+    for type_, code in _CLIENT_CODES.items():
         if isinstance(cause, type_):
             return str(cause), code
-    code = _code(cause)
+    code = _find_code(cause)
     if code == INTERNAL:
         _LOGGER.error("A request failed.", exc_info=cause)
     else:
         _LOGGER.warning("A request failed (%s): %s", code, cause)
-    return _SAID[code], code
+    return _MESSAGES[code], code
 
 
-def _code(cause: BaseException) -> str:
+def _find_code(cause: BaseException) -> str:
     number = getattr(cause.__cause__, "code", None) if isinstance(cause, IscpError) else None
     if number in _TIMEOUT_EXCEEDED:
         return TIMEOUT

@@ -28,7 +28,7 @@ from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import OPERATORS
 from iscp_dagster.serve.scalars import BadValueError, Scalar
-from iscp_dagster.serve.served import BUILT_IN, COMPARISON, Served
+from iscp_dagster.serve.served import BUILT_IN, COMPARISON, ServedIndex
 
 ORDERS = {
     f"{way}{suffix}": (way == "desc", nulls_first)
@@ -63,15 +63,15 @@ class Types:
             "operation", {name: GraphQLEnumValue(name) for name in OPERATIONS}
         )
 
-    def scalar(self, scalar: Scalar) -> GraphQLScalarType:
+    def get_scalar_type(self, scalar: Scalar) -> GraphQLScalarType:
         """Return the scalar's type."""
         if not scalar.own:
             return _BUILT_IN[scalar.name]
         if scalar.name not in self._scalars:
-            self._scalars[scalar.name] = _scalar(scalar)
+            self._scalars[scalar.name] = _build_scalar_type(scalar)
         return self._scalars[scalar.name]
 
-    def row(self, served: Served, *more: Column) -> GraphQLObjectType:
+    def get_row_type(self, served: ServedIndex, *more: Column) -> GraphQLObjectType:
         """Return the type of the index's rows, with columns that only this query has.
 
         A mirror and the changes of its table share it if their columns are the same.
@@ -84,20 +84,22 @@ class Types:
                 return type_
             name = f"{name}_data"
         self.take(name, served)
-        made = self._row(name, served, columns)
+        made = self._build_row_type(name, served, columns)
         self._rows.setdefault(name, (columns, made))
         return made
 
-    def _row(self, name: str, served: Served, columns: tuple[Column, ...]) -> GraphQLObjectType:
+    def _build_row_type(
+        self, name: str, served: ServedIndex, columns: tuple[Column, ...]
+    ) -> GraphQLObjectType:
         return GraphQLObjectType(
             name,
-            {each.field: GraphQLField(self._shown(each)) for each in columns},
+            {each.field: GraphQLField(self._build_output_type(each)) for each in columns},
             description=served.index.description or served.source.description,
         )
 
-    def where(self, served: Served) -> GraphQLInputObjectType:
+    def where(self, served: ServedIndex) -> GraphQLInputObjectType:
         """Return the type of `where`, shared like `row`."""
-        row = self.row(served)
+        row = self.get_row_type(served)
         if row.name in self._wheres:
             return self._wheres[row.name]
         named = f"{row.name}_bool_exp"
@@ -106,7 +108,7 @@ class Types:
         def fields() -> dict[str, GraphQLInputField]:
             again = GraphQLInputField(GraphQLList(GraphQLNonNull(made)))
             asked = {
-                each.field: GraphQLInputField(self._comparison(each))
+                each.field: GraphQLInputField(self._get_comparison_type(each))
                 for each in served.columns
                 if each.compares or each.nulls
             }
@@ -116,7 +118,7 @@ class Types:
         self._wheres[row.name] = made
         return made
 
-    def order(self, served: Served) -> GraphQLInputObjectType | None:
+    def order(self, served: ServedIndex) -> GraphQLInputObjectType | None:
         """Return the type of a part of `order_by`; None if no column has an order."""
         fields = {
             each.field: GraphQLInputField(self.order_by) for each in served.columns if each.compares
@@ -127,28 +129,28 @@ class Types:
         self.take(named, served)
         return GraphQLInputObjectType(named, fields)
 
-    def take(self, name: str, served: Served) -> None:
+    def take(self, name: str, served: ServedIndex) -> None:
         """Have a name for a type of the index alone: the catalog has left out what has another."""
         whose = f"{served.source.name}/{served.index.shown}"
         assert self._named.setdefault(name, whose) == whose, (name, whose)
         assert name not in BUILT_IN, name
 
-    def argument_type(self, column: Column) -> Any:
+    def get_argument_type(self, column: Column) -> Any:
         """Return the type of a value that a query gives for the column, or leaves out."""
         if not column.lists:
-            return self.scalar(column.scalar)
-        element = self.argument_type(column.element)
+            return self.get_scalar_type(column.scalar)
+        element = self.get_argument_type(column.element)
         takes_null = column.element.nullable
         return GraphQLList(element if takes_null else GraphQLNonNull(element))
 
-    def _shown(self, column: Column) -> Any:
-        shown: Any = self.scalar(column.scalar)
+    def _build_output_type(self, column: Column) -> Any:
+        shown: Any = self.get_scalar_type(column.scalar)
         for _ in range(column.lists):
             shown = GraphQLList(shown)
         return shown if column.nullable else GraphQLNonNull(shown)
 
-    def _comparison(self, column: Column) -> GraphQLInputObjectType:
-        known = self.scalar(column.scalar) if column.compares else None
+    def _get_comparison_type(self, column: Column) -> GraphQLInputObjectType:
+        known = self.get_scalar_type(column.scalar) if column.compares else None
         name = f"{known.name if known else 'null'}{COMPARISON}"
         if name not in self._comparisons:
             asked = {"_is_null": GraphQLInputField(GraphQLBoolean)}
@@ -160,25 +162,25 @@ class Types:
         return self._comparisons[name]
 
 
-def _scalar(scalar: Scalar) -> GraphQLScalarType:
-    def checked(value: Any) -> Any:
+def _build_scalar_type(scalar: Scalar) -> GraphQLScalarType:
+    def check_value(value: Any) -> Any:
         scalar.read(value)
         return value
 
-    def literal(node: ValueNode, _variables: dict[str, Any] | None = None) -> Any:
+    def parse_literal(node: ValueNode, _variables: dict[str, Any] | None = None) -> Any:
         if isinstance(node, StringValueNode):
-            return checked(node.value)
+            return check_value(node.value)
         if isinstance(node, _NUMBERS.get(scalar.name, ())):
             # A decimal's digits do not pass through a double.
-            return checked(float(node.value) if scalar is scalars.FLOAT64 else node.value)
+            return check_value(float(node.value) if scalar is scalars.FLOAT64 else node.value)
         raise BadValueError(f"is no {scalar.name}")
 
     return GraphQLScalarType(
         scalar.name,
         description=scalar.says,
-        serialize=_same,
-        parse_value=checked,
-        parse_literal=literal,
+        serialize=_keep_value,
+        parse_value=check_value,
+        parse_literal=parse_literal,
     )
 
 
@@ -192,5 +194,5 @@ _NUMBERS: Mapping[str, tuple[type[IntValueNode | FloatValueNode], ...]] = {
 """The scalars that a document may also have as numbers."""
 
 
-def _same(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
     return value

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
-from iscp_dagster.serve.live.positions import START, Position, Positions
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
 
 MOST_NAMED = 256
 MOST_LENGTH = 4_000_000
@@ -46,11 +46,11 @@ class Origin:
     def signs(self) -> tuple[bytes, bytes]:
         """Digests of the index, and of this life of it: another table, or another generation."""
         life = f"{self.index}\n{self.table_id}\n{self.generation}"
-        return _digest(self.index.encode()), _digest(life.encode())
+        return _compute_digest(self.index.encode()), _compute_digest(life.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cursor:
+class SubscriptionCursor:
     """Positions by tenant; `others` is that of the tenants registered up to `newest` but not named.
 
     `row` is the key of the last row told of a snapshot as of these positions, which goes on after
@@ -58,11 +58,11 @@ class Cursor:
     """
 
     named: Positions
-    others: Position | None = None
+    others: ChangePosition | None = None
     newest: int = 0
     row: tuple[str, ...] | None = None
 
-    def of(self, tenant: str, registration: int) -> Position:
+    def of(self, tenant: str, registration: int) -> ChangePosition:
         """The tenant's position; START for one that was not known."""
         if tenant in self.named:
             return self.named[tenant]
@@ -70,74 +70,80 @@ class Cursor:
             return self.others
         return START
 
-    def at_row(self, row: tuple[str, ...]) -> Cursor:
+    def move_to_row(self, row: tuple[str, ...]) -> SubscriptionCursor:
         """The same cursor within a snapshot, after that row of it."""
         return replace(self, row=row)
 
-    def moved(self, ahead: Positions) -> Cursor:
+    def move_positions(self, ahead: Positions) -> SubscriptionCursor:
         """The cursor with other positions of the tenants that are `ahead`."""
         if not ahead:
             return self
         return replace(self, named=dict(self.named) | dict(ahead))
 
 
-def cursor_of(positions: Positions, newest: int = 0) -> Cursor:
+def build_cursor(positions: Positions, newest: int = 0) -> SubscriptionCursor:
     """A cursor with these positions; `newest` is the newest registration among all tenants'."""
     if len(positions) <= MOST_NAMED:
-        return Cursor(named=dict(positions))
+        return SubscriptionCursor(named=dict(positions))
     ((common, _),) = Counter(positions.values()).most_common(1)
     named = {tenant: at for tenant, at in positions.items() if at != common}
-    return Cursor(named=named, others=common, newest=newest)
+    return SubscriptionCursor(named=named, others=common, newest=newest)
 
 
-def written(cursor: Cursor, origin: Origin) -> str:
+def written(cursor: SubscriptionCursor, origin: Origin) -> str:
     """The cursor as text for a client."""
-    said = json.dumps(_plain(cursor), ensure_ascii=False, separators=(",", ":")).encode()
+    said = json.dumps(_to_json(cursor), ensure_ascii=False, separators=(",", ":")).encode()
     packed = zlib.compress(said, 1)
     kind, body = (_PACKED, packed) if len(packed) < len(said) else (_FORMAT, said)
     whole = bytes([kind]) + b"".join(origin.signs) + body
-    return base64.urlsafe_b64encode(whole + _digest(whole)).decode().rstrip("=")
+    return base64.urlsafe_b64encode(whole + _compute_digest(whole)).decode().rstrip("=")
 
 
-def read(text: str, origin: Origin) -> Cursor:
+def read(text: str, origin: Origin) -> SubscriptionCursor:
     """Read what `written` wrote.
 
     Raises PositionInvalidError for a text that is none, or that is another table's or view's, and
     PositionExpiredError for one of an earlier life of the index.
     """
-    whole = _whole(text)
+    whole = _decode_bytes(text)
     kind, (index, life), body = whole[0], (whole[1:5], whole[5:9]), whole[9:]
     own_index, own_life = origin.signs
     if index != own_index:
         raise PositionInvalidError(
-            f"The cursor {_shown(text)} is of another table or view than {origin.index}; use a "
+            f"The cursor {_quote_text(text)} is of another table or view than {origin.index}; use "
+            "a "
             "cursor that this subscription gave."
         )
     if life != own_life:
         raise PositionExpiredError(
-            f"The cursor {_shown(text)} is from before {origin.index} was built anew; subscribe "
+            f"The cursor {_quote_text(text)} is from before {origin.index} was built anew; "
+            "subscribe "
             "with snapshot: true, without after:."
         )
     try:
-        return _cursor(json.loads(_unpacked(body) if kind == _PACKED else body))
+        return _from_json(json.loads(_unpack_body(body) if kind == _PACKED else body))
     except _UNREADABLE:
-        raise _malformed(text) from None
+        raise _make_invalid_error(text) from None
 
 
-def _whole(text: str) -> bytes:
+def _decode_bytes(text: str) -> bytes:
     if len(text) > MOST_LENGTH:
-        raise _malformed(text)
+        raise _make_invalid_error(text)
     try:
         whole = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True)
     except (ValueError, binascii.Error):
-        raise _malformed(text) from None
+        raise _make_invalid_error(text) from None
     whole, sign = whole[:-_SIGN], whole[-_SIGN:]
-    if len(whole) < 1 + 2 * _SIGN or _digest(whole) != sign or whole[0] not in {_FORMAT, _PACKED}:
-        raise _malformed(text)
+    if (
+        len(whole) < 1 + 2 * _SIGN
+        or _compute_digest(whole) != sign
+        or whole[0] not in {_FORMAT, _PACKED}
+    ):
+        raise _make_invalid_error(text)
     return whole
 
 
-def _unpacked(body: bytes) -> bytes:
+def _unpack_body(body: bytes) -> bytes:
     unpacking = zlib.decompressobj()
     said = unpacking.decompress(body, 2 * MOST_LENGTH)
     if not unpacking.eof:
@@ -145,7 +151,7 @@ def _unpacked(body: bytes) -> bytes:
     return said
 
 
-def _plain(cursor: Cursor) -> list[Any]:
+def _to_json(cursor: SubscriptionCursor) -> list[Any]:
     """As JSON: tenants grouped by position, then what is not always there."""
     grouped = defaultdict(list)
     for tenant, at in cursor.named.items():
@@ -157,35 +163,38 @@ def _plain(cursor: Cursor) -> list[Any]:
     return [groups, row, *cursor.others, cursor.newest]
 
 
-def _cursor(plain: list[Any]) -> Cursor:
+def _from_json(plain: list[Any]) -> SubscriptionCursor:
     groups, row, *others = [*plain, None][:2] + plain[2:]
     named = {
-        str(tenant): _position(version, ordinal)
+        str(tenant): _parse_position(version, ordinal)
         for version, ordinal, tenants in groups
         for tenant in tenants
     }
-    common, newest = (_position(others[0], others[1]), int(others[2])) if others else (None, 0)
+    common, newest = (
+        (_parse_position(others[0], others[1]), int(others[2])) if others else (None, 0)
+    )
     key = None if row is None else tuple(map(str, row))
-    return Cursor(named=named, others=common, newest=newest, row=key)
+    return SubscriptionCursor(named=named, others=common, newest=newest, row=key)
 
 
-def _position(version: Any, ordinal: Any) -> Position:
-    found = Position(int(version), int(ordinal))
+def _parse_position(version: Any, ordinal: Any) -> ChangePosition:
+    found = ChangePosition(int(version), int(ordinal))
     if found.version < START.version or not all(each in _NUMBERS for each in found):
         raise ValueError("no position")
     return found
 
 
-def _digest(said: bytes) -> bytes:
+def _compute_digest(said: bytes) -> bytes:
     return hashlib.blake2b(said, digest_size=_SIGN).digest()
 
 
-def _shown(text: str) -> str:
+def _quote_text(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
-def _malformed(text: str) -> PositionInvalidError:
+def _make_invalid_error(text: str) -> PositionInvalidError:
     return PositionInvalidError(
-        f"after: {_shown(text)} is not a cursor that this server gave; leave it out, or subscribe "
+        f"after: {_quote_text(text)} is not a cursor that this server gave; leave it out, or "
+        "subscribe "
         "with snapshot: true."
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
-from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, Feed, Pause, in_thread
+from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, IndexFeed, Pause, run_in_thread
 
 LOGGER = logging.getLogger(__name__)
 EVERY = 0.08
@@ -33,12 +33,14 @@ class Hub:
     clock: Callable[[], float] = time.monotonic
     looks: int = field(default=0, init=False)
     """How often it has asked the log."""
-    feeds: dict[str, Feed] = field(default_factory=dict, init=False)
+    feeds: dict[str, IndexFeed] = field(default_factory=dict, init=False)
     _users: Counter[str] = field(default_factory=Counter, init=False)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     @asynccontextmanager
-    async def following(self, name: str, make: Callable[[], Feed]) -> AsyncIterator[Feed]:
+    async def follow_feed(
+        self, name: str, make: Callable[[], IndexFeed]
+    ) -> AsyncIterator[IndexFeed]:
         """Give the feed of that name, open; it is followed until the last user leaves."""
         if name not in self.feeds:
             self.feeds[name] = make()
@@ -46,20 +48,20 @@ class Hub:
         self._users[name] += 1
         try:
             await feed.open()
-            self._start(name, feed.run)
-            self._start("", self._watch)
+            self._start_task(name, feed.run)
+            self._start_task("", self._watch_log)
             yield feed
         finally:
             self._users[name] -= 1
             if not self._users[name]:
-                await self._end(name)
+                await self._end_feed(name)
 
-    def _start(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _start_task(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = self._tasks.get(name)
         if task is None or task.done():
             self._tasks[name] = asyncio.create_task(run())
 
-    async def _end(self, name: str) -> None:
+    async def _end_feed(self, name: str) -> None:
         del self._users[name]
         self.feeds.pop(name).close()
         ended = [name] if self.feeds else [name, ""]
@@ -70,11 +72,11 @@ class Hub:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _watch(self) -> None:
+    async def _watch_log(self) -> None:
         bookmark, pause, next_whole = None, FIRST_PAUSE, self.clock()
         while True:
             try:
-                touched = await in_thread(self.touched, bookmark)
+                touched = await run_in_thread(self.touched, bookmark)
             except Exception as error:  # noqa: BLE001 - subscribers must not go silent
                 LOGGER.warning("%s; looking again in %.1f s", error, pause)
                 await self.pause(pause)
@@ -84,11 +86,11 @@ class Hub:
             whole = bookmark is None or not touched.whole or self.clock() >= next_whole
             if whole:
                 next_whole = self.clock() + self.whole
-            self._touch(touched, whole=whole)
+            self._touch_feeds(touched, whole=whole)
             bookmark, pause = touched.upto, FIRST_PAUSE
             await self.pause(self.every)
 
-    def _touch(self, touched: Touched, *, whole: bool) -> None:
+    def _touch_feeds(self, touched: Touched, *, whole: bool) -> None:
         for feed in self.feeds.values():
             if whole:
                 feed.touch(None)

@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.tables.ddl import table_name
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.tables.ddl import format_table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parsed
-from iscp_dagster.events.changes import Change, Stamped
+from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parse_type
+from iscp_dagster.events.changes import RowChange, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.serve.columns import BINARY, Column, column
-from iscp_dagster.serve.live.positions import START, Position, Positions
+from iscp_dagster.serve.columns import BINARY, Column, build_column
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
 from iscp_dagster.serve.rows import Limits, rows
-from iscp_dagster.serve.sql import Parameters, condition
+from iscp_dagster.serve.sql import Parameters, render_condition
 from iscp_dagster.serve.where import EVERYTHING, Expression
 
 LIMITS = Limits(rows=100_000)
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 _UTC = "UTC"
 MOST_GROUPS = 50
 """Groups of tenants at the same place, in one query."""
-_SYSTEM = {
+_SYSTEM_COLUMNS = {
     "_owner": "String",
     "_row": "Array(String)",
     "_micros": "Int64",
@@ -47,8 +47,8 @@ class Span:
     """A tenant's changes after one position, up to another."""
 
     tenant: str
-    after: Position
-    upto: Position
+    after: ChangePosition
+    upto: ChangePosition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SnapshotPage:
     """Rows of a snapshot with their keys; the next page is after `upto`, None: there is none."""
 
     rows: tuple[tuple[tuple[str, ...], Stamped], ...] = ()
@@ -98,26 +98,27 @@ class Images:
         """The same index in another generation."""
         return replace(self, generation=generation)
 
-    def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
+    def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with; only of those that have one."""
         return self.changes(
             [Span(tenant=each, after=START, upto=START) for each in tenants], 1
         ).begins
 
-    def base(self, tenant: str, version: int, told: int, most: int) -> Found:
+    def read_base(self, tenant: str, version: int, told: int, most: int) -> Found:
         """The rows as of `version` that the tenant's history begins with, after the first ones."""
 
         def read(limit: int) -> Found:
             bound = Parameters()
             query = (
-                f"SELECT {self._selected} FROM {self._table} WHERE `_change` = 0 "
-                f"AND `_version` = {version:d} AND {self._among([tenant], bound)} "
-                f"ORDER BY {self._keys} LIMIT 1 BY {self._keys} LIMIT {limit:d} OFFSET {told:d}"
+                f"SELECT {self._select_sql} FROM {self._table_sql} WHERE `_change` = 0 "
+                f"AND `_version` = {version:d} AND {self._render_tenant_filter([tenant], bound)} "
+                f"ORDER BY {self._keys_sql} LIMIT 1 BY {self._keys_sql} LIMIT {limit:d} OFFSET "
+                f"{told:d}"
             )
-            rows = self._read(query, bound, self._all)
-            return Found(stamped=tuple(self._paired(rows)), whole=len(rows) < limit)
+            rows = self._query_rows(query, bound, self._all_columns)
+            return Found(stamped=tuple(self._combine_images(rows)), whole=len(rows) < limit)
 
-        return _fitting(read, most)
+        return _read_within_limits(read, most)
 
     def changes(self, spans: Sequence[Span], most: int) -> Found:
         """Where the histories begin, and the oldest changes of the spans, at most `most`.
@@ -125,86 +126,94 @@ class Images:
         Both are of one moment. Of each tenant the changes are those that come first. Give no more
         spans than `portion` returns.
         """
-        return _fitting(lambda limit: self._changes(spans, limit), most)
+        return _read_within_limits(lambda limit: self._query_changes(spans, limit), most)
 
-    def _changes(self, spans: Sequence[Span], limit: int) -> Found:
+    def _query_changes(self, spans: Sequence[Span], limit: int) -> Found:
         bound = Parameters()
         parts = [
-            f"({self._among(tenants, bound)} AND (`_change` = {BEGIN} OR ({_between(*span)})))"
-            for span, tenants in _grouped(spans).items()
+            f"({self._render_tenant_filter(tenants, bound)} AND (`_change` = {BEGIN} OR "
+            f"({_render_range(*span)})))"
+            for span, tenants in _group_spans(spans).items()
         ]
         # An insert that was repeated may not be merged yet. An update has two rows.
         query = (
-            f"SELECT {self._selected} FROM {self._table} WHERE `_change` != 0 "
+            f"SELECT {self._select_sql} FROM {self._table_sql} WHERE `_change` != 0 "
             f"AND ({' OR '.join(parts) or 0}) "
             f"ORDER BY `_change` != {BEGIN}, `_version`, `_owner`, `_ordinal`, `_image` "
             "LIMIT 1 BY `_change`, `_version`, `_owner`, `_ordinal`, `_image` "
             f"LIMIT {len(spans) + 2 * limit:d}"
         )
-        rows = self._read(query, bound, self._all)
+        rows = self._query_rows(query, bound, self._all_columns)
         begins = {row["_owner"]: int(row["_version"]) for row in rows if row["_change"] == BEGIN}
-        found = list(self._paired(row for row in rows if row["_change"] != BEGIN))
+        found = list(self._combine_images(row for row in rows if row["_change"] != BEGIN))
         return Found(stamped=tuple(found[:limit]), whole=len(found) < limit, begins=begins)
 
-    def standing(
+    def read_snapshot(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression = EVERYTHING
-    ) -> Standing:
+    ) -> SnapshotPage:
         """The rows that stand at these positions, by key, after the row with the key `row`.
 
         Of at most `most` keys, of which some may have no row now.
         """
-        return _fitting(lambda limit: self._standing(at, row, limit, where), most)
+        return _read_within_limits(lambda limit: self._query_snapshot(at, row, limit, where), most)
 
-    def _standing(
+    def _query_snapshot(
         self, at: Positions, row: tuple[str, ...], limit: int, where: Expression
-    ) -> Standing:
-        upto = self._end_of_page(at, row, limit)
+    ) -> SnapshotPage:
+        upto = self._find_page_end(at, row, limit)
         bound = Parameters()
-        seen = f"{self._among(at, bound)} AND {self._seen(at, bound)}"
+        seen = f"{self._render_tenant_filter(at, bound)} AND {self._render_seen_filter(at, bound)}"
         # Bounds on both sides let ClickHouse read these keys alone.
-        later = f" AND {self._compared('>', row, bound)}" if row else ""
-        earlier = f" AND {self._compared('<=', upto, bound)}" if upto else ""
+        later = f" AND {self._render_key_comparison('>', row, bound)}" if row else ""
+        earlier = f" AND {self._render_key_comparison('<=', upto, bound)}" if upto else ""
         last = (
-            f"SELECT * FROM {self._table} WHERE `_change` >= 0 AND {seen}{later}{earlier} "
-            f"ORDER BY {self._sorted}, `_version` DESC, `_image` DESC LIMIT 1 BY {self._sorted}"
+            f"SELECT * FROM {self._table_sql} WHERE `_change` >= 0 AND {seen}{later}{earlier} "
+            f"ORDER BY {self._order_sql}, `_version` DESC, `_image` DESC LIMIT 1 BY "
+            f"{self._order_sql}"
         )
         query = (
-            f"SELECT {self._selected} FROM ({last}) WHERE `_image` = 1 AND "
-            f"{condition(where, bound)} ORDER BY {self._sorted}"
+            f"SELECT {self._select_sql} FROM ({last}) WHERE `_image` = 1 AND "
+            f"{render_condition(where, bound)} ORDER BY {self._order_sql}"
         )
-        found = self._read(query, bound, self._all)
-        rows = [(tuple(each["_row"]), self._single(each, ChangeKind.BASE)) for each in found]
-        return Standing(rows=tuple(rows), upto=upto)
+        found = self._query_rows(query, bound, self._all_columns)
+        rows = [
+            (tuple(each["_row"]), self._build_single_change(each, ChangeKind.BASE))
+            for each in found
+        ]
+        return SnapshotPage(rows=tuple(rows), upto=upto)
 
-    def _end_of_page(
+    def _find_page_end(
         self, at: Positions, row: tuple[str, ...], limit: int
     ) -> tuple[str, ...] | None:
         """The key that is `limit` keys further; None if there are not so many."""
         bound = Parameters()
-        later = f" AND {self._compared('>', row, bound)}" if row else ""
+        later = f" AND {self._render_key_comparison('>', row, bound)}" if row else ""
         query = (
-            f"SELECT {self._key} FROM (SELECT DISTINCT {self._sorted} FROM {self._table} "
-            f"WHERE {self._among(at, bound)}{later} ORDER BY {self._sorted} "
+            f"SELECT {self._key_sql} FROM (SELECT DISTINCT {self._order_sql} FROM "
+            f"{self._table_sql} "
+            f"WHERE {self._render_tenant_filter(at, bound)}{later} ORDER BY {self._order_sql} "
             f"LIMIT 1 OFFSET {limit - 1:d})"
         )
-        found = self._read(query, bound, [_system("_row")])
+        found = self._query_rows(query, bound, [_build_system_column("_row")])
         return tuple(found[0]["_row"]) if found else None
 
     @property
-    def _table(self) -> str:
-        return ident(self.database, table_name(self.view, "rows", self.generation))
+    def _table_sql(self) -> str:
+        return quote_identifier(
+            self.database, format_table_name(self.view, "rows", self.generation)
+        )
 
     @property
-    def _owner(self) -> str:
-        return f"toString({ident(self.tenant)})" if self.tenant else text(self.lone)
+    def _tenant_sql(self) -> str:
+        return f"toString({quote_identifier(self.tenant)})" if self.tenant else text(self.lone)
 
     @property
-    def _keys(self) -> str:
-        return ", ".join(map(ident, self.keys))
+    def _keys_sql(self) -> str:
+        return ", ".join(map(quote_identifier, self.keys))
 
     @property
-    def _sorted(self) -> str:
-        return ", ".join(map(ident, self._identity))
+    def _order_sql(self) -> str:
+        return ", ".join(map(quote_identifier, self._identity))
 
     @property
     def _identity(self) -> list[str]:
@@ -212,29 +221,29 @@ class Images:
         return list(dict.fromkeys([*tenant, *self.keys]))
 
     @property
-    def _key(self) -> str:
+    def _key_sql(self) -> str:
         """The key as texts in JSON, each of which tells values apart: see `_key_column`."""
-        return f"array({', '.join(self._key_column(name) for name in self._identity)})"
+        return f"array({', '.join(self._render_key_column(name) for name in self._identity)})"
 
-    def _key_column(self, name: str) -> str:
+    def _render_key_column(self, name: str) -> str:
         """One column as a text; what may be bytes is in base64, and times are in UTC."""
-        quoted, type_ = ident(name), parsed(self.types[name])
+        quoted, type_ = quote_identifier(name), parse_type(self.types[name])
         if type_.name in BINARY:
             return f"base64Encode(toString({quoted}))"
         return f"toString({f'toTimeZone({quoted}, {text(_UTC)})' if _is_time(type_) else quoted})"
 
-    def _key_value(self, name: str, value: str) -> str:
+    def _render_key_value(self, name: str, value: str) -> str:
         """What `_key_column` made a text of."""
-        type_ = parsed(self.types[name])
+        type_ = parse_type(self.types[name])
         if type_.name in BINARY:
             value = f"base64Decode({value})"
         kept = f"{type_.name}({', '.join([*map(str, type_.numbers), text(_UTC)])})"
         return f"CAST({value}, {text(kept if _is_time(type_) else str(type_))})"
 
-    def _compared_sides(self, name: str, value: str) -> list[tuple[str, str]]:
+    def _render_sides(self, name: str, value: str) -> list[tuple[str, str]]:
         """What is compared, one after the other, to have the column's order; NaN comes last."""
-        sides = ident(name), self._key_value(name, value)
-        if parsed(self.types[name]).name not in FLOATS:
+        sides = quote_identifier(name), self._render_key_value(name, value)
+        if parse_type(self.types[name]).name not in FLOATS:
             return [sides]
         doubles = [f"toFloat64({each})" for each in sides]
         nans, others = (
@@ -244,32 +253,37 @@ class Images:
         return [(nans[0], nans[1]), (others[0], others[1])]
 
     @property
-    def _all(self) -> list[Column]:
-        return [*self.columns, *map(_system, _SYSTEM)]
+    def _all_columns(self) -> list[Column]:
+        return [*self.columns, *map(_build_system_column, _SYSTEM_COLUMNS)]
 
     @property
-    def _selected(self) -> str:
+    def _select_sql(self) -> str:
         computed = {
-            "_owner": self._owner,
-            "_row": self._key,
+            "_owner": self._tenant_sql,
+            "_row": self._key_sql,
             "_micros": "toUnixTimestamp64Micro(`_timestamp`)",
         }
-        system = [f"{computed.get(name, ident(name))} AS {ident(name)}" for name in _SYSTEM]
+        system = [
+            f"{computed.get(name, quote_identifier(name))} AS {quote_identifier(name)}"
+            for name in _SYSTEM_COLUMNS
+        ]
         return ", ".join([*(each.selected for each in self.columns), *system])
 
-    def _among(self, tenants: Collection[str], bound: Parameters) -> str:
+    def _render_tenant_filter(self, tenants: Collection[str], bound: Parameters) -> str:
         if not self.tenant:
             return "1" if self.lone in tenants else "0"
         type_ = self.types[self.tenant]
-        named = bound.bind("Array(String)", _array(sorted(tenants)))
-        return f"{ident(self.tenant)} IN (SELECT CAST(arrayJoin({named}), {text(type_)}))"
+        named = bound.bind("Array(String)", _to_array(sorted(tenants)))
+        return (
+            f"{quote_identifier(self.tenant)} IN (SELECT CAST(arrayJoin({named}), {text(type_)}))"
+        )
 
-    def _compared(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
+    def _render_key_comparison(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
         """Compare keys in their order; ClickHouse does not look up tuples in its primary index."""
         held = [
             sides
             for name, value in zip(self._identity, row, strict=True)
-            for sides in self._compared_sides(name, bound.bind("String", value))
+            for sides in self._render_sides(name, bound.bind("String", value))
         ]
         parts = []
         for place, (name, value) in enumerate(held):
@@ -280,66 +294,68 @@ class Images:
             )
         return f"({' OR '.join(f'({part})' for part in parts)})"
 
-    def _seen(self, at: Positions, bound: Parameters) -> str:
+    def _render_seen_filter(self, at: Positions, bound: Parameters) -> str:
         """Whether a change is not after its tenant's position.
 
         As long as it is for one tenant, so that thousands may each be elsewhere.
         """
-        tenants = bound.bind("Array(String)", _array(list(at)))
+        tenants = bound.bind("Array(String)", _to_array(list(at)))
         places = [
-            bound.bind("Array(Int64)", _array(each)) for each in zip(*at.values(), strict=True)
+            bound.bind("Array(Int64)", _to_array(each)) for each in zip(*at.values(), strict=True)
         ]
-        reached = [f"transform({self._owner}, {tenants}, {each}, toInt64(-2))" for each in places]
+        reached = [
+            f"transform({self._tenant_sql}, {tenants}, {each}, toInt64(-2))" for each in places
+        ]
         return f"(`_version`, `_ordinal`) <= ({', '.join(reached)})"
 
-    def _read(
+    def _query_rows(
         self, query: str, bound: Parameters, columns: Sequence[Column]
     ) -> list[dict[str, Any]]:
         return rows(self.endpoint, query, bound.values, columns, LIMITS)
 
-    def _paired(self, found: Iterable[dict[str, Any]]) -> Iterable[Stamped]:
+    def _combine_images(self, found: Iterable[dict[str, Any]]) -> Iterable[Stamped]:
         """Changes of image rows in order; the half of one that a limit cut off is left out."""
         before: dict[str, Any] | None = None
         for row in found:
             operation = ChangeKind(row["_change"])
             if operation != ChangeKind.UPDATE:
-                yield self._single(row, operation)
+                yield self._build_single_change(row, operation)
             elif before is None:
                 before = row
             else:
-                yield self._change(row, operation, before, row)
+                yield self._build_change(row, operation, before, row)
                 before = None
 
-    def _single(self, row: dict[str, Any], operation: ChangeKind) -> Stamped:
+    def _build_single_change(self, row: dict[str, Any], operation: ChangeKind) -> Stamped:
         gone = operation == ChangeKind.DELETE
-        return self._change(row, operation, row if gone else None, None if gone else row)
+        return self._build_change(row, operation, row if gone else None, None if gone else row)
 
-    def _change(
+    def _build_change(
         self,
         row: dict[str, Any],
         operation: ChangeKind,
         before: dict[str, Any] | None,
         after: dict[str, Any] | None,
     ) -> Stamped:
-        change = Change(
+        change = RowChange(
             tenant=row["_owner"],
             key="\0".join(row["_row"]),
             operation=operation,
-            before=self._columns(before),
-            after=self._columns(after),
+            before=self._pick_columns(before),
+            after=self._pick_columns(after),
             fields=tuple(row["_fields"]),
         )
         version, ordinal = int(row["_version"]), int(row["_ordinal"])
-        at = SourceTimestamp.of_micros(int(row["_micros"]), version=version, ordinal=ordinal)
+        at = SourceTimestamp.from_micros(int(row["_micros"]), version=version, ordinal=ordinal)
         return change, at
 
-    def _columns(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _pick_columns(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
         if row is None:
             return None
         return {each.field: row[each.field] for each in self.columns}
 
 
-def _fitting(read: Callable[[int], Result], most: int) -> Result:
+def _read_within_limits(read: Callable[[int], Result], most: int) -> Result:
     """Read fewer at a time where the rows are too large for one answer."""
     while True:
         try:
@@ -350,26 +366,26 @@ def _fitting(read: Callable[[int], Result], most: int) -> Result:
             most = max(most // 8, 1)
 
 
-def portion(spans: Sequence[Span]) -> list[Span]:
+def limit_spans(spans: Sequence[Span]) -> list[Span]:
     """As many of the spans as one query takes."""
-    chosen = set(list(_grouped(spans))[:MOST_GROUPS])
+    chosen = set(list(_group_spans(spans))[:MOST_GROUPS])
     return [each for each in spans if (each.after, each.upto) in chosen]
 
 
-def _grouped(spans: Sequence[Span]) -> dict[tuple[Position, Position], list[str]]:
+def _group_spans(spans: Sequence[Span]) -> dict[tuple[ChangePosition, ChangePosition], list[str]]:
     groups = defaultdict(list)
     for each in spans:
         groups[each.after, each.upto].append(each.tenant)
     return dict(groups)
 
 
-def _between(after: Position, upto: Position) -> str:
+def _render_range(after: ChangePosition, upto: ChangePosition) -> str:
     # The plain comparison lets ClickHouse skip parts.
     beyond = f"(`_version`, `_ordinal`) > ({after.version:d}, {after.ordinal:d})"
-    return f"`_version` >= {max(after.version, 0):d} AND {beyond} AND {_upto(upto)}"
+    return f"`_version` >= {max(after.version, 0):d} AND {beyond} AND {_render_upper_bound(upto)}"
 
 
-def _upto(position: Position) -> str:
+def _render_upper_bound(position: ChangePosition) -> str:
     return f"(`_version`, `_ordinal`) <= ({position.version:d}, {position.ordinal:d})"
 
 
@@ -377,13 +393,13 @@ def _is_time(type_: ChType) -> bool:
     return type_.name in {"DateTime", "DateTime64"}
 
 
-def _array(values: Sequence[str] | Sequence[int]) -> Any:
+def _to_array(values: Sequence[str] | Sequence[int]) -> Any:
     """A list as the client binds it."""
     return list(values)
 
 
-def _system(name: str) -> Column:
-    found = column(name, parsed(_SYSTEM[name]))
+def _build_system_column(name: str) -> Column:
+    found = build_column(name, parse_type(_SYSTEM_COLUMNS[name]))
     if found is None:
         raise KeyError(name)
     return found

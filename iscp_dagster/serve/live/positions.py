@@ -9,7 +9,7 @@ _OF_BASE = -(2**40)
 """The ordinal of the first of the rows that a history begins with."""
 
 
-class Position(NamedTuple):
+class ChangePosition(NamedTuple):
     """A place among one tenant's changes: those up to it, itself included, have been told.
 
     `ordinal` counts the tenant's changes in commit `version` from 0; -1: none of that commit.
@@ -20,12 +20,12 @@ class Position(NamedTuple):
     ordinal: int = -1
 
     @classmethod
-    def after(cls, version: int) -> Position:
+    def after(cls, version: int) -> ChangePosition:
         """The position at which the whole commit has been told."""
         return cls(version + 1)
 
     @classmethod
-    def in_base(cls, version: int, told: int) -> Position:
+    def from_base(cls, version: int, told: int) -> ChangePosition:
         """The position after `told` of the rows that the history begins with."""
         return cls(version, _OF_BASE + told)
 
@@ -37,14 +37,14 @@ class Position(NamedTuple):
         return self.ordinal - _OF_BASE if self.ordinal < -1 else None
 
 
-Positions = Mapping[str, Position]
+Positions = Mapping[str, ChangePosition]
 """By tenant."""
 
-START = Position(-1)
+START = ChangePosition(-1)
 """Before a tenant's history, with the rows that it begins with."""
 
 
-def is_kept(position: Position, begin: int | None) -> bool:
+def is_kept(position: ChangePosition, begin: int | None) -> bool:
     """Whether all changes after the position are there if the history begins at `begin`.
 
     The history begins with the rows as of a commit; whoever was told that commit goes on from it.
@@ -54,4 +54,4 @@ def is_kept(position: Position, begin: int | None) -> bool:
         return True
     if position.base_told is not None:
         return position.version == begin
-    return position >= Position.after(begin)
+    return position >= ChangePosition.after(begin)

@@ -7,70 +7,70 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from iscp_dagster.events.changes import Stamped
-from iscp_dagster.serve.live.images import Found, Span, Standing, portion
-from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
+from iscp_dagster.serve.live.images import Found, SnapshotPage, Span, limit_spans
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions, is_kept
 from iscp_dagster.serve.where import Expression
 
 
 class History(Protocol):
     """What there is to read of an index, see `Images`."""
 
-    def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
+    def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with."""
 
-    def base(self, tenant: str, version: int, told: int, most: int) -> Found:
+    def read_base(self, tenant: str, version: int, told: int, most: int) -> Found:
         """The rows that it begins with."""
 
     def changes(self, spans: Sequence[Span], most: int) -> Found:
         """Where the histories begin, and the oldest changes of the spans, at one moment."""
 
-    def standing(
+    def read_snapshot(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression
-    ) -> Standing:
+    ) -> SnapshotPage:
         """The rows that stand at the positions, by key, after one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class FeedStep:
     """A tenant's next position, and the change that leads there, if one does."""
 
     tenant: str
-    at: Position
+    at: ChangePosition
     stamped: Stamped | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class FeedPage:
     """Steps in the order of each tenant's changes. `gaps` are tenants whose changes are not kept.
 
     Without steps and gaps, nothing follows.
     """
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[FeedStep, ...] = ()
     gaps: Mapping[str, int] = field(default_factory=dict)
     """By tenant, the version that its history begins with."""
 
 
-def next_page(history: History, at: Positions, upto: Positions, most: int) -> Page:
+def read_next_page(history: History, at: Positions, upto: Positions, most: int) -> FeedPage:
     """Read at most `most` changes after the positions `at`, of each tenant up to `upto`.
 
     A tenant that `at` does not have is at START. Raises what the history raises.
     """
     behind = {tenant: end for tenant, end in upto.items() if at.get(tenant, START) < end}
     if not behind:
-        return Page()
+        return FeedPage()
     ends = [
         Span(tenant=tenant, after=at.get(tenant, START), upto=end) for tenant, end in behind.items()
     ]
-    spans = portion(ends)
+    spans = limit_spans(ends)
     found = history.changes(spans, most)
-    gaps = _gaps(spans, found.begins)
+    gaps = _find_gaps(spans, found.begins)
     kept = [each for each in spans if each.tenant not in gaps]
-    steps = _base(history, kept, found.begins, most) or _changes(kept, found)
-    return Page(steps=tuple(steps), gaps=gaps)
+    steps = _read_base_steps(history, kept, found.begins, most) or _build_change_steps(kept, found)
+    return FeedPage(steps=tuple(steps), gaps=gaps)
 
 
-def _gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
+def _find_gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
     return {
         each.tenant: begin
         for each in spans
@@ -78,38 +78,40 @@ def _gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _base(
+def _read_base_steps(
     history: History, spans: Sequence[Span], begins: Mapping[str, int], most: int
-) -> list[Step]:
+) -> list[FeedStep]:
     """The rows that a tenant's history begins with, if one has some left to tell."""
     for each in spans:
         told, begin = each.after.base_told, begins.get(each.tenant)
         # Rows of a commit that is not confirmed may be there only in part.
-        if told is None or begin is None or Position.after(begin) > each.upto:
+        if told is None or begin is None or ChangePosition.after(begin) > each.upto:
             continue
         # If the history was replaced meanwhile there are none, and the next page has the gap.
-        found = history.base(each.tenant, begin, told, most)
+        found = history.read_base(each.tenant, begin, told, most)
         steps = [
-            Step(tenant=each.tenant, at=Position.in_base(begin, told + number), stamped=row)
+            FeedStep(
+                tenant=each.tenant, at=ChangePosition.from_base(begin, told + number), stamped=row
+            )
             for number, row in enumerate(found.stamped, start=1)
         ]
-        done = [Step(tenant=each.tenant, at=Position.after(begin))] if found.whole else []
+        done = [FeedStep(tenant=each.tenant, at=ChangePosition.after(begin))] if found.whole else []
         return [*steps, *done]
     return []
 
 
-def _changes(spans: Sequence[Span], found: Found) -> list[Step]:
+def _build_change_steps(spans: Sequence[Span], found: Found) -> list[FeedStep]:
     """The changes of tenants whose history's first rows have been told."""
     ready = {
         each.tenant: each.upto
         for each in spans
         if each.after.base_told is None or each.tenant not in found.begins
     }
-    steps = [each for each in _steps(found.stamped) if each.tenant in ready]
-    return [*steps, *(Step(tenant=one, at=end) for one, end in ready.items() if found.whole)]
+    steps = [each for each in _to_steps(found.stamped) if each.tenant in ready]
+    return [*steps, *(FeedStep(tenant=one, at=end) for one, end in ready.items() if found.whole)]
 
 
-def _steps(found: Sequence[Stamped]) -> Iterator[Step]:
+def _to_steps(found: Sequence[Stamped]) -> Iterator[FeedStep]:
     for change, timestamp in found:
-        at = Position(timestamp.version, timestamp.ordinal)
-        yield Step(tenant=change.tenant or "", at=at, stamped=(change, timestamp))
+        at = ChangePosition(timestamp.version, timestamp.ordinal)
+        yield FeedStep(tenant=change.tenant or "", at=at, stamped=(change, timestamp))

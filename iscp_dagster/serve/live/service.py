@@ -9,19 +9,19 @@ from functools import partial
 from typing import Any
 
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.joblog.sql.reached import Reached, reached
+from iscp_dagster.joblog.sql.reached import Reached, read_watermarks
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.serve.access import Viewer
 from iscp_dagster.serve.live.errors import SubscriptionError
-from iscp_dagster.serve.live.feed import PAGE, Feed
+from iscp_dagster.serve.live.feed import PAGE, IndexFeed
 from iscp_dagster.serve.live.hub import Hub
 from iscp_dagster.serve.live.images import Images
 from iscp_dagster.serve.live.reading import History
 from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE, Ring
 from iscp_dagster.serve.live.subscription import PROGRESS_SECONDS, Subscription
-from iscp_dagster.serve.live.telling import Message, Wanted
-from iscp_dagster.serve.served import Served
+from iscp_dagster.serve.live.telling import ChangeMessage, Wanted
+from iscp_dagster.serve.served import ServedIndex
 from iscp_dagster.serve.where import parse
 
 
@@ -48,11 +48,11 @@ class IndexSource:
     job: JobID
     images: Images
 
-    def reached(self, tenants: Collection[str] | None) -> Reached:
+    def read_watermarks(self, tenants: Collection[str] | None) -> Reached:
         """The watermarks of all tenants' jobs, or of some."""
-        return reached(self.log.engine, self.job, tenants)
+        return read_watermarks(self.log.engine, self.job, tenants)
 
-    def opened(self) -> tuple[int, History]:
+    def open_history(self) -> tuple[int, History]:
         """The newest generation, and its rows."""
         generation = self.images.newest() or 0
         return generation, self.images.of(generation)
@@ -73,15 +73,15 @@ class Live:
         self.hub = Hub(touched=self.log.touched)
 
     async def subscribe(
-        self, served: Served, given: Mapping[str, Any], context: Listening
-    ) -> AsyncGenerator[Message, None]:
+        self, served: ServedIndex, given: Mapping[str, Any], context: Listening
+    ) -> AsyncGenerator[ChangeMessage, None]:
         """Tell the changes of an index. Raises SubscriptionError, BadValueError."""
         named = {each.name: each.field for each in served.columns}
         where = parse(served.by_field, given.get("where"))
         wanted = Wanted(where=where, tenants=context.viewer.tenants, named=named)
         # Those who knew other columns go on with a feed of theirs.
         name = f"{served.field} {hash(served.columns)}"
-        async with self.hub.following(name, partial(self._feed, served)) as feed:
+        async with self.hub.follow_feed(name, partial(self._build_feed, served)) as feed:
             subscription = context.subscription = Subscription(
                 feed=feed,
                 wanted=wanted,
@@ -91,23 +91,23 @@ class Live:
                 on_lost=context.on_lost,
                 every=self.progress_seconds,
             )
-            async with aclosing(subscription.messages()) as messages:
+            async with aclosing(subscription.stream_messages()) as messages:
                 async for message in messages:
                     yield message
 
-    def _feed(self, served: Served) -> Feed:
+    def _build_feed(self, served: ServedIndex) -> IndexFeed:
         source, index = served.source, served.index
         job = JobID(db=source.database, table=source.table, job=index.name)
-        return Feed(
+        return IndexFeed(
             index=f"{source.name}/{index.shown}",
-            source=IndexSource(log=self.log, job=job, images=images_of(served)),
+            source=IndexSource(log=self.log, job=job, images=build_image_reader(served)),
             ring=Ring(self.entries),
             page=min(self.page, self.entries // 2),
             patience=self.patience,
         )
 
 
-def images_of(served: Served) -> Images:
+def build_image_reader(served: ServedIndex) -> Images:
     """The image rows of a changes index. Raises SubscriptionError if it is spread over shards."""
     if len(served.places) != 1:
         raise SubscriptionError(

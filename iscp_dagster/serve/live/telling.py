@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.events.changes import Change, Row, Stamped
+from iscp_dagster.events.changes import Row, RowChange, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.where import EVERYTHING, Expression, predicate
@@ -15,7 +15,7 @@ INSERT, UPDATE, DELETE, PROGRESS = "INSERT", "UPDATE", "DELETE", "PROGRESS"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class ChangeMessage:
     """One result of a subscription. `data` is the row after the change, for DELETE before it.
 
     `fields` are the columns that an UPDATE changed. The timestamp lies beside the data; PROGRESS,
@@ -47,18 +47,18 @@ class Wanted:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_meets", predicate(self.where))
 
-    def sees(self, tenant: str) -> bool:
+    def can_see(self, tenant: str) -> bool:
         """Whether the tenant's changes may be told at all."""
         return self.tenants is None or tenant in self.tenants
 
-    def told(self, stamped: Stamped, cursor: str) -> Message | None:
+    def build_message(self, stamped: Stamped, cursor: str) -> ChangeMessage | None:
         """The message of a change of a visible tenant; None if no row that was asked for changed.
 
         An UPDATE of columns alone that are not served is no change.
         An UPDATE that brings a row in is told as INSERT, one that takes it out as DELETE.
         """
         change, timestamp = stamped
-        found = self._operation(change)
+        found = self._find_operation(change)
         if found is None:
             return None
         operation, row = found
@@ -66,7 +66,7 @@ class Wanted:
         shown = tuple(self.named[name] for name in fields if name in self.named)
         if self.named and fields and not shown:
             return None
-        return Message(
+        return ChangeMessage(
             operation=operation,
             data=row,
             fields=shown if self.named else fields,
@@ -74,7 +74,7 @@ class Wanted:
             cursor=cursor,
         )
 
-    def _operation(self, change: Change) -> tuple[str, Row] | None:
+    def _find_operation(self, change: RowChange) -> tuple[str, Row] | None:
         meets: Callable[[Row], bool] = self.__dict__["_meets"]
         before = change.before if change.before is not None and meets(change.before) else None
         after = change.after if change.after is not None and meets(change.after) else None

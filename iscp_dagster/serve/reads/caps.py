@@ -36,7 +36,7 @@ class Caps:
     """Fields that the schema tells of itself."""
     default_rows: int = 100
 
-    def checked(self, limit: int | None, offset: int) -> int:
+    def check_page(self, limit: int | None, offset: int) -> int:
         """Return the limit. Raises BadValueError beyond the caps."""
         limit = self.default_rows if limit is None else limit
         given = (("limit", limit, self.rows), ("offset", offset, self.skipped))
@@ -80,10 +80,10 @@ class Asking:
             seconds=max(0.1, self.caps.seconds - passed),
             rows=most,
             bytes=max(1, self.caps.bytes - self._bytes),
-            spend=self._spend,
+            spend=self._charge_bytes,
         )
 
-    def _spend(self, read: int) -> None:
+    def _charge_bytes(self, read: int) -> None:
         self._bytes += read
         if self._bytes > self.caps.bytes:
             raise TooComplexError(

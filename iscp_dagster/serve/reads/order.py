@@ -10,7 +10,7 @@ from typing import Any
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import compare
-from iscp_dagster.serve.served import Served
+from iscp_dagster.serve.served import ServedIndex
 from iscp_dagster.serve.where import Row
 
 
@@ -31,7 +31,7 @@ class Order:
         return ", ".join([*parts, f"{held} {how}"])
 
 
-def whole(served: Served, asked: Sequence[Order]) -> tuple[Order, ...]:
+def complete_order(served: ServedIndex, asked: Sequence[Order]) -> tuple[Order, ...]:
     """Return the order asked for, and then by tenant and key, so that pages do not overlap."""
     named = {each.column.name for each in asked}
     rest = served.identity if served.keys else (*served.identity, *served.columns)
@@ -41,25 +41,25 @@ def whole(served: Served, asked: Sequence[Order]) -> tuple[Order, ...]:
     )
 
 
-def clause(order: Sequence[Order]) -> str:
+def render_order_by(order: Sequence[Order]) -> str:
     """Return the ORDER BY clause."""
     return f"ORDER BY {', '.join(each.sql for each in order)}" if order else ""
 
 
-def merged(found: Iterable[Row], order: Sequence[Order]) -> list[Row]:
+def merge_rows(found: Iterable[Row], order: Sequence[Order]) -> list[Row]:
     """Return rows of several shards in order."""
 
-    def compared(one: Row, other: Row) -> int:
+    def compare_rows(one: Row, other: Row) -> int:
         for each in order:
-            found = _compared(each, one[each.column.field], other[each.column.field])
+            found = _compare_fields(each, one[each.column.field], other[each.column.field])
             if found:
                 return found
         return 0
 
-    return sorted(found, key=cmp_to_key(compared))
+    return sorted(found, key=cmp_to_key(compare_rows))
 
 
-def _compared(order: Order, one: Any, other: Any) -> int:
+def _compare_fields(order: Order, one: Any, other: Any) -> int:
     if one is None or other is None:
         first = -1 if order.nulls_first else 1
         return 0 if one is other else first if one is None else -first

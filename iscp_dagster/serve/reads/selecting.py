@@ -6,24 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.serve.access import Viewer
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
-from iscp_dagster.serve.reads.order import Order, clause, merged, whole
+from iscp_dagster.serve.reads.order import Order, complete_order, merge_rows, render_order_by
 from iscp_dagster.serve.rows import rows, select_list
-from iscp_dagster.serve.served import Place, Served
-from iscp_dagster.serve.sql import Parameters, bind_value, condition
+from iscp_dagster.serve.served import ServedIndex, Shard
+from iscp_dagster.serve.sql import Parameters, bind_value, render_condition
 from iscp_dagster.serve.where import Row, parse
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class RowSelection:
     """What a query field asks of an index."""
 
-    served: Served
+    served: ServedIndex
     columns: tuple[Column, ...]
     """The columns to show."""
     where: Mapping[str, Any] | None = None
@@ -36,56 +36,61 @@ class Selection:
     """How many values of a row are shown; one may be shown under several names."""
 
 
-def selected(asking: Asking, asked: Selection) -> list[Row]:
+def selected(asking: Asking, asked: RowSelection) -> list[Row]:
     """Return the rows that a viewer may see. Raises BadValueError, TooComplexError and the like."""
-    limit = asking.caps.checked(asked.limit, asked.offset)
+    limit = asking.caps.check_page(asked.limit, asked.offset)
     asking.charge(limit * asked.width)
-    if not limit or not tenancy.sees_some(asked.served, asking.viewer):
+    if not limit or not tenancy.can_see_rows(asked.served, asking.viewer):
         return []
-    places, order = asked.served.places, whole(asked.served, asked.order)
+    places, order = asked.served.places, complete_order(asked.served, asked.order)
     if len(places) == 1:
         wanted = asked.columns or asked.served.columns[:1]
-        return _read(asking, asked, wanted, (limit, asked.offset), places[0])
+        return _read_shard(asking, asked, wanted, (limit, asked.offset), places[0])
     # Each shard's first rows, of which some are among the first of all.
     wanted = tuple(dict.fromkeys((*asked.columns, *(each.column for each in order))))
     most = limit + asked.offset
-    found = [row for place in places for row in _read(asking, asked, wanted, (most, 0), place)]
-    return merged(found, order)[asked.offset : most]
+    found = [
+        row for place in places for row in _read_shard(asking, asked, wanted, (most, 0), place)
+    ]
+    return merge_rows(found, order)[asked.offset : most]
 
 
-def _read(
+def _read_shard(
     asking: Asking,
-    asked: Selection,
+    asked: RowSelection,
     wanted: Sequence[Column],
     page: tuple[int, int],
-    place: Place,
+    place: Shard,
 ) -> list[Row]:
     parameters = Parameters()
     limit, offset = page
     query = (
         f"SELECT {select_list(wanted)} "
-        f"FROM {_source(asked.served, place, asking.viewer, parameters)} "
-        f"WHERE {_conditions(asked, asking.viewer, parameters)} "
-        f"{clause(whole(asked.served, asked.order))} LIMIT {limit} OFFSET {offset}"
+        f"FROM {_render_source(asked.served, place, asking.viewer, parameters)} "
+        f"WHERE {_render_conditions(asked, asking.viewer, parameters)} "
+        f"{render_order_by(complete_order(asked.served, asked.order))} LIMIT {limit} OFFSET "
+        f"{offset}"
     )
     return list(rows(place.endpoint, query, parameters.values, wanted, asking.limits(limit)))
 
 
-def _source(served: Served, place: Place, viewer: Viewer, parameters: Parameters) -> str:
+def _render_source(
+    served: ServedIndex, place: Shard, viewer: Viewer, parameters: Parameters
+) -> str:
     """Return what the rows are read from; of changes, the last image of each key."""
-    view = ident(place.database, served.view)
+    view = quote_identifier(place.database, served.view)
     if not served.index.of_images:
         return view
-    keys = ", ".join(ident(each.name) for each in served.identity)
-    seen = tenancy.condition(served, viewer, parameters)
-    last = f"ORDER BY {ident(VERSION)} DESC, `_image` DESC LIMIT 1 BY {keys}"
+    keys = ", ".join(quote_identifier(each.name) for each in served.identity)
+    seen = tenancy.render_tenant_condition(served, viewer, parameters)
+    last = f"ORDER BY {quote_identifier(VERSION)} DESC, `_image` DESC LIMIT 1 BY {keys}"
     return f"(SELECT * FROM (SELECT * FROM {view} WHERE {seen} {last}) WHERE `_image` = 1)"
 
 
-def _conditions(asked: Selection, viewer: Viewer, parameters: Parameters) -> str:
-    parts = [tenancy.condition(asked.served, viewer, parameters)]
+def _render_conditions(asked: RowSelection, viewer: Viewer, parameters: Parameters) -> str:
+    parts = [tenancy.render_tenant_condition(asked.served, viewer, parameters)]
     for name, value in asked.searches.items():
         search, argument = asked.served.searches[name]
         parts.append(search.condition(bind_value(argument, value, parameters)))
-    parts.append(condition(parse(asked.served.by_field, asked.where), parameters))
+    parts.append(render_condition(parse(asked.served.by_field, asked.where), parameters))
     return " AND ".join(parts)

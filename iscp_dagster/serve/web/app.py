@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from asgi_guards.admission import Admission, Guard, is_loopback, names_in
+from asgi_guards.admission import Admission, Guard, is_loopback, parse_names
 from asgi_guards.draining import Draining
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.access import Access, OpenAccess
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.web.graphiql import Page, wants_page
-from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
+from iscp_dagster.serve.web.graphiql import GraphiQLPage, is_page_request
+from iscp_dagster.serve.web.graphql_http import GraphQLOverHTTP, HttpBounds
 
 PATH = "/graphql"
 HEALTH = "/health"
@@ -30,48 +30,50 @@ Beside = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class GraphQLServerSettings:
     """What an application is made from."""
 
     schemas: Schemas
     access: Access = field(default_factory=OpenAccess)
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: HttpBounds = field(default_factory=HttpBounds)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     routes: Sequence[BaseRoute] = ()
     """Routes beside that of queries, such as the websocket's at PATH."""
     beside: Sequence[Beside] = ()
 
 
-def create_app(settings: Settings) -> Starlette:
+def create_app(settings: GraphQLServerSettings) -> Starlette:
     """Return the application: queries at PATH, a page for browsers there, HEALTH for who watches.
 
     Without tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
     """
     endpoint = GraphQLOverHTTP(settings.schemas, settings.access, settings.bounds)
-    page = Page(PATH, settings.access)
+    page = GraphiQLPage(PATH, settings.access)
 
     async def answer(request: Request) -> Response:
-        return page.show() if wants_page(request) else await endpoint(request)
+        return page.show() if is_page_request(request) else await endpoint(request)
 
     @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+    async def run_background(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as running:
             for each in settings.beside:
                 await running.enter_async_context(each())
             yield
 
-    hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
+    hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
     admission = Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS)
     guards = [Middleware(Guard, admission=admission)] if settings.access.open else []
     routes: list[BaseRoute] = [
         Route(PATH, answer, methods=["GET", "POST"]),
-        Route(HEALTH, _healthy),
+        Route(HEALTH, _answer_health),
     ]
-    routes += [*page.routes(), *settings.routes]
-    return Starlette(routes=routes, middleware=[Middleware(Draining), *guards], lifespan=lifespan)
+    routes += [*page.list_routes(), *settings.routes]
+    return Starlette(
+        routes=routes, middleware=[Middleware(Draining), *guards], lifespan=run_background
+    )
 
 
-async def _healthy(_request: Request) -> Response:
+async def _answer_health(_request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 

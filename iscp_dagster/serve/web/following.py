@@ -37,7 +37,7 @@ except IscpError as error:
 Marks = Mapping[str, tuple[int, int]]
 
 
-def marks(environ: Mapping[str, str]) -> Marks:
+def read_marks(environ: Mapping[str, str]) -> Marks:
     """Time and size of each file of the package that declares the location's tables.
 
     Empty if there is no such package.
@@ -50,7 +50,7 @@ def marks(environ: Mapping[str, str]) -> Marks:
     files = [file for place in places for file in Path(place).rglob("*.py")]
     if spec is not None and spec.origin and not places:
         files.append(Path(spec.origin))
-    found = ((str(file), _stat(file)) for file in files)
+    found = ((str(file), _stat_file(file)) for file in files)
     return {name: stat for name, stat in found if stat is not None}
 
 
@@ -63,27 +63,27 @@ def end_when_changed(
         _LOGGER.warning("The declarations have changed; the server ends, to be started anew.")
         server.should_exit = True
 
-    return following(environ, end)
+    return watch_declarations(environ, end)
 
 
 @contextmanager
-def following(
+def watch_declarations(
     environ: Mapping[str, str], changed: Callable[[], None], seconds: float = SECONDS
 ) -> Iterator[None]:
     """Call `changed` once when a file has changed, come or gone, while the context is open.
 
     While the files have a mistake, only that is logged: who serves goes on as before it.
     """
-    seen, ended = marks(environ), threading.Event()
+    seen, ended = read_marks(environ), threading.Event()
 
     def look() -> None:
         nonlocal seen
         while not ended.wait(seconds):
-            found = marks(environ)
+            found = read_marks(environ)
             if found == seen:
                 continue
             seen = found
-            if not (wrong := mistake_in(environ)):
+            if not (wrong := find_mistake(environ)):
                 changed()
                 return
             _LOGGER.warning("The declarations before the last change are kept: %s", wrong)
@@ -97,14 +97,14 @@ def following(
         thread.join()
 
 
-def mistake_in(environ: Mapping[str, str]) -> str:
+def find_mistake(environ: Mapping[str, str]) -> str:
     """Why the declarations cannot be loaded anew, as a new process does; empty if they can."""
     loading = [sys.executable, "-c", _LOAD, json.dumps(sys.path)]
     done = subprocess.run(loading, env=dict(environ), capture_output=True, text=True, check=False)
     return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
 
 
-def _stat(file: Path) -> tuple[int, int] | None:
+def _stat_file(file: Path) -> tuple[int, int] | None:
     try:
         found = os.stat(file)  # noqa: PTH116 - one call for both
     except OSError:

@@ -54,7 +54,7 @@ ReactDOM.createRoot(root).render(
 _QUERY = "# Ctrl-Space completes, Ctrl-Enter asks.\n{\n  _tables\n}\n"
 
 
-def wants_page(request: Request) -> bool:
+def is_page_request(request: Request) -> bool:
     """Whether a browser opens the address itself, rather than asks a query there."""
     named = ",".join(request.headers.getlist("accept")).lower().split(",")
     accepted = {each.partition(";")[0].strip() for each in named}
@@ -65,7 +65,7 @@ def wants_page(request: Request) -> bool:
     )
 
 
-class Page:
+class GraphiQLPage:
     """The page at `path`, and its files below it. Without the files it says which are missing."""
 
     def __init__(self, path: str, access: Access) -> None:
@@ -73,7 +73,7 @@ class Page:
         data = {"query": _QUERY}
         if not access.open:
             data["headers"] = json.dumps({"Authorization": "Bearer "}, indent=2)
-        self._text = _page(path, data)
+        self._text = _render_page(path, data)
 
     def show(self) -> Response:
         """Return the page, or 404 with the remedy."""
@@ -82,11 +82,11 @@ class Page:
         policy = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
         return HTMLResponse(self._text, headers={**_HEADERS, **policy})
 
-    def routes(self) -> list[Route]:
+    def list_routes(self) -> list[Route]:
         """Return the routes of the files that the page loads."""
-        return [Route(f"{self._path}/graphiql/{{name}}", self._send, methods=["GET"])]
+        return [Route(f"{self._path}/graphiql/{{name}}", self._send_file, methods=["GET"])]
 
-    async def _send(self, request: Request) -> Response:
+    async def _send_file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name == _START:
             return Response(_STARTING, headers=_HEADERS, media_type="text/javascript")
@@ -105,7 +105,7 @@ def _find_files() -> Path | None:
     return None
 
 
-def _page(path: str, data: Mapping[str, str]) -> str:
+def _render_page(path: str, data: Mapping[str, str]) -> str:
     given = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
     styles = [f'<link rel="stylesheet" href="{path}/graphiql/{name}">' for name in _STYLES]
     scripts = [

@@ -24,7 +24,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class GraphQLRequest:
     """A request: a document, with its variables and the operation to execute."""
 
     query: str
@@ -32,14 +32,14 @@ class Asked:
     operation: str | None = None
 
 
-def media_type(accept: str | None) -> str:
+def choose_media_type(accept: str | None) -> str:
     """Return the answer's media type. Raises RefusedError for none that both know."""
     if accept is None or not accept.strip():
         return JSON
     ranked: list[tuple[float, int, str]] = []
     for place, part in enumerate(accept.split(",")):
         name, *parameters = (each.strip().lower() for each in part.split(";"))
-        quality = _quality(parameters)
+        quality = _parse_quality(parameters)
         # A server prefers what tells a client more.
         found = {"*/*": RESPONSE, "application/*": RESPONSE}.get(name, name)
         if found in {RESPONSE, JSON} and quality > 0:
@@ -49,7 +49,7 @@ def media_type(accept: str | None) -> str:
     return min(ranked)[2]
 
 
-def _quality(parameters: list[str]) -> float:
+def _parse_quality(parameters: list[str]) -> float:
     for each in parameters:
         if each.startswith("q="):
             try:
@@ -87,18 +87,18 @@ async def body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def of_body(content: bytes) -> Asked:
+def parse_body(content: bytes) -> GraphQLRequest:
     """Read the JSON of a POST. Raises RefusedError."""
     try:
         given = strictjson.loads(content)
     except ValueError as error:
-        raise _bad("The body is no JSON.") from error
+        raise _make_bad_request("The body is no JSON.") from error
     if not isinstance(given, dict):
-        raise _bad("The body is no JSON object; batches are not supported.")
-    return _asked(given)
+        raise _make_bad_request("The body is no JSON object; batches are not supported.")
+    return _build_request(given)
 
 
-def of_url(parameters: Mapping[str, str]) -> Asked:
+def parse_url_parameters(parameters: Mapping[str, str]) -> GraphQLRequest:
     """Read the parameters of a GET. Raises RefusedError."""
     given: dict[str, Any] = dict(parameters)
     for name in ("variables", "extensions"):
@@ -106,24 +106,24 @@ def of_url(parameters: Mapping[str, str]) -> Asked:
             try:
                 given[name] = strictjson.loads(given[name] or "null")
             except ValueError as error:
-                raise _bad(f"`{name}` is no JSON.") from error
-    return _asked(given)
+                raise _make_bad_request(f"`{name}` is no JSON.") from error
+    return _build_request(given)
 
 
-def _asked(given: Mapping[str, Any]) -> Asked:
+def _build_request(given: Mapping[str, Any]) -> GraphQLRequest:
     query, variables = given.get("query"), given.get("variables")
     operation, extensions = given.get("operationName"), given.get("extensions")
     if not isinstance(query, str) or not query:
-        raise _bad("`query` is missing; give a GraphQL document as text.")
+        raise _make_bad_request("`query` is missing; give a GraphQL document as text.")
     for name, value, type_ in (
         ("variables", variables, dict),
         ("extensions", extensions, dict),
         ("operationName", operation, str),
     ):
         if value is not None and not isinstance(value, type_):
-            raise _bad(f"`{name}` has the wrong type.")
-    return Asked(query=query, variables=variables or {}, operation=operation or None)
+            raise _make_bad_request(f"`{name}` has the wrong type.")
+    return GraphQLRequest(query=query, variables=variables or {}, operation=operation or None)
 
 
-def _bad(message: str) -> RefusedError:
+def _make_bad_request(message: str) -> RefusedError:
     return RefusedError(400, "BAD_REQUEST", message)

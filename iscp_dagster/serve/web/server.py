@@ -13,18 +13,18 @@ import uvicorn
 from starlette.routing import WebSocketRoute
 
 from asgi_guards.connections import options
-from iscp_dagster.api.discovery import declared, declared_endpoints
-from iscp_dagster.api.environment import endpoints_of, user
+from iscp_dagster.api.discovery import load_endpoints, load_tables
+from iscp_dagster.api.environment import get_endpoints, get_user
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE, LOG_URL
 from iscp_dagster.serve.access import access
 from iscp_dagster.serve.catalog import Catalog
-from iscp_dagster.serve.graph.schema import schema
+from iscp_dagster.serve.graph.schema import create_schema
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
-from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
+from iscp_dagster.serve.web.app import PATH, Beside, GraphQLServerSettings, check_host, create_app
 from iscp_dagster.serve.web.following import end_when_changed
 from iscp_dagster.webhooks.service import SenderService, beside
 
@@ -38,7 +38,7 @@ _ANSWER_SECONDS = 30.0
 """Longer than any query may take: ClickHouse ends those."""
 
 
-class Declared:
+class LazyCatalogLoader:
     """Reads the catalog of the location's tables, which are imported at the first call."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -48,29 +48,29 @@ class Declared:
     def __call__(self) -> Catalog:
         """Raises ConfigError when the declarations or the settings are wrong."""
         if self._loader is None:
-            self._loader = _loader(self._environ)
+            self._loader = _build_loader(self._environ)
         return self._loader()
 
 
-def _loader(environ: Mapping[str, str]) -> Loader:
+def _build_loader(environ: Mapping[str, str]) -> Loader:
     if not (environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)):
         raise ConfigError(
             f"{CLICKHOUSE_URL} is not set, and no stack is up. Start one with `iscp up`, or name "
             "the ClickHouse of your deployment."
         )
     timeouts = {"connect_timeout": _CONNECT_SECONDS, "query_timeout": _ANSWER_SECONDS}
-    endpoints = endpoints_of(environ, **timeouts)
-    return Loader(tables=declared(environ), endpoints=endpoints, lake=environ.get(LAKE, ""))
+    endpoints = get_endpoints(environ, **timeouts)
+    return Loader(tables=load_tables(environ), endpoints=endpoints, lake=environ.get(LAKE, ""))
 
 
-def printed(environ: Mapping[str, str]) -> str:
+def render_schema(environ: Mapping[str, str]) -> str:
     """Return the schema as SDL. Raises ConfigError, and UnavailableError without ClickHouse."""
     from graphql import print_schema
 
-    return print_schema(schema(Declared(environ)()))
+    return print_schema(create_schema(LazyCatalogLoader(environ)()))
 
 
-def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
+def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> GraphQLServerSettings:
     """Return the server's settings. Raises ConfigError for tokens or a host that cannot be used.
 
     Changes are told if the ISCP log is known, which says how far each index has come; then events
@@ -79,32 +79,32 @@ def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
     known = access(tokens or environ.get(TOKENS_VARIABLE, ""))
     check_host(host, known)
     log = environ.get(LOG_URL)
-    live = Live(log=SqlLog(log, who=user())) if log else None
-    schemas = Schemas(load=Declared(environ), subscribe=live.subscribe if live else None)
+    live = Live(log=SqlLog(log, who=get_user())) if log else None
+    schemas = Schemas(load=LazyCatalogLoader(environ), subscribe=live.subscribe if live else None)
     sockets = Sockets(schemas=schemas, access=known)
-    return Settings(
+    return GraphQLServerSettings(
         schemas=schemas,
         access=known,
         environ=environ,
         routes=[WebSocketRoute(PATH, sockets.endpoint)],
-        beside=[sockets.beside, *_senders(environ)],
+        beside=[sockets.beside, *_list_senders(environ)],
     )
 
 
-def sender_of(environ: Mapping[str, str]) -> SenderService | None:
+def build_sender(environ: Mapping[str, str]) -> SenderService | None:
     """What delivers webhooks beside the server; None without an ISCP log. Raises ConfigError."""
-    return SenderService(environ, declared_endpoints(environ)) if environ.get(LOG_URL) else None
+    return SenderService(environ, load_endpoints(environ)) if environ.get(LOG_URL) else None
 
 
-def _senders(environ: Mapping[str, str]) -> list[Beside]:
+def _list_senders(environ: Mapping[str, str]) -> list[Beside]:
     def load() -> SenderService:
-        return SenderService(environ, declared_endpoints(environ))
+        return SenderService(environ, load_endpoints(environ))
 
     return [partial(beside, load)] if environ.get(LOG_URL) else []
 
 
 def serve(
-    settings: Settings,
+    settings: GraphQLServerSettings,
     host: str,
     port: int,
     tell: Callable[[str], None],
@@ -116,7 +116,7 @@ def serve(
     With `follow` it also ends when the declarations change. Raises ConfigError when the address
     cannot be listened on.
     """
-    with listening(host, port) as place:
+    with open_listener(host, port) as place:
         shown = f"[{host}]" if ":" in host else host
         tell(f"GraphQL: http://{shown}:{place.getsockname()[1]}{PATH}")
         config = uvicorn.Config(
@@ -136,7 +136,7 @@ def serve(
 
 
 @contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
+def open_listener(host: str, port: int) -> Iterator[socket.socket]:
     """A socket that listens there. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -14,9 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.write.chunks import batches_of
+from iscp_dagster.clickhouse.write.chunks import cut_batches
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.tenantwise import among, named, parted
+from iscp_dagster.clickhouse.write.tenantwise import (
+    filter_tenants,
+    get_row_tenants,
+    split_by_tenant,
+)
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import Consumer, DataType
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION
@@ -65,7 +69,7 @@ class Share:
         """The tenants whose rows it gets."""
         return frozenset(self.registrations)
 
-    def scanned(self, names: Iterable[str]) -> tuple[str, ...]:
+    def get_scan_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """The scan's names of these columns."""
         return tuple(self.found.get(name, name) for name in names)
 
@@ -116,8 +120,8 @@ class Retriever:
         default_factory=lambda: queue.Queue(AHEAD), repr=False
     )
     """Rows of the scan, then the error that ended it, or None at its end."""
-    _handed: float | None = None
-    _waiting: list[pa.Table] = field(default_factory=list, repr=False)
+    _handed_at: float | None = None
+    _pending: list[pa.Table] = field(default_factory=list, repr=False)
 
     @property
     def job(self) -> JobID:
@@ -147,11 +151,11 @@ class Retriever:
         self, *, delete_first: bool = False
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
         """See `model.consumers.DataRetriever`."""
-        rows = self._taken()
+        rows = self._take_rows()
         if rows is None:
             return None, None, True
-        found = self._split(rows, delete_first=delete_first)
-        self._handed = time.perf_counter()
+        found = self._split_rows(rows, delete_first=delete_first)
+        self._handed_at = time.perf_counter()
         return found
 
     def by_tenant(self, batch: pa.RecordBatch | None) -> Mapping[str, pa.RecordBatch]:
@@ -162,85 +166,85 @@ class Retriever:
         if column is None or len(self.tenants) == 1:
             return dict.fromkeys(self.tenants, batch)
         rows = pa.Table.from_batches([batch])
-        parts = parted(rows, named(rows, column))
+        parts = split_by_tenant(rows, get_row_tenants(rows, column))
         return {each.tenant: each.rows.combine_chunks().to_batches()[0] for each in parts}
 
     def marked(self) -> pa.Table | None:
         """See `model.consumers.DataRetriever`."""
-        rows = self._taken()
+        rows = self._take_rows()
         if rows is not None:
-            marked = self._stamped(rows, self.share.columns)
-            rows = marked.append_column(DELETED, self._gone(rows)).combine_chunks()
-            self._handed = time.perf_counter()
+            marked = self._select_columns(rows, self.share.columns)
+            rows = marked.append_column(DELETED, self._mask_deletes(rows)).combine_chunks()
+            self._handed_at = time.perf_counter()
         return rows
 
-    def _taken(self) -> pa.Table | None:
+    def _take_rows(self) -> pa.Table | None:
         """The next rows, counted; None: no more."""
-        if self._handed is not None:
-            self.seconds += time.perf_counter() - self._handed
-            self._handed = None
+        if self._handed_at is not None:
+            self.seconds += time.perf_counter() - self._handed_at
+            self._handed_at = None
         if self.drained:
             return None
-        rows = self._rows()
+        rows = self._read_rows()
         # Only after the wait, which may have been long.
-        rows = self._held(rows)
+        rows = self._drop_lost(rows)
         if rows is None:
             self.drained = True
             return None
         self.chunks += 1
-        gone = self._gone(rows)
-        self._count(rows, pc.invert(gone), self.inserted)
-        self._count(rows, gone, self.deleted)
+        gone = self._mask_deletes(rows)
+        self._count_rows(rows, pc.invert(gone), self.inserted)
+        self._count_rows(rows, gone, self.deleted)
         return rows
 
-    def _held(self, rows: pa.Table | None) -> pa.Table | None:
+    def _drop_lost(self, rows: pa.Table | None) -> pa.Table | None:
         """The rows without those of jobs that the run lost. Raises FenceError if it lost all."""
         lost = self.lost()
         self.refused |= lost
         if lost and lost.keys() >= self.tenants:
             raise next(iter(lost.values()))
-        return rows if rows is None or not lost else self._mine(rows)
+        return rows if rows is None or not lost else self._filter_tenants(rows)
 
-    def _mine(self, rows: pa.Table) -> pa.Table:
+    def _filter_tenants(self, rows: pa.Table) -> pa.Table:
         column = self.share.tenant_column
         if column is None or not (self.refused or self.share.others):
             return rows
-        return among(rows, column, self.tenants - self.refused.keys())
+        return filter_tenants(rows, column, self.tenants - self.refused.keys())
 
-    def _rows(self) -> pa.Table | None:
+    def _read_rows(self) -> pa.Table | None:
         """The next of the consumer's rows, at most as many as a batch holds; None: no more."""
         while True:
-            while not self._waiting:
-                chunk = self._chunk()
+            while not self._pending:
+                chunk = self._take_chunk()
                 if chunk is None:
                     return None
-                wanted = self._wanted()
-                mine = chunk.select(list(self.share.scanned(wanted))).rename_columns(wanted)
-                self._waiting = list(batches_of(mine))
-            some = self._waiting.pop(0)
-            rows = self._mine(some if self.mine is None else self.mine(some))
+                wanted = self._list_columns()
+                mine = chunk.select(list(self.share.get_scan_names(wanted))).rename_columns(wanted)
+                self._pending = list(cut_batches(mine))
+            some = self._pending.pop(0)
+            rows = self._filter_tenants(some if self.mine is None else self.mine(some))
             if rows.num_rows:
                 return rows
 
-    def _chunk(self) -> pa.Table | None:
+    def _take_chunk(self) -> pa.Table | None:
         item = self.coming.get()
         if isinstance(item, BaseException):
             raise item
         return item
 
-    def _wanted(self) -> list[str]:
+    def _list_columns(self) -> list[str]:
         """The columns of the shared scan that the consumer gets."""
         share = self.share
         tenant = (share.tenant_column,) if share.tenant_column else ()
         return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *SYSTEM_COLUMNS)))
 
-    def _gone(self, rows: pa.Table) -> pa.ChunkedArray:
+    def _mask_deletes(self, rows: pa.Table) -> pa.ChunkedArray:
         """Which of the rows are deletes; a snapshot has none."""
         if self.data_type is DataType.SNAPSHOT:
             return pa.chunked_array([pa.repeat(pa.scalar(value=False), rows.num_rows)])
         return pc.cast(rows[DELETED], pa.bool_())
 
-    def counts(self, tenant: str) -> dict[str, int]:
+    def get_counts(self, tenant: str) -> dict[str, int]:
         """The counts that the status of the tenant's job keeps."""
         return {
             "inserted": self.inserted[tenant],
@@ -262,7 +266,7 @@ class Retriever:
         """See `model.consumers.DataRetriever`."""
         self.told[tenant] = facts
 
-    def sent_again(self) -> None:
+    def report_resend(self) -> None:
         """See `model.consumers.DataRetriever`."""
         self.again = True
 
@@ -276,48 +280,48 @@ class Retriever:
         if connection is not None and self.settle is not None and self.settled is None:
             self.settled = self.settle(connection, self)
 
-    def _split(
+    def _split_rows(
         self, rows: pa.Table, *, delete_first: bool
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
-        gone = self._gone(rows)
+        gone = self._mask_deletes(rows)
         live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
         if delete_first and self.data_type is DataType.TAIL:
             dead = rows
         return (
-            self._handed_out(live, self.share.columns),
-            self._handed_out(dead, self.share.identity),
+            self._make_batch(live, self.share.columns),
+            self._make_batch(dead, self.share.identity),
             False,
         )
 
-    def _handed_out(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.RecordBatch | None:
+    def _make_batch(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.RecordBatch | None:
         if not rows.num_rows:
             return None
-        (batch,) = self._stamped(rows, columns).combine_chunks().to_batches()
+        (batch,) = self._select_columns(rows, columns).combine_chunks().to_batches()
         return batch
 
-    def _stamped(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+    def _select_columns(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
         """These columns, version and time of rows that are handed out; no copy."""
         stamped = rows.select([*columns, VERSION, TIMESTAMP])
         times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-        self._charge(rows, stamped)
+        self._count_bytes(rows, stamped)
         return stamped.set_column(stamped.schema.get_field_index(TIMESTAMP), TIMESTAMP, times)
 
-    def _charge(self, rows: pa.Table, stamped: pa.Table) -> None:
+    def _count_bytes(self, rows: pa.Table, stamped: pa.Table) -> None:
         """Count the bytes handed out of each tenant's `rows`."""
         column = self.share.tenant_column
         if column is None or len(self.tenants) == 1:
             self.bytes.update(dict.fromkeys(self.tenants, stamped.nbytes))
             return
-        for each in parted(stamped, named(rows, column)):
+        for each in split_by_tenant(stamped, get_row_tenants(rows, column)):
             self.bytes[each.tenant] += each.rows.nbytes
 
-    def _count(self, rows: pa.Table, chosen: pa.ChunkedArray, counter: Counter[str]) -> None:
+    def _count_rows(self, rows: pa.Table, chosen: pa.ChunkedArray, counter: Counter[str]) -> None:
         column = self.share.tenant_column
         if column is None:
             found = pc.sum(chosen).as_py()
             counter.update({DEFAULT_TENANT: found} if found else {})
             return
-        tenants = named(rows, column).filter(chosen)
+        tenants = get_row_tenants(rows, column).filter(chosen)
         for each in pc.value_counts(tenants.combine_chunks()).to_pylist():
             counter[each["values"]] += each["counts"]
 
@@ -330,8 +334,10 @@ class Worker:
         self.failure: IscpError | None = None
         self.made = False
         """Whether the consumer could be made."""
-        self._make = make
-        self._thread = threading.Thread(target=self._run, name=str(retriever.job), daemon=True)
+        self._make_consumer = make
+        self._thread = threading.Thread(
+            target=self._run_consumer, name=str(retriever.job), daemon=True
+        )
         self._thread.start()
 
     @property
@@ -345,11 +351,11 @@ class Worker:
 
     def put(self, rows: pa.Table) -> None:
         """Hand rows on as soon as there is room, or never if the consumer is gone."""
-        self._offer(rows)
+        self._offer_item(rows)
 
     def end(self) -> None:
         """Say that there are no more rows and wait for the consumer to return."""
-        self._offer(None)
+        self._offer_item(None)
         self._thread.join()
 
     def abort(self, error: BaseException) -> None:
@@ -365,10 +371,10 @@ class Worker:
             while True:
                 self.retriever.coming.get_nowait()
         gone = ConsumerError(f"The run of {self.retriever.job} was interrupted.")
-        self._offer(error if failed else gone)
+        self._offer_item(error if failed else gone)
         self._thread.join(None if failed else GIVE_UP_SECONDS)
 
-    def _offer(self, item: pa.Table | BaseException | None) -> None:
+    def _offer_item(self, item: pa.Table | BaseException | None) -> None:
         while self._thread.is_alive():
             try:
                 return self.retriever.coming.put(item, timeout=_LOOK_SECONDS)
@@ -376,9 +382,9 @@ class Worker:
                 continue
         return None
 
-    def _run(self) -> None:
+    def _run_consumer(self) -> None:
         try:
-            consumer = self._make()
+            consumer = self._make_consumer()
             self.made = True
             with as_job_errors():
                 consumer.consume(self.retriever)

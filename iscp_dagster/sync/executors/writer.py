@@ -17,15 +17,15 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.write.chunks import (
     MOST_CHUNKS,
     ROWS_PER_CHUNK,
-    chunks,
-    combined,
-    pieces,
-    sized_chunks,
+    combine_batches,
+    cut_chunks,
+    cut_pieces,
+    cut_sized_chunks,
 )
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.fitting import stamped, without_gone_nulls
-from iscp_dagster.clickhouse.write.inserts import patiently
-from iscp_dagster.clickhouse.write.tenantwise import among, halved, without
+from iscp_dagster.clickhouse.write.fitting import add_system_columns, drop_null_key_deletes
+from iscp_dagster.clickhouse.write.inserts import call_with_retries
+from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, exclude_tenants, filter_tenants
 from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.spark.columns import Mapped
@@ -118,11 +118,11 @@ class Writer:
         Raises FeedGoneError for changes that do not say which rows remain; the task then has no
         receipts.
         """
-        workers = [_at_work(each, partition) for each in self.shares]
+        workers = [_start_thread(each, partition) for each in self.shares]
         unclear: dict[str, IscpError] = {}
         try:
-            for rows in self._chunks(batches):
-                chunk = self._clear(workers, rows, unclear)
+            for rows in self._cut_chunks(batches):
+                chunk = self._drop_unclear(workers, rows, unclear)
                 if not chunk.num_rows:
                     continue
                 for worker in workers:
@@ -135,9 +135,9 @@ class Writer:
         for worker in workers:
             worker.end()
         for worker in workers:
-            receipts += _receipts(worker, partition, unclear)
+            receipts += _make_receipts(worker, partition, unclear)
 
-    def _clear(
+    def _drop_unclear(
         self, workers: Sequence[Worker], rows: pa.Table, unclear: dict[str, IscpError]
     ) -> pa.Table:
         """The rows as the source has them, without tenants whose changes are `unclear`.
@@ -145,34 +145,34 @@ class Writer:
         Raises FeedGoneError where tenants are not told apart.
         """
         if self.tenant_column is None or self.stamp is not None:
-            return self._checked(workers, rows)
-        rows = without(rows, self.tenant_column, unclear)
-        check = partial(self._checked, workers)
-        found, gone = halved(rows, self.tenant_column, check, FeedGoneError)
+            return self._prepare_chunk(workers, rows)
+        rows = exclude_tenants(rows, self.tenant_column, unclear)
+        check = partial(self._prepare_chunk, workers)
+        found, gone = bisect_tenants(rows, self.tenant_column, check, FeedGoneError)
         unclear.update(gone)
         return pa.concat_tables(found) if found else rows.slice(0, 0)
 
-    def _checked(self, workers: Sequence[Worker], rows: pa.Table) -> pa.Table:
+    def _prepare_chunk(self, workers: Sequence[Worker], rows: pa.Table) -> pa.Table:
         """The rows with their system columns, as the source has them. Raises FeedGoneError."""
-        chunk = self._whole(rows)
+        chunk = self._normalize_rows(rows)
         if chunk.num_rows:
             self._refuse_twins(workers, chunk)
         return chunk
 
-    def _whole(self, rows: pa.Table) -> pa.Table:
+    def _normalize_rows(self, rows: pa.Table) -> pa.Table:
         if self.stamp is not None:
-            rows = stamped(rows, self.stamp)
+            rows = add_system_columns(rows, self.stamp)
         else:
             refuse_replaced(rows if self.exact is None else rows.select(list(self.exact)))
-        return combined(without_gone_nulls(rows, self.keys))
+        return combine_batches(drop_null_key_deletes(rows, self.keys))
 
-    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def _cut_chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk
         if rows is None:
-            yield from sized_chunks(batches)
+            yield from cut_sized_chunks(batches)
             return
         numbers = Counter[Any]()
-        for chunk in chunks(batches, rows, apart=self.apart):
+        for chunk in cut_chunks(batches, rows, apart=self.apart):
             whose = None if self.apart is None else chunk[self.apart][0].as_py()
             numbers[whose] += 1
             if numbers[whose] > self.most_chunks:
@@ -189,12 +189,12 @@ class Writer:
         All targets of a tenant served the same keys; a shard knows only its own, so each is asked.
         """
         going = [worker for worker in workers if worker.going]
-        whole = [each for each in going if _consumer(each.share).placement is None]
-        shards = [[each] for each in going if _consumer(each.share).placement is not None]
+        whole = [each for each in going if _get_consumer(each.share).placement is None]
+        shards = [[each] for each in going if _get_consumer(each.share).placement is not None]
         for asked in filter(None, [whole, *shards]):
             try:
-                for share, rows in self._asked(asked, chunk):
-                    patiently(partial(self._ask_for_twins, share, rows), self.sleep)
+                for share, rows in self._assign_checks(asked, chunk):
+                    call_with_retries(partial(self._check_twins, share, rows), self.sleep)
             except FeedGoneError:
                 raise
             except IscpError as error:
@@ -203,7 +203,7 @@ class Writer:
         if not going:
             refuse_twins(None, None, chunk, None)
 
-    def _asked(
+    def _assign_checks(
         self, workers: Sequence[Worker], chunk: pa.Table
     ) -> Iterator[tuple[Share, pa.Table]]:
         """Whom to ask about which rows, so that each tenant's rows are checked once."""
@@ -212,27 +212,29 @@ class Writer:
             mine = left & share.tenants
             if mine:
                 column = share.tenant_column if share.others or mine != share.tenants else None
-                yield share, chunk if column is None else among(chunk, column, mine)
+                yield share, chunk if column is None else filter_tenants(chunk, column, mine)
             left -= mine
 
-    def _ask_for_twins(self, share: Share, chunk: pa.Table) -> None:
+    def _check_twins(self, share: Share, chunk: pa.Table) -> None:
         since = share.range.from_.version if self.stamp is None else None
-        consumer = _consumer(share)
+        consumer = _get_consumer(share)
         refuse_twins(consumer.endpoint, consumer.target, chunk, since)
 
 
-def _consumer(share: Share) -> IndexConsumer:
+def _get_consumer(share: Share) -> IndexConsumer:
     assert share.consumer is not None
     return share.consumer
 
 
-def _at_work(share: Share, task: int) -> Worker:
-    consumer = _consumer(share)
-    mine = consumer.mine if consumer.placement else None
+def _start_thread(share: Share, task: int) -> Worker:
+    consumer = _get_consumer(share)
+    mine = consumer.select_rows if consumer.placement else None
     return Worker(lambda: consumer, Retriever(share=share, task=task, mine=mine))
 
 
-def _receipts(worker: Worker, task: int, unclear: Mapping[str, IscpError]) -> Iterator[Receipt]:
+def _make_receipts(
+    worker: Worker, task: int, unclear: Mapping[str, IscpError]
+) -> Iterator[Receipt]:
     target = worker.share.name
     if worker.failure is not None:
         yield refused(target, task, worker.failure)
@@ -272,7 +274,7 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
         try:
             for chunk in writer.written(partition, rows(batches), receipts):
                 if relayed:
-                    yield from _relay(chunk.select(list(relayed)))
+                    yield from _pack_rows(chunk.select(list(relayed)))
             if context and context.attemptNumber():
                 receipts = [replace(each, again=True) for each in receipts]
         except IscpError as error:
@@ -284,27 +286,27 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
             for values, f in zip(columns, RECEIPT_SCHEMA, strict=False)
         ]
         if arrays:
-            yield _with_payload(arrays, [None] * len(receipts))
+            yield _add_payload(arrays, [None] * len(receipts))
 
     return write
 
 
-def _relay(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
+def _pack_rows(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
     for start in range(0, chunk.num_rows, ROWS_PER_RELAY):
-        for _, some in pieces(chunk.slice(start, ROWS_PER_RELAY)):
+        for _, some in cut_pieces(chunk.slice(start, ROWS_PER_RELAY)):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, some.schema) as stream:
                 stream.write_table(some)
             arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
-            yield _with_payload(arrays, [sink.getvalue().to_pybytes()])
+            yield _add_payload(arrays, [sink.getvalue().to_pybytes()])
 
 
-def _with_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:
+def _add_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:
     payload = pa.array(payloads, type=pa.binary())
     return pa.RecordBatch.from_arrays([*arrays, payload], schema=SCAN_SCHEMA)
 
 
-def relayed_rows(payload: bytes) -> pa.Table:
+def unpack_rows(payload: bytes) -> pa.Table:
     """The rows that a task relayed."""
     with pa.ipc.open_stream(payload) as stream:
         return stream.read_all()

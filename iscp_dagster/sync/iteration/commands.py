@@ -14,14 +14,14 @@ from iscp_dagster.joblog.iterations import Claim, Failed
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.narrowing import Trial
-from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written
+from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, Written
 from iscp_dagster.sync.reading.readings import Reading
 
 Claims = tuple[Claim, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ScanResult:
     """What a scan wrote for one job name: the claims of its tenants."""
 
     claims: Claims
@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanClaims:
     """Read the range and write it for all claims: Scanned or ScanFailed."""
 
     trial: Trial
@@ -61,31 +61,31 @@ class Scan:
 class Check:
     """Compare what ClickHouse holds with what was sent, settle steps that write none: Checked."""
 
-    part: Part
+    part: ScanResult
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceRows:
     """Put what is staged, of one index and reading, in place for the jobs still held: Placed.
 
     A tail is in place since its scan: it only loses the jobs that are no longer held.
     """
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
 class Move:
     """Move the watermarks to the ends of the claims, or to where the next steps begin: Moved."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
 class Serve:
     """Have readers see the index's generation, if that is complete: Served."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Give:
 
 
 @dataclass(frozen=True)
-class Stop:
+class AbortIteration:
     """End the iteration with this error: Broken."""
 
     error: IscpError
@@ -124,7 +124,18 @@ class Release:
 
 
 Command = (
-    Record | Plan | Scan | Check | Place | Move | Serve | Discard | Fail | Give | Stop | Release
+    Record
+    | Plan
+    | ScanClaims
+    | Check
+    | PlaceRows
+    | Move
+    | Serve
+    | Discard
+    | Fail
+    | Give
+    | AbortIteration
+    | Release
 )
 
 
@@ -154,7 +165,7 @@ class Scanned:
     """The scan ended, and wrote this for each job name."""
 
     trial: Trial
-    parts: tuple[Part, ...]
+    parts: tuple[ScanResult, ...]
 
 
 @dataclass(frozen=True)
@@ -166,10 +177,10 @@ class ScanFailed:
 
 
 @dataclass(frozen=True)
-class Checked:
+class ScanVerified:
     """The rows of the part are counted."""
 
-    part: Part
+    part: ScanResult
     passed: Mapping[JobKey, Outcome] = field(default_factory=dict)
     """The outcomes of the steps for which nothing is written: skipped or set aside."""
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
@@ -179,7 +190,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Refused:
+class FailuresRecorded:
     """The failures are in the log; a job that was taken meanwhile fails with the FenceError."""
 
     failures: tuple[Failed, ...]
@@ -189,7 +200,7 @@ class Refused:
 class Placed:
     """The rows are in place, except those of the jobs that failed."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
@@ -197,17 +208,17 @@ class Placed:
 class Moved:
     """The watermarks have moved, except those of the jobs that failed."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
     claims: Claims = ()
     """The next steps; none after the last one."""
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Served:
+class IndexServed:
     """The rows can be read, at the latest since `at`; None: they are not published yet."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
     at: datetime | None
 
 
@@ -229,23 +240,23 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Interrupted:
+class RunInterrupted:
     """The process is asked to stop."""
 
 
-Event = (
+IterationEvent = (
     Claimed
     | Recorded
     | Planned
     | Scanned
     | ScanFailed
-    | Checked
-    | Refused
+    | ScanVerified
+    | FailuresRecorded
     | Placed
     | Moved
-    | Served
+    | IndexServed
     | Discarded
     | Idle
     | Broken
-    | Interrupted
+    | RunInterrupted
 )

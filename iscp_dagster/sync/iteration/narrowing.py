@@ -14,7 +14,7 @@ from zlib import crc32
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.portions import halves
+from iscp_dagster.model.portions import split_into_halves
 from iscp_dagster.sync.iteration.outcomes import Error
 from iscp_dagster.sync.reading.readings import Reading
 
@@ -43,27 +43,27 @@ Known = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
 tenants failed together tell nothing."""
 
 
-def learned(known: Known, trial: Trial, job: str, *, served: bool) -> Known:
+def record_scan(known: Known, trial: Trial, job: str, *, served: bool) -> Known:
     """What is known once a scan ended: for all its tenants if `served`, else for its only one."""
-    about = _about(trial, job)
+    about = _get_history_key(trial, job)
     return {**known, about: (*known.get(about, ()), served)}
 
 
-def narrowed(known: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
+def split_group(known: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
     """The smaller trials to make of a failed one, and the claims that are given up."""
-    left = [each for each in trial.claims if not _hopeless(known, trial, each)]
-    given_up = [each for each in trial.claims if _hopeless(known, trial, each)]
-    served = all(any(_of(known, trial, each)) for each in left)
-    ordered = sorted(tenants_of(left), key=lambda tenant: _place(left[0], tenant))
-    first = set(halves(ordered)[0] if served and ordered else ordered[:1])
-    begun = replace(trial, claims=_among(left, first), failed={})
-    rest = replace(trial, claims=_among(left, set(ordered) - first))
+    left = [each for each in trial.claims if not _is_hopeless(known, trial, each)]
+    given_up = [each for each in trial.claims if _is_hopeless(known, trial, each)]
+    served = all(any(_get_results(known, trial, each)) for each in left)
+    ordered = sorted(get_tenants(left), key=lambda tenant: _rank_tenant(left[0], tenant))
+    first = set(split_into_halves(ordered)[0] if served and ordered else ordered[:1])
+    begun = replace(trial, claims=_filter_claims(left, first), failed={})
+    rest = replace(trial, claims=_filter_claims(left, set(ordered) - first))
     if served or len(ordered) - len(first) == 1:
         rest = replace(rest, failed={})
     return [each for each in (begun, rest) if each.claims], given_up
 
 
-def untried(claim: Claim, error: Error) -> UntriedError:
+def make_untried_error(claim: Claim, error: Error) -> UntriedError:
     """Why the claim fails for now: `error` is that of a set of tenants.
 
     It has only the error's code, since the text may name a key of another tenant.
@@ -75,28 +75,28 @@ def untried(claim: Claim, error: Error) -> UntriedError:
     )
 
 
-def tenants_of(claims: Collection[Claim]) -> frozenset[str]:
+def get_tenants(claims: Collection[Claim]) -> frozenset[str]:
     """The tenants of the claims."""
     return frozenset(claim.key.tenant for claim in claims)
 
 
-def _hopeless(known: Known, trial: Trial, claim: Claim) -> bool:
-    told = _of(known, trial, claim)[-TENANTS_TRIED:]
+def _is_hopeless(known: Known, trial: Trial, claim: Claim) -> bool:
+    told = _get_results(known, trial, claim)[-TENANTS_TRIED:]
     return len(told) == TENANTS_TRIED and not any(told)
 
 
-def _of(known: Known, trial: Trial, claim: Claim) -> Sequence[bool]:
-    return known.get(_about(trial, claim.key.job_name), ())
+def _get_results(known: Known, trial: Trial, claim: Claim) -> Sequence[bool]:
+    return known.get(_get_history_key(trial, claim.key.job_name), ())
 
 
-def _about(trial: Trial, job: str) -> tuple[str, ReadKind]:
+def _get_history_key(trial: Trial, job: str) -> tuple[str, ReadKind]:
     return job, trial.reading.plan.kind
 
 
-def _among(claims: Sequence[Claim], tenants: Collection[str]) -> tuple[Claim, ...]:
+def _filter_claims(claims: Sequence[Claim], tenants: Collection[str]) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim.key.tenant in tenants)
 
 
-def _place(claim: Claim, tenant: str) -> int:
+def _rank_tenant(claim: Claim, tenant: str) -> int:
     """The tenant's place in the run's order, which is as good as random."""
     return crc32(f"{claim.run_id} {tenant}".encode())

@@ -11,7 +11,7 @@ from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Done, Failed
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers.protocol import Told, together
+from iscp_dagster.model.consumers.protocol import Told, merge_facts
 from iscp_dagster.model.errors import TEMPORARY, FeedGoneError, IscpError, UnreadableError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
@@ -70,13 +70,13 @@ class Written:
     last one.
     """
 
-    def error_of(self, tenant: str) -> Error | None:
+    def get_error(self, tenant: str) -> Error | None:
         """Why the tenant's part failed; None where it did not."""
         return self.stopped.get(tenant) or self.error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class PendingCommit:
     """One job's rows as a scan wrote them; they count once published."""
 
     claim: Claim
@@ -136,7 +136,7 @@ class Delivery:
     @property
     def told_in_all(self) -> Told:
         """The same of all steps so far."""
-        return together(self.earlier, self.told)
+        return merge_facts(self.earlier, self.told)
 
     @property
     def gap(self) -> str:
@@ -156,10 +156,10 @@ class Delivery:
         return Done(claim=self.claim, to=self.to, counts=counts | told)
 
 
-Outcome = Delivery | Failed
+Outcome = PendingCommit | Failed
 
 
-def failed(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:
+def make_failure(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:
     """The claim, failed with this error; `told` is what its consumer did all the same."""
     message = error.message if isinstance(error, Error) else str(error)
     return Failed(claim=claim, code=error.code, message=message, told=told or {})

@@ -28,12 +28,12 @@ class Reading:
         first, last = self.range.from_.version + 1, self.range.to.version
         return f"versions {first} to {last}: {self.plan.reason}"
 
-    def only(self, triggers: Collection[str]) -> Reading:
+    def select_triggers(self, triggers: Collection[str]) -> Reading:
         """The same for these triggers: a condition that cannot be evaluated stops its own alone."""
         if self.transitions is None:
             return self
         left = [each for each in self.transitions.conditions if each.name in triggers]
-        return replace(self, transitions=self.transitions.with_conditions(left))
+        return replace(self, transitions=self.transitions.replace_conditions(left))
 
     @property
     def staged(self) -> bool:

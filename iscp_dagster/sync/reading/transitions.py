@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.log.files import spark_path
+from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model import errors
 from iscp_dagster.model.batch import Range
@@ -14,12 +14,12 @@ from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import (
     CONDITION_COLUMNS,
     IMAGE_COLUMNS,
-    Condition,
     Transitions,
+    TriggerConditions,
 )
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.spark.quoting import ident
+from iscp_dagster.spark.quoting import quote_identifier
 
 ENABLED = "delta.enableInCommitTimestamps"
 SINCE = "delta.inCommitTimestampEnablementVersion"
@@ -28,7 +28,7 @@ DELTA_RS = "the `deltalake` package, at least up to 1.6"
 """A writer that lacks the feature of in-commit timestamps."""
 
 
-def transitions_of(source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+def get_transitions(source: SourceTable, info: ConsumerInfo) -> Transitions | None:
     """What the consumer's image rows are read of; None for one that gets other rows.
 
     Raises ConfigError for one that cannot be made.
@@ -36,7 +36,7 @@ def transitions_of(source: SourceTable, info: ConsumerInfo) -> Transitions | Non
     return consumer_kind(info.type).transitions(source, info)
 
 
-def columns_of_images(
+def list_image_columns(
     source: SourceTable, info: ConsumerInfo, transitions: Transitions, available: Sequence[str]
 ) -> tuple[str, ...]:
     """The columns that the consumer gets. Raises ConfigError and SchemaError."""
@@ -47,7 +47,7 @@ def columns_of_images(
         raise errors.ConfigError(
             f"{where}: the source has no column {missing[0]!r}; it has: {', '.join(available)}."
         )
-    carried = transitions.carried(available, needed)
+    carried = transitions.select_columns(available, needed)
     if taken := [name for name in carried if name in {*IMAGE_COLUMNS, *CONDITION_COLUMNS}]:
         raise errors.SchemaError(
             f"{where}: the source has a column {taken[0]!r}, a name that every change has; rename "
@@ -56,23 +56,23 @@ def columns_of_images(
     return (*carried, *IMAGE_COLUMNS, *(CONDITION_COLUMNS if transitions.conditions else ()))
 
 
-def by_view(
+def group_by_view(
     source: SourceTable, claims: Iterable[Claim]
 ) -> list[tuple[Transitions | None, list[Claim]]]:
     """The claims that share a reading, with the view and all conditions that it is read for."""
     found: dict[Transitions | None, list[Claim]] = {}
-    conditions: dict[Transitions | None, dict[str, Condition]] = {}
+    conditions: dict[Transitions | None, dict[str, TriggerConditions]] = {}
     for claim in claims:
         transitions = None
         # A consumer that cannot be made fails on its own.
         with suppress(errors.IscpError):
-            transitions = transitions_of(source, claim.consumer)
+            transitions = get_transitions(source, claim.consumer)
         view = transitions and transitions.view
         found.setdefault(view, []).append(claim)
         asked = transitions.conditions if transitions else ()
         conditions.setdefault(view, {}).update({each.name: each for each in asked})
     return [
-        (view and view.with_conditions(conditions[view].values()), some)
+        (view and view.replace_conditions(conditions[view].values()), some)
         for view, some in found.items()
     ]
 
@@ -83,8 +83,8 @@ def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
     Raises SourceError, and UntimedError if the job must be rebuilt. A file's time changes when a
     log is copied, and events are told apart by their times.
     """
-    properties = log.facts(range_.to.version).metadata.configuration
-    table = f"delta.{ident(spark_path(log.location))}"
+    properties = log.get_facts(range_.to.version).metadata.configuration
+    table = f"delta.{quote_identifier(to_spark_path(log.location))}"
     alter = f"ALTER TABLE {table} SET TBLPROPERTIES ('{ENABLED}' = 'true')"
     if properties.get(ENABLED, "false").lower() != "true":
         raise errors.SourceError(

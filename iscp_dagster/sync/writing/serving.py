@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.indexes import index_of
-from iscp_dagster.clickhouse.tables.generations import unsettled_views
+from iscp_dagster.clickhouse.tables.generations import find_unsettled_views
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.consumers.kinds import is_index
-from iscp_dagster.model.declared.sharding import suffix
+from iscp_dagster.model.declared.sharding import format_suffix
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo
@@ -18,7 +18,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(kw_only=True)
-class Served:
+class ServeResult:
     """The indexes whose latest generation is served from now on, and the problems met."""
 
     indexes: list[JobID] = field(default_factory=list)
@@ -33,11 +33,13 @@ def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> 
     and may be interrupted.
     """
     data, mine = store.data, store.shape.generation
-    served = data.served() if mine else None
+    served = data.find_served_generation() if mine else None
     if served is None or served > mine:
         return False
     left = [table for table, its in data.tables().items() if its < mine]
-    if not left or data.shows(served, store.shape.source.tenant, deployment.log.unbuilt(name)):
+    if not left or data.has_rows(
+        served, store.shape.source.tenant, deployment.log.find_unbuilt_tenants(name)
+    ):
         return False
     if served < mine:
         # The source may have gained columns since.
@@ -47,7 +49,7 @@ def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> 
     return served < mine
 
 
-def unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
+def find_unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
     """The indexes whose readers still see an earlier generation than the one the jobs keep."""
     wanted = {
         job.name: job.spec.detail.consumer
@@ -57,45 +59,45 @@ def unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
     return frozenset(
         name
         for name, info in wanted.items()
-        if (served := _served(deployment, info)) is not None and served < info.generation
+        if (served := _get_generation(deployment, info)) is not None and served < info.generation
     )
 
 
-def _served(deployment: Deployment, info: ConsumerInfo) -> int | None:
+def _get_generation(deployment: Deployment, info: ConsumerInfo) -> int | None:
     data = deployment.data(info)
-    return None if data is None else data.served()
+    return None if data is None else data.find_served_generation()
 
 
-def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
+def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> ServeResult:
     """Serve every complete generation whose run died before it was fully served.
 
     Renews views that another version of this package made. Where there is nothing to do, asks
     ClickHouse only once per database.
     """
-    found = Served()
-    for endpoint, database in _places(deployment, sources):
+    found = ServeResult()
+    for endpoint, database in _list_databases(deployment, sources):
         try:
-            waiting = unsettled_views(endpoint, database)
+            waiting = find_unsettled_views(endpoint, database)
         except Exception as error:  # noqa: BLE001 - whatever a database raises stops it alone
             found.problems.append(f"{database}: {error}")
             continue
         for source in sources:
-            if endpoint.holds(source.database) == database:
-                for name in _names(deployment, source, endpoint, sorted(waiting)):
-                    _serve(deployment, source, name, found)
+            if endpoint.resolve_database(source.database) == database:
+                for name in _list_job_names(deployment, source, endpoint, sorted(waiting)):
+                    _serve_latest(deployment, source, name, found)
     return found
 
 
-def _places(
+def _list_databases(
     deployment: Deployment, sources: Sequence[SourceTable]
 ) -> Iterator[tuple[Endpoint, str]]:
     """Every database, on every endpoint, that holds indexes of the sources."""
     for endpoint in deployment.endpoints:
-        for database in sorted({endpoint.holds(source.database) for source in sources}):
+        for database in sorted({endpoint.resolve_database(source.database) for source in sources}):
             yield endpoint, database
 
 
-def _names(
+def _list_job_names(
     deployment: Deployment, source: SourceTable, endpoint: Endpoint, views: Collection[str]
 ) -> Iterator[str]:
     """The names of the jobs whose indexes these views of an endpoint show."""
@@ -103,13 +105,15 @@ def _names(
     for view in views:
         if view.startswith(head):
             name = view.removeprefix(head)
-            yield from (f"{name}{suffix(shard)}", *([] if shard else [name]))
+            yield from (f"{name}{format_suffix(shard)}", *([] if shard else [name]))
 
 
-def _serve(deployment: Deployment, source: SourceTable, name: str, found: Served) -> None:
+def _serve_latest(
+    deployment: Deployment, source: SourceTable, name: str, found: ServeResult
+) -> None:
     job = JobID(db=source.database, table=source.table, job=name)
     try:
-        store = _store(deployment, source, job)
+        store = _find_store(deployment, source, job)
         if store is not None and serve_when_built(deployment, job, store):
             found.indexes.append(job)
         elif store is not None:
@@ -118,10 +122,10 @@ def _serve(deployment: Deployment, source: SourceTable, name: str, found: Served
         found.problems.append(f"{source.name}/{name}: {error}")
 
 
-def _store(deployment: Deployment, source: SourceTable, name: JobID) -> IndexStore | None:
+def _find_store(deployment: Deployment, source: SourceTable, name: JobID) -> IndexStore | None:
     """The tables of the index's latest generation; None where it has no jobs."""
     info = next((job.spec.detail.consumer for job in deployment.log.jobs(name=name)), None)
     if info is None or not is_index(info):
         return None
-    schema = deployment.delta_log(source).facts().fields
+    schema = deployment.delta_log(source).get_facts().fields
     return deployment.store(source, index_of(source, info), schema, info.generation)

@@ -9,7 +9,7 @@ from typing import Any
 
 from iscp_dagster.joblog.iterations import Claim, Done
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.declared.sharding import base_name, shard_of
+from iscp_dagster.model.declared.sharding import shard_of, strip_shard_suffix
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo
@@ -55,26 +55,26 @@ class Sink:
         """The tenants with a batch left unconfirmed by an earlier run that may still write."""
         return frozenset(claim.key.tenant for claim in self.claims if claim.takes_over)
 
-    def written_before(self) -> frozenset[str]:
+    def list_written_tenants(self) -> frozenset[str]:
         """The tenants for which an earlier run may have written rows: all but those of new jobs."""
-        rows = Counter(job.key.tenant for job in self._rows())
+        rows = Counter(job.key.tenant for job in self._list_jobs())
         return frozenset(
             claim.key.tenant
             for claim in self.claims
             if claim.fence > FIRST or rows[claim.key.tenant] > 1
         )
 
-    def alive(self) -> Collection[str]:
+    def list_live_runs(self) -> Collection[str]:
         """The runs at work on the tables of the same index, for any tenant."""
-        index = _index(self.claims[0])
+        index = _get_index(self.claims[0])
         running = self.log.jobs(state=JobState.RUNNING)
-        return {job.run_id for job in running if job.run_id and _index(job) == index}
+        return {job.run_id for job in running if job.run_id and _get_index(job) == index}
 
     def lost(self) -> Mapping[str, FenceError]:
         """The tenants whose jobs this run no longer holds."""
         return {key.tenant: error for key, error in lost(self.log, self.claims).items()}
 
-    def lost_for(self, tenant: str) -> FenceError | None:
+    def find_loss(self, tenant: str) -> FenceError | None:
         """Why this run no longer holds the tenant's job; None: it does."""
         mine = [claim for claim in self.claims if claim.key.tenant == tenant]
         return next(iter(lost(self.log, mine).values()), None)
@@ -88,7 +88,7 @@ class Sink:
         """
         joined = self.log.within(connection)
         steps = [
-            Done(claim=claim, to=claim.step.range.to, counts=retriever.counts(claim.key.tenant))
+            Done(claim=claim, to=claim.step.range.to, counts=retriever.get_counts(claim.key.tenant))
             for claim in self.claims
             if claim.key.tenant not in retriever.refused
         ]
@@ -102,7 +102,7 @@ class Sink:
         claims = {key: each for key, each in moved.items() if isinstance(each, Claim)}
         return {each.claim.key: claims.get(each.claim.key) for each in steps}
 
-    def _rows(self) -> list[Job]:
+    def _list_jobs(self) -> list[Job]:
         tenants = {claim.key.tenant for claim in self.claims}
         return self.log.jobs(name=self.job, tenants=tenants, include_dropped=True)
 
@@ -112,7 +112,7 @@ def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     if not claims:
         return {}
     (table_id,) = {claim.key.table_id for claim in claims}
-    held = log.fences(table_id, {claim.key.tenant for claim in claims})
+    held = log.read_fences(table_id, {claim.key.tenant for claim in claims})
     return {
         claim.key: FenceError(
             f"Job {claim.key} was taken from run {claim.run_id} by another writer; this "
@@ -123,7 +123,7 @@ def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     }
 
 
-def _index(each: Job | Claim) -> tuple[str, str, str]:
+def _get_index(each: Job | Claim) -> tuple[str, str, str]:
     """The index, whether the job keeps a shard of it or, from before sharding, all of it."""
     shard = shard_of(each.spec.detail.consumer.options)
-    return each.name.db, each.name.table, base_name(each.name.job, shard)
+    return each.name.db, each.name.table, strip_shard_suffix(each.name.job, shard)

@@ -11,10 +11,10 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.narrowing import Trial
-from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reading.reader import Reader
-from iscp_dagster.sync.writing.checking import checked
-from iscp_dagster.sync.writing.scan import clear, scanned
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.reading.reader import SourceReader
+from iscp_dagster.sync.writing.checking import verify_scan
+from iscp_dagster.sync.writing.scan import clear, scan_group
 from iscp_dagster.sync.writing.serving import serve_when_built
 from iscp_dagster.sync.writing.sink import lost
 
@@ -30,18 +30,18 @@ class IndexWriter:
 
     deployment: Deployment
 
-    def write(self, reader: Reader, trial: Trial) -> commands.Scanned | commands.ScanFailed:
+    def write(self, reader: SourceReader, trial: Trial) -> commands.Scanned | commands.ScanFailed:
         """Read what the claims of a trial share, once, and write it for each of them.
 
         A snapshot is staged until `discard`.
         """
-        return scanned(reader, trial)
+        return scan_group(reader, trial)
 
-    def check(self, reader: Reader, part: commands.Part) -> commands.Checked:
+    def check(self, reader: SourceReader, part: commands.ScanResult) -> commands.ScanVerified:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
-        return checked(reader, part)
+        return verify_scan(reader, part)
 
-    def place(self, deliveries: Sequence[Delivery]) -> commands.Placed:
+    def place(self, deliveries: Sequence[PendingCommit]) -> commands.Placed:
         """Put the rows of one index and one reading in place. Jobs are independent.
 
         A job that another writer took is left alone. Does nothing for what is published already.
@@ -50,12 +50,12 @@ class IndexWriter:
         left = [each for each in deliveries if each.published is None]
         try:
             wrong |= lost(self.deployment.log, [each.claim for each in left])
-            wrong |= _put_in_place([each for each in left if each.claim.key not in wrong])
+            wrong |= _replace_partitions([each for each in left if each.claim.key not in wrong])
         except IscpError as error:
             wrong |= {each.claim.key: error for each in left if each.claim.key not in wrong}
         return commands.Placed(tuple(deliveries), wrong)
 
-    def serve(self, deliveries: Sequence[Delivery]) -> commands.Served:
+    def serve(self, deliveries: Sequence[PendingCommit]) -> commands.IndexServed:
         """Have readers see the index's generation if it is complete; if not, a later one does."""
         first = deliveries[0]
         if first.store is not None:
@@ -64,14 +64,14 @@ class IndexWriter:
             except IscpError as error:
                 later = "will be served by a later iteration"
                 LOGGER.warning("%s %s: %s", first.claim.name, later, error)
-        return commands.Served(tuple(deliveries), self.deployment.clock())
+        return commands.IndexServed(tuple(deliveries), self.deployment.clock())
 
     def discard(self, written: commands.Scanned) -> None:
         """Drop what is still staged: it is in place, or never will be."""
         clear({part.job: part.written for part in written.parts})
 
 
-def _put_in_place(deliveries: Sequence[Delivery]) -> Mapping[JobKey, IscpError]:
+def _replace_partitions(deliveries: Sequence[PendingCommit]) -> Mapping[JobKey, IscpError]:
     """Put the staged tenants in place; returns the errors."""
     staged = {each.tenant: each for each in deliveries if each.replaces}
     if not staged:

@@ -46,20 +46,20 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
             last = address == self._addresses[-1]
             try:
                 with anyio.fail_after(None if last else self._patience):
-                    return await _connected(address, port)
+                    return await _open_stream(address, port)
             except OSError as error:
-                failed = f"{host} ({address}): {_told(error)}"
+                failed = f"{host} ({address}): {_describe_error(error)}"
         raise httpcore.ConnectError(failed)
 
 
-async def _connected(address: str, port: int) -> Stream:
+async def _open_stream(address: str, port: int) -> Stream:
     stream = Stream(address)
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: stream.protocol, address, port)
     return stream
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else "") or str(error) or "no answer"
 
 
@@ -87,7 +87,7 @@ class Stream(httpcore.AsyncNetworkStream):
         """A request is about to be sent; its answer may have MOST_READ bytes."""
         self._left, self._body, self._tail, self._in_headers = MOST_READ, None, b"", True
 
-    def expect(self, body: int | None) -> None:
+    def expect_body(self, body: int | None) -> None:
         """The answer's body has this many bytes; None: unknown, so it is handed on as it comes."""
         self._in_headers, self._body = False, body
 
@@ -101,10 +101,10 @@ class Stream(httpcore.AsyncNetworkStream):
         del timeout
         if self._left <= 0:
             raise LongAnswerError(f"the answer has more than {MOST_READ:,} bytes")
-        found = await self.protocol.some()
+        found = await self.protocol.wait_for_data()
         count = min(len(found), max_bytes, self._left)
         if self._in_headers:
-            count = self._headers(bytes(found[:count]))
+            count = self._count_header_bytes(bytes(found[:count]))
         elif self._body is not None:
             count = min(count, self._body)
             self._body -= count
@@ -136,7 +136,7 @@ class Stream(httpcore.AsyncNetworkStream):
             return bool(self.protocol.buffer) or self.protocol.ended
         return self.protocol.info(info)
 
-    def _headers(self, found: bytes) -> int:
+    def _count_header_bytes(self, found: bytes) -> int:
         """How many of the bytes belong to the headers: all, or up to their end."""
         seen = self._tail + found
         end = _HEADERS_END.search(seen)
@@ -183,7 +183,7 @@ class _Protocol(asyncio.Protocol):
         self.full = False
         self._news.set()
 
-    async def some(self) -> bytearray:
+    async def wait_for_data(self) -> bytearray:
         """What has come; empty once the other side has ended."""
         while not self.buffer and not self.ended:
             self._news.clear()

@@ -9,14 +9,21 @@ from datetime import timedelta
 
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.webhooks.answers import Answer, Change, Outcome, Rules, Verdict, outcome
-from iscp_dagster.webhooks.claims import BatchId, Message, Work, halves
+from iscp_dagster.webhooks.answers import (
+    Answer,
+    EndpointChange,
+    MessageVerdict,
+    Outcome,
+    Rules,
+    outcome,
+)
+from iscp_dagster.webhooks.claims import BatchId, WebhookMessage, Work, split_batch
 from iscp_dagster.webhooks.recording import EndpointState, Result
 from iscp_dagster.webhooks.sending.posting import Poster
 
 AHEAD = 100
 """How many pieces of work are claimed ahead, so that each claim serves many attempts."""
-_GOES_ON = (Verdict.DELIVERED, Verdict.DEAD)
+_GOES_ON = (MessageVerdict.DELIVERED, MessageVerdict.DEAD)
 
 Random = Callable[[], float]
 """Gives a number from 0 up to 1."""
@@ -45,7 +52,7 @@ class Outlet:
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.endpoint.concurrency)
-        self._rules = rules(self.endpoint)
+        self._rules = build_policy(self.endpoint)
 
     @property
     def batched(self) -> bool:
@@ -76,7 +83,7 @@ class Outlet:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def taken(self) -> tuple[EndpointState, list[Result], list[Work]]:
+    def take_results(self) -> tuple[EndpointState, list[Result], list[Work]]:
         """What is to be recorded now, and the work that is over then."""
         results, ended = self._results, self._ended
         self._results, self._ended = [], []
@@ -109,18 +116,18 @@ class Outlet:
     async def _send(self, work: Work) -> None:
         for message in work.messages:
             async with self._slots:
-                verdict = await self._attempt(message) if self._open else None
+                verdict = await self._attempt_message(message) if self._open else None
             if verdict not in _GOES_ON:
                 break
         self._ended.append(work)
         self.heard()
 
-    async def _attempt(self, message: Message) -> Verdict:
+    async def _attempt_message(self, message: WebhookMessage) -> MessageVerdict:
         at, loop = self.clock(), asyncio.get_running_loop()
         started = loop.time()
         answer = await self.poster.post(message.id, message.body)
-        follows = self._follows(message, answer)
-        split = follows.verdict is Verdict.SPLIT
+        follows = self._apply_answer(message, answer)
+        split = follows.verdict is MessageVerdict.SPLIT
         self._results.append(
             Result(
                 message=message,
@@ -128,13 +135,13 @@ class Outlet:
                 outcome=follows,
                 at=at,
                 seconds=loop.time() - started,
-                halves=halves(message, self.batch_id) if split else (),
+                halves=split_batch(message, self.batch_id) if split else (),
             )
         )
         self.heard()
         return follows.verdict
 
-    def _follows(self, message: Message, answer: Answer) -> Outcome:
+    def _apply_answer(self, message: WebhookMessage, answer: Answer) -> Outcome:
         now = self.clock()
         self.state = replace(self.state, health=self.state.health.after(answer, now))
         follows = outcome(
@@ -148,14 +155,14 @@ class Outlet:
             events=len(message.events),
         )
         change = follows.change
-        if change is Change.DISABLE or (change and self.state.active):
+        if change is EndpointChange.DISABLE or (change and self.state.active):
             self.state = replace(
                 self.state, state=change.value, reason=follows.reason, changed_at=now
             )
         return follows
 
 
-def rules(endpoint: Endpoint) -> Rules:
+def build_policy(endpoint: Endpoint) -> Rules:
     """The rules of answers that an endpoint declares."""
     return Rules(
         delays=tuple(endpoint.retries),

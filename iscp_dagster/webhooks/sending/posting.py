@@ -16,10 +16,10 @@ from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.answers import Answer
-from iscp_dagster.webhooks.sending.addresses import Network, parsed
+from iscp_dagster.webhooks.sending.addresses import Network, parse_network
 from iscp_dagster.webhooks.sending.network import LongAnswerError, Stream, VettedBackend
-from iscp_dagster.webhooks.sending.resolving import AddressError, Resolver, vetted
-from iscp_dagster.webhooks.sending.signing import headers, secrets_of
+from iscp_dagster.webhooks.sending.resolving import AddressError, Resolver, resolve_vetted
+from iscp_dagster.webhooks.sending.signing import get_secrets, headers
 
 TOLD = 500
 """Characters of an answer that are kept."""
@@ -47,9 +47,9 @@ class Poster:
         parts = urlsplit(endpoint.url)
         self._host = parts.hostname or ""
         self._port = parts.port or _PORTS[parts.scheme]
-        self._secrets = secrets_of(endpoint, environ)
-        self._allowed = _networks(endpoint)
-        self._url = _requested(parts)
+        self._secrets = get_secrets(endpoint, environ)
+        self._allowed = _parse_allowed(endpoint)
+        self._url = _build_url(parts)
         self._timeout = endpoint.timeout
         self._resolver = resolver
         self._clock = clock
@@ -61,13 +61,13 @@ class Poster:
         """Send a message and give its answer, or why there is none; raises nothing else."""
         try:
             with anyio.fail_after(self._timeout):
-                return await self._attempt(id_, body)
+                return await self._attempt_post(id_, body)
         except AddressError as error:
-            return Answer(text=_short(error), refused=True)
+            return Answer(text=_shorten_error(error), refused=True)
         except TimeoutError:
             return Answer(text=f"no whole answer within {self._timeout:g} s")
         except Exception as error:  # noqa: BLE001  (whatever fails, it is the attempt that failed)
-            return Answer(text=_short(error))
+            return Answer(text=_shorten_error(error))
 
     async def aclose(self) -> None:
         """Close the connections that were kept."""
@@ -75,15 +75,15 @@ class Poster:
             connection, _ = self._kept.pop()
             await connection.aclose()
 
-    async def _attempt(self, id_: str, body: bytes) -> Answer:
-        addresses = await vetted(self._resolver, self._host, self._port, self._allowed)
-        kept = await self._reusable(addresses)
-        request = self._request(id_, body)
+    async def _attempt_post(self, id_: str, body: bytes) -> Answer:
+        addresses = await resolve_vetted(self._resolver, self._host, self._port, self._allowed)
+        kept = await self._take_reusable(addresses)
+        request = self._build_request(id_, body)
         if kept is not None:
             connection, stream = kept
             stream.begin()
             try:
-                return await self._answer(connection, request)
+                return await self._read_answer(connection, request)
             except (httpcore.NetworkError, httpcore.ProtocolError):
                 # A receiver may end a connection at rest just when the next message is sent.
                 if stream.answered:
@@ -94,12 +94,12 @@ class Poster:
             keepalive_expiry=IDLE_SECONDS,
             network_backend=VettedBackend(addresses, self._timeout),
         )
-        return await self._answer(fresh, request)
+        return await self._read_answer(fresh, request)
 
-    def _request(self, id_: str, body: bytes) -> httpcore.Request:
+    def _build_request(self, id_: str, body: bytes) -> httpcore.Request:
         signed = headers(self._secrets, id_, int(self._clock().timestamp()), body)
         said = {
-            "host": _host_header(self._url),
+            "host": _format_host_header(self._url),
             "content-type": "application/json",
             "content-length": str(len(body)),
             "user-agent": f"iscp-dagster/{_VERSION}",
@@ -108,7 +108,7 @@ class Poster:
         }
         return httpcore.Request("POST", self._url, headers=list(said.items()), content=body)
 
-    async def _answer(
+    async def _read_answer(
         self, connection: httpcore.AsyncHTTPConnection, request: httpcore.Request
     ) -> Answer:
         whole = False
@@ -116,8 +116,8 @@ class Poster:
             response = await connection.handle_async_request(request)
             stream = response.extensions["network_stream"]
             if isinstance(stream, Stream):
-                stream.expect(_length(response))
-                text = await _beginning(response)
+                stream.expect_body(_get_body_length(response))
+                text = await _read_beginning(response)
                 whole = stream.clean and connection.is_idle()
                 if whole:
                     self._kept.append((connection, stream))
@@ -134,7 +134,7 @@ class Poster:
             if not whole:
                 await connection.aclose()
 
-    async def _reusable(
+    async def _take_reusable(
         self, addresses: Sequence[str]
     ) -> tuple[httpcore.AsyncHTTPConnection, Stream] | None:
         """A kept connection to one of the addresses, on which nothing came since."""
@@ -147,7 +147,7 @@ class Poster:
         return None
 
 
-async def _beginning(response: httpcore.Response) -> str:
+async def _read_beginning(response: httpcore.Response) -> str:
     """Read the body, as far as it may be read; returns how it begins.
 
     Raises httpcore's errors for one that ends too soon: what cut it may have undone the rest.
@@ -160,7 +160,7 @@ async def _beginning(response: httpcore.Response) -> str:
     return read.decode("utf-8", "replace")[:TOLD]
 
 
-def _length(response: httpcore.Response) -> int | None:
+def _get_body_length(response: httpcore.Response) -> int | None:
     """How many bytes the body has; None if only its end will tell."""
     if response.status in _NO_BODY:
         return 0
@@ -172,14 +172,14 @@ def _length(response: httpcore.Response) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _networks(endpoint: Endpoint) -> tuple[Network, ...]:
+def _parse_allowed(endpoint: Endpoint) -> tuple[Network, ...]:
     try:
-        return tuple(map(parsed, endpoint.allow))
+        return tuple(map(parse_network, endpoint.allow))
     except ValueError as error:
         raise ConfigError(f"Endpoint {endpoint.name!r}: allow=[...]: {error}.") from None
 
 
-def _requested(parts: SplitResult) -> httpcore.URL:
+def _build_url(parts: SplitResult) -> httpcore.URL:
     """The URL with all of its path; httpcore would read `;v=1` as something else, and drop it."""
     query = f"?{parts.query}" if parts.query else ""
     return httpcore.URL(
@@ -190,13 +190,13 @@ def _requested(parts: SplitResult) -> httpcore.URL:
     )
 
 
-def _host_header(url: httpcore.URL) -> str:
+def _format_host_header(url: httpcore.URL) -> str:
     host = url.host.decode("ascii")
     named = f"[{host}]" if ":" in host else host
     return named if url.port is None else f"{named}:{url.port}"
 
 
-def _short(error: BaseException) -> str:
+def _shorten_error(error: BaseException) -> str:
     told: Any = str(error) or type(error).__name__
     return " ".join(str(told).split())[:TOLD]
 

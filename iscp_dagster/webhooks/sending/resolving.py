@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import httpcore
 
-from iscp_dagster.webhooks.sending.addresses import Network, refusal
+from iscp_dagster.webhooks.sending.addresses import Network, find_refusal
 
-Asked = tuple[str, int]
+HostPort = tuple[str, int]
 """A host and a port."""
 Answer: TypeAlias = "asyncio.Future[Sequence[str]]"
 Lookup = Callable[[str, int], Sequence[str]]
@@ -26,7 +26,7 @@ class AddressError(httpcore.ConnectError):
     """The host's name leads to an address that events are not sent to."""
 
 
-def addresses_of(host: str, port: int) -> list[str]:
+def look_up_addresses(host: str, port: int) -> list[str]:
     """What the system's resolver says, each address once."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
@@ -38,10 +38,10 @@ class Resolver:
     Who asks for a name that is being looked up shares that answer. For one event loop.
     """
 
-    def __init__(self, lookup: Lookup = addresses_of) -> None:
+    def __init__(self, lookup: Lookup = look_up_addresses) -> None:
         self._lookup = lookup
-        self._under_way: dict[Asked, Answer] = {}
-        self._questions: dict[Asked, SimpleQueue[asyncio.AbstractEventLoop]] = {}
+        self._under_way: dict[HostPort, Answer] = {}
+        self._questions: dict[HostPort, SimpleQueue[asyncio.AbstractEventLoop]] = {}
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         """The host's addresses now. Raises httpcore.ConnectError."""
@@ -51,14 +51,14 @@ class Resolver:
         if asked not in self._under_way:
             loop = asyncio.get_running_loop()
             self._under_way[asked] = loop.create_future()
-            self._thread_of(asked).put(loop)
+            self._ensure_thread(asked).put(loop)
         try:
             # Others may wait for it, too.
             return await asyncio.shield(self._under_way[asked])
         except OSError as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
 
-    def _thread_of(self, asked: Asked) -> SimpleQueue[asyncio.AbstractEventLoop]:
+    def _ensure_thread(self, asked: HostPort) -> SimpleQueue[asyncio.AbstractEventLoop]:
         if asked not in self._questions:
             questions = self._questions[asked] = SimpleQueue()
             # A daemon: the process must be able to end while a name server is silent.
@@ -66,7 +66,7 @@ class Resolver:
             started.start()
         return self._questions[asked]
 
-    def _look_up(self, asked: Asked, questions: SimpleQueue[asyncio.AbstractEventLoop]) -> None:
+    def _look_up(self, asked: HostPort, questions: SimpleQueue[asyncio.AbstractEventLoop]) -> None:
         while True:
             loop = questions.get()
             found: Sequence[str] = ()
@@ -77,9 +77,9 @@ class Resolver:
                 failed = error if isinstance(error, OSError) else OSError(str(error))
             # The loop may be gone when a name server answers at last.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._settle, asked, found, failed)
+                loop.call_soon_threadsafe(self._settle_answer, asked, found, failed)
 
-    def _settle(self, asked: Asked, found: Sequence[str], failed: OSError | None) -> None:
+    def _settle_answer(self, asked: HostPort, found: Sequence[str], failed: OSError | None) -> None:
         answer = self._under_way.pop(asked)
         if failed is None:
             answer.set_result(found)
@@ -97,12 +97,12 @@ def _is_address(host: str) -> bool:
     return True
 
 
-async def vetted(
+async def resolve_vetted(
     resolver: Resolver, host: str, port: int, allowed: Sequence[Network]
 ) -> Sequence[str]:
     """The host's addresses, if events may be sent to every one of them. Raises AddressError."""
     found = await resolver.resolve(host, port)
-    refused = [why for why in (refusal(each, allowed) for each in found) if why]
+    refused = [why for why in (find_refusal(each, allowed) for each in found) if why]
     if refused or not found:
         raise AddressError(f"{host}: {refused[0] if refused else 'no address'}")
     return found

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import anyio
 
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.webhooks.claims import BatchId
@@ -56,7 +56,7 @@ class Sender:
         *,
         owner: str,
         batch_id: BatchId,
-        clock: Clock = utc_now,
+        clock: Clock = get_utc_now,
         sleep: Sleep = asyncio.sleep,
         random: Random = any_number,
         pace: Pace | None = None,
@@ -69,7 +69,7 @@ class Sender:
         self._sleep = sleep
         self._random = random
         self._pace = pace or Pace()
-        self._outlets: dict[str, Outlet] = {}
+        self._workers: dict[str, Outlet] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._next_beat = 0.0
         self._stopping = self._ending = False
@@ -80,31 +80,31 @@ class Sender:
         self._wake, self._heard = asyncio.Event(), asyncio.Event()
         # One thread: what the database is asked for happens in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox")
-        stopping = asyncio.ensure_future(self._stopped(stop))
+        stopping = asyncio.ensure_future(self._watch_stop(stop))
         recording = asyncio.ensure_future(self._record_always())
         try:
             while not stop.is_set():
                 if recording.done():
                     await recording
-                if not await self._patiently(self._turn):
+                if not await self._try_database(self._take_turn):
                     await self._sleep(self._pace.away)
-                await self._rest()
+                await self._wait_for_wake()
         finally:
             stopping.cancel()
             await self._end(recording)
             self._thread.shutdown()
 
-    async def _turn(self) -> None:
+    async def _take_turn(self) -> None:
         loop = asyncio.get_running_loop()
         if loop.time() >= self._next_beat:
             await self._keep_leases()
             self._next_beat = loop.time() + self._pace.beat
-        if not self._outlets:
+        if not self._workers:
             return
-        found = await self._ask(self._outbox.look, sorted(self._outlets))
+        found = await self._ask(self._outbox.look, sorted(self._workers))
         now = self._clock()
         for name, (state, due) in found.items():
-            outlet = self._outlets.get(name)
+            outlet = self._workers.get(name)
             if outlet is not None:
                 outlet.adopt(state)
                 await self._claim(outlet, due, now)
@@ -122,7 +122,7 @@ class Sender:
                 batch_id=self._batch_id if outlet.batched else None,
             )
         )
-        if self._outlets.get(outlet.endpoint.name) is outlet:
+        if self._workers.get(outlet.endpoint.name) is outlet:
             outlet.begin(work)
 
     async def _keep_leases(self) -> None:
@@ -133,12 +133,12 @@ class Sender:
         )
         if loop.time() >= until:
             return
-        states = await self._ask(self._outbox.look, sorted(held - self._outlets.keys()))
-        for name in self._outlets.keys() - held:
+        states = await self._ask(self._outbox.look, sorted(held - self._workers.keys()))
+        for name in self._workers.keys() - held:
             self._drop(name)
         for name, (state, _) in states.items():
             endpoint, poster = self._endpoints[name]
-            self._outlets[name] = Outlet(
+            self._workers[name] = Outlet(
                 endpoint=endpoint,
                 poster=poster(),
                 state=state,
@@ -150,24 +150,24 @@ class Sender:
             )
         if self._lapse is not None:
             self._lapse.cancel()
-        self._lapse = loop.call_at(until, self._lost)
+        self._lapse = loop.call_at(until, self._drop_lapsed)
 
-    def _lost(self) -> None:
+    def _drop_lapsed(self) -> None:
         """The leases have run out unrenewed: other senders may have begun."""
-        _log.warning("The leases of %s ran out; the database is away.", ", ".join(self._outlets))
-        for name in list(self._outlets):
+        _log.warning("The leases of %s ran out; the database is away.", ", ".join(self._workers))
+        for name in list(self._workers):
             self._drop(name)
 
     def _drop(self, name: str) -> None:
         """End what is under way of an endpoint; what was answered is still recorded."""
-        outlet = self._outlets.pop(name)
-        task = asyncio.ensure_future(self._dropped(outlet))
+        outlet = self._workers.pop(name)
+        task = asyncio.ensure_future(self._finish_dropped(outlet))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _dropped(self, outlet: Outlet) -> None:
+    async def _finish_dropped(self, outlet: Outlet) -> None:
         await outlet.drop()
-        while not await self._recorded(outlet) and not self._ending:
+        while not await self._record_worker(outlet) and not self._ending:
             await self._sleep(self._pace.away)
 
     async def _record_always(self) -> None:
@@ -179,15 +179,15 @@ class Sender:
                 await self._sleep(self._pace.away)
 
     async def _record_all(self) -> bool:
-        done = [await self._recorded(each) for each in list(self._outlets.values())]
+        done = [await self._record_worker(each) for each in list(self._workers.values())]
         return all(done)
 
-    async def _recorded(self, outlet: Outlet) -> bool:
+    async def _record_worker(self, outlet: Outlet) -> bool:
         """Record what there is of an outlet; False if the database is away."""
         if not outlet.unrecorded:
             return True
-        state, results, ended = outlet.taken()
-        if results and not await self._patiently(
+        state, results, ended = outlet.take_results()
+        if results and not await self._try_database(
             lambda: self._ask(self._outbox.record, state, results)
         ):
             outlet.put_back(results, ended)
@@ -205,14 +205,14 @@ class Sender:
     async def _end(self, recording: asyncio.Task[None]) -> None:
         if self._lapse is not None:
             self._lapse.cancel()
-        outlets = dict(self._outlets)
+        outlets = dict(self._workers)
         await asyncio.gather(*(each.finish() for each in outlets.values()))
         self._ending = True
         self._heard.set()
         await asyncio.gather(recording, *self._leaving)
-        await self._patiently(lambda: self._ask(self._outbox.release, outlets, self._owner))
+        await self._try_database(lambda: self._ask(self._outbox.release, outlets, self._owner))
 
-    async def _patiently(self, ask: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_database(self, ask: Callable[[], Awaitable[None]]) -> bool:
         """Whether the database answered."""
         try:
             await ask()
@@ -226,15 +226,15 @@ class Sender:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: call(*arguments))
 
-    async def _rest(self) -> None:
+    async def _wait_for_wake(self) -> None:
         with anyio.move_on_after(self._pace.look):
             await self._wake.wait()
             self._wake.clear()
 
-    async def _stopped(self, stop: asyncio.Event) -> None:
+    async def _watch_stop(self, stop: asyncio.Event) -> None:
         """Begin no attempt any more, even while the database is asked for something."""
         await stop.wait()
         self._stopping = True
-        for outlet in self._outlets.values():
+        for outlet in self._workers.values():
             outlet.stopping = True
         self._wake.set()

@@ -17,12 +17,14 @@ LENGTHS = range(24, 65)
 _NEW = "docs/webhooks.md shows how to make one"
 
 
-def secrets_of(endpoint: Endpoint, environ: Mapping[str, str]) -> tuple[bytes, ...]:
+def get_secrets(endpoint: Endpoint, environ: Mapping[str, str]) -> tuple[bytes, ...]:
     """The endpoint's secrets, newest first.
 
     Raises ConfigError, naming the variable but not its value, if one is missing or no secret.
     """
-    return tuple(_secret(endpoint.name, name, environ.get(name, "")) for name in endpoint.secrets)
+    return tuple(
+        _parse_secret(endpoint.name, name, environ.get(name, "")) for name in endpoint.secrets
+    )
 
 
 def headers(secrets: Sequence[bytes], id_: str, timestamp: int, body: bytes) -> dict[str, str]:
@@ -30,18 +32,18 @@ def headers(secrets: Sequence[bytes], id_: str, timestamp: int, body: bytes) -> 
     return {
         "webhook-id": id_,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": signature(secrets, id_, timestamp, body),
+        "webhook-signature": sign_message(secrets, id_, timestamp, body),
     }
 
 
-def signature(secrets: Sequence[bytes], id_: str, timestamp: int, body: bytes) -> str:
+def sign_message(secrets: Sequence[bytes], id_: str, timestamp: int, body: bytes) -> str:
     """One signature for each secret, in their order, with a space between them."""
     signed = f"{id_}.{timestamp}.".encode() + body
     digests = (hmac.digest(secret, signed, hashlib.sha256) for secret in secrets)
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
-def _secret(endpoint: str, variable: str, text: str) -> bytes:
+def _parse_secret(endpoint: str, variable: str, text: str) -> bytes:
     said = f"Endpoint {endpoint!r}: the environment variable {variable}"
     if not text:
         raise ConfigError(f"{said} is not set; it holds the secret that signs events; {_NEW}.")

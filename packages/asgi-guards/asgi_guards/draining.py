@@ -36,13 +36,13 @@ class Draining:
             return
         read = False
 
-        async def received() -> Message:
+        async def receive_tracked() -> Message:
             nonlocal read
             message = await receive()
             read = not (message["type"] == "http.request" and message.get("more_body", False))
             return message
 
-        async def sent(message: Message) -> None:
+        async def send_after_drain(message: Message) -> None:
             ends = message["type"] == "http.response.body" and not message.get("more_body", False)
             if not ends or read:
                 await send(message)
@@ -51,7 +51,7 @@ class Draining:
             with anyio.move_on_after(self.seconds):
                 left = self.most
                 while not read and left > 0:
-                    left -= len((await received()).get("body", b""))
+                    left -= len((await receive_tracked()).get("body", b""))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        await self.app(scope, received, sent)
+        await self.app(scope, receive_tracked, send_after_drain)

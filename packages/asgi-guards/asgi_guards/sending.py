@@ -29,20 +29,20 @@ class Sending:
 
     def __init__(self, seconds: float = STILL_SECONDS) -> None:
         self._seconds = seconds
-        self._held = WeakValueDictionary[str, Held]()
+        self._outputs = WeakValueDictionary[str, Held]()
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
-    def turn(self, id_: str) -> asyncio.Lock:
+    def get_turn(self, id_: str) -> asyncio.Lock:
         """What is held while the output is read, by one request at a time."""
         return self._turns.setdefault(id_, asyncio.Lock())
 
-    def response(self, id_: str, content: bytes, headers: Mapping[str, str]) -> Response:
+    def make_response(self, id_: str, content: bytes, headers: Mapping[str, str]) -> Response:
         """The answer with an invocation's output, which never changes."""
         if len(content) <= PIECE_BYTES:
             return Response(content, 200, headers)
-        held = self._held.get(id_)
+        held = self._outputs.get(id_)
         if held is None or len(held.content) != len(content):
-            self._held[id_] = held = Held(content=content)
+            self._outputs[id_] = held = Held(content=content)
         return InPieces(held, headers, self._seconds)
 
 
@@ -65,10 +65,10 @@ class InPieces(Response):
         for begin in range(0, len(content), PIECE_BYTES):
             end = begin + PIECE_BYTES
             with anyio.move_on_after(self._seconds) as waited:
-                await send(_piece(content[begin:end], end < len(content)))
+                await send(_make_body_message(content[begin:end], end < len(content)))
             if waited.cancelled_caught:
                 return
 
 
-def _piece(body: bytes, more: bool) -> dict[str, object]:  # noqa: FBT001 - an ASGI message's field
+def _make_body_message(body: bytes, more: bool) -> dict[str, object]:  # noqa: FBT001 - an ASGI message's field
     return {"type": "http.response.body", "body": body, "more_body": more}

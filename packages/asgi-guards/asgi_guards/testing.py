@@ -17,7 +17,7 @@ _END_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Served:
+class RunningServer:
     """A server on this machine; it begins to end when `server.should_exit` is set."""
 
     port: int
@@ -31,7 +31,7 @@ class Served:
 @contextmanager
 def serving(
     app: ASGIApp, *, port: int = 0, listening: socket | None = None, **options: Any
-) -> Iterator[Served]:
+) -> Iterator[RunningServer]:
     """Serve an app over HTTP/1.1 until the block ends, and yield it when it has begun.
 
     At `port`, or at a socket that listens already, which is closed at the end. `options` are those
@@ -51,7 +51,7 @@ def serving(
             if not thread.is_alive():
                 raise RuntimeError("The server ended before it had begun; its log says why.")
             thread.join(0.01)
-        yield Served(server.servers[0].sockets[0].getsockname()[1], server)
+        yield RunningServer(server.servers[0].sockets[0].getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join(_END_SECONDS)

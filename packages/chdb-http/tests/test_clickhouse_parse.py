@@ -13,7 +13,7 @@ from chdb_http.sql.errors import EngineError
 from chdb_http.sql.parse import parse
 from chdb_http.sql.rewrite import insert_from, kill_by_engine_ids, select_into
 from chdb_http.sql.statement import Verb
-from chdb_http.sql.tokens import quote_name, quote_string, split_list, steps, tokens, unquote
+from chdb_http.sql.tokens import iter_steps, quote_name, quote_string, split_list, tokens, unquote
 
 INSERTS = [
     (b"INSERT INTO t FORMAT CSV\n1,2\n", "CSV", b"1,2\n"),
@@ -243,7 +243,7 @@ def test_a_long_token_is_whole(kind, size):
     text = LONG[kind](size)
     *_, last = tokens(text + b"\n;")
     assert (last.value, last.start) == (b";", len(text) + 1)
-    assert max(len(list(step)) for step in steps(text)) < 2000
+    assert max(len(list(step)) for step in iter_steps(text)) < 2000
 
 
 def test_a_name_beyond_reason_is_refused():

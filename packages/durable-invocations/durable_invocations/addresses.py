@@ -10,7 +10,7 @@ _PRINTABLE = re.compile(r"[!-~]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def http_address(url: Any) -> SplitResult | None:
+def parse_http_address(url: Any) -> SplitResult | None:
     """The parts of an address; None if it is none of http or https in ASCII, with a host."""
     if not isinstance(url, str) or not _PRINTABLE.fullmatch(url):
         return None
@@ -22,7 +22,7 @@ def http_address(url: Any) -> SplitResult | None:
     return parts if usable else None
 
 
-def without_secrets(url: Any) -> str:
+def mask_secrets(url: Any) -> str:
     """What a message may show of an address that is wrong: neither user, query nor fragment.
 
     A password may have any of their marks in it: where they contradict each other, nothing is

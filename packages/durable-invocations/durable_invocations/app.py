@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from asgi_guards.admission import Admission
-from durable_invocations.ingress.app import Settings as AppSettings
+from durable_invocations.ingress.app import IngressSettings as AppSettings
 from durable_invocations.ingress.app import create_app
-from durable_invocations.ingress.tokens import checked
+from durable_invocations.ingress.tokens import check_token
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.timers import SteadyClock
@@ -28,7 +28,11 @@ Beside = Callable[[Runtime], Awaitable[None]]
 
 
 def runtime_app(
-    database: str, *, token: str = "", hosts: Sequence[str] = (), settings: Settings | None = None
+    database: str,
+    *,
+    token: str = "",
+    hosts: Sequence[str] = (),
+    settings: RuntimeSettings | None = None,
 ) -> Starlette:
     """The ingress and administration of a runtime that keeps invocations in a database's URL.
 
@@ -40,10 +44,13 @@ def runtime_app(
     Raises ConfigError for another database than SQLite or PostgreSQL, and for a token that is too
     short; UnavailableError for a database that does not answer.
     """
-    checked(token)
-    clock, driven = SteadyClock(), settings or Settings()
+    check_token(token)
+    clock, driven = SteadyClock(), settings or RuntimeSettings()
     store = SqlStore(
-        open_database(database, kept=True), owner=driven.owner, clock=clock.utc, lead=clock.lead
+        open_database(database, kept=True),
+        owner=driven.owner,
+        clock=clock.get_utc,
+        lead=clock.get_lead,
     )
     store.ensure()
     admission = Admission(
@@ -54,7 +61,7 @@ def runtime_app(
 
 def serve_store(
     store: SqlStore,
-    settings: Settings,
+    settings: RuntimeSettings,
     clock: SteadyClock | None = None,
     *,
     token: str = "",

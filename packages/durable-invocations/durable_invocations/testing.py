@@ -28,14 +28,16 @@ def running(*services: AnyService, attempts: int = 3) -> Iterator[Client]:
 
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="invocations-"))
-        runtime = stack.enter_context(_runtime(f"sqlite:///{folder}/invocations.sqlite", attempts))
+        runtime = stack.enter_context(
+            _serve_runtime(f"sqlite:///{folder}/invocations.sqlite", attempts)
+        )
         client = stack.enter_context(Client(runtime))
         client.register(stack.enter_context(serving(service_app(*services))).url)
         yield client
 
 
 @contextmanager
-def _runtime(database: str, attempts: int) -> Iterator[str]:
+def _serve_runtime(database: str, attempts: int) -> Iterator[str]:
     from asgi_guards.testing import serving
     from durable_invocations.app import serve_store
     from durable_invocations.runtime import settings
@@ -48,7 +50,7 @@ def _runtime(database: str, attempts: int) -> Iterator[str]:
     store = SqlStore(open_database(database))
     try:
         store.ensure()
-        app = serve_store(store, settings.Settings(policy=policy))
+        app = serve_store(store, settings.RuntimeSettings(policy=policy))
         with serving(app, lifespan="on") as served:
             yield served.url
     finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
-from idempotent_receiver.store import BeingHandledError, Standing, Store
+from idempotent_receiver.store import BeingHandledError, ClaimStatus, Store
 
 WINDOW = timedelta(days=7)
 LEASE = 60.0
@@ -107,7 +107,7 @@ class Deduplicator:
         self._store, self._window, self._lease = store, window.total_seconds(), lease
         self._wait, self._clock = wait, clock
         # At the first claim: processes that are short-lived must forget, too.
-        self._forgot = clock() - self._window / _SHARE
+        self._pruned_at = clock() - self._window / _SHARE
 
     def claim(self, event_id: str) -> Claim:
         """Claim an event, for a `with` statement; waits while another delivery is handled.
@@ -115,9 +115,9 @@ class Deduplicator:
         Raises BeingHandledError if that takes longer than `wait`, StoreFullError if the store may
         hold no more events.
         """
-        self._forget()
+        self._prune_if_due()
         holder, until = secrets.token_hex(16), self._clock() + self._wait
-        while (found := self._store.claim(event_id, holder, self._lease)) is Standing.HELD:
+        while (found := self._store.claim(event_id, holder, self._lease)) is ClaimStatus.HELD:
             left = until - self._clock()
             if left <= 0:
                 raise BeingHandledError(
@@ -125,12 +125,12 @@ class Deduplicator:
                     "answer 503, and it is delivered again."
                 )
             self._store.pause(event_id, left)
-        duplicate = found is Standing.DONE
+        duplicate = found is ClaimStatus.DONE
         return Claim(store=self._store, event_id=event_id, holder=holder, duplicate=duplicate)
 
-    def _forget(self) -> None:
+    def _prune_if_due(self) -> None:
         """Forget old events now and then."""
         now = self._clock()
-        if now - self._forgot >= self._window / _SHARE:
-            self._forgot = now
+        if now - self._pruned_at >= self._window / _SHARE:
+            self._pruned_at = now
             self._store.forget(self._window)

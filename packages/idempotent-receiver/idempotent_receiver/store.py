@@ -22,7 +22,7 @@ class ClaimLostError(ReceiverError):
     """Handling took longer than its lease and someone else claimed the event; undo the work."""
 
 
-class Standing(Enum):
+class ClaimStatus(Enum):
     """Where an event stands for who asks to handle it."""
 
     MINE = "mine"
@@ -39,7 +39,7 @@ class Store(Protocol):
     `holder` names one claim and no other. An event is claimed by at most one holder at a time.
     """
 
-    def claim(self, event_id: str, holder: str, lease: float) -> Standing:
+    def claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         """Claim an event for `lease` seconds, unless it is done or another's claim is valid.
 
         Raises StoreFullError if it may hold no more.

@@ -23,7 +23,7 @@ class Newest:
 
         Raises ValueError for a timestamp that is no whole number.
         """
-        position = _position(ts_timestamp)
+        position = _parse_position(ts_timestamp)
         if position <= self._newest.get(key, -1):
             return False
         self._newest[key] = position
@@ -38,14 +38,14 @@ class Newest:
 
         Right once a cursor is saved after which nothing at or before that position is told.
         """
-        position = _position(ts_timestamp)
+        position = _parse_position(ts_timestamp)
         settled = [key for key, newest in self._newest.items() if newest <= position]
         for key in settled:
             del self._newest[key]
         return len(settled)
 
 
-def _position(said: str | int) -> int:
+def _parse_position(said: str | int) -> int:
     # As text, "9" would be newer than "10".
     if isinstance(said, int) and not isinstance(said, bool):
         return said

@@ -16,9 +16,9 @@ from idempotent_receiver import (
     MemoryStore,
     SqlStore,
 )
-from idempotent_receiver.store import Standing
+from idempotent_receiver.store import ClaimStatus
 
-MINE, HELD, DONE = Standing.MINE, Standing.HELD, Standing.DONE
+MINE, HELD, DONE = ClaimStatus.MINE, ClaimStatus.HELD, ClaimStatus.DONE
 WEEK = timedelta(days=7).total_seconds()
 
 

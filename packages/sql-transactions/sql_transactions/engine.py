@@ -70,7 +70,7 @@ def parse_url(url: str | sa.URL, role: Role) -> sa.URL:
         ) from None
     except KeyError:
         raise role.invalid(
-            f"{role.setting} {shown(parsed)}: the {role.name} needs sqlite or postgresql."
+            f"{role.setting} {render_url(parsed)}: the {role.name} needs sqlite or postgresql."
         ) from None
     if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
         raise role.invalid(f"{role.setting} names no file; give sqlite:///file.")
@@ -90,7 +90,7 @@ def prepare(engine: sa.Engine, role: Role) -> sa.Engine:
     return engine
 
 
-def shown(url: sa.URL) -> str:
+def render_url(url: sa.URL) -> str:
     """The URL without its password and options."""
     return url.set(query={}).render_as_string(hide_password=True)
 
@@ -101,61 +101,65 @@ def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
 
     Raises the role's `unavailable`.
     """
-    with answering(engine), engine.execution_options(**{_WRITES: writes}).begin() as connection:
+    with (
+        translate_errors(engine),
+        engine.execution_options(**{_WRITES: writes}).begin() as connection,
+    ):
         yield connection
 
 
 @contextmanager
-def answering(engine: sa.Engine) -> Iterator[None]:
+def translate_errors(engine: sa.Engine) -> Iterator[None]:
     """Raise failures of the database as the role's `unavailable`, without its secrets."""
     try:
         yield
     except (exc.OperationalError, exc.InterfaceError, exc.ProgrammingError) as error:
-        raise _unavailable(engine, error.orig) from None
+        raise _make_unavailable_error(engine, error.orig) from None
 
 
 def use_wal(engine: sa.Engine) -> None:
     """Let SQLite's readers and writer work side by side; the file keeps this mode. Idempotent."""
     for _ in range(WAL_ATTEMPTS):
-        if _switched_to_wal(engine):
+        if _try_switch_to_wal(engine):
             return
         # The switch never waits for other processes; a transaction does.
         with transaction(engine, writes=True):
             pass
-    role = _role(engine)
+    role = _get_role(engine)
     raise role.unavailable(
-        f"{role.name} {shown(engine.url)}: other processes keep the file locked; try again."
+        f"{role.name} {render_url(engine.url)}: other processes keep the file locked; try again."
     )
 
 
-def _switched_to_wal(engine: sa.Engine) -> bool:
+def _try_switch_to_wal(engine: sa.Engine) -> bool:
     with engine.connect() as connection:
         cursor = connection.connection.cursor()
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
-                raise _unavailable(engine, error) from None
+                raise _make_unavailable_error(engine, error) from None
             return False
         finally:
             cursor.close()
     return True
 
 
-def _unavailable(engine: sa.Engine, error: BaseException | None) -> Exception:
-    reason, role = _without_secrets(str(error).strip(), engine.url), _role(engine)
+def _make_unavailable_error(engine: sa.Engine, error: BaseException | None) -> Exception:
+    reason, role = _mask_secrets(str(error).strip(), engine.url), _get_role(engine)
     return role.unavailable(
-        f"{role.name} {shown(engine.url)}: {reason}. Check {role.setting} and that the database "
+        f"{role.name} {render_url(engine.url)}: {reason}. Check {role.setting} and that the "
+        "database "
         "is up and set up."
     )
 
 
-def _role(engine: sa.Engine) -> Role:
+def _get_role(engine: sa.Engine) -> Role:
     role: Role = engine.get_execution_options()[_ROLE]
     return role
 
 
-def _without_secrets(text: str, url: sa.URL) -> str:
+def _mask_secrets(text: str, url: sa.URL) -> str:
     secrets = [url.password, url.query.get("password")]
     for secret in secrets:
         text = text.replace(str(secret), "***") if secret else text

@@ -21,7 +21,7 @@ def given(
     time to plan.
     """
     named = [sa.column(str(column.key), column.type) for column in columns]
-    plain = [{each.name: _plain(row[each.name], dialect) for each in named} for row in rows]
+    plain = [{each.name: _to_json_value(row[each.name], dialect) for each in named} for row in rows]
     sent = sa.literal(json.dumps(plain), sa.Text())
     if dialect.name == "postgresql":
         records = sa.func.jsonb_to_recordset(sa.cast(sent, JSONB))
@@ -36,12 +36,12 @@ def insert_into(dialect: sa.Dialect, table: sa.Table) -> sqlite.Insert | postgre
     return sqlite.insert(table) if dialect.name == "sqlite" else postgresql.insert(table)
 
 
-def without_nul(text: str) -> str:
+def escape_nul(text: str) -> str:
     """The text with backslash and zero for each NUL, since PostgreSQL keeps none."""
     return text.replace("\0", "\\0")
 
 
-def _plain(value: Any, dialect: sa.Dialect) -> Any:
+def _to_json_value(value: Any, dialect: sa.Dialect) -> Any:
     """The value as JSON; a time as the database reads or keeps it."""
     if not isinstance(value, datetime):
         return value

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from sql_transactions.engine import transaction
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.given import escape_nul, given, insert_into
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 LOCK = 7_001
@@ -75,7 +75,7 @@ def test_a_time_of_any_zone_is_compared_with_those_that_are_kept(engine):
 
 
 def test_a_nul_is_written_out():
-    assert without_nul("a\0b\\") == "a\\0b\\"
+    assert escape_nul("a\0b\\") == "a\\0b\\"
 
 
 def test_tables_and_indexes_are_made_by_whoever_comes_first(engine):

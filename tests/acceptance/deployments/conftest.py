@@ -22,7 +22,7 @@ from smalldisk import small_disk
 from stackfixture import Stack, copied_project, running_stack
 from tables import COLUMNS, FEED, Table
 
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.local.services.settings import CLICKHOUSE, SERVICES
 from iscp_dagster.local.stack.ports import free_port
@@ -183,7 +183,7 @@ def ground(tmp_path_factory):
         lake = {"ISCP_LAKE": str(stack.home / "lake")}
         client = held.enter_context(httpx.Client(timeout=60))
         # Runs use the stack's Spark; the tests write without it.
-        deployment = served(deployment_of(environment | direct | lake), NearSpark())
+        deployment = served(open_deployment(environment | direct | lake), NearSpark())
         declared = runpy.run_path(str(project / "assets" / "rows.py"))
         for name, columns in TABLES.items():
             Table(deployment, declared[name]).create(columns, FEED)

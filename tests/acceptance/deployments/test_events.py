@@ -32,7 +32,7 @@ from idempotent_receiver import Newest
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import GRAPHQL, INVOCATIONS
 from iscp_dagster.model.states import Event
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -115,7 +115,7 @@ class Flow:
         wait_for(have_all, SECONDS, self.told)
 
     def in_step(self) -> bool:
-        found = positions(self.table.deployment, self.table.source)
+        found = read_positions(self.table.deployment, self.table.source)
         return len(found) >= len(tradeflow.TENANTS) and all(each.in_step for each in found)
 
     def taken(self) -> tuple[dict[Key, Any], dict[Key, list[Told]]]:
@@ -297,7 +297,7 @@ def test_a_services_side_effects_are_there_once_after_its_run_is_killed(ground: 
     url = ground.stack.service(INVOCATIONS).address
 
     def in_step() -> bool:
-        found = positions(table.deployment, table.source)
+        found = read_positions(table.deployment, table.source)
         return len(found) == 4 and all(each.in_step for each in found)
 
     def told() -> str:

@@ -23,7 +23,7 @@ from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.spark.session import shared
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = pytest.mark.timeout(900)
@@ -110,7 +110,7 @@ class Campaign:
 
     def in_step(self) -> bool:
         try:
-            found = positions(self.table.deployment, self.table.source)
+            found = read_positions(self.table.deployment, self.table.source)
         except IscpError:
             return False
         return len(found) == TENANTS * 2 and all(each.in_step for each in found)

@@ -38,7 +38,7 @@ from walk import Reader, blocks_of, section
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS
-from iscp_dagster.local.services.state import running_stack as current
+from iscp_dagster.local.services.state import find_running_stack as current
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.moment import START

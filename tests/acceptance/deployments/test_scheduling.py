@@ -26,15 +26,15 @@ from tables import Table, rows
 
 from durable_invocations import Context, Service, service_app
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
-from iscp_dagster.local.spark.server import default_cores
-from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
+from iscp_dagster.local.spark.server import get_default_cores
+from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, get_clickhouse_pool
 from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.declared import name_of
 from iscp_dagster.spark.session import shared
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = pytest.mark.timeout(900)
@@ -145,7 +145,7 @@ class Scheduled(Deployed):
     def in_step(self, *tenants: str, but: tuple[str, ...] = (), table: Table | None = None) -> bool:
         found = [
             each
-            for each in positions(self.table.deployment, (table or self.table).source)
+            for each in read_positions(self.table.deployment, (table or self.table).source)
             if each.tenant in tenants and each.index not in but
         ]
         return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)
@@ -170,7 +170,7 @@ class Scheduled(Deployed):
     @contextmanager
     def pool_limit(self, number: int) -> Iterator[None]:
         """Set how many runs may write to ClickHouse at once, as a person does."""
-        pool = clickhouse_pool(self.environment["CLICKHOUSE_URL"])
+        pool = get_clickhouse_pool(self.environment["CLICKHOUSE_URL"])
         command = [sys.executable, "-m", "dagster", "instance", "concurrency", "set"]
         subprocess.run([*command, pool, str(number)], env=self.stack.environment, check=True)
         try:
@@ -188,7 +188,7 @@ class Scheduled(Deployed):
             "sensorName": name,
         }
         found = self.dagster.query(SENSOR, {"selector": selector})["sensorOrError"]
-        self.dagster.mutate(STOP, {"id": found["id"]}, {"StopSensorMutationResult"})
+        self.dagster.run_mutation(STOP, {"id": found["id"]}, {"StopSensorMutationResult"})
 
         def ended() -> bool:
             (tick,) = self.dagster.query(SENSOR, {"selector": selector})["sensorOrError"][
@@ -200,7 +200,7 @@ class Scheduled(Deployed):
         try:
             yield
         finally:
-            self.dagster.mutate(START_AGAIN, {"selector": selector}, {"Sensor"})
+            self.dagster.run_mutation(START_AGAIN, {"selector": selector}, {"Sensor"})
 
     def backfill(self, index: str, partitions: Sequence[str]) -> dict[str, Any]:
         """Materialize these partitions of an index asset; return the ended backfill."""
@@ -208,7 +208,9 @@ class Scheduled(Deployed):
             "assetSelection": [{"path": ["sched", index]}],
             "partitionNames": sorted(partitions),
         }
-        launched = self.dagster.mutate(BACKFILL, {"params": wanted}, {"LaunchBackfillSuccess"})
+        launched = self.dagster.run_mutation(
+            BACKFILL, {"params": wanted}, {"LaunchBackfillSuccess"}
+        )
 
         def now() -> dict[str, Any]:
             asked = {"id": launched["backfillId"]}
@@ -347,7 +349,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
             assert log.pause("cut", name)
         world.terminate(run)
         world.await_state("mirror", "cut", JobState.CANCELED)
-        meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", default_cores())
+        meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", get_default_cores())
         assert not gate.opened, "its insert still waits"
     assert Event.CANCEL in {each.event for each in log.history(tenant="cut", name=both[0])}
     stopped = world.job("mirror", "cut")
@@ -468,4 +470,4 @@ def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
         begun = [Event.START] if name in ran else []
         assert [e.event for e in history] == [Event.REGISTER, Event.ENQUEUE, *begun, Event.CANCEL]
     assert len(ran) == A_TENANTS_SLOTS < len(names)
-    assert not world.table.deployment.log.active_runs()
+    assert not world.table.deployment.log.list_active_runs()

@@ -14,8 +14,8 @@ from iscp_dagster import Endpoint, Trigger, View
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.io_manager import shown
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 
 HOOK = Endpoint("hook", url="https://example.com/hook", secrets=["S"])
@@ -54,7 +54,7 @@ def expected(model, name, rule, moments, upto, first=FIRST):
         for version in range(first, upto + 1):
             now = bool(rule(model.states[version].get((tenant, k)), active=active))
             if now != active and (version > first or name == "seen"):
-                at = SourceTimestamp.of_micros(moments(version).micros, version=version)
+                at = SourceTimestamp.from_micros(moments(version).micros, version=version)
                 event_id = IdScheme().event_id(name, key, at)
                 found.add((event_id, "MATCH" if now else "UNMATCH"))
             active = now
@@ -120,7 +120,7 @@ def test_a_gap_and_then_a_changed_condition_give_no_event_and_are_shown(followed
     outcomes = run(table, after)
     assert len(outbox(table)) == events
     for tenant in TENANTS:
-        metadata = shown(outcomes["high", tenant], {})
+        metadata = build_outcome_metadata(outcomes["high", tenant], {})
         assert metadata["gap"].startswith(f"versions {before + 1} to {after}: ")
         held = [row for key, row in model.states[after].items() if key[0] == tenant]
         assert metadata["active"] >= sum(high(row, active=False) for row in held)
@@ -158,7 +158,7 @@ def test_what_cannot_be_evaluated_stops_its_own_trigger_and_newcomers_fire_from_
     table = replace(table, deployment=deployment, source=source)
     log = deployment.delta_log(source)
     # As the runner registers the jobs of tenants that it finds in the second commit.
-    new = new_jobs(log.table_id(), TENANTS, declared(source, source.consumers))
+    new = make_new_jobs(log.table_id(), TENANTS, make_job_specs(source, source.consumers))
     deployment.log.register_many([replace(each, watermark=log.moment(0)) for each in new])
     outcomes = table.run(table.iteration(*TENANTS, to=upto))
     failed = {

@@ -22,7 +22,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.model import errors
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
@@ -183,7 +183,7 @@ def test_a_gap_begins_a_history_anew_and_is_told(
     _, outcomes = reached(table, after, upto)
     assert kinds(outcomes) == [ReadKind.SNAPSHOT] * 2
     told = f"versions {after + 1} to {upto}: the change data feed was off at version {after + 1}"
-    assert {shown(each, {})["gap"].text for each in outcomes} == {told}
+    assert {build_outcome_metadata(each, {})["gap"].text for each in outcomes} == {told}
     keys = keys_of(dealt.model, "big", upto)
     assert rows_in(table, "big") == [(*key, 0, 1, upto) for key in keys]
     for job in table.jobs():

@@ -28,7 +28,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.look import Dispatch
-from iscp_dagster.upkeep.comparison import compared
+from iscp_dagster.upkeep.comparison import compare_tables
 
 PAGE = DOCS / "custom-consumers.md"
 
@@ -159,7 +159,7 @@ def test_a_consumer_that_has_nothing_yet_is_no_index_that_is_not_built(deploymen
     table.insert(1)
     table.follow()
     register(table, "Keep")
-    found = compared(deployment, [(table.source, None)])
+    found = compare_tables(deployment, [(table.source, None)])
     assert (found.whole, found.unbuilt) == (True, [])
 
 

@@ -19,8 +19,8 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.writing import writer
-from iscp_dagster.sync.writing.serving import serve_all, unserved
-from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.sync.writing.serving import find_unserved, serve_all
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
 
 WIDER = SpecUpdate(columns=("name", "v"))
 
@@ -70,15 +70,15 @@ def test_other_columns_are_served_when_every_tenant_has_them(table):
     build_one(table)
     assert columns(table) == ["tenant", "id", "name"]
     assert table.query("SELECT count() FROM {mirror}") == [(2,)]
-    assert data(table).served() == 0
-    assert unserved(table.deployment, table.jobs()) == {mirror(table)}
+    assert data(table).find_served_generation() == 0
+    assert find_unserved(table.deployment, table.jobs()) == {mirror(table)}
     # The new tables agree with their source, although readers do not see them yet.
     (verdict,) = table.verdicts()
     assert (verdict.agrees, verdict.rows) == (True, 1)
     table.follow()
     assert columns(table) == ["tenant", "id", "name", "v"]
-    assert data(table).served() == 1
-    assert unserved(table.deployment, table.jobs()) == frozenset()
+    assert data(table).find_served_generation() == 1
+    assert find_unserved(table.deployment, table.jobs()) == frozenset()
     assert set(data(table).tables().values()) == {1}
     table.check()
     table.sql("UPDATE {t} SET name = 'other' WHERE id = 1")
@@ -116,7 +116,7 @@ def test_tenants_that_come_one_after_the_other_do_not_hold_up_the_new_generation
         table.run(due.iteration, queued_as=due.name)
     # Tenant c was not served before, and is not yet.
     assert table.deployment.log.unbuilt(mirror(table)) == {"c"}
-    assert data(table).served() == 1
+    assert data(table).find_served_generation() == 1
     for due in last:
         table.run(due.iteration, queued_as=due.name)
     table.check()
@@ -194,7 +194,7 @@ def test_one_tenant_is_built_anew_in_its_place(table):
     table.query(f"TRUNCATE TABLE {table.view(table.source.indexes[0], '__rows')}")
     assert api(table).rebuild_job("a", mirror(table)) is True
     table.follow()
-    assert data(table).served() == 0
+    assert data(table).find_served_generation() == 0
     assert [each.tenant for each in table.verdicts() if each.agrees] == ["a"]
 
 
@@ -221,7 +221,7 @@ def test_what_is_built_when_its_run_dies_is_served_within_the_hour(table, monkey
     with monkeypatch.context() as patched:
         patched.setattr(writer, "serve_when_built", lambda *_: None)
         table.follow()
-    assert data(table).served() == 0
+    assert data(table).find_served_generation() == 0
     assert serve_all(table.deployment, [table.source]).indexes == [mirror(table)]
     assert serve_all(table.deployment, [table.source]).indexes == []
     table.check()
@@ -274,7 +274,7 @@ def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, d
     table.insert(1)
     table.follow()
     api(table).rebuild_job(EVERY, mirror(table))
-    real = IndexStore._run
+    real = IndexStore._run_statement
 
     class DiedError(Exception):
         """As a run that is killed."""
@@ -289,12 +289,12 @@ def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, d
         if died == "before the drop":
             patched.setattr(IndexData, "drop_before", lambda *_: (_ for _ in ()).throw(DiedError))
         else:
-            patched.setattr(IndexStore, "_run", run)
+            patched.setattr(IndexStore, "_run_statement", run)
         with pytest.raises(DiedError):
             table.follow()
     assert 0 in data(table).tables().values()
     serve_all(deployment, [table.source])
-    assert (data(table).served(), set(data(table).tables().values())) == (1, {1})
+    assert (data(table).find_served_generation(), set(data(table).tables().values())) == (1, {1})
     nearest = table.query(
         "SELECT as_select FROM system.tables WHERE database = {d:String} AND name = {t:String}",
         d=table.source.database,
@@ -347,6 +347,6 @@ def test_tables_of_every_generation_go_with_the_last_job(table):
     collect(
         table.deployment,
         [table.source],
-        garbage(table.deployment, [table.source], timedelta(hours=-1)),
+        find_garbage(table.deployment, [table.source], timedelta(hours=-1)),
     )
     assert data(table).tables() == {}

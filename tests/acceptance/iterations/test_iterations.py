@@ -31,23 +31,23 @@ from tables import (
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.staging import new_attempt
-from iscp_dagster.delta.failures import reading
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
+from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.spark.guard import interruptible
-from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.spark.guard import interrupt_when_lost
+from iscp_dagster.sync.bounds import IterationBounds
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep import verify as verification
-from iscp_dagster.upkeep.maintenance import collect, garbage
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, progress
 
 ALL = (Mirror(), FullText("name"), Vector("v", dimension=2, metric="l2"))
@@ -286,7 +286,9 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(spark_depl
     table.insert(3)
     outcomes = table.follow()
     assert kinds(outcomes) == [ReadKind.TAIL] * 6
-    told = {tuple(shown(each, {}).get("lost_columns", ())) for each in outcomes[3:]}
+    told = {
+        tuple(build_outcome_metadata(each, {}).get("lost_columns", ())) for each in outcomes[3:]
+    }
     assert told == {("note",)}
     for index in ALL:
         found = table.query(f"SELECT id, note FROM {{{index.name}}} ORDER BY id")
@@ -415,7 +417,7 @@ def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(deployment,
     for first in (10, 20, 30, 40):
         table.insert(*range(first, first + 4))
     # The Delta log has the number of rows of each commit.
-    split = replace(table, deployment=replace(deployment, bounds=Bounds(rows=9)))
+    split = replace(table, deployment=replace(deployment, bounds=IterationBounds(rows=9)))
     watermarks = []
     while dispatches := split.look().dispatches:
         (due,) = dispatches
@@ -434,7 +436,7 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
     for id_ in (2, 3, 4, 5):
         table.insert(id_)
     written = dict(deployment.delta_log(table.source).written(1, 5, {"a"}))
-    two = replace(deployment, bounds=Bounds(bytes=written[2].bytes + written[3].bytes))
+    two = replace(deployment, bounds=IterationBounds(bytes=written[2].bytes + written[3].bytes))
     small = replace(table, deployment=two)
     watermarks = []
     while dispatches := small.look().dispatches:
@@ -446,7 +448,7 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
 
 
 def test_a_backlog_is_worked_off_in_steps_by_hand_too(deployment):
-    deployment = replace(deployment, bounds=Bounds(versions=2))
+    deployment = replace(deployment, bounds=IterationBounds(versions=2))
     table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1)
     table.follow()
@@ -494,7 +496,7 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monke
     found = {type(each): each for each in table.materialize()}
     assert found[Failed].code == UnavailableError.code
     assert found[Failed].claim.key.job_name == "mirror"
-    assert found[Delivery].claim.key.job_name == "text"
+    assert found[PendingCommit].claim.key.job_name == "text"
     assert table.query("SELECT count() FROM {text}") == [(2,)]
     states = {job.key.job_name: job.watermark.version for job in table.jobs()}
     assert states == {"mirror": -1, "text": 1}
@@ -552,7 +554,7 @@ def test_what_is_registered_again_while_garbage_is_cleared_stays(deployment):
     table.follow()
     (job,) = table.jobs()
     deployment.log.unregister("a", job.name)
-    found = garbage(deployment, [table.source], kept=timedelta(seconds=-60))
+    found = find_garbage(deployment, [table.source], kept=timedelta(seconds=-60))
     assert [each.drops for each in found] == ["table"]
     table.materialize()
     assert collect(deployment, [table.source], found) == 0
@@ -574,8 +576,8 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(spark_deployment, tmp_path):
 
     with (
         pytest.raises(FenceError, match="its Spark work was interrupted"),
-        interruptible(spark, held, every=0.05),
-        reading("nothing"),
+        interrupt_when_lost(spark, held, every=0.05),
+        wrap_spark_errors("nothing"),
     ):
         spark.range(0, cores, 1, cores).mapInArrow(stuck, "id bigint").collect()
     meet_on_all_cores(spark, tmp_path / "met", cores)
@@ -633,7 +635,7 @@ def test_rows_of_tenants_that_a_recreated_table_lacks_cease_to_be_served(deploym
     jobs = Jobs(deployment=deployment, sources=[table.source], cancel_runs=pytest.fail)
     for index in ALL:
         name = JobID(db=table.source.database, table=table.source.table, job=index.name)
-        jobs.register_job("*", name, jobs.plain_spec(name))
+        jobs.register_job("*", name, jobs.get_default_spec(name))
     table.follow()
     assert table.query("SELECT id FROM {mirror}") == [(each,) for each in rows]
     assert jobs.wait(table.source.name, timeout=0) == table.version
@@ -680,13 +682,15 @@ def crash_of_three(table, point, iteration):
             assert job.watermark == (iteration.to if ended else iteration.from_)
             found.setdefault(job.key.tenant.split()[0], []).append((job.state, job.batch.phase))
     assert {who: sorted(each, key=lambda one: one[0].value) for who, each in found.items()} == left
-    assert log.active_runs() == {"dead"}
+    assert log.list_active_runs() == {"dead"}
     assert len(log.recover({"dead"})) == (2 if point == "completed" else 4)
 
 
 def check_of_three(table, dead):
     """Check that all indexes agree; the mirrors lack `dead` rows of `odd`, each set aside once."""
-    assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
+    assert [
+        each for each in read_positions(table.deployment, table.source) if not each.in_step
+    ] == []
     for each in table.verdicts():
         aside = dead if each.index == "mirror" and each.tenant.startswith("odd") else 0
         wrong = (each.missing, each.extra, each.different, each.dead)
@@ -813,12 +817,12 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(deployment):
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     dying = table.iteration("a")
     outcomes = one_by_one(deployment, table.source, dying, run_id="dead")
-    store = replace(next(outcomes).store, attempt=new_attempt("dead"))
+    store = replace(next(outcomes).store, attempt=make_attempt_id("dead"))
     outcomes.close()
     store.stage()
     deployment.log.recover({"dead"})
     table.follow()
-    assert store.data.stagings() == []
+    assert store.data.list_staging_tables() == []
     table.check()
 
 

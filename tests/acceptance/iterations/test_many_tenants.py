@@ -27,8 +27,8 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.narrowing import TENANTS_TRIED, UntriedError
-from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing import scan
 
 MANY = [f"t{number:03d}" for number in range(130)]
@@ -94,7 +94,7 @@ def asked(deployment, monkeypatch, tenants):
 
 def test_the_number_of_statements_depends_on_indexes_and_not_on_tenants(deployment, monkeypatch):
     # Off: the guard of a scan asks every two seconds, so its statements depend on the time taken.
-    monkeypatch.setattr(scan, "interruptible", lambda *_: nullcontext())
+    monkeypatch.setattr(scan, "interrupt_when_lost", lambda *_: nullcontext())
     asked(deployment, monkeypatch, MANY[:1])
     few = asked(deployment, monkeypatch, MANY[:3])
     # A request takes a hundred names.
@@ -123,7 +123,7 @@ def plans(outcomes):
     """Return how each tenant that was delivered was read."""
     found = {}
     for each in outcomes:
-        if isinstance(each, Delivery):
+        if isinstance(each, PendingCommit):
             found.setdefault(each.tenant, set()).add(each.plan.kind)
     return found
 
@@ -230,7 +230,7 @@ def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment, table):
     whole = {
         each.tenant
         for each in outcomes
-        if isinstance(each, Delivery) and each.plan.kind is ReadKind.SNAPSHOT
+        if isinstance(each, PendingCommit) and each.plan.kind is ReadKind.SNAPSHOT
     }
     # The tenant then has one key twice.
     assert whole == set()
@@ -298,7 +298,7 @@ def unreadable(monkeypatch):
     """Give a function that makes reads of some tenants fail; it returns each read's tenants."""
 
     def make(tenants, error):
-        read, scans = Reader.rows, []
+        read, scans = SourceReader.rows, []
 
         def rows(reader, *args, **named):
             scans.append(reader.tenants)
@@ -306,7 +306,7 @@ def unreadable(monkeypatch):
                 raise error("a file is broken")
             return read(reader, *args, **named)
 
-        monkeypatch.setattr(Reader, "rows", rows)
+        monkeypatch.setattr(SourceReader, "rows", rows)
         return scans
 
     return make
@@ -376,7 +376,7 @@ def test_a_service_that_is_down_is_not_asked_for_each_tenant(deployment, unreada
 def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, monkeypatch):
     table = Table.make(deployment, Mirror())
     fill(table, SOME, 1)
-    read = Reader.rows
+    read = SourceReader.rows
 
     def rows(reader, *args, **named):
         if reader.tenants == {BAD}:
@@ -386,7 +386,7 @@ def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, 
             raise errors.ReadError("a file is broken")
         return read(reader, *args, **named)
 
-    monkeypatch.setattr(Reader, "rows", rows)
+    monkeypatch.setattr(SourceReader, "rows", rows)
     outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == {(BAD, "mirror"): errors.FenceError.code}
 
@@ -410,7 +410,7 @@ def test_a_data_file_at_fault_stops_its_tenant_alone(deployment, fault):
     table = Table.make(deployment, Mirror(), FullText("name"))
     for tenant in SOME:
         fill(table, [tenant], 1)
-    for file in deployment.delta_log(table.source).data_files(table.version, [BAD]):
+    for file in deployment.delta_log(table.source).list_data_files(table.version, [BAD]):
         spoil(Path(table.path, file.path))
     outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == dict.fromkeys([(BAD, "mirror"), (BAD, "text")], code)
@@ -426,7 +426,7 @@ def test_a_feed_file_that_turns_out_to_be_gone_makes_its_tenant_alone_be_read_wh
     held = DeltaTable(table.path)
     held.optimize.compact(partition_filters=[("tenant", "=", BAD)])
     held.vacuum(0, enforce_retention_duration=False, dry_run=False)
-    monkeypatch.setattr(LocalFiles, "missing", lambda *_: None)
+    monkeypatch.setattr(LocalFiles, "find_missing", lambda *_: None)
     outcomes = table.run(table.iteration(*SOME))
     kinds = {tenant: {ReadKind.TAIL} for tenant in SOME} | {BAD: {ReadKind.SNAPSHOT}}
     assert plans(outcomes) == kinds
@@ -603,7 +603,7 @@ def test_a_tenant_that_has_values_of_an_earlier_column_stops_alone(deployment, m
         raise errors.UnavailableError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Reader, "_given_again", lambda *_: {})
+        patched.setattr(SourceReader, "_find_readded", lambda *_: {})
         patched.setattr(IndexStore, "kept", kept)
         outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == {(BAD, "mirror"): errors.UnavailableError.code}

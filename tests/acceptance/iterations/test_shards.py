@@ -16,25 +16,25 @@ from tables import Table, deployment_at
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import EVERY, Jobs
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
+from iscp_dagster.location.names import get_partitions_name, index_key, sync_job_name
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.model.clock import utc_now
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.clock import get_utc_now
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.writing.serving import serve_all
-from iscp_dagster.upkeep.dead_letters import dead_letters, replay_letters
-from iscp_dagster.upkeep.maintenance import collect, garbage
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.dead_letters import find_letters, replay_letters
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, progress
 from iscp_dagster.upkeep.verify import verify
 
@@ -69,19 +69,19 @@ def spark_table(servers, spark_remote, tmp_path):
 def sharded(deployment, *indexes, **declared):
     """Make a table whose indexes are spread as when a deployment's tables are loaded."""
     table = Table.make(deployment, *indexes, **declared)
-    return replace(table, source=spread(table.source, len(deployment.endpoints)))
+    return replace(table, source=expand_shards(table.source, len(deployment.endpoints)))
 
 
 def on(table, deployment, count, *indexes):
     """Return the table with these indexes, in a deployment of the first `count` servers."""
     deployment = replace(deployment, shards=deployment.endpoints[:count])
-    source = spread(replace(table.source, indexes=indexes), count)
+    source = expand_shards(replace(table.source, indexes=indexes), count)
     return replace(table, deployment=deployment, source=source)
 
 
 def later(table):
     """Return the table at a time when every wait after a failure is over."""
-    clock = lambda: utc_now() + timedelta(days=2)  # noqa: E731
+    clock = lambda: get_utc_now() + timedelta(days=2)  # noqa: E731
     return replace(table, deployment=replace(table.deployment, clock=clock))
 
 
@@ -113,7 +113,9 @@ def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenan
 
 def check(table):
     """Check that every shard is in step with its own rows, and together they are the source."""
-    assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
+    assert [
+        each for each in read_positions(table.deployment, table.source) if not each.in_step
+    ] == []
     rows = table.agreed()
     wanted = [tuple(row) for row in table.sql("SELECT tenant, id, name FROM {t} ORDER BY 1, 2")]
     for shard, _ in enumerate(table.deployment.endpoints):
@@ -147,7 +149,7 @@ def test_snapshot_and_changes_are_each_on_their_shard(spark_table):
 
 def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tmp_path):
     names = [f"shards_{uuid4().hex[:8]}_{shard}" for shard in (0, 1)]
-    shards = endpoints("", " ".join(f"{clickhouse_url}/?database={name}" for name in names))
+    shards = parse_endpoints("", " ".join(f"{clickhouse_url}/?database={name}" for name in names))
     deployment = deployment_at(
         clickhouse_url, spark_remote, tmp_path, endpoint=shards[0], shards=shards
     )
@@ -163,14 +165,14 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
     table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
     table.follow()
-    letters = dead_letters(deployment, [table.source])
+    letters = find_letters(deployment, [table.source])
     assert letters
     assert {each.index for each in letters} == {f"{table.source.name}/mirror_shard_1"}
     client.command(f"ALTER TABLE {rows} DROP CONSTRAINT no_other")
     assert [each.error for each in replay_letters(deployment, [table.source], letters)] == [
         None for _ in letters
     ]
-    assert dead_letters(deployment, [table.source]) == []
+    assert find_letters(deployment, [table.source]) == []
     check(table)
     # An index without sharding lies on the first server.
     where = (
@@ -193,7 +195,7 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     jobs.unregister_job(EVERY, name(table, "mirror_shard_0"))
     without = [replace(table.source, indexes=[])]
     later_ = later(table).deployment
-    collect(later_, without, garbage(later_, without))
+    collect(later_, without, find_garbage(later_, without))
     assert [tables(table, shard) for shard in (0, 1)] == [{}, {f"{short}_mirror__rows_1": 1}]
 
 
@@ -231,7 +233,9 @@ def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
         # A later commit reaches the server that is up, while the other waits.
         table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
         table.follow()
-        in_step = {each.index: each.in_step for each in positions(table.deployment, table.source)}
+        in_step = {
+            each.index: each.in_step for each in read_positions(table.deployment, table.source)
+        }
         assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
         wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
         assert held(table, 0, wanted)[0][0] > 0
@@ -353,7 +357,7 @@ def dies(table, proxy):
     outcomes = behind.run(table.iteration("a"), "dies")
     proxy.coming_to.clear()
     assert {each.claim.key.job_name: type(each) for each in outcomes} == {
-        "mirror_shard_0": Delivery,
+        "mirror_shard_0": PendingCommit,
         "mirror_shard_1": Failed,
     }
 
@@ -419,12 +423,12 @@ def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(deploy
     api(table).rebuild_job(EVERY, name(table, "mirror_shard_0"))
     table.follow()
     check(table)
-    assert len(dead_letters(deployment, [whole.source])) == 1
+    assert len(find_letters(deployment, [whole.source])) == 1
     deployment = later(table).deployment
-    found = garbage(deployment, [table.source])
+    found = find_garbage(deployment, [table.source])
     assert [each.drops for each in found] == ["nothing"]
     assert collect(deployment, [table.source], found) == 1
-    assert dead_letters(deployment, [whole.source]) == []
+    assert find_letters(deployment, [whole.source]) == []
     check(table)
 
 
@@ -435,7 +439,7 @@ def test_the_data_of_dropped_shards_goes_from_each_server(table):
         assert api(table).unregister_job(EVERY, name(table, job)) is True
     deployment = later(table).deployment
     without = [replace(table.source, indexes=[])]
-    found = garbage(deployment, without)
+    found = find_garbage(deployment, without)
     assert [each.drops for each in found] == ["table", "table"]
     assert collect(deployment, without, found) == 2
     assert (tables(table, 0), tables(table, 1)) == ({}, {})
@@ -447,7 +451,7 @@ def test_a_shard_whose_server_is_named_no_more_is_forgotten_without_it(table):
     api(table).unregister_job(EVERY, name(table, "mirror_shard_1"))
     fewer = later(on(table, table.deployment, 1, Mirror(sharding=BY_ID))).deployment
     without = [replace(table.source, indexes=[])]
-    assert collect(fewer, without, garbage(fewer, without)) == 1
+    assert collect(fewer, without, find_garbage(fewer, without)) == 1
     assert tables(table, 1)
 
 
@@ -462,18 +466,18 @@ def test_letters_lie_with_their_shard_and_are_replayed_there(deployment):
         assert held(table, shard, "SELECT count() > 0 FROM {view}") == [(True,)]
     table.insert(*range(10, 20), name="odd")
     table.follow()
-    found = dead_letters(deployment, [table.source])
+    found = find_letters(deployment, [table.source])
     assert {each.index.partition("/")[2] for each in found} == {"mirror_shard_0", "mirror_shard_1"}
     assert len(found) == 10
-    assert dead_letters(deployment, [table.source], index=f"{table.source.name}/mirror") == found
-    only = dead_letters(deployment, [table.source], index=f"{table.source.name}/mirror_shard_1")
+    assert find_letters(deployment, [table.source], index=f"{table.source.name}/mirror") == found
+    only = find_letters(deployment, [table.source], index=f"{table.source.name}/mirror_shard_1")
     assert 0 < len(only) < 10
     assert {each.dead for each in table.verdicts()} == {len(only), 10 - len(only)}
     for endpoint in deployment.endpoints:
         endpoint.client().command(f"ALTER TABLE {rows} DROP CONSTRAINT no_odd")
     done = replay_letters(deployment, [table.source], found)
     assert [each.error for each in done] == [None] * 10
-    assert dead_letters(deployment, [table.source]) == []
+    assert find_letters(deployment, [table.source]) == []
     check(table)
 
 
@@ -505,7 +509,7 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
 
     @dg.asset(
         ins={"one": dg.AssetIn(first), "other": dg.AssetIn(second)},
-        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(source)),
+        partitions_def=dg.DynamicPartitionsDefinition(name=get_partitions_name(source)),
     )
     def both(one, other):
         seen["a"] = [one["id"].to_pylist(), other["id"].to_pylist()]
@@ -517,7 +521,7 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
     home.mkdir()
     quiet = {"telemetry": {"enabled": False}}
     with dg.DagsterInstance.ephemeral(str(home), settings=quiet) as instance:
-        instance.add_dynamic_partitions(partitions_name(source), ["a"])
+        instance.add_dynamic_partitions(get_partitions_name(source), ["a"])
         done = defs.resolve_job_def(sync_job_name(source)).execute_in_process(
             instance=instance, partition_key="a"
         )

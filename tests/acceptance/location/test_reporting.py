@@ -20,11 +20,11 @@ from test_location import INDEXES, again_tags, load, locating, range_tags, tenan
 from iscp_dagster import Mirror
 from iscp_dagster.location.assets import reporting
 from iscp_dagster.location.assets.data_versions import event_type
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import joining
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 
 REPORT = "iscp_report_indexes"
 FRESH, STALE, MISSING = {StaleStatus.FRESH}, {StaleStatus.STALE}, {StaleStatus.MISSING}
@@ -74,7 +74,7 @@ def one_tenant_a_scan(monkeypatch):
 
 def failing_to_read(tenant):
     """Return a `Reader.rows` that fails for a scan of the tenant alone."""
-    read = Reader.rows
+    read = SourceReader.rows
 
     def failing(reader, *arguments, **named):
         if reader.tenants == {tenant}:
@@ -89,7 +89,7 @@ def test_who_was_served_before_a_later_scan_fails_is_reported(
 ):
     location = locate(indexes=INDEXES[:2])
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "rows", failing_to_read("b"))
+        patch.setattr(SourceReader, "rows", failing_to_read("b"))
         _, failed = of_many(location, fails=True)
     assert materialized(location, failed) == {"a": 2}
     assert statuses(location, "ab") == {"a": FRESH, "b": MISSING}
@@ -98,7 +98,7 @@ def test_who_was_served_before_a_later_scan_fails_is_reported(
 def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
     location = locate()
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         request, failed = of_many(location, fails=True)
     location.table.check()
     assert location.tick().run_requests == [], "all are in step"
@@ -115,7 +115,7 @@ def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
 def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypatch, declared):
     location = locate(indexes=INDEXES[:2], **declared)
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         of_many(location, "abcd", fails=True)
     location.table.sql(f"INSERT INTO {{t}} VALUES {rows(2, tenant='b')}")
     location.run(location.keys, "c")
@@ -135,7 +135,7 @@ def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypat
 def test_what_is_reported_late_of_a_tenant_that_changed_since_shows_as_behind(locate, monkeypatch):
     location = locate()
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         of_many(location, "ab", fails=True)
     location.table.sql("INSERT INTO {t} VALUES ('b', 3, 'x', array(1, 2, 3))")
     (request,) = location.tick().run_requests
@@ -154,7 +154,7 @@ def test_what_is_reported_late_of_a_tenant_that_changed_since_shows_as_behind(lo
 def test_a_run_at_work_reports_for_itself(locate, monkeypatch):
     location = locate(indexes=[Mirror()])
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         _, failed = of_many(location, fails=True)
     monkeypatch.setattr(reporting, "WORKED", [dg.DagsterRunStatus.FAILURE])
     assert materialized(location, location.job(REPORT)) == {}
@@ -222,7 +222,7 @@ def test_dagster_stores_the_same_of_a_tenant_whether_its_run_was_of_many_or_of_o
 
 def facts(location, run, made):
     """Return a materialization's fields, without what names its location or run, or measures."""
-    source, tags = source_key(location.source), dict(made.tags)
+    source, tags = get_source_asset_key(location.source), dict(made.tags)
     pointer = tags.pop(get_input_event_pointer_tag(source))
     version = tags.pop(get_input_data_version_tag(source))
     found = location.instance.event_log_storage.get_latest_tags_by_partition(

@@ -14,7 +14,7 @@ from ourruntime import running
 from scenarios import until
 from wire import ACK, packet
 
-from durable_invocations.runtime.driving.attempts import Attempt
+from durable_invocations.runtime.driving.attempts import AttemptDriver
 from durable_invocations.runtime.sql.database import open_database
 
 EACH = 50
@@ -57,7 +57,7 @@ def test_runtime_outlives_malformed_answers(tmp_path, caplog, record_property, h
 
             await until(settled)
             gc.collect()
-            assert not [each for each in gc.get_objects() if isinstance(each, Attempt)]
+            assert not [each for each in gc.get_objects() if isinstance(each, AttemptDriver)]
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scene())

@@ -31,11 +31,11 @@ from stackfixture import Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
 from durable_invocations.client.client import Client
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, INVOCATIONS, SPARK
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 SECONDS = soak_seconds(240)
 HEALS_SECONDS = 300.0
@@ -175,7 +175,7 @@ class Campaign:
         wait_for(lambda: rows <= self.books.past, BOOKED_SECONDS, partial(self.told, rows))
 
     def in_step(self) -> bool:
-        found = positions(self.table.deployment, self.table.source)
+        found = read_positions(self.table.deployment, self.table.source)
         return len(found) == 2 * len(TENANTS) and all(each.in_step for each in found)
 
     def told(self, rows: set[Row] | None = None) -> str:
@@ -209,7 +209,7 @@ def campaign(request, tmp_path) -> Iterator[Campaign]:
         held.callback(endpoint.kill)
         stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
         lake = {"ISCP_LAKE": str(stack.home / "lake")}
-        deployment = without_spark(deployment_of(stack.environment | extra | lake), NearSpark())
+        deployment = without_spark(open_deployment(stack.environment | extra | lake), NearSpark())
         source = runpy.run_path(str(project / "assets" / "rows.py"))["booked"]
         table = Table(deployment, source)
         table.create("tenant STRING, id BIGINT", FEED)

@@ -18,7 +18,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.spark.session import count_cores, disconnect, shared
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="a host has one loopback address only"
@@ -94,7 +94,7 @@ def check(table):
 def followed(table):
     """Follow the table; return the one delivery."""
     (outcome,) = table.follow()
-    assert isinstance(outcome, Delivery), outcome
+    assert isinstance(outcome, PendingCommit), outcome
     return outcome
 
 
@@ -140,7 +140,7 @@ def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
     found = one_by_one(large.deployment, large.source, iteration, run_id="dies")
     written = next(found)
     found.close()
-    assert isinstance(written, Delivery), written
+    assert isinstance(written, PendingCommit), written
     assert (written.plan.kind, written.inserted) == (kind, 50)
     large.deployment.log.recover({"dies"})
     (job,) = table.jobs()

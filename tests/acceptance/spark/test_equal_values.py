@@ -8,7 +8,7 @@ import pytest
 from tables import Table
 
 from iscp_dagster import Mirror
-from iscp_dagster.delta.comparing import comparable, orderable
+from iscp_dagster.delta.comparing import to_comparable, to_orderable
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import KeyColumnError
@@ -174,7 +174,7 @@ def test_values_are_told_apart_and_equal_ones_are_not(spark_remote):
     types = {field.name: field.type for field in parse_schema(rows[0].schema.json())}
 
     def form(frame, number):
-        parts = (comparable(frame[name], types[name]).alias(f"{name}{number}") for name in MAPS)
+        parts = (to_comparable(frame[name], types[name]).alias(f"{name}{number}") for name in MAPS)
         return frame.select(*parts)
 
     first, second, again = (form(frame, number) for number, frame in enumerate(rows))
@@ -192,7 +192,7 @@ def test_the_order_is_total(spark_remote):
         f"{values(types, 1)} UNION ALL {values(types, 2)} UNION ALL {values(types, 1)}"
     )
     fields = parse_schema(rows.schema.json())
-    found = rows.select(*(orderable(rows[f.name], f.type).alias(f.name) for f in fields))
+    found = rows.select(*(to_orderable(rows[f.name], f.type).alias(f.name) for f in fields))
     for name in types:
         first, second, third = (row[0] for row in found.select(name).sort(name).collect())
         # Equal values lie together, and the other one apart from them.

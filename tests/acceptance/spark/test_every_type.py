@@ -8,7 +8,7 @@ from tables import TYPES, Table, kinds, typed_columns, typed_rows
 from iscp_dagster import Mirror
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.reading.reader import MOST_ROWS
 from iscp_dagster.upkeep.verify import verify
 
@@ -178,7 +178,7 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     table.sql("INSERT INTO {t} VALUES ('a', 1, 255), ('a', 2, NULL)")
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 3, 256)")
-    failed = [each for each in table.follow() if not isinstance(each, Delivery)]
+    failed = [each for each in table.follow() if not isinstance(each, PendingCommit)]
     assert [each.code for each in failed] == [SchemaError.code]
     said = "column 'n' is 256 in row {'id': 3}, but UInt8 holds whole numbers within its range"
     assert said in failed[0].message

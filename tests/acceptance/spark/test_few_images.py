@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 from tables import TYPES, typed_columns, typed_rows
 
-from iscp_dagster.delta.expressions import analyzed
+from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.feedscan import plan_rows
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.reader import Selection
-from iscp_dagster.delta.transitions import ViewRead, images, images_of
-from iscp_dagster.model.declared.images import Condition, Stage, Transitions
+from iscp_dagster.delta.reader import TableSelection
+from iscp_dagster.delta.transitions import ViewRead, build_images, read_images
+from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.spark.session import shared
 
 MOST = 1_000_000
@@ -32,11 +32,13 @@ VIEW = Transitions(
             ),
         ),
     )
-).with_conditions(
+).replace_conditions(
     [
-        Condition(name="isNaN", match="d > 1e300", unmatch="d = 0 OR s = ''"),
-        Condition(name="late", match="ts > TIMESTAMP'1970-01-01 00:00:00' OR st.a = 1"),
-        Condition(name="lower", match="lower(`U per`) = 'ab' AND bo", unmatch="array_size(ar) > 1"),
+        TriggerConditions(name="isNaN", match="d > 1e300", unmatch="d = 0 OR s = ''"),
+        TriggerConditions(name="late", match="ts > TIMESTAMP'1970-01-01 00:00:00' OR st.a = 1"),
+        TriggerConditions(
+            name="lower", match="lower(`U per`) = 'ab' AND bo", unmatch="array_size(ar) > 1"
+        ),
     ]
 )
 NARROW = Transitions(columns=("s", "mp", "d"))
@@ -80,7 +82,7 @@ def rows(tenant, shift):
 def read_of(spark, table, transitions, tenants, version):
     fields = table.log.facts(version).fields
     types = {each.name: each.type for each in fields}
-    selection = Selection(
+    selection = TableSelection(
         path=table.path,
         columns=(),
         keys=("id",),
@@ -88,7 +90,9 @@ def read_of(spark, table, transitions, tenants, version):
         types=types,
         tenants=frozenset(tenants),
     )
-    return ViewRead.of(selection, fields, transitions, analyzed(spark, "v", fields, transitions))
+    return ViewRead.of(
+        selection, fields, transitions, analyze_expressions(spark, "v", fields, transitions)
+    )
 
 
 def fed(table, read, after, upto):
@@ -117,12 +121,14 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
     ):
         for after, upto in ranges:
             read = read_of(spark, table, transitions, tenants, upto)
-            expected = told(images(spark, read, table.log.moment(after), table.log.moment(upto)))
+            expected = told(
+                read_images(spark, read, table.log.moment(after), table.log.moment(upto))
+            )
             rows = fed(table, read, after, upto)
             if not rows.parts:
                 assert expected[1] == []
                 continue
-            assert told(images_of(spark, read, rows.few(MOST))) == expected
+            assert told(build_images(spark, read, rows.few(MOST))) == expected
             met |= {
                 change
                 for change in (1, 2, 3)

@@ -8,10 +8,10 @@ from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.quoting import text
 from iscp_dagster.delta.checks import CHANGE_COLUMNS
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.delta.reader import Selection, snapshot
+from iscp_dagster.delta.reader import TableSelection, snapshot
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.moment import START
-from iscp_dagster.sync.reading.reader import Reader, as_they_are
+from iscp_dagster.sync.reading.reader import SourceReader, as_they_are
 from iscp_dagster.sync.reading.readings import Reading
 
 SNAPSHOT = ReadPlan(kind=ReadKind.SNAPSHOT, reason="asked for")
@@ -40,7 +40,7 @@ def deployment(stack, tmp_path):
 
 def arrow_rows(table, columns, tenants):
     """Return the rows as an iteration's tasks read them; None where Spark reads them."""
-    source = Reader(
+    source = SourceReader(
         table.deployment, table.source, frozenset(tenants), table.deployment.delta_log(table.source)
     )
     log = table.deployment.delta_log(table.source)
@@ -54,7 +54,7 @@ def arrow_rows(table, columns, tenants):
 
 def spark_rows(table, columns, tenants):
     at = table.deployment.delta_log(table.source).latest()
-    selection = Selection(
+    selection = TableSelection(
         path=table.path,
         columns=columns,
         keys=table.source.keys,

@@ -16,14 +16,14 @@ import pytest
 from histories import Kept, Written, to_be_written
 from nearspark import run_sql
 
-from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.feed import read_range
 from iscp_dagster.delta.feedscan import plan_feed
 from iscp_dagster.delta.filescan import plan_tasks
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.delta.reader import Selection, changes, snapshot
+from iscp_dagster.delta.reader import TableSelection, changes, snapshot
 from iscp_dagster.model.declared.schema import Primitive
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -107,7 +107,7 @@ class Table:
         return self.log.latest().version
 
     def selection(self, tenants=None, columns=("k", "v")):
-        return Selection(
+        return TableSelection(
             path=self.path,
             columns=columns,
             keys=self.keys,
@@ -120,12 +120,12 @@ class Table:
         return changes(self.spark, selection, Moment(after), Moment(upto), **more)
 
     def changes(self, after, upto, tenants=None, **more):
-        with reading(self.path):
+        with wrap_spark_errors(self.path):
             return self.frame(after, upto, tenants, **more).collect()
 
     def snapshot(self, version, tenants=None):
-        with reading(self.path):
-            at = self.log.moment(version)
+        with wrap_spark_errors(self.path):
+            at = self.log.get_moment(version)
             return snapshot(self.spark, self.selection(tenants), at).collect()
 
     def state(self, version, tenants=None):
@@ -361,7 +361,7 @@ def written(table, name, seed, properties, chance):
 def held_by_arrow(table, version):
     """Return the snapshot as tasks read it themselves."""
     log, columns = table.log, ("tenant", "k", "v")
-    files = log.data_files(version, set(TENANTS))
+    files = log.list_data_files(version, set(TENANTS))
     scan = plan_tasks(log.location, log.facts(version), files, columns, 2)
     numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
     return [row for batch in scan.rows(numbers) for row in batch.to_pylist()]
@@ -458,7 +458,7 @@ class TestRows:
         table.sql("UPDATE {t} SET b = X'FF' WHERE `k.2` = date'2024-01-02'")
         selection = table.selection(columns=("m", "b"))
         log = table.log
-        rows = changes(spark, selection, log.moment(0), log.moment(2)).collect()
+        rows = changes(spark, selection, log.get_moment(0), log.get_moment(2)).collect()
         assert sorted((row["k.2"].day, row.m, bytes(row.b)) for row in rows) == [
             (1, {"x": [1]}, b"\0"),
             (2, {"x": [2]}, b"\xff"),
@@ -487,7 +487,7 @@ class TestRows:
         table.create(columns="tenant INT, k BIGINT, v STRING")
         table.insert((1, 1, "x"), (10, 1, "y"))
         log = table.log
-        selection = Selection(
+        selection = TableSelection(
             path=table.path,
             columns=("v",),
             keys=("k",),
@@ -496,9 +496,9 @@ class TestRows:
             tenants=frozenset(log.tenants()[:1]),
         )
         assert log.changed_tenants(0, 1) == {"1", "10"}
-        frame = changes(spark, selection, log.moment(0), log.moment(1))
+        frame = changes(spark, selection, log.get_moment(0), log.get_moment(1))
         assert [row.v for row in frame.collect()] == ["x"]
-        assert [row.v for row in snapshot(spark, selection, log.moment(1)).collect()] == ["x"]
+        assert [row.v for row in snapshot(spark, selection, log.get_moment(1)).collect()] == ["x"]
 
     def test_rows_without_a_tenant_are_left_out(self, table):
         table.by_spark = True
@@ -710,16 +710,22 @@ class TestFeedGone:
 class TestFailures:
     def test_no_table(self, table):
         at, selection = Moment(1), table.selection()
-        with pytest.raises(SourceError, match="PATH_NOT_FOUND"), reading(table.path):
+        with pytest.raises(SourceError, match="PATH_NOT_FOUND"), wrap_spark_errors(table.path):
             changes(table.spark, selection, Moment(0), at).collect()
-        with pytest.raises(SourceError, match="FileNotFoundException"), reading(table.path):
+        with (
+            pytest.raises(SourceError, match="FileNotFoundException"),
+            wrap_spark_errors(table.path),
+        ):
             snapshot(table.spark, selection, at).collect()
 
     @pytest.mark.parametrize("host", ["127.0.0.1:9", "nohost.invalid:9"])
     def test_a_store_that_does_not_answer(self, table, host):
         path = f"hdfs://{host}/orders"
         selection = replace(table.selection(), path=path)
-        with pytest.raises(UnavailableError, match="does not answer") as error, reading(path):
+        with (
+            pytest.raises(UnavailableError, match="does not answer") as error,
+            wrap_spark_errors(path),
+        ):
             snapshot(table.spark, selection, Moment(1)).collect()
         assert not error.value.permanent
 
@@ -727,7 +733,7 @@ class TestFailures:
         table.create()
         table.insert(("a", 1, "x"))
         selection = table.selection(columns=("nothing",))
-        with pytest.raises(SourceError, match="nothing"), reading(table.path):
+        with pytest.raises(SourceError, match="nothing"), wrap_spark_errors(table.path):
             snapshot(table.spark, selection, Moment(1)).collect()
 
     def test_a_table_created_anew_with_fewer_versions(self, table):
@@ -737,13 +743,16 @@ class TestFailures:
         known = table.log.poll()
         shutil.rmtree(table.path)
         table.create()
-        assert not table.log.poll(known).same_table(known)
+        assert not table.log.poll(known).is_same_table(known)
         assert "went back" in read_range(table.log, 2, 0).reason
-        with pytest.raises(FeedGoneError), reading(table.path):
+        with pytest.raises(FeedGoneError), wrap_spark_errors(table.path):
             changes(table.spark, table.selection(), Moment(1), Moment(2)).collect()
 
     def test_what_spark_fails_over_is_told_in_its_words(self, table):
-        with pytest.raises(ReadError, match=r"^/a: Spark could not .*odd") as error, reading("/a"):
+        with (
+            pytest.raises(ReadError, match=r"^/a: Spark could not .*odd") as error,
+            wrap_spark_errors("/a"),
+        ):
             table.spark.sql("SELECT raise_error('odd')").collect()
         assert "\n" not in str(error.value)
 
@@ -751,11 +760,14 @@ class TestFailures:
         def fail(_):
             raise UnavailableError("ClickHouse is not there.")
 
-        with pytest.raises(UnavailableError, match=r"^ClickHouse is not there\.$"), reading("/a"):
+        with (
+            pytest.raises(UnavailableError, match=r"^ClickHouse is not there\.$"),
+            wrap_spark_errors("/a"),
+        ):
             table.spark.range(1).mapInArrow(fail, "id bigint").collect()
 
     def test_other_errors_pass(self, table):
-        with pytest.raises(ZeroDivisionError), reading(table.path):
+        with pytest.raises(ZeroDivisionError), wrap_spark_errors(table.path):
             raise ZeroDivisionError
 
     def test_no_server(self):
@@ -767,7 +779,7 @@ class TestFailures:
         with (
             pytest.warns(UserWarning, match="RETRIES_EXCEEDED"),
             pytest.raises(UnavailableError, match=r"/a: .*Spark"),
-            reading("/a"),
+            wrap_spark_errors("/a"),
         ):
             client.get_configs("spark.sql.session.timeZone")
         client.close()

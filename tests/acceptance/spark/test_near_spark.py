@@ -50,7 +50,7 @@ def unordered(found):
 @pytest.mark.parametrize("keys", [("id",), ()], ids=["keyed", "append-only"])
 def test_each_range_and_each_version(table, spark_deployment, keys):
     spark, log = spark_deployment.spark(), table.deployment.delta_log(table.source)
-    selection = reader.Selection(
+    selection = reader.TableSelection(
         path=table.path, columns=("tenant", "id", "name"), keys=keys, tenant_column="tenant"
     )
     chosen = replace(selection, tenants=frozenset({OTHER}))

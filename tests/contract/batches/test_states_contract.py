@@ -12,8 +12,8 @@ import pytest
 from processes import PATIENCE, at_once
 
 from iscp_dagster.batches import Held, StateKey, StateStore, StateWrite, state_store
-from iscp_dagster.batches.compare import same, to_text
-from iscp_dagster.batches.factory import opener
+from iscp_dagster.batches.compare import is_same, to_text
+from iscp_dagster.batches.factory import make_opener
 from iscp_dagster.batches.sql import STATES_METADATA
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
@@ -185,7 +185,7 @@ def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key, other):
     held = store.write(key, batch(n=1), holder="r1", seen=None)
     with pytest.raises(FenceError):
         store.write(key, batch(to=9), holder="r1", seen=replace(held, **other))
-    assert same(store.read([key])[key], held)
+    assert is_same(store.read([key])[key], held)
 
 
 def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
@@ -398,7 +398,7 @@ def test_the_setting_names_a_kind_and_where_it_lives(caplog):
         with pytest.raises(ConfigError, match="keepermap:database/path"):
             state_store(wrong)
         with pytest.raises(ConfigError, match="keepermap:database/path"):
-            opener(wrong, log_url="", endpoint=None)
+            make_opener(wrong, log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="ISCP_LOG_URL"):
         state_store("sql")
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):

@@ -21,7 +21,7 @@ from iscp_dagster.clickhouse.connect.failures import (
     OvertakenError,
 )
 from iscp_dagster.clickhouse.connect.gate import EVERYWHERE, RACES, Gate
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.write.inserts import insert
 
 pytestmark = pytest.mark.slow
@@ -44,8 +44,9 @@ def make(endpoint):
     def build(*, column=COLUMN, first=FIRST, **named):
         table = f"t{next(NUMBERS)}"
         endpoint.client().command(
-            f"CREATE TABLE barred.{table} ({ident(COLUMN)} String, n Int64, {first.sql(column)}) "
-            f"ENGINE = MergeTree PARTITION BY {ident(COLUMN)} ORDER BY n"
+            f"CREATE TABLE barred.{table} ({quote_identifier(COLUMN)} String, n Int64, "
+            f"{first.sql(column)}) "
+            f"ENGINE = MergeTree PARTITION BY {quote_identifier(COLUMN)} ORDER BY n"
         )
         return Gate(endpoint=endpoint, database="barred", table=table, column=column, **named)
 
@@ -77,12 +78,12 @@ RAISED = st.lists(st.sets(st.sampled_from(NAMES), max_size=3), min_size=1, max_s
 @given(raised=RAISED, first=st.sampled_from([0, 5]))
 def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(make, raised, first):
     gate = make(first=Barrier(epoch=first, floor=first))
-    least, epochs = dict.fromkeys(NAMES, first), [gate.epoch()]
+    least, epochs = dict.fromkeys(NAMES, first), [gate.read_epoch()]
     for tenants in raised:
         epochs.append(gate.shut_out(tenants))
         least |= dict.fromkeys(tenants, epochs[-1])
     assert epochs == sorted(set(epochs))
-    assert gate.epoch() == epochs[-1]
+    assert gate.read_epoch() == epochs[-1]
     for epoch in [0, *epochs]:
         found = {name for name in NAMES if lets_in(gate, epoch, name)}
         assert found == {name for name in NAMES if epoch >= least[name]}
@@ -93,8 +94,8 @@ def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(m
 
 def test_a_table_of_no_tenants_has_one(make):
     gate = make(column=None)
-    assert lets_in(gate, gate.epoch(), "a")
-    before = gate.epoch()
+    assert lets_in(gate, gate.read_epoch(), "a")
+    before = gate.read_epoch()
     after = gate.shut_out({"default"})
     assert (lets_in(gate, before, "a"), lets_in(gate, after, "a")) == (False, True)
 
@@ -125,10 +126,10 @@ def test_those_that_race_are_all_heard(make):
 @pytest.mark.parametrize("found", [0, 2])
 def test_a_table_whose_barrier_somebody_changed_is_refused(make, found):
     gate = make()
-    name = ident("barred", gate.table)
+    name = quote_identifier("barred", gate.table)
     change = "ADD CONSTRAINT iscp_barrier_9 CHECK 1" if found else f"DROP CONSTRAINT {FIRST.name}"
     gate.endpoint.client().command(f"ALTER TABLE {name} {change}")
-    for look in (gate.epoch, lambda: gate.shut_out({"a"})):
+    for look in (gate.read_epoch, lambda: gate.shut_out({"a"})):
         with pytest.raises(ClickHouseError, match=f"barred.{gate.table} has {found} constraints"):
             look()
 
@@ -137,10 +138,10 @@ def test_of_too_many_those_taken_over_long_ago_are_not_told_apart(monkeypatch):
     monkeypatch.setattr(barrier, "MOST_TENANTS", 3)
     found = Barrier(epoch=10, floor=10)
     for name in "abcde":
-        found = found.raised({name})
+        found = found.raise_epochs({name})
     assert (found.epoch, found.floor, found.tenants) == (15, 12, {"c": 13, "d": 14, "e": 15})
     monkeypatch.setattr(barrier, "MOST_BYTES", 10)
-    found = found.raised({"long" * 10})
+    found = found.raise_epochs({"long" * 10})
     assert (found.floor, found.tenants) == (16, {})
 
 
@@ -159,7 +160,7 @@ def at_work(gate, into):
 
     def run():
         try:
-            write(gate, gate.epoch(), "a")
+            write(gate, gate.read_epoch(), "a")
             done.append("written")
         except (OvertakenError, ClickHouseBusyError) as error:
             done.append(type(error))

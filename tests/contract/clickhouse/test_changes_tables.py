@@ -11,7 +11,7 @@ from shipping import built, check_staged, put_in_place, write
 
 from iscp_dagster import Changes, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.clickhouse.tables.owned import read_definition
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
@@ -89,7 +89,7 @@ def begun(store, *base, at=4, gap=()):
     store.enter().begin(["acme", "globex"], Moment(at, 1_700_000_000_000_000 + at), gap)
     put_in_place(store, "acme", rows=len(base), version=at)
     put_in_place(store, "globex", rows=0, version=at)
-    store.unstage()
+    store.drop_staging_table()
 
 
 def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
@@ -127,19 +127,19 @@ def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
 
 def test_a_history_has_a_beginning_even_without_rows(make):
     store = make()
-    assert store.begins() == {}
+    assert store.read_beginnings() == {}
     begun(store, image(2, 4, 0, 1))
     at = Moment(4, 1_700_000_000_000_004)
-    assert store.begins() == {"acme": Beginning(at=at), "globex": Beginning(at=at)}
+    assert store.read_beginnings() == {"acme": Beginning(at=at), "globex": Beginning(at=at)}
     view = store.shape.name(store.shape.view)
     assert asked(store, f"SELECT desk, id, _change FROM {view}") == [("acme", 2, 0)]
     later = make(store.shape.source.name)
     begun(later, image(7, 9, 0, 1), at=9, gap=["versions 5 to 9: why"])
-    found = later.begins(["acme"])
+    found = later.read_beginnings(["acme"])
     assert (found.keys(), found["acme"].gap) == ({"acme"}, ("versions 5 to 9: why",))
     assert asked(later, f"SELECT desk, id, _version FROM {view}") == [("acme", 7, 9)]
-    assert later.replaced_after(["acme", "globex"], 8) == {"acme", "globex"}
-    assert later.replaced_after(["acme", "globex"], 9) == frozenset()
+    assert later.find_replaced_tenants(["acme", "globex"], 8) == {"acme", "globex"}
+    assert later.find_replaced_tenants(["acme", "globex"], 9) == frozenset()
 
 
 def test_a_table_without_tenants_has_one_history(make):
@@ -147,7 +147,7 @@ def test_a_table_without_tenants_has_one_history(make):
     write(store, rows(image(1, 4, 0, 1)), staged=True, upto=4)
     store.enter().begin(["default"], Moment(4, 5))
     put_in_place(store, "default", rows=1, version=4)
-    assert store.begins() == {"default": Beginning(at=Moment(4, 5))}
+    assert store.read_beginnings() == {"default": Beginning(at=Moment(4, 5))}
 
 
 def test_a_key_that_is_inserted_while_it_is_in_the_view_is_found(make):
@@ -163,14 +163,14 @@ def test_a_key_that_is_inserted_while_it_is_in_the_view_is_found(make):
 
 def test_types_of_calculated_columns_are_kept_with_the_table(make):
     store = make()
-    definition = stored_definition(store.endpoint, store.shape)
+    definition = read_definition(store.endpoint, store.shape)
     assert [each["type"] for each in definition["calculated"]] == ["decimal(10,2)"]
     assert definition["view"] == VIEW
     json.dumps(definition)
     wider = DeltaField(name="gross", type=Decimal(12, 2))
     with pytest.raises(SchemaError, match=r"calculated was .*decimal\(10,2\).*Rebuild the index"):
         make(store.shape.source.name, gross=wider)
-    assert make(store.shape.source.name, generation=1, gross=wider).begins() == {}
+    assert make(store.shape.source.name, generation=1, gross=wider).read_beginnings() == {}
 
 
 def test_the_queries_of_the_page_on_views_give_changes(make):

@@ -309,7 +309,7 @@ def built_anew(store, table, *, version):
     (receipt,) = write(heir, table, staged=True, upto=version)
     assert receipt.code == 0, receipt.message
     put_in_place(heir, "a", rows=receipt.inserted, version=version, registration=7)
-    heir.unstage()
+    heir.drop_staging_table()
 
 
 def test_a_letter_that_lands_after_its_tenant_was_built_anew_is_kept_out(store, proxy):

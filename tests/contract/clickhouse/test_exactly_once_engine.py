@@ -20,7 +20,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.staging import new_attempt
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.iterations import Iteration
@@ -109,7 +109,7 @@ class OneJob:
             at("after BEFORE")
             sink = Sink(log=self.log, claims=[claim])
             if before := sink.left_unconfirmed:
-                self.entered = self.store.take_over(before, sink.alive)
+                self.entered = self.store.take_over(before, sink.list_live_runs)
             else:
                 self.entered = self.store.enter()
             while True:
@@ -135,8 +135,8 @@ class OneJob:
         run = f"run-{next(self.runs)}"
         (claim,) = self.log.begin(self.iteration(START, self.written), run, {})
         sink = Sink(log=self.log, claims=[claim])
-        store = replace(self.store, attempt=new_attempt(run))
-        store = store.take_over(sink.written_before(), sink.alive)
+        store = replace(self.store, attempt=make_attempt_id(run))
+        store = store.take_over(sink.list_written_tenants(), sink.list_live_runs)
         store.stage()
         count = self.written * ROWS - len(self.gone)
         try:
@@ -149,7 +149,7 @@ class OneJob:
             return
         put_in_place(store, "a", rows=count, version=self.written, registration=claim.registration)
         complete(self.log, claim, Moment(self.written), {})
-        store.unstage()
+        store.drop_staging_table()
 
     def write(
         self, range_, layout, store: IndexStore, cut: int | None = None, *, staged: bool = False

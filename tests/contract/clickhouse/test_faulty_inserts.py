@@ -22,15 +22,15 @@ from iscp_dagster.clickhouse.connect.failures import (
     LostRowsError,
     TooManyPartsError,
 )
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import (
     ATTEMPTS,
     EXACTLY,
     UnconfirmedError,
+    call_with_retries,
     insert,
-    patiently,
 )
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import Placement
@@ -123,7 +123,7 @@ def test_chunks_of_a_snapshot_that_are_alike_are_all_there(make, proxy, fault):
         proxy.coming[:] = [None, fault, None, fault]
         (receipt,) = shipping.write(store, alike(35), staged=True)
         assert (receipt.code, receipt.inserted, staged(store)) == (0, 35, 35)
-        store.unstage()
+        store.drop_staging_table()
 
 
 @settings(max_examples=12)
@@ -173,14 +173,14 @@ def reads(store):
     """Return the counts that verify, and Dagster's checks and assets, read."""
     whole = IndexRead(
         endpoint=store.endpoint,
-        rows=store.reads(),
+        rows=store.find_read_source(),
         columns=("n",),
         bucket="0",
         tenant="tenant",
         tenants=("t0", "t1", "t2"),
     )
     return (
-        lambda: sum(batch.num_rows for batch in whole.batches(0)),
+        lambda: sum(batch.num_rows for batch in whole.read_slice(0)),
         lambda: sum(count(store, tenant) for tenant in ("t0", "t1", "t2")),
         lambda: placed(store),
     )
@@ -200,9 +200,9 @@ def placed(store):
     stored = {"n": store.shape.stored["n"]}
     shards = [
         Placement(endpoint=store.endpoint, name="x", sharding=each, stored=stored)
-        for each in by.spread(2)
+        for each in by.make_shards(2)
     ]
-    return sum(each.mine(rows(35)).num_rows for each in shards)
+    return sum(each.select_rows(rows(35)).num_rows for each in shards)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -321,9 +321,9 @@ def test_too_many_parts_are_waited_out_for_a_minute(refusals, waited):
 
     if waited is None:
         with pytest.raises(TooManyPartsError):
-            patiently(ask, waits.append)
+            call_with_retries(ask, waits.append)
         return
-    patiently(ask, waits.append)
+    call_with_retries(ask, waits.append)
     assert sum(waits) == waited
 
 
@@ -353,7 +353,7 @@ def test_a_statement_may_be_longer_than_a_url(clickhouse_url):
     endpoint = Endpoint.parse(clickhouse_url)
     client, table = endpoint.client(), f"faults.wide{next(NUMBERS)}"
     client.command("CREATE DATABASE IF NOT EXISTS faults")
-    columns = ", ".join(f"{ident(name)} Int64" for name in names)
+    columns = ", ".join(f"{quote_identifier(name)} Int64" for name in names)
     client.command(
         f"CREATE TABLE {table} ({columns}) ENGINE = MergeTree ORDER BY tuple() "
         "SETTINGS non_replicated_deduplication_window = 10"

@@ -17,8 +17,8 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
-from iscp_dagster.planning.declared import declared
-from iscp_dagster.upkeep.maintenance import KEPT, collect, garbage
+from iscp_dagster.planning.declared import make_job_specs
+from iscp_dagster.upkeep.maintenance import KEPT, collect, find_garbage
 
 NUMBERS = itertools.count()
 TENANTS = ("eu", "us")
@@ -44,7 +44,7 @@ class TwoTenants:
         self.sql(f"CREATE DATABASE {self.database}")
         self.sql(
             f"CREATE TABLE {self.database}.t_mirror__rows "
-            f"(tenant String, id Int64, {Barrier.first(NOW).sql('tenant')}) "
+            f"(tenant String, id Int64, {Barrier.create_initial(NOW).sql('tenant')}) "
             "ENGINE = MergeTree PARTITION BY tenant ORDER BY id"
         )
         self.insert(*TENANTS)
@@ -54,8 +54,8 @@ class TwoTenants:
         return client.query(statement, settings=ANYWAY).result_rows
 
     def register(self, *tenants):
-        table_id = self.deployment.delta_log(self.source).table_id()
-        (spec,) = declared(self.source, [self.index]).values()
+        table_id = self.deployment.delta_log(self.source).get_table_id()
+        (spec,) = make_job_specs(self.source, [self.index]).values()
         self.deployment.log.register_many(
             NewJob(tenant=tenant, name=self.name, table_id=table_id, spec=spec)
             for tenant in tenants
@@ -76,13 +76,13 @@ class TwoTenants:
         self.now += KEPT + timedelta(seconds=1)
 
     def garbage(self, sources=None):
-        found = garbage(self.deployment, self.sources(sources))
+        found = find_garbage(self.deployment, self.sources(sources))
         return [(each.job.key.tenant, each.drops) for each in found]
 
     def collect(self, sources=None):
         """Collect, and return how many rows of the log were deleted."""
         given = self.sources(sources)
-        return collect(self.deployment, given, garbage(self.deployment, given))
+        return collect(self.deployment, given, find_garbage(self.deployment, given))
 
     def sources(self, given):
         return [self.source] if given is None else given

@@ -19,22 +19,28 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.location.component.schema import build_table_model
 from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
 from iscp_dagster.model.declared import kinds
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.variables import ALLOWED_HOSTS
-from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.web.app import Settings, create_app
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 PAGE = DOCS / "index-kinds.md"
 BLOOM = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
 def forget():
-    for cached in (kinds.kind_names, kinds.kinds, kinds.views_beside, table_model, consumer_kind):
+    for cached in (
+        kinds.list_kind_names,
+        kinds.kinds,
+        kinds.list_view_suffixes,
+        build_table_model,
+        consumer_kind,
+    ):
         cached.cache_clear()
 
 
@@ -77,9 +83,11 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     write(store, rows([4], body="", deleted=True), upto=3)
     assert [row[1] for row in served(store)] == [0, 1, 2, 3]
     served_in_graphql = replace(source, indexes=[index])
-    load = partial(catalog, [served_in_graphql], [endpoint], lambda *_: ())
+    load = partial(read_catalog, [served_in_graphql], [endpoint], lambda *_: ())
     client = TestClient(
-        create_app(Settings(schemas=Schemas(load=load), environ={ALLOWED_HOSTS: "testserver"}))
+        create_app(
+            GraphQLServerSettings(schemas=Schemas(load=load), environ={ALLOWED_HOSTS: "testserver"})
+        )
     )
     asked = '{ contract_blooming_b(has: "others") { id } }'
     answer = client.post("/graphql", json={"query": asked})
@@ -168,8 +176,8 @@ def test_a_kind_may_be_asked_by_lists(installed, clickhouse_url, asked, ids):
         "['a', 'b', 'it\\'s', 'c'][number + 1] AS word, toDate(number) AS day FROM numbers(4)"
     )
     source = SourceTable("lists.t", key="id", indexes=[Listed()])
-    load = partial(catalog, [source], [endpoint], lambda *_: ())
-    client = TestClient(create_app(Settings(schemas=Schemas(load=load), environ={})))
+    load = partial(read_catalog, [source], [endpoint], lambda *_: ())
+    client = TestClient(create_app(GraphQLServerSettings(schemas=Schemas(load=load), environ={})))
     answer = ask(client, f"{{ lists_t_listed({asked}) {{ id }} }}")
     assert "errors" not in answer, answer
     assert [int(row["id"]) for row in answer["data"]["lists_t_listed"]] == ids

@@ -15,7 +15,7 @@ from shipping import built, check_staged, put_in_place, shipped, write
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, LostRowsError
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -126,7 +126,7 @@ def test_a_table_of_very_many_columns_is_made_widened_and_served(endpoint):
     store.ensure_views()
     store.stage()
     of(*FIELDS, *more, DeltaField(name="later", type=Primitive("long"))).ensure()
-    every = ", ".join(map(ident, [*names, "later"]))
+    every = ", ".join(map(quote_identifier, [*names, "later"]))
     assert len(every) > 256 << 10
     query = f"SELECT {every} FROM {store.shape.name(store.shape.view)}"
     assert store.endpoint.client().query(query).result_rows == []
@@ -217,10 +217,10 @@ def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(store):
     everyone = pa.concat_tables([rows([1, 2], tenant=tenant, version=3) for tenant in "abc"])
     write(store, everyone)
     write(store, rows([3], tenant="b", version=1))
-    assert store.replaced_after(["a", "b", "nobody"], 2) == {"a"}
+    assert store.find_replaced_tenants(["a", "b", "nobody"], 2) == {"a"}
     assert store.kept(["gone", "body"], ["a", "nobody"]) == {"a": "body"}
     assert store.kept(["body"], ["nobody"]) == store.kept(["body"], []) == {}
-    assert store.replaced_after([], 2) == frozenset()
+    assert store.find_replaced_tenants([], 2) == frozenset()
 
 
 @pytest.mark.parametrize(("nulls", "given"), [("flag", True), ("empty", False)])
@@ -234,7 +234,7 @@ def test_an_empty_array_is_a_value_where_a_flag_tells_it_from_null(make, nulls, 
 def test_a_generation_whose_tenants_are_in_another_column_may_have_their_rows(store):
     write(store, rows([1]))
     asked = (("tenant", "a"), ("tenant", "b"), ("org", "b"))
-    shows = [store.data.shows(0, column, [tenant]) for column, tenant in asked]
+    shows = [store.data.has_rows(0, column, [tenant]) for column, tenant in asked]
     assert shows == [True, False, True]
 
 
@@ -527,11 +527,11 @@ def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(store, clickhous
         write(store, rows([3]))
         assert len(proxy.land()) == 1
     assert [row[1] for row in served(store)] == [1, 2, 3]
-    assert data_of(store).stagings() == [store.staging]
+    assert data_of(store).list_staging_tables() == [store.staging]
 
 
 def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickhouse_url):
-    store.unstage()
+    store.drop_staging_table()
     view = f"DROP VIEW IF EXISTS {store.shape.name(store.shape.view)}"
     write(store, rows([1, 2]))
     with faulty(clickhouse_url) as proxy:
@@ -551,7 +551,7 @@ def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickh
     # A late DROP of a view loses no rows.
     store.ensure()
     assert [row[1] for row in served(store)] == [1, 2, 3]
-    assert data_of(store).stagings() == []
+    assert data_of(store).list_staging_tables() == []
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password():
@@ -590,7 +590,7 @@ def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
 @settings(max_examples=60)
 @given(names=st.lists(st.text(min_size=1), min_size=1, unique=True))
 def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
-    listed = ", ".join(f"{text(name)} AS {ident(name)}" for name in names)
+    listed = ", ".join(f"{text(name)} AS {quote_identifier(name)}" for name in names)
     found = endpoint.client().query(f"SELECT {listed}")
     assert list(found.column_names) == names
     assert found.result_rows == [tuple(names)]
@@ -603,7 +603,7 @@ def test_the_names_that_are_refused_are_virtual_columns(store, endpoint):
 
 
 def test_names_with_any_characters_are_only_names(make):
-    assert ident("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
+    assert quote_identifier("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
     store = make(Mirror())
     write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
     check_staged(store, "it's \\ `odd`", version=1, rows=1)

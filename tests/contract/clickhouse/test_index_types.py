@@ -19,15 +19,15 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.texts import (
-    canonical,
-    canonical_json,
-    ipv6_text,
+    format_ipv6,
     is_ipv6,
     is_json,
+    normalize_json,
+    normalize_json_columns,
 )
-from iscp_dagster.clickhouse.types.wire import respelled, restored, selected
+from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column, selected
 from iscp_dagster.clickhouse.write.inserts import EXACTLY
-from iscp_dagster.delta.arrow import arrow_type
+from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Array, DeltaField, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
 
@@ -51,7 +51,7 @@ def arrow(type_):
         return pa.map_(arrow(type_.key), arrow(type_.value))
     if isinstance(type_, Array):
         return pa.list_(arrow(type_.element))
-    return pa.string() if str(type_) == "variant" else arrow_type(type_)
+    return pa.string() if str(type_) == "variant" else to_arrow_type(type_)
 
 
 def array(values, type_):
@@ -98,7 +98,7 @@ def served(store, schema):
     columns = ", ".join(selected(name, each) for name, each in shape.stored.items())
     query = f"SELECT {columns} FROM {shape.name(shape.view)} ORDER BY id"
     settings = {"output_format_arrow_string_as_string": 0}
-    return restored(store.endpoint.client().query_arrow(query, settings=settings), schema)
+    return decode_rows(store.endpoint.client().query_arrow(query, settings=settings), schema)
 
 
 def stored_rows(store):
@@ -141,7 +141,7 @@ def test_what_is_held_comes_back_to_the_last_bit(endpoint, source):
     assert receipt.code == 0, receipt.message
     found = served(store, table.schema)
     for n, case in enumerate(cases):
-        wanted = respelled(table[f"c{n}"], store.shape.stored[f"c{n}"])
+        wanted = respell_column(table[f"c{n}"], store.shape.stored[f"c{n}"])
         assert exact(found[f"c{n}"]) == exact(wanted), case.name
 
 
@@ -168,12 +168,15 @@ def test_json_comes_back_as_the_same_value(endpoint):
     assert receipt.code == 0, receipt.message
     names = [f"c{n}" for n, _ in enumerate(cases)]
     for found, held in zip(
-        *(canonical(each, names).select(names) for each in (served(store, table.schema), table)),
+        *(
+            normalize_json_columns(each, names).select(names)
+            for each in (served(store, table.schema), table)
+        ),
         strict=True,
     ):
         assert found.to_pylist() == held.to_pylist()
     other = table.set_column(1, "c0", pa.array(['{"z":1}'] * table.num_rows))
-    assert canonical(other, names) != canonical(table, names)
+    assert normalize_json_columns(other, names) != normalize_json_columns(table, names)
 
 
 UNSHRUNK = (Phase.explicit, Phase.generate)
@@ -205,7 +208,7 @@ def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
     )
     found = client.query(f"SELECT toString(c) FROM {table} ORDER BY n").result_rows
     event(f"{len(texts)} held")
-    assert [canonical_json(text) for (text,) in found] == [canonical_json(text) for text in texts]
+    assert [normalize_json(text) for (text,) in found] == [normalize_json(text) for text in texts]
 
 
 @pytest.mark.parametrize("other", ['[{"b": 1}]', "[{}]", "[[1]]", "[[{}]]"])
@@ -226,7 +229,7 @@ def test_whole_numbers_in_an_array_would_be_rounded_as_another_rows_doubles(endp
     column = pa.table({"n": pa.array([0, 1], pa.uint8()), "c": pa.array(rows, pa.string())})
     client.insert_arrow(table, column, settings=EXACTLY)
     ((held,),) = client.query(f"SELECT toString(c) FROM {table} WHERE n = 1").result_rows
-    assert canonical_json(held) != canonical_json(rows[1]), "ClickHouse holds it by now"
+    assert normalize_json(held) != normalize_json(rows[1]), "ClickHouse holds it by now"
     assert [is_json(row) for row in rows] == [True, False]
     assert is_json('{"a": 9007199254740993}')
 
@@ -238,7 +241,7 @@ def test_an_address_is_in_its_shortest_form_when_clickhouse_writes_it_so(endpoin
     packed = [number.to_bytes(16, "big") for number in [*numbers, *sparse]]
     query = "SELECT arrayMap(x -> IPv6NumToString(toFixedString(unhex(x), 16)), {n:Array(String)})"
     found = endpoint.client().query(query, parameters={"n": [each.hex() for each in packed]})
-    assert list(found.result_rows[0][0]) == list(map(ipv6_text, packed))
+    assert list(found.result_rows[0][0]) == list(map(format_ipv6, packed))
     assert all(map(is_ipv6, found.result_rows[0][0]))
 
 

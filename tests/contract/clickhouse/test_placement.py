@@ -13,7 +13,7 @@ from servers import Server, running_servers
 from shipping import count, shipped, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.connect.external import external
+from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -21,7 +21,7 @@ from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import hash_of
 from iscp_dagster.model.declared.schema import DeltaField, parse_type
 from iscp_dagster.model.declared.sharding import FUNCTIONS
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import FeedGoneError, KeyColumnError, SchemaError, UnavailableError
 from iscp_dagster.sync.executors.writer import Writer
 
@@ -81,7 +81,7 @@ def stores(servers, index, *, key="id", fields=("tenant", "id"), types=None):
     """Return the store of each shard, for an index of these columns."""
     source = SourceTable(f"placed{next(NAMES)}.t", key=key, tenant="tenant", indexes=[index])
     found = []
-    for shard, each in enumerate(spread(source, len(servers)).indexes):
+    for shard, each in enumerate(expand_shards(source, len(servers)).indexes):
         shape = IndexTable(source=source, index=each, fields=delta_fields(fields, types))
         store = IndexStore(endpoint=servers[shard].endpoint, shape=shape)
         found.append(store)
@@ -139,7 +139,7 @@ def distributed(client, placement, rows):
     client.command(f"SYSTEM STOP DISTRIBUTED SENDS {table}")
     client.command(
         f"INSERT INTO {table} SELECT * FROM sent",
-        external_data=external("sent", rows, [*types, "Int64"]),
+        external_data=build_external_data("sent", rows, [*types, "Int64"]),
         settings={"distributed_foreground_insert": 0, **settings},
     )
     paths = client.query(f"SELECT data_paths[1] FROM system.tables WHERE name = '{table}'")
@@ -159,7 +159,7 @@ def distributed(client, placement, rows):
 def test_rows_are_where_a_distributed_table_puts_them(servers, distributing, function, columns):
     rows = typed(columns, 300)
     found = placements(servers, function, columns)
-    mine = {shard: each.mine(rows)["n"].to_pylist() for shard, each in enumerate(found)}
+    mine = {shard: each.select_rows(rows)["n"].to_pylist() for shard, each in enumerate(found)}
     assert mine == distributed(distributing, found[0], sent_as_kept(found[0], rows))
     assert sum(map(len, mine.values())) == 300
     if len(set(map(tuple, rows.select(columns).to_pylist()))) > 30:
@@ -182,11 +182,11 @@ def test_a_distributed_table_stands_over_the_views(distributing):
 
 
 def sent_as_kept(placement, rows):
-    from iscp_dagster.clickhouse.types.wire import sent
+    from iscp_dagster.clickhouse.types.wire import encode_column
 
     for name, kept in placement.stored.items():
         at = rows.schema.get_field_index(name)
-        rows = rows.set_column(at, name, sent(rows[name], kept))
+        rows = rows.set_column(at, name, encode_column(rows[name], kept))
     return rows
 
 
@@ -235,12 +235,12 @@ BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 )
 def test_placement_knows_neither_order_nor_chunks(servers, ids, cut, seed):
     found = [store.placement for store in stores(servers, Mirror(sharding=BY_ID))]
-    whole = [set(each.mine(rows(ids))["id"].to_pylist()) for each in found]
+    whole = [set(each.select_rows(rows(ids))["id"].to_pylist()) for each in found]
     mixed = random.Random(seed).sample(ids, len(ids))
     pieces = [mixed[at : at + cut] for at in range(0, len(mixed), cut)]
     for each, mine in zip(found, whole, strict=True):
         # Rows keep the order of their arrival.
-        kept = [each.mine(rows(piece))["id"].to_pylist() for piece in pieces]
+        kept = [each.select_rows(rows(piece))["id"].to_pylist() for piece in pieces]
         assert kept == [[id_ for id_ in piece if id_ in mine] for piece in pieces]
     assert set.union(*whole) == set(ids)
     assert sum(map(len, whole)) == len(ids)
@@ -293,7 +293,7 @@ def test_a_row_that_does_not_fit_stops_its_own_shard_alone(servers):
     table = rows(range(30), n=[300 if id_ == 7 else 1 for id_ in range(30)])
     codes = [write(store, table)[0].code for store in found]
     (stopped,) = [shard for shard, code in enumerate(codes) if code]
-    assert found[stopped].placement.mine(rows([7])).num_rows == 1
+    assert found[stopped].placement.select_rows(rows([7])).num_rows == 1
 
 
 def test_only_a_shards_own_rows_are_counted_and_their_deletes(servers):
@@ -377,7 +377,7 @@ def test_floats_do_not_say_where_a_row_is(servers):
 def test_an_index_that_is_spread_otherwise_is_refused_with_the_remedy(servers):
     found = made(stores(servers, Mirror(sharding=BY_ID)))
     shape = found[0].shape
-    two = spread(shape.source, 2).indexes[0]
+    two = expand_shards(shape.source, 2).indexes[0]
     otherwise = IndexTable(source=shape.source, index=two, fields=shape.fields)
     with pytest.raises(SchemaError, match=r"sharding was .*: 3.* is .*: 2.*job rebuild"):
         IndexStore(endpoint=found[0].endpoint, shape=otherwise).ensure()
@@ -406,7 +406,7 @@ def test_one_server_is_one_shard_and_asks_nothing(servers):
     assert count(store, "a") == 40
     assert store.shape.view == "t_mirror"
     table = rows(range(3))
-    assert store.placement.mine(table) is table
+    assert store.placement.select_rows(table) is table
 
 
 def test_a_vector_index_is_placed_too(servers):

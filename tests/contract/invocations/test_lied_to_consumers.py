@@ -11,4 +11,4 @@ from iscp_dagster.serviceconsumers.runtime import RuntimeServices
 def test_what_is_no_answer_of_a_runtime_is_told_so(lie):
     told = pytest.raises(UnavailableError, match="none of a runtime")
     with lied_to(http(LIES[lie])) as client, told:
-        RuntimeServices(client).keyed("http://127.0.0.1:1", "A", "b")
+        RuntimeServices(client).is_keyed("http://127.0.0.1:1", "A", "b")

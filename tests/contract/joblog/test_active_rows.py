@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from logs import T0, add, key, name
 
-from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep
+from iscp_dagster.joblog.sql.active import ActiveSet, keep, read_active_keys, read_active_sets
 
 JOB = key("alerts")
 OTHER = key("alerts", tenant="globex")
@@ -15,13 +15,13 @@ EVERY = {"a", "b", "b'\"%", "c", LONG, NUL, "n\\0", "zz"}
 
 
 def kept(log, *jobs):
-    with log.reading() as connection:
-        return active_sets(connection, jobs)
+    with log.begin_read() as connection:
+        return read_active_sets(connection, jobs)
 
 
 def keys(log, job, among=EVERY):
-    with log.reading() as connection:
-        return set(active_keys(connection, job, among))
+    with log.begin_read() as connection:
+        return set(read_active_keys(connection, job, among))
 
 
 def test_active_rows_are_added_and_removed_by_key_and_keep_to_their_job(log):

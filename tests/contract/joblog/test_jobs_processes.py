@@ -18,7 +18,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.errors import FenceError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -51,7 +51,7 @@ def jobs_of(url: str, orders: str) -> Jobs:
     source = SourceTable(
         "shop.orders", key="id", tenant="region", path=orders, indexes=[Mirror(auto_register=False)]
     )
-    deployment = replace(in_memory(utc_now), log=SqlLog(url))
+    deployment = replace(in_memory(get_utc_now), log=SqlLog(url))
     return Jobs(deployment=deployment, sources=[source], cancel_runs=len)
 
 
@@ -144,12 +144,12 @@ def share(wait, number: int, url: str, orders: str) -> None:
 def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes_them(url, orders):
     log = jobs_of(url, orders).deployment.log
     log.ensure()
-    log.stand(NAME, spec(NAME))
+    log.register_standing(NAME, spec(NAME))
     at_once(share, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
     jobs = log.jobs(name=NAME)
     assert len(jobs) == PROCESSES // 2 * ROUNDS
     (consumer,) = {job.spec.detail.consumer for job in jobs}
-    assert consumer == log.standing()[NAME].detail.consumer
+    assert consumer == log.list_standing()[NAME].detail.consumer
     assert consumer.generation == PROCESSES // 2 * ROUNDS
 
 

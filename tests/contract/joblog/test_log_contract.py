@@ -95,7 +95,7 @@ def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
     }
     assert log.count("t-2")[JobState.COMPLETED] == 1
     held = {job.key: (job.registration, job.seq) for job in log.jobs(table_id="t-1")}
-    assert log.fences("t-1", ["acme", "nobody"]) == {
+    assert log.read_fences("t-1", ["acme", "nobody"]) == {
         each: fence for each, fence in held.items() if each.tenant == "acme"
     }
 
@@ -205,11 +205,11 @@ def test_a_queued_job_begins_in_the_run_it_waits_for_under_either_name(log):
     add(log, key("a"), key("b"))
     log.enqueue(over(key("a")), "run-1")
     log.enqueue(over(key("b")), "ticket-2")
-    assert log.active_runs() == {"run-1", "ticket-2"}
+    assert log.list_active_runs() == {"run-1", "ticket-2"}
     assert "is pending" in str(log.enqueue(over(key("a")), "run-2")[key("a")])
     log.begin(over(key("a")), "run-1", {})
     log.begin(over(key("b")), "run-2", {}, queued_as="ticket-2")
-    assert log.active_runs() == {"run-1", "run-2"}
+    assert log.list_active_runs() == {"run-1", "run-2"}
 
 
 def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queued(log):
@@ -221,10 +221,10 @@ def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queu
     assert lost.keys() == {key("b"), key("c")}
     assert "is pending in run run-1" in str(lost[key("b")])
     assert "is not registered" in str(lost[key("c")])
-    assert log.queued("ticket") == (planned.only([key("a"), key("d")]),)
+    assert log.queued("ticket") == (planned.select_jobs([key("a"), key("d")]),)
     assert log.job(key("b")).run_id == "run-1"
-    assert lost.keys() == log.enqueue(planned.only(lost), "another").keys()
-    assert log.lapsed(["another"], 9) == frozenset()
+    assert lost.keys() == log.enqueue(planned.select_jobs(lost), "another").keys()
+    assert log.find_expired_leases(["another"], 9) == frozenset()
 
 
 def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
@@ -397,10 +397,10 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     log.begin(over(key("a")), "gone", LAYOUT)
     log.enqueue(over(key("b")), "gone too")
     log.begin(over(key("c")), "alive", LAYOUT)
-    assert log.active_runs() == {"gone", "gone too", "alive"}
-    assert log.active_runs(JobState.PENDING) == {"gone too"}
-    assert log.active_runs(JobState.RUNNING) == {"gone", "alive"}
-    assert log.active_runs(JobState.COMPLETED) == frozenset()
+    assert log.list_active_runs() == {"gone", "gone too", "alive"}
+    assert log.list_active_runs(JobState.PENDING) == {"gone too"}
+    assert log.list_active_runs(JobState.RUNNING) == {"gone", "alive"}
+    assert log.list_active_runs(JobState.COMPLETED) == frozenset()
     assert log.recover([]) == ()
     assert log.recover(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
     assert log.recover(["gone", "gone too"]) == ()
@@ -411,7 +411,7 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
         "completed",
     ]
     assert log.job(key("a")).batch.phase is Phase.BEFORE
-    assert log.active_runs() == {"alive"}
+    assert log.list_active_runs() == {"alive"}
 
 
 def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
@@ -455,36 +455,36 @@ def test_repairs_are_counted_until_a_range_is_done(log):
 
 
 def test_watermarks_are_told_apart_by_version_and_time(log):
-    assert log.watermarks("t-1") == ()
+    assert log.list_watermarks("t-1") == ()
     at(log, 5, key("a"), key("b"))
     add(log, key("c"), key("d", "acme", "t-2"))
     log.flush({key(each): Range(from_=moment(5), to=Moment(7, 70)) for each in "ab"})
     at(log, 7, key("e"))
     add(log, key("dropped"))
     log.unregister("acme", name("dropped"))
-    found = [str(each) for each in log.watermarks("t-1")]
+    found = [str(each) for each in log.list_watermarks("t-1")]
     assert sorted(found) == sorted({str(START), "7@70", str(moment(7))})
-    assert [str(each) for each in log.watermarks("t-2")] == [str(START)]
+    assert [str(each) for each in log.list_watermarks("t-2")] == [str(START)]
 
 
 def test_places_are_those_of_the_tables_live_jobs(log):
-    assert log.places("t-1") == frozenset()
+    assert log.list_job_versions("t-1") == frozenset()
     at(log, 5, key("a"), key("b"), key("a", "zed"))
     add(log, key("c"), key("d", "acme", "t-2"), key("dropped"))
     log.begin(over(key("b"), start=5, to=6), "run-1", LAYOUT)
     log.cancel([key("b")])
     log.unregister("acme", name("dropped"))
-    assert log.places("t-1") == {
+    assert log.list_job_versions("t-1") == {
         ("a", 5, JobState.COMPLETED),
         ("b", 5, JobState.CANCELED),
         ("c", -1, JobState.COMPLETED),
     }
-    assert log.waiting("t-1") == {"acme"}
-    assert log.waiting("t-2") == {"acme"}
-    assert log.table_ids("docs", "symbols") == {"t-1", "t-2"}
-    assert log.table_ids("docs", "others") == frozenset()
-    assert log.holders("t-1") == {("docs", "symbols")}
-    assert log.holders("t-1", ["nobody"]) == log.holders("t-1", []) == frozenset()
+    assert log.find_unsettled_tenants("t-1") == {"acme"}
+    assert log.find_unsettled_tenants("t-2") == {"acme"}
+    assert log.find_table_ids("docs", "symbols") == {"t-1", "t-2"}
+    assert log.find_table_ids("docs", "others") == frozenset()
+    assert log.find_table_names("t-1") == {("docs", "symbols")}
+    assert log.find_table_names("t-1", ["nobody"]) == log.find_table_names("t-1", []) == frozenset()
     assert log.tenants("t-1") == {"acme", "zed"}
     names = {("acme", name) for name in ("a", "b", "c", "dropped")}
     assert log.registered("t-1") == names | {("zed", "a")}
@@ -504,7 +504,7 @@ def test_a_dropped_job_is_not_recovered_or_canceled(log):
     add(log, key())
     log.begin(over(key()), "gone", LAYOUT)
     log.unregister("acme", name())
-    assert log.active_runs() == frozenset()
+    assert log.list_active_runs() == frozenset()
     assert log.recover({"gone"}) == ()
     assert log.cancel([key()]) == ()
 

@@ -62,9 +62,9 @@ def test_the_tenants_of_a_run_are_known_when_later_runs_have_their_jobs(log):
     for run, some, start in (("second", b, 5), ("second", c, -1), ("third", a, 5)):
         log.begin(over(some, start=start, to=7), run, LAYOUT)
     log.enqueue(over(d), "a dispatch")
-    assert log.tenants_of_runs(["first"]) == {"acme", "busy"}
-    assert log.tenants_of_runs(["second", "a dispatch"]) == {"busy", "calm", "dull"}
-    assert log.tenants_of_runs(["another"]) == log.tenants_of_runs([]) == frozenset()
+    assert log.read_run_tenants(["first"]) == {"acme", "busy"}
+    assert log.read_run_tenants(["second", "a dispatch"]) == {"busy", "calm", "dull"}
+    assert log.read_run_tenants(["another"]) == log.read_run_tenants([]) == frozenset()
 
 
 def test_usage_sums_what_ended_by_tenant_and_job(log):
@@ -95,7 +95,7 @@ def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
         log.begin(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
     log.cancel([key("a")])
     log.recover({"run-b"})
-    log.strand("t-1", 10_220, "gone")
+    log.mark_stranded("t-1", 10_220, "gone")
     cut = {each.name: each for each in log.usage() if each.canceled}
     assert list(cut) == [name("a"), name("b"), name("c")]
     assert all(each.seconds > before[each.name] for each in cut.values())

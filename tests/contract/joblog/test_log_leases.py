@@ -9,7 +9,7 @@ from logs import LAYOUT, T0, add, advance, complete, key, moment, over
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
-from iscp_dagster.planning.triggers.backoff import backoff, waits
+from iscp_dagster.planning.triggers.backoff import compute_backoff, is_backing_off
 
 DEADLINE = 60.0
 
@@ -58,7 +58,7 @@ def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_
         assert f"Run run-{lost - 1} ended without a result" in ran.message
         assert (queued.code, queued.attempts) == (0, 0)
     assert ran.end_at is not None
-    assert waits(ran, ran.end_at + backoff(3) - timedelta(seconds=1))
+    assert is_backing_off(ran, ran.end_at + compute_backoff(3) - timedelta(seconds=1))
     for claim in log.begin(over(key("ran")), "run-last", LAYOUT):
         complete(log, claim, moment(5), {})
     assert log.job(key("ran")).status.attempts == log.job(key("ran")).status.code == 0
@@ -76,7 +76,7 @@ def test_what_could_not_be_claimed_has_failed_like_what_was(log):
     assert states(log) == {"a": "completed", "b": "completed", "c": "error", "d": "running"}
     status = log.job(key("a")).status
     assert (status.code, status.message, status.attempts) == (1_100, "away", 1)
-    assert waits(status, status.end_at)
+    assert is_backing_off(status, status.end_at)
     assert [each.seconds for each in log.usage() if each.failed] == [0.0, 0.0, 0.0]
     with pytest.raises(FenceError):
         log.begin(over(key("c")), "run", LAYOUT, queued_as="ticket-2")
@@ -96,15 +96,15 @@ def test_one_owner_has_a_lease_until_it_lets_it_run_out(log, hand):
 
 
 def test_what_was_never_heard_of_gets_time_to_be_heard_of(log, hand):
-    assert log.lapsed(["a", "b"], unseen=60) == frozenset()
+    assert log.find_expired_leases(["a", "b"], unseen=60) == frozenset()
     hand.now += 59
     log.keep(["b"], 30)
-    assert log.lapsed(["a", "b", "c"], unseen=60) == frozenset()
+    assert log.find_expired_leases(["a", "b", "c"], unseen=60) == frozenset()
     hand.now += 2
-    assert log.lapsed(["a", "b"], unseen=60) == {"a"}
+    assert log.find_expired_leases(["a", "b"], unseen=60) == {"a"}
     hand.now += 30
-    assert log.lapsed(["a", "b"], unseen=60) == {"a", "b"}
-    assert log.lapsed([], unseen=60) == frozenset()
+    assert log.find_expired_leases(["a", "b"], unseen=60) == {"a", "b"}
+    assert log.find_expired_leases([], unseen=60) == frozenset()
 
 
 def test_a_run_that_stood_still_and_wakes_up_has_lost_what_was_taken_meanwhile(log, hand):
@@ -159,10 +159,10 @@ def test_who_begins_while_a_lease_is_found_run_out_keeps_the_job(make_log, hand,
     add(log, key())
     log.enqueue(over(key()), "ticket")
     hand.now += log.leases.queued + 1
-    found = log.unheld
+    found = log.find_unleased_runs
     monkeypatch.setattr(
         log,
-        "unheld",
+        "find_unleased_runs",
         lambda: (found(), other.begin(over(key()), "run", LAYOUT, queued_as="ticket"))[0],
     )
     assert log.reclaim() == ()

@@ -49,8 +49,8 @@ def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(log):
     at(log, 5, key("a"), key("b"))
     meanwhile = Meanwhile(lambda: log.flush({key("a"): span(5, 9), key("b"): span(5, 9)}))
     with transaction(log.engine, writes=True) as connection:
-        rows = statements.locked(connection, [key("a")])
-        gone = lifecycle.unregistered(rows[key("a")], T0)
+        rows = statements.lock_jobs(connection, [key("a")])
+        gone = lifecycle.unregister_job(rows[key("a")], T0)
         statements.write_back(connection, rows, [gone], entry_of=lambda *_: None)
         meanwhile.starts()
     assert meanwhile.result() == 1
@@ -138,7 +138,7 @@ def test_threads_that_begin_the_same_iteration_get_one_claim(make_log):
     for thread in threads:
         thread.join(timeout=60)
     assert (len(claims), len(refused)) == (1, 5)
-    assert {claim.run_id for claim in claims[0]} == logs[0].active_runs()
+    assert {claim.run_id for claim in claims[0]} == logs[0].list_active_runs()
 
 
 # --- what only the SQL log has

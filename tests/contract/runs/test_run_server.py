@@ -23,7 +23,7 @@ from stackfixture import wait_for
 
 from iscp_dagster.runs import launcher, server
 from iscp_dagster.runs.launcher import WarmRunLauncher
-from iscp_dagster.runs.place import SERVER_TAG, Place
+from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import (
     END,
     LEFT_BEHIND,
@@ -395,8 +395,8 @@ def test_a_second_server_at_a_place_ends_and_leaves_the_first_s_runs_alone(serve
 
 def test_a_server_fails_no_run_of_another_place_that_has_the_same_path(served):
     run = served.run_of("waiting")
-    place = Place(socket=served.socket, name="of another machine")
-    served.instance.add_run_tags(run, place.tags(run))
+    place = RunServerAddress(socket=served.socket, name="of another machine")
+    served.instance.add_run_tags(run, place.build_tags(run))
     served.end(signal.SIGKILL)
     served.start()
     assert served.status(run) is DagsterRunStatus.STARTING
@@ -409,7 +409,7 @@ def test_what_a_run_leaves_running_does_not_hold_the_place(served):
     served.await_status(run, DagsterRunStatus.SUCCESS)
     left = int((served.folder / "left").read_text())
     served.end(signal.SIGKILL)
-    wait_for(lambda: Place.at(served.socket).is_deserted, SECONDS)
+    wait_for(lambda: RunServerAddress.at(served.socket).is_deserted, SECONDS)
     # Raises if it had ended.
     os.kill(left, signal.SIGKILL)
 

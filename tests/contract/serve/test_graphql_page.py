@@ -8,11 +8,11 @@ from places import DOCS
 from processors import approximate
 from servedshop import ask
 
-from iscp_dagster.serve.access import tokens_in
+from iscp_dagster.serve.access import parse_tokens
 from iscp_dagster.serve.columns import _BY_NAME
-from iscp_dagster.serve.graph.documents import Shape
+from iscp_dagster.serve.graph.documents import DocumentLimits
 from iscp_dagster.serve.reads.caps import Caps
-from iscp_dagster.serve.web.graphql_http import Bounds
+from iscp_dagster.serve.web.graphql_http import HttpBounds
 from iscp_dagster.serve.where import MOST_TERMS
 
 PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def test_an_example_holds_whatever_the_processor_makes_of_a_distance_of_zero(dis
 
 def test_the_file_of_tokens_is_one():
     (tokens,) = re.findall(r'```json title="tokens.json"\n(.*?)```', PAGE, re.DOTALL)
-    assert len(tokens_in(tokens, DOCS)) == 3
+    assert len(parse_tokens(tokens, DOCS)) == 3
 
 
 def test_the_table_of_types_has_the_scalars_of_the_code():
@@ -47,7 +47,7 @@ def test_the_table_of_types_has_the_scalars_of_the_code():
 
 
 def test_the_caps_are_those_of_the_code():
-    bounds, shape, caps = Bounds(), Shape(), Caps()
+    bounds, shape, caps = HttpBounds(), DocumentLimits(), Caps()
     for said in (
         f"{bounds.body // 1024} KiB a request",
         f"{shape.tokens:,} tokens",

@@ -94,7 +94,7 @@ def test_the_schema_is_printed_with_what_is_not_built_yet(environ, place, monkey
     assert {"shop_tickets", "shop_tickets_text", "_tables"} <= set(schema.query_type.fields)
     assert str(schema.type_map["shop_tickets"].fields["photo"].type) == "Bytes"
     assert "shop.tickets/later is not built yet." in schema.query_type.description
-    assert printed.stdout == server.printed(environ) + "\n"
+    assert printed.stdout == server.render_schema(environ) + "\n"
 
 
 @pytest.mark.parametrize(

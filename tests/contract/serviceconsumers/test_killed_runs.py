@@ -19,8 +19,8 @@ from places import ROOT
 
 from durable_invocations import Context, Service, TerminalError, service_app
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.io_manager import shown
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 IDS = range(7)
 TENANTS = ("a", "b")
@@ -93,7 +93,11 @@ def gone_on_with(table):
         for outcome in table.run(table.iteration(tenant), f"next {tenant}")
     ]
     assert not [each for each in outcomes if isinstance(each, Failed)]
-    return {each.tenant: shown(each, {}) for each in outcomes if isinstance(each, Delivery)}
+    return {
+        each.tenant: build_outcome_metadata(each, {})
+        for each in outcomes
+        if isinstance(each, PendingCommit)
+    }
 
 
 def filled(table):

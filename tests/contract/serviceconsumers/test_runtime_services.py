@@ -25,7 +25,7 @@ from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.serviceconsumers import invoking
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError
-from iscp_dagster.serviceconsumers.runtime import RuntimeServices, runtime_at
+from iscp_dagster.serviceconsumers.runtime import RuntimeServices, open_runtime
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 
 DESKS = ("acme", "globex")
@@ -150,19 +150,19 @@ def test_a_terminal_failure_is_permanent_until_a_repair_tries_it_anew(live, endp
 
 def test_whether_an_invocation_stands_is_asked_without_beginning_one(live, endpoint):
     services, names = RuntimeServices(live.client), ("Book", "take")
-    services.keyed(endpoint, *names)
-    assert not services.stands(*names, key="acme", idempotency_key="asked")
+    services.is_keyed(endpoint, *names)
+    assert not services.has_invocation(*names, key="acme", idempotency_key="asked")
     body = json.dumps({"tenant": "acme", "chunk": 0}).encode()
     sent = services.send(*names, body, key="acme", idempotency_key="asked")
     assert sent.is_new
-    assert services.stands(*names, key="acme", idempotency_key="asked")
+    assert services.has_invocation(*names, key="acme", idempotency_key="asked")
     live.client.attach(sent.id, seconds=30)
-    assert services.stands(*names, key="acme", idempotency_key="asked")
-    assert not services.stands(*names, key="globex", idempotency_key="asked")
+    assert services.has_invocation(*names, key="acme", idempotency_key="asked")
+    assert not services.has_invocation(*names, key="globex", idempotency_key="asked")
     wrong = services.send(*names, b"{}", key="acme", idempotency_key="wrong")
     live.client.cancel(wrong.id)
     live.client.kill(wrong.id)
-    assert not services.stands(*names, key="acme", idempotency_key="wrong")
+    assert not services.has_invocation(*names, key="acme", idempotency_key="wrong")
 
 
 def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(live, endpoint):
@@ -219,7 +219,7 @@ def test_what_is_not_served_or_runs_once_cannot_be_invoked(live, endpoint):
 def test_an_address_may_be_written_otherwise_than_the_runtime_has_it(live, endpoint):
     other = endpoint.replace("http://127.0.0.1", "http://LOCALHOST")
     for _ in range(2):
-        assert RuntimeServices(live.client).keyed(f"{other}/", "Trades", "booked") is False
+        assert RuntimeServices(live.client).is_keyed(f"{other}/", "Trades", "booked") is False
     known = {each["uri"] for each in live.client.services() if each["name"] == "Trades"}
     assert known == {other.lower()}
 
@@ -232,12 +232,12 @@ def test_an_address_that_a_person_registered_later_stands_until_another_is_decla
         (found,) = (each["uri"] for each in live.client.services() if each["name"] == "Trades")
         return found
 
-    assert RuntimeServices(live.client).keyed(declared, "Trades", "booked") is False
+    assert RuntimeServices(live.client).is_keyed(declared, "Trades", "booked") is False
     assert address() == declared
     live.client.register(by_hand, force=True)
-    assert RuntimeServices(live.client).keyed(declared, "Trades", "booked") is False
+    assert RuntimeServices(live.client).is_keyed(declared, "Trades", "booked") is False
     assert address() == by_hand
-    assert RuntimeServices(live.client).keyed(next_one, "Trades", "booked") is False
+    assert RuntimeServices(live.client).is_keyed(next_one, "Trades", "booked") is False
     assert address() == next_one
 
 
@@ -257,7 +257,7 @@ def test_a_handler_that_the_runtime_forgot_is_looked_for_anew_by_the_next_iterat
 
 def test_a_purged_invocation_is_invoked_anew_by_the_next_iteration(live, endpoint):
     services = RuntimeServices(live.client)
-    assert services.keyed(endpoint, "Trades", "booked") is False
+    assert services.is_keyed(endpoint, "Trades", "booked") is False
     body = json.dumps({"tenant": "acme", "rows": []}).encode()
     sent = services.send("Trades", "booked", body, key=None, idempotency_key="k")
     seen = services.look(sent, 20)
@@ -269,8 +269,8 @@ def test_a_purged_invocation_is_invoked_anew_by_the_next_iteration(live, endpoin
 
 
 def test_a_runtime_that_is_not_there_is_temporary():
-    services = runtime_at("http://127.0.0.1:9")
-    assert services is runtime_at("http://127.0.0.1:9")
+    services = open_runtime("http://127.0.0.1:9")
+    assert services is open_runtime("http://127.0.0.1:9")
     retriever = consumed(services, "http://127.0.0.1:8")
     assert {type(each) for each in retriever.refused.values()} == {UnavailableError}
     assert "does not answer" in str(retriever.refused["acme"])

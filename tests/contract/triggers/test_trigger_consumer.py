@@ -11,7 +11,7 @@ from onetable import in_memory
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.sql.active import keep
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
 from iscp_dagster.webhooks.outbox import Outbox
@@ -54,7 +54,7 @@ def test_it_fires_on_transitions_and_not_on_changes_with_one_id_for_each_tenants
     ]
     ids = [row["event_id"] for row in alerts.outbox()]
     assert len({*ids}) == 4
-    at = SourceTimestamp.of_micros(1_000_123, version=1)
+    at = SourceTimestamp.from_micros(1_000_123, version=1)
     assert ids[0] == alerts.consumer().ids.event_id("large_trade", A1, at)
     assert alerts.watermarks() == {"acme": 4, "globex": 4}
 
@@ -159,14 +159,14 @@ def test_a_full_outbox_fails_the_tenant_for_now_and_nothing_of_it_is_written_or_
 
 
 def test_a_value_without_a_form_in_json_fails_its_tenant_alone(alerts, monkeypatch):
-    recorded_event = Recorder.recorded_event
+    recorded_event = Recorder.make_event
 
     def refusing(self, tenant, fired):
         if tenant == "acme":
             raise SchemaError("Column 'amount' holds a thing")
         return recorded_event(self, tenant, fired)
 
-    monkeypatch.setattr(Recorder, "recorded_event", refusing)
+    monkeypatch.setattr(Recorder, "make_event", refusing)
     retriever = alerts.iterate(1)
     assert retriever.refused.keys() == {"acme"}
     assert alerts.events() == [("MATCH", "globex", B1, 1)]
@@ -184,7 +184,7 @@ def test_a_gap_is_noted_gives_no_event_and_leaves_the_active_rows_as_the_source_
 
 
 def test_the_jobs_status_says_after_which_commit_events_are_told_and_the_gap(alerts):
-    deployment = replace(in_memory(utc_now), log=alerts.log)
+    deployment = replace(in_memory(get_utc_now), log=alerts.log)
 
     def told(tenant):
         (job,) = [each for each in alerts.log.jobs() if each.key.tenant == tenant]

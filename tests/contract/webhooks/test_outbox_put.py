@@ -6,14 +6,14 @@ from events import event, put
 
 from iscp_dagster.webhooks import putting
 from iscp_dagster.webhooks.pending import OutboxFullError
-from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
+from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.engine import transaction
 
 
 def held(outbox):
     chosen = sa.select(OUTBOX.event_id, OUTBOX.endpoint, OUTBOX.state).order_by(OUTBOX.number)
     with outbox.engine.connect() as connection:
-        return [(row[0], row[1], State(row[2]).name) for row in connection.execute(chosen)]
+        return [(row[0], row[1], DeliveryState(row[2]).name) for row in connection.execute(chosen)]
 
 
 def test_an_event_is_put_once_for_each_endpoint_and_only_the_first_of_a_key_is_next(outbox):

@@ -94,8 +94,8 @@ def test_every_event_arrives_while_sender_and_receiver_are_killed(
     kills, sent, end = 0, 0, time.monotonic() + SECONDS
 
     def delivered():
-        assert time.monotonic() < end, outbox.counts()
-        return sum(each.events for each in outbox.counts() if each.state == "delivered")
+        assert time.monotonic() < end, outbox.count_deliveries()
+        return sum(each.events for each in outbox.count_deliveries() if each.state == "delivered")
 
     try:
         while delivered() < EVENTS:

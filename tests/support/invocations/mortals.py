@@ -21,14 +21,13 @@ from hypercorn.config import Config
 from ourservices import note
 
 from durable_invocations import Context, Service, VirtualObject, service_app
-from durable_invocations.ingress.app import Settings as IngressSettings
-from durable_invocations.ingress.app import create_app
+from durable_invocations.ingress.app import IngressSettings, create_app
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.operations import Commit, Operation
+from durable_invocations.runtime.store.operations import CommitEntry, StoreOperation
 from durable_invocations.runtime.timers import SteadyClock
 from iscp_dagster.local.stack.ports import free_port
 
@@ -92,7 +91,7 @@ class GatedStore(SqlStore):
 
     gates: Gates
 
-    def run(self, operations: Sequence[Operation[Any]]) -> Any:
+    def run(self, operations: Sequence[StoreOperation[Any]]) -> Any:
         for each in operations:
             self.gates.pass_(f"before {_named(each)}")
         done = super().run(operations)
@@ -101,8 +100,8 @@ class GatedStore(SqlStore):
         return done
 
 
-def _named(operation: Operation[Any]) -> str:
-    if isinstance(operation, Commit):
+def _named(operation: StoreOperation[Any]) -> str:
+    if isinstance(operation, CommitEntry):
         return f"{operation.frame.kind.name}"
     return type(operation).__name__.lower()
 
@@ -125,11 +124,11 @@ def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
     clock = SteadyClock(wall=PutBack(folder / "clock").seconds)
     engine = open_database(database, kept=True)
     owner = f"{OWNER}{os.getpid()}"
-    store = GatedStore(engine, owner=owner, clock=clock.utc, lead=clock.lead)
+    store = GatedStore(engine, owner=owner, clock=clock.get_utc, lead=clock.get_lead)
     store.gates = Gates(folder)
     store.ensure()
     policy = RetryPolicy(initial=0.05, cap=0.2, attempts=None)
-    settings = Settings(owner=store.owner, policy=policy, **TIMES)
+    settings = RuntimeSettings(owner=store.owner, policy=policy, **TIMES)
     runtime = Runtime(store, settings, clock=clock)
 
     @asynccontextmanager

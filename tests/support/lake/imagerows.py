@@ -20,7 +20,7 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 from iscp_dagster.eventtriggers.evaluation import Rule
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.joblog.sql.active import ISCP_ACTIVE, active_sets
+from iscp_dagster.joblog.sql.active import ISCP_ACTIVE, read_active_sets
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.images import ChangeKind
@@ -225,20 +225,20 @@ class Alerts:
         chosen = sa.select(
             columns.event_type, columns.tenant, columns.event_key, columns.source_version
         )
-        with self.log.reading() as connection:
+        with self.log.begin_read() as connection:
             found = connection.execute(chosen.order_by(columns.number))
             return [tuple(row) for row in found]
 
     def outbox(self) -> list[dict[str, Any]]:
-        with self.log.reading() as connection:
+        with self.log.begin_read() as connection:
             found = connection.execute(sa.select(ISCP_OUTBOX).order_by(ISCP_OUTBOX.c.number))
             return [dict(row) for row in found.mappings()]
 
     def active(self) -> set[str]:
         """The keys of all active rows that are kept."""
-        with self.log.reading() as connection:
+        with self.log.begin_read() as connection:
             return set(connection.scalars(sa.select(ISCP_ACTIVE.c.event_key)))
 
     def held(self, tenant: str) -> Any:
-        with self.log.reading() as connection:
-            return active_sets(connection, [self.key(tenant)]).get(self.key(tenant))
+        with self.log.begin_read() as connection:
+            return read_active_sets(connection, [self.key(tenant)]).get(self.key(tenant))

@@ -6,7 +6,7 @@ import time
 from contextlib import contextmanager
 
 from iscp_dagster.serve.access import EVERYONE
-from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.live.service import Listening, Live
 
 
@@ -29,7 +29,7 @@ class Follower:
 @contextmanager
 def following(deployment, source, name, **given):
     """Subscribe to a built changes index of the table until the block ends."""
-    found = catalog([source], [deployment.endpoint], lambda *_: ()).changes.values()
+    found = read_catalog([source], [deployment.endpoint], lambda *_: ()).changes.values()
     (served,) = [each for each in found if each.index.name == name]
     follower, loop, ended = Follower(), asyncio.new_event_loop(), asyncio.Event()
 

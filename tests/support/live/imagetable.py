@@ -14,8 +14,8 @@ from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.serve.catalog import catalog
-from iscp_dagster.serve.live.service import images_of
+from iscp_dagster.serve.catalog import read_catalog
+from iscp_dagster.serve.live.service import build_image_reader
 
 FIELDS = tuple(
     DeltaField(name=name, type=Primitive(type_), nullable=name == "value")
@@ -72,8 +72,8 @@ class ImageTable:
 
     @property
     def images(self):
-        (served,) = catalog([self.source], [self.endpoint], lambda *_: ()).changes.values()
-        return images_of(served)
+        (served,) = read_catalog([self.source], [self.endpoint], lambda *_: ()).changes.values()
+        return build_image_reader(served)
 
     def insert(self, rows):
         """Insert (tenant, id, value, change, image, fields, ordinal, version)."""

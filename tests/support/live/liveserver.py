@@ -14,11 +14,11 @@ from websockets.asyncio.client import connect
 
 from asgi_guards import testing
 from iscp_dagster.serve.access import OpenAccess
-from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import SocketBounds, Sockets
-from iscp_dagster.serve.web.app import PATH, Settings, create_app
+from iscp_dagster.serve.web.app import PATH, GraphQLServerSettings, create_app
 
 SOURCE = source_in("live")
 BIG = "live_big"
@@ -37,12 +37,14 @@ def serving(log, endpoint, *, access=None, bounds=None, **options):
     """Serve the changes of SOURCE."""
     live, access = Live(log=log, **options), access or OpenAccess()
     schemas = Schemas(
-        load=lambda: catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
+        load=lambda: read_catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
     )
     sockets = Sockets(schemas=schemas, access=access, bounds=bounds or SocketBounds())
     route = WebSocketRoute(PATH, sockets.endpoint)
     app = create_app(
-        Settings(schemas=schemas, access=access, routes=[route], beside=[sockets.beside])
+        GraphQLServerSettings(
+            schemas=schemas, access=access, routes=[route], beside=[sockets.beside]
+        )
     )
     with testing.serving(app, lifespan="on", ws_per_message_deflate=False) as served:
         yield Running(port=served.port, live=live, sockets=sockets, server=served.server)

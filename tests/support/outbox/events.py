@@ -6,12 +6,12 @@ from datetime import timedelta
 from watches import NOON
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
+from iscp_dagster.webhooks.answers import Answer, MessageVerdict, Outcome
 from iscp_dagster.webhooks.pending import PendingEvent
 from iscp_dagster.webhooks.recording import Result
 from sql_transactions.engine import transaction
 
-DELIVERED, DEAD = Outcome(verdict=Verdict.DELIVERED), Outcome(verdict=Verdict.DEAD)
+DELIVERED, DEAD = Outcome(verdict=MessageVerdict.DELIVERED), Outcome(verdict=MessageVerdict.DEAD)
 
 
 def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", type_="MATCH"):
@@ -36,7 +36,9 @@ def put(outbox, *events, **bounds):
 
 
 def again(outbox, seconds):
-    return Outcome(verdict=Verdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds))
+    return Outcome(
+        verdict=MessageVerdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds)
+    )
 
 
 def result(outbox, message, outcome=DELIVERED, status=200, text=""):

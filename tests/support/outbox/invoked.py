@@ -45,7 +45,7 @@ class Runtime:
     keys: list[str | None] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def keyed(self, url, service, handler):
+    def is_keyed(self, url, service, handler):
         self._answer()
         return self.keyed_by_tenant
 
@@ -65,7 +65,7 @@ class Runtime:
             self.invoked[idempotency_key] = made
             return replace(made, status="accepted", failure="")
 
-    def stands(self, service, handler, *, key, idempotency_key):
+    def has_invocation(self, service, handler, *, key, idempotency_key):
         self._answer()
         found = self.invoked.get(idempotency_key)
         return found is not None and not found.failed

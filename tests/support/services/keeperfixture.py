@@ -19,7 +19,7 @@ from stackfixture import QUICK, clean_environment, wait_for
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.local.spark import java
-from iscp_dagster.local.spark.server import pyspark_folder
+from iscp_dagster.local.spark.server import find_pyspark_folder
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.local.supervise import ward
 
@@ -86,7 +86,7 @@ class ZooKeeper:
         }
         config = self.folder / "zoo.cfg"
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        jars = pyspark_folder() / "jars"
+        jars = find_pyspark_folder() / "jars"
         found = [str(path) for name in JARS for path in sorted(jars.glob(f"{name}.jar"))]
         command = [str(java.find(os.environ).program), "-Xmx128m", "-XX:+UseSerialGC"]
         command += [*QUICK.split(), "-Dzookeeper.admin.enableServer=false"]

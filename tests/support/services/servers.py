@@ -12,7 +12,7 @@ import insertgate
 from keeperfixture import START_SECONDS, Warded, answers, made
 from stackfixture import wait_for
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, shared_client
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, get_shared_client
 from iscp_dagster.local.stack.ports import free_port
 
 
@@ -57,7 +57,7 @@ class Server:
 
     def stop(self) -> None:
         self._warded.stop()
-        shared_client.cache_clear()
+        get_shared_client.cache_clear()
         assert not answers(f"{self.url}/ping")
 
     def _told(self) -> str:

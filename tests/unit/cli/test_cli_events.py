@@ -15,7 +15,7 @@ from watches import NOON, Watch
 
 from iscp_dagster.api.outbox import Deliveries
 from iscp_dagster.cli import main as cli
-from iscp_dagster.cli.checkup import endpoints
+from iscp_dagster.cli.checkup import inspect_endpoints
 from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
@@ -89,7 +89,7 @@ def attempt(outbox, status, outcome, text=""):
     work = outbox.claim("alerts", room=100, busy=())
     messages = [message for each in work for message in each.messages]
     results = [result(outbox, message, outcome, status, text) for message in messages]
-    outbox.record(outbox.endpoints()["alerts"], results)
+    outbox.record(outbox.list_endpoints()["alerts"], results)
 
 
 def ids(iscp, *options):
@@ -253,7 +253,7 @@ def test_an_endpoint_is_paused_and_resumed(iscp, outbox):
         == "alerts is paused.\n"
     )
     assert "alerts is paused: a deploy" in printed(iscp, "endpoint", "list")
-    assert outbox.endpoints()["alerts"].state == "paused"
+    assert outbox.list_endpoints()["alerts"].state == "paused"
     told = found(iscp, "endpoint", "resume", "alerts")
     assert told == {"endpoint": "alerts", "state": "active", "reason": ""}
     assert [work.messages[0].id for work in outbox.claim("alerts", room=1, busy=())] == ["alarm-1"]
@@ -266,7 +266,7 @@ def health(outbox, *used):
         deployment=SimpleNamespace(log=SqlLog(outbox.engine), clock=outbox.clock),
         sources=[SimpleNamespace(triggers=triggers)],
     )
-    return "\n".join(map(str, endpoints(deployed, 600.0))).splitlines()
+    return "\n".join(map(str, inspect_endpoints(deployed, 600.0))).splitlines()
 
 
 def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):
@@ -296,7 +296,8 @@ def test_health_names_the_endpoints_that_no_sender_serves(outbox):
 
 def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
     outbox.hold(["alerts"], "sender", 60)
-    failing = replace(outbox.endpoints()["alerts"], health=Health(failing_since=outbox.clock()))
+    alerts = outbox.list_endpoints()["alerts"]
+    failing = replace(alerts, health=Health(failing_since=outbox.clock()))
     outbox.record(failing, [])
     watch.move(700)
     # Nothing waits for it, so that nothing may be wrong any more.
@@ -330,7 +331,7 @@ def test_a_ping_shows_the_answer_and_fails_unless_it_is_accepted(iscp, receiver,
     code, said = iscp("endpoint", "ping", "spare", "--json")
     told = {"endpoint": "spare", "status": 401, "answer": "", "accepted": False}
     assert (code, json.loads(said)) == (1, told)
-    assert outbox.listed() == []
+    assert outbox.list_deliveries() == []
 
 
 def test_no_text_of_others_looks_like_a_line_of_its_own(iscp, outbox, monkeypatch):

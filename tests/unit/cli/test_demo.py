@@ -7,10 +7,10 @@ import pytest
 from iscp_dagster.demo import run as demo
 from iscp_dagster.demo.run import Demo, OutOfStepError
 from iscp_dagster.local.stack.ports import free_port
-from iscp_dagster.upkeep.verify import Verdict
+from iscp_dagster.upkeep.verify import IndexVerdict
 
-AGREES = Verdict(index="mirror", tenant="rich", version=2, rows=3)
-DIFFERS = Verdict(index="mirror", tenant="rich", version=2, rows=3, missing=1)
+AGREES = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3)
+DIFFERS = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3, missing=1)
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def ended(monkeypatch, tmp_path):
         "ISCP_DEMO_PORT": str(free_port()),
     }
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    monkeypatch.setattr(demo, "with_stack", lambda _: environ)
+    monkeypatch.setattr(demo, "add_stack_variables", lambda _: environ)
     for name in ("up", "status", "down"):
         monkeypatch.setattr(demo.control, name, lambda *_, name=name, **__: found.append(name))
     return found
 
 
 def played(monkeypatch, verdict):
-    monkeypatch.setattr(Demo, "play", lambda _: [verdict])
+    monkeypatch.setattr(Demo, "run_steps", lambda _: [verdict])
 
 
 def test_a_stack_that_the_demo_started_ends_with_it(monkeypatch, ended):
@@ -53,7 +53,7 @@ def test_kept_it_stays_and_its_addresses_and_next_commands_are_shown(monkeypatch
 
 def test_one_that_was_up_before_stays_up(monkeypatch, ended):
     played(monkeypatch, AGREES)
-    monkeypatch.setattr(demo, "running_stack", lambda _: object())
+    monkeypatch.setattr(demo, "find_running_stack", lambda _: object())
     assert demo.run(keep=False) == 0
     assert ended == ["up"]
 

@@ -8,9 +8,9 @@ from places import GOLDEN
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.barrier import Barrier
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
-from iscp_dagster.clickhouse.types.types import clickhouse_type
+from iscp_dagster.clickhouse.types.types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 
@@ -40,7 +40,7 @@ def test_ddl_is_as_the_golden_file_says():
         for each in shapes
         for statement in (
             *each.create_statements(Barrier(epoch=7, floor=7)),
-            each.staging_statement("r1"),
+            each.render_staging_table("r1"),
             *each.view_statements(),
         )
     ]
@@ -51,7 +51,7 @@ def test_many_columns_take_no_longer_each():
     def describe(columns):
         wide = [DeltaField(name=f"c{n}", type=Primitive("long")) for n in range(columns)]
         its = shape(Mirror(), (*FIELDS, *wide))
-        return [*its.create_statements(), *(its.column_types()[each.name] for each in wide)]
+        return [*its.create_statements(), *(its.get_column_types()[each.name] for each in wide)]
 
     assert time_growth(describe, 200, 1_600) < 8 * SLACK
 
@@ -83,7 +83,7 @@ def test_a_column_named_as_a_system_column_or_as_one_of_clickhouse_is_refused(na
     ],
 )
 def test_types(type_, nullable, expected):
-    assert clickhouse_type(type_, nullable=nullable, at="c") == expected
+    assert to_clickhouse_type(type_, nullable=nullable, at="c") == expected
 
 
 TEXT = Primitive("string")
@@ -129,7 +129,7 @@ def test_a_vector_of_something_else_is_refused():
 def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name():
     own = DeltaField(name="distance", type=Primitive("double"))
     (nearest, distances, _) = shape(INDEXES[2], (*FIELDS, own)).view_statements()
-    lost = shape(INDEXES[2]).selects(["distance"])
+    lost = shape(INDEXES[2]).render_view_selects(["distance"])
     assert [each.count("AS `_distance` FROM") for each in lost.values()] == [1, 1, 0]
     assert "`distance`, L2Distance(" in nearest
     assert "AS `_distance` FROM" in nearest
@@ -138,5 +138,5 @@ def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name
 
 
 def test_quoting():
-    assert ident("a`b", "c\\d") == "`a\\`b`.`c\\\\d`"
+    assert quote_identifier("a`b", "c\\d") == "`a\\`b`.`c\\\\d`"
     assert text("it's\n") == "'it\\'s\\n'"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.delta.arrow import arrow_type, fitted, has_times, is_flat, is_known
+from iscp_dagster.delta.arrow import fitted, has_times, is_flat, is_known, to_arrow_type
 from iscp_dagster.model.declared.schema import (
     Array,
     Decimal,
@@ -83,10 +83,10 @@ def now(value):
 
 @given(VALUES, st.integers(0, 6), st.integers(0, 6))
 def test_fields_come_and_go_inside_of_structs_lists_and_maps(values, begin, length):
-    column = pa.array(values, arrow_type(WRITTEN)).slice(begin, length)
+    column = pa.array(values, to_arrow_type(WRITTEN)).slice(begin, length)
     found = fitted(column, NOW)
     found.validate(full=True)
-    assert found.type == arrow_type(NOW)
+    assert found.type == to_arrow_type(NOW)
     assert found.to_pylist() == [now(value) for value in values[begin : begin + length]]
 
 

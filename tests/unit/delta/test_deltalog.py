@@ -23,14 +23,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster.delta.checks import check_source
-from iscp_dagster.delta.feed import Feed, FeedState, feed_state, read_range
+from iscp_dagster.delta.feed import ChangeFeed, FeedState, feed_state, read_range
 from iscp_dagster.delta.log import opening
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DeltaFacts
-from iscp_dagster.delta.log.files import LocalFiles, ObjectFiles, local_path, log_files, spark_path
+from iscp_dagster.delta.log.files import (
+    LocalFiles,
+    ObjectFiles,
+    log_files,
+    to_local_path,
+    to_spark_path,
+)
 from iscp_dagster.delta.log.mark import LogMark
-from iscp_dagster.delta.log.opening import table_url
+from iscp_dagster.delta.log.opening import to_table_url
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.errors import (
     FeedGoneError,
@@ -137,7 +143,7 @@ class Counted(LocalFiles):
     def read(self, name):
         raise AssertionError(name)
 
-    def names(self):
+    def list_names(self):
         raise AssertionError
 
 
@@ -160,7 +166,7 @@ class TestPoll:
         table.commit(file("add", "a"))
         second = log.poll(first)
         assert (first.moment.version, second.moment.version) == (0, 1)
-        assert second.same_table(first)
+        assert second.is_same_table(first)
         assert log.poll(second) is second
         assert log.latest() == second.moment
 
@@ -208,9 +214,9 @@ class TestPoll:
         for _ in range(commits):
             again.commit(file("add", "new"))
         mark = log.poll(known)
-        assert not mark.same_table(known)
+        assert not mark.is_same_table(known)
         assert mark.moment.version == commits
-        assert log.table_id() == again.id
+        assert log.get_table_id() == again.id
         assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
 
     def test_a_table_replaced_by_one_whose_id_begins_alike_is_noticed(self, tmp_path):
@@ -221,7 +227,7 @@ class TestPoll:
         assert LogMark.parse(str(known)) == known
         table.id = "01932c5a~two"
         table.commit(table.metadata(), file("add", "new"))
-        assert not log.poll(known).same_table(known)
+        assert not log.poll(known).is_same_table(known)
 
     def test_what_another_process_noticed_is_no_news_but_caches_go(self, table):
         table.commit(file("add", "old"))
@@ -233,7 +239,7 @@ class TestPoll:
         known = again.log().poll()
         assert log.poll(known) == known
         assert log.changed_tenants(0, 1) == {"new"}
-        assert log.table_id() == again.id
+        assert log.get_table_id() == again.id
 
     @pytest.mark.parametrize("commits", [2, 5])
     def test_in_a_store_the_next_commit_tells_that_a_table_was_created_anew(self, table, commits):
@@ -245,8 +251,8 @@ class TestPoll:
         for _ in range(commits):
             again.commit(file("add", "new"))
         mark = log.poll(known)
-        assert not mark.same_table(known)
-        assert log.table_id() == again.id
+        assert not mark.is_same_table(known)
+        assert log.get_table_id() == again.id
         assert log.changed_tenants(0, 1) == {"new"}
 
     def test_in_a_store_what_another_process_noticed_lets_go_of_caches(self, table):
@@ -276,7 +282,7 @@ class TestPoll:
         known = log.poll()
         (table.path / commit_name(1)).unlink()
         mark = log.poll(known)
-        assert mark.same_table(known)
+        assert mark.is_same_table(known)
         assert mark.moment < known.moment
 
     @pytest.mark.parametrize("make", [lambda _: None, Path.mkdir])
@@ -297,7 +303,7 @@ class TestPoll:
         table.version += 1
         (table.path / commit_name(1)).write_text("oh no\n")
         with pytest.raises(SourceError, match="Commit 1 of the Delta log is not JSON"):
-            table.log().moment(1)
+            table.log().get_moment(1)
 
     @pytest.mark.parametrize("hint", [1, 2, 3, 9])
     def test_a_hint_of_a_checkpoint_that_is_not_there(self, table, hint):
@@ -307,7 +313,7 @@ class TestPoll:
             json.dumps({"version": hint, "size": 3})
         )
         log = table.log()
-        assert (log.latest().version, log.facts().version) == (3, 3)
+        assert (log.latest().version, log.get_facts().version) == (3, 3)
         assert log.tenants() == ["a", "b", "c"]
         assert [table.log().tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
 
@@ -326,16 +332,16 @@ class TestPoll:
         for tenant in ("a", "b", "c"):
             table.commit(file("add", tenant))
         (table.path / "_delta_log" / "_last_checkpoint").write_text('{"version": 2, "size": 3}')
-        opened = opening._open
+        opened = opening._open_delta_table
 
         def fail_past_hint(location, options, version):
             if version != 1:
                 return opened(location, options, version)
             raise OSError("Service Unavailable")
 
-        monkeypatch.setattr(opening, "_open", fail_past_hint)
+        monkeypatch.setattr(opening, "_open_delta_table", fail_past_hint)
         with pytest.raises(UnavailableError, match="Service Unavailable"):
-            table.log().facts()
+            table.log().get_facts()
 
     def test_only_a_checkpoint_is_left(self, table):
         from deltalake import DeltaTable
@@ -381,10 +387,10 @@ class TestChangedTenants:
         table.commit(file("remove", None, column=None, path="orphan.parquet"))
         log = table.log()
         assert log.changed_tenants(1, 2) == set()
-        assert log.changed_unnamed(1, 2)
-        assert log.only_adds(1, 2, {"a"})
+        assert log.has_unnamed_changes(1, 2)
+        assert log.has_only_adds(1, 2, {"a"})
         assert log.feed_files(1, 2, {"a"}) == []
-        assert log.opened(2) == [(None, "orphan.parquet")]
+        assert log.list_opened_files(2) == [(None, "orphan.parquet")]
 
     @pytest.mark.parametrize("column", ["k", None])
     def test_partition_values_of_before_the_tenant_told_partitions_cannot_tell(
@@ -399,7 +405,7 @@ class TestChangedTenants:
         for after in (0, 1):
             assert log.changed_tenants(after, 3) is None
             assert log.feed_files(after, 3, {"a"}) is None
-            assert not log.only_adds(after, 3, {"a"})
+            assert not log.has_only_adds(after, 3, {"a"})
         assert log.changed_tenants(2, 3) == {"b"}
 
     @pytest.mark.parametrize(("before", "now"), [("t", "tk"), ("tk", "t")])
@@ -419,7 +425,7 @@ class TestChangedTenants:
         table.commit(file("add", "a")).commit(file("add", "b"))
         log = table.log()
         log.poll()
-        log.facts()
+        log.get_facts()
         (table.path / commit_name(1)).unlink()
         assert log.changed_tenants(0, 2) is None
         assert log.changed_tenants(1, 2) == {"b"}
@@ -438,7 +444,7 @@ class TestChangedTenants:
         assert log.changed_tenants(0, 1) == {"default"}
         assert log.changed_tenants(1, 2) == set()
         assert log.tenants() == ["default"]
-        assert log.tenant_sizes()["default"].bytes == 10
+        assert log.get_tenant_sizes()["default"].bytes == 10
 
     def test_with_column_mapping(self, tmp_path):
         tenant = TENANT | {
@@ -464,15 +470,15 @@ class TestChangedTenants:
         table.commit(file("add", "a"), orphan)
         log = table.log()
         assert (log.changed_tenants(0, 1), log.tenants()) == ({"a"}, ["a"])
-        assert log.changed_unnamed(0, 1)
-        assert log.unnamed().files == 1
+        assert log.has_unnamed_changes(0, 1)
+        assert log.get_unnamed_size().files == 1
         table.commit(file("add", "b"))
-        assert not log.changed_unnamed(1, 2)
+        assert not log.has_unnamed_changes(1, 2)
         table.commit(file("remove", null, path="orphan.parquet"))
-        assert log.changed_unnamed(2, 3)
-        assert log.unnamed() is None
+        assert log.has_unnamed_changes(2, 3)
+        assert log.get_unnamed_size() is None
         # The removed rows had no tenant either.
-        assert log.only_adds(2, 3, {"a"})
+        assert log.has_only_adds(2, 3, {"a"})
         assert log.tenants() == ["a", "b"]
 
     def test_rows_that_nobody_counted_are_taken_for_eight_bytes(self, table):
@@ -485,23 +491,23 @@ class TestChangedTenants:
         table.commit(file("add", "a", size=5, stats='{"numRecords":3}'), file("add", "b", size=7))
         table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
         log = table.log()
-        assert log.bytes_written(0, 2) == {"a": 6, "b": 7}
+        assert log.get_bytes_written(0, 2) == {"a": 6, "b": 7}
         # The rows of b are estimated from its bytes; removed rows count as read, too.
         assert log.written(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
         assert log.written(0, 2, {"b"}) == [(1, (7, 0)), (2, (0, 1))]
-        sizes = log.tenant_sizes(1)
+        sizes = log.get_tenant_sizes(1)
         assert (sizes["a"].rows, sizes["a"].bytes, sizes["b"].rows) == (3, 5, None)
-        assert log.tenant_sizes()["a"].files == 2
+        assert log.get_tenant_sizes()["a"].files == 2
 
 
 class TestMoment:
     def test_the_time_in_the_commit_goes_before_that_of_the_file(self, table):
         table.commit(info={"inCommitTimestamp": 1_700_000_000_123})
-        assert table.log().moment(1) == Moment(1, 1_700_000_000_123_000)
+        assert table.log().get_moment(1) == Moment(1, 1_700_000_000_123_000)
 
     def test_the_time_of_the_file_in_milliseconds(self, table):
         table.at(0, 1_700_000_000.123456)
-        assert table.log().moment(0) == Moment(0, 1_700_000_000_123_000)
+        assert table.log().get_moment(0) == Moment(0, 1_700_000_000_123_000)
 
     def test_times_grow_with_versions(self, table):
         for _ in range(3):
@@ -509,14 +515,14 @@ class TestMoment:
         for version, second in enumerate([100, 100, 90, 200]):
             table.at(version, second)
         log = table.log()
-        micros = [log.moment(version).micros for version in range(4)]
+        micros = [log.get_moment(version).micros for version in range(4)]
         assert micros == [100_000_000, 100_001_000, 100_002_000, 200_000_000]
 
     def test_a_commit_that_is_gone(self, table):
         table.commit()
         (table.path / commit_name(0)).unlink()
         with pytest.raises(FeedGoneError, match=r"Commit 0 .* the oldest there is 1"):
-            table.log().moment(0)
+            table.log().get_moment(0)
 
 
 class TestFeed:
@@ -535,8 +541,8 @@ class TestFeed:
     def test_whether_a_log_has_a_commit_tells_its_time(self, table):
         table.commit().commit()
         log = table.log()
-        one, last = log.moment(1), log.moment(2)
-        assert all(map(log.has, (START, log.moment(0), one, last)))
+        one, last = log.get_moment(1), log.get_moment(2)
+        assert all(map(log.has, (START, log.get_moment(0), one, last)))
         assert not log.has(replace(one, micros=one.micros + 1))
         assert not log.has(Moment(3, last.micros))
         another = table.log()
@@ -623,33 +629,44 @@ class TestFeed:
         on = {"delta.enableInCommitTimestamps": "true", "delta.appendOnly": "false"}
         table.commit(table.metadata(properties=FEED | on)).commit(file("add", "a"))
         table.commit(table.metadata([TENANT, KEY | {"metadata": {}}], properties={}))
-        assert table.log().first_column_change(0, 3) is None
+        assert table.log().find_first_column_change(0, 3) is None
         table.commit(table.metadata([TENANT, KEY, NUMBER])).commit(table.metadata([TENANT, KEY]))
         log = table.log()
-        assert [log.first_column_change(after, 5) for after in range(6)] == [4, 4, 4, 4, 5, None]
+        assert [log.find_first_column_change(after, 5) for after in range(6)] == [
+            4,
+            4,
+            4,
+            4,
+            5,
+            None,
+        ]
 
     def test_columns_may_have_changed_where_the_log_has_lost_how_they_were(self, table):
         table.commit(file("add", "a")).commit(table.metadata()).commit(file("add", "a"))
         log = table.log()
-        log.facts(3)
+        log.get_facts(3)
         (table.path / commit_name(0)).unlink()
         (table.path / commit_name(1)).unlink()
-        assert log.first_column_change(1, 3) == 2
-        assert log.first_column_change(0, 3) == 1
-        assert log.first_column_change(2, 3) is None
+        assert log.find_first_column_change(1, 3) == 2
+        assert log.find_first_column_change(0, 3) == 1
+        assert log.find_first_column_change(2, 3) is None
 
     def test_a_dropped_column_breaks_a_range_but_at_its_start(self, table):
         table.commit().commit(table.metadata([TENANT])).commit()
         assert self.gone(table, 0, 3) == "column 'k' was dropped at version 2"
         assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
-        assert [Feed(log=table.log()).first_drop(after, 3) for after in range(3)] == [2, 2, None]
+        assert [ChangeFeed(log=table.log()).find_first_drop(after, 3) for after in range(3)] == [
+            2,
+            2,
+            None,
+        ]
 
     def test_a_commit_that_drops_a_column_and_does_more_is_no_start(self, table):
         table.commit(table.metadata([TENANT]), file("add", "a")).commit()
         assert "'k' was dropped" in self.gone(table, 0, 2)
         table.commit(table.metadata([NUMBER])).commit()
         assert "'tenant' was dropped" in self.gone(table, 2, 4)
-        assert Feed(log=table.log()).first_drop(0, 4) is None
+        assert ChangeFeed(log=table.log()).find_first_drop(0, 4) is None
 
     def test_vacuumed(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
@@ -678,7 +695,7 @@ class TestFeed:
                 files = [file("add", of, path=n) for n, (of, _) in zip(names, added, strict=True)]
                 table.commit(*files)
             log = table.log()
-            last, feed = log.latest().version, Feed(log=log)
+            last, feed = log.latest().version, ChangeFeed(log=log)
             ranges = [(a, u) for u in range(1, last + 1) for a in range(u)]
             asked = [(*each, of) for each in ranges for of in ({"a"}, {"b"}, {"a", "b"}, None)]
             for after, upto, of in data.draw(st.permutations(asked)):
@@ -702,7 +719,7 @@ class TestFeed:
     def test_the_start_cannot_be_known(self, table):
         table.commit().commit(table.metadata()).commit()
         log = table.log()
-        log.facts()
+        log.get_facts()
         (table.path / commit_name(0)).unlink()
         assert "no longer describes" in feed_state(log, 1, 3).reason
 
@@ -724,7 +741,7 @@ class TestChecks:
         )
         log = DeltaLog(path)
         for version in (4, 3, 2, 1, 0):
-            held = log.facts(version)
+            held = log.get_facts(version)
             assert held == at(DeltaFacts(path), version)
             assert len(held.fields) == (3 if version >= 2 else 2)
         assert opened == [4, 1], "versions 2 to 4 are alike, and 1 and 0"
@@ -849,11 +866,11 @@ class TestFiles:
     def test_the_same_answers_from_a_folder_and_a_store(self, files, table):
         name = commit_name(0)
         assert files.read(name) == (table.path / name).read_bytes()
-        assert files.names() == [Path(name).name]
+        assert files.list_names() == [Path(name).name]
         assert files.mark(name).mtime_ns // 1000 == (table.path / name).stat().st_mtime_ns // 1000
         assert files.mark(commit_name(1)) is None
         assert files.read(commit_name(1)) is None
-        assert files.missing([]) is None
+        assert files.find_missing([]) is None
 
     def test_a_whole_log_through_a_store(self, table):
         table.commit(file("add", "a"))
@@ -890,20 +907,20 @@ class TestFiles:
         Path(tmp_path, "loop.parquet").symlink_to("loop.parquet")
         files = LocalFiles(str(tmp_path))
         with pytest.raises(UnavailableError, match="cannot be read now"):
-            files.missing(["loop.parquet"])
-        assert files.missing(["gone.parquet"]) == "gone.parquet"
+            files.find_missing(["loop.parquet"])
+        assert files.find_missing(["gone.parquet"]) == "gone.parquet"
 
     def test_every_question_to_a_store_that_does_not_answer(self, monkeypatch):
         name_store(monkeypatch, REFUSING)
         files = log_files("s3://bucket/table")
         name = commit_name(0)
-        for ask in (files.names, lambda: files.mark(name), lambda: files.read(name)):
+        for ask in (files.list_names, lambda: files.mark(name), lambda: files.read(name)):
             with pytest.raises(UnavailableError, match="Connection refused"):
                 ask()
         with pytest.raises(UnavailableError, match="Connection refused"):
             DeltaFacts("s3://bucket/table").at()
 
-    @pytest.mark.parametrize("ask", [lambda f: f.names(), lambda f: f.read(commit_name(0))])
+    @pytest.mark.parametrize("ask", [lambda f: f.list_names(), lambda f: f.read(commit_name(0))])
     def test_a_store_that_hangs_holds_up_no_other_thread(self, monkeypatch, ask):
         """One of those threads renews a run's lease."""
         beats, over = [], threading.Event()
@@ -938,7 +955,7 @@ class TestFiles:
             DeltaLog(str(tmp_path)).poll()
 
     def test_an_empty_store(self, tmp_path):
-        assert ObjectFiles(tmp_path.as_uri()).names() == []
+        assert ObjectFiles(tmp_path.as_uri()).list_names() == []
 
     @pytest.mark.parametrize(
         ("location", "path"),
@@ -950,15 +967,15 @@ class TestFiles:
         ],
     )
     def test_which_tables_are_local(self, location, path):
-        assert local_path(location) == path
+        assert to_local_path(location) == path
         assert isinstance(log_files(location), LocalFiles if path else ObjectFiles)
 
     def test_a_path_that_deltalake_cannot_open(self, tmp_path):
         table = Table(tmp_path / "per%41cent").create()
         with pytest.raises(SourceError, match="percent escape"):
-            table.log().table_id()
+            table.log().get_table_id()
         with pytest.raises(SourceError, match="a character for deltalake and three for Spark"):
-            table_url("s3://bucket/per%20cent")
+            to_table_url("s3://bucket/per%20cent")
 
     @pytest.mark.parametrize(
         ("location", "path"),
@@ -970,4 +987,4 @@ class TestFiles:
         ],
     )
     def test_how_spark_takes_a_path(self, location, path):
-        assert spark_path(location) == path
+        assert to_spark_path(location) == path

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from places import DOCS
 
 from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
-from iscp_dagster.events.keys import event_key
+from iscp_dagster.events.keys import make_event_key
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import ConfigError, KeyColumnError
 
@@ -49,7 +49,7 @@ def two_keys(draw):
 @given(two_keys())
 def test_no_two_rows_of_a_table_have_one_key(pair):
     one, other = pair
-    assert (event_key(*one) == event_key(*other)) == (one == other)
+    assert (make_event_key(*one) == make_event_key(*other)) == (one == other)
 
 
 @given(st.tuples(NASTY, NASTY, st.integers(0)), st.tuples(NASTY, NASTY, st.integers(0)))
@@ -65,7 +65,7 @@ def test_trigger_key_and_timestamp_do_not_run_into_each_other(one, other):
 
 def test_one_commit_of_two_tenants_gives_two_ids():
     scheme = IdScheme()
-    ids = {scheme.event_id("alert", event_key(each, [1]), AT) for each in ("acme", "globex")}
+    ids = {scheme.event_id("alert", make_event_key(each, [1]), AT) for each in ("acme", "globex")}
     assert len(ids) == 2
 
 
@@ -94,18 +94,18 @@ def test_one_commit_of_two_tenants_gives_two_ids():
     ],
 )
 def test_a_key_is_written_as_documented(tenant, values, text):
-    assert event_key(tenant, values) == text
+    assert make_event_key(tenant, values) == text
 
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}])
 def test_a_null_or_compound_key_is_refused(value):
     with pytest.raises(KeyColumnError, match="A key value is"):
-        event_key("acme", [value])
+        make_event_key("acme", [value])
 
 
 def test_a_row_without_a_key_is_refused():
     with pytest.raises(KeyColumnError, match="no key value"):
-        event_key("acme", [])
+        make_event_key("acme", [])
 
 
 def test_each_algorithm_and_form_is_what_it_is_called():
@@ -141,11 +141,13 @@ def test_an_id_fits_a_header_and_a_signed_text(algorithm, form, prefix, key):
 def test_the_id_of_a_batch_follows_from_its_events_in_their_order():
     scheme = IdScheme(prefix="eu")
     one, other = ["eu_a", "eu_b"], ["eu_b", "eu_a"]
-    assert scheme.batch_id(one) == scheme.batch_id(tuple(one)) != scheme.batch_id(other)
-    assert scheme.batch_id(["a"]) != scheme.batch_id(["a", "a"])
-    assert IdScheme().batch_id(["x"]) == hashlib.sha256(b":x").hexdigest()[:32]
+    assert (
+        scheme.make_batch_id(one) == scheme.make_batch_id(tuple(one)) != scheme.make_batch_id(other)
+    )
+    assert scheme.make_batch_id(["a"]) != scheme.make_batch_id(["a", "a"])
+    assert IdScheme().make_batch_id(["x"]) == hashlib.sha256(b":x").hexdigest()[:32]
     with pytest.raises(ConfigError, match="no events"):
-        scheme.batch_id([])
+        scheme.make_batch_id([])
 
 
 def test_a_scheme_is_read_from_the_environment():

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from iscp_dagster.events.changes import Change, Truth
-from iscp_dagster.events.hysteresis import Condition, EventType, Initial, Machine
+from iscp_dagster.events.changes import RowChange, Truth
+from iscp_dagster.events.hysteresis import EventType, Hysteresis, Initial, Machine
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
 
@@ -29,7 +29,7 @@ def change(key, before, after, version, operation=None):
     if operation is None:
         changed = ChangeKind.DELETE if after is None else ChangeKind.UPDATE
         operation = ChangeKind.INSERT if before is None else changed
-    made = Change(
+    made = RowChange(
         tenant=None,
         key=key,
         operation=operation,
@@ -74,7 +74,7 @@ def fired(machine, changes):
     ],
 )
 def test_a_trigger_fires_on_the_transition(unmatch, values, told):
-    machine = Machine(Condition(unmatch=unmatch))
+    machine = Machine(Hysteresis(unmatch=unmatch))
     found = fired(machine, story([("a", value) for value in values]))
     assert [(version, kind) for kind, _, version in found] == told
 
@@ -82,10 +82,10 @@ def test_a_trigger_fires_on_the_transition(unmatch, values, told):
 def test_match_goes_before_unmatch_so_that_the_same_row_again_fires_nothing():
     both = Truth(match=True, unmatch=True)
     image = {"v": 1}
-    first = Change(
+    first = RowChange(
         tenant=None, key="a", operation=ChangeKind.INSERT, before=None, after=image, becomes=both
     )
-    again = Change(
+    again = RowChange(
         tenant=None,
         key="a",
         operation=ChangeKind.UPDATE,
@@ -95,14 +95,14 @@ def test_match_goes_before_unmatch_so_that_the_same_row_again_fires_nothing():
         becomes=both,
     )
     at = [SourceTimestamp(nanos=v, version=v) for v in range(3)]
-    machine = Machine(Condition(unmatch=True))
+    machine = Machine(Hysteresis(unmatch=True))
     assert fired(machine, [(first, at[0]), (again, at[1]), (again, at[2])]) == [(MATCH, "a", 0)]
 
 
 @pytest.mark.parametrize("unmatch", [False, True])
 @pytest.mark.parametrize("initial", list(Initial))
 def test_rows_that_matched_before_the_trigger_do_not_fire_again_and_clear(initial, unmatch):
-    machine = Machine(Condition(unmatch=unmatch), active=["stale"])
+    machine = Machine(Hysteresis(unmatch=unmatch), active=["stale"])
     seeded = [
         (each.type, each.change.key) for each in machine.seed(base({"a": 6, "b": 4}), initial)
     ]
@@ -116,7 +116,7 @@ def test_rows_that_matched_before_the_trigger_do_not_fire_again_and_clear(initia
     ("was", "value", "now"), [(1, 4, 1), (0, 4, 0), (0, 6, 1), (1, 2, 0), (1, None, 0)]
 )
 def test_a_gap_is_reconciled_without_an_event(was, value, now):
-    machine = Machine(Condition(unmatch=True), active=["a"] if was else [])
+    machine = Machine(Hysteresis(unmatch=True), active=["a"] if was else [])
     machine.reconcile(base({"a": value}))
     assert machine.active == ({"a"} if now else set())
 
@@ -124,12 +124,12 @@ def test_a_gap_is_reconciled_without_an_event(was, value, now):
 @given(st.lists(st.tuples(st.sampled_from(KEYS), ROWS), max_size=20), st.booleans(), st.data())
 def test_cuts_and_the_order_of_other_keys_do_not_matter(steps, unmatch, data):
     changes = story(steps)
-    whole = Machine(Condition(unmatch=unmatch))
+    whole = Machine(Hysteresis(unmatch=unmatch))
     expected = fired(whole, changes)
     active, found, start = frozenset(), [], 0
     while start < len(changes):
         end = data.draw(st.integers(start + 1, len(changes)), label="cut")
-        part = Machine(Condition(unmatch=unmatch), active)
+        part = Machine(Hysteresis(unmatch=unmatch), active)
         by_key = sorted(changes[start:end], key=lambda each: each[0].key)
         found += fired(part, by_key)
         assert active | part.added == part.active | part.removed
@@ -145,7 +145,7 @@ class Triggered(RuleBasedStateMachine):
     def begin(self, rows, unmatch):
         self.rows = dict.fromkeys(KEYS) | rows
         self.unmatch, self.version, self.told = unmatch, 0, []
-        self.machine = Machine(Condition(unmatch=unmatch))
+        self.machine = Machine(Hysteresis(unmatch=unmatch))
         assert list(self.machine.seed(base(self.rows), Initial.SKIP)) == []
         self.on = {key: bool(v) and v >= HIGH for key, v in self.rows.items()}
 

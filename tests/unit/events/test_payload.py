@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.events.hysteresis import EventType
-from iscp_dagster.events.payload import Event, json_value
+from iscp_dagster.events.payload import TriggerEvent, to_json_value
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import SchemaError
 
 
 def event(**data):
-    return Event(
+    return TriggerEvent(
         event_id="a3f2",
         event_type=EventType.MATCH,
         trigger_name="alert",
@@ -61,7 +61,7 @@ def test_a_body_has_six_fields_in_order():
     ],
 )
 def test_each_type_has_its_form(value, shown):
-    assert json_value(value, at="c") == shown
+    assert to_json_value(value, at="c") == shown
     assert json.loads(event(c=value).body())["data"] == {"c": shown}
 
 

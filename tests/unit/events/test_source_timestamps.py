@@ -29,7 +29,7 @@ def test_order_is_of_version_and_ordinal(places):
 
 @given(st.integers(-(2**53), 2**57))
 def test_micros_become_nanoseconds_without_loss(micros):
-    timestamp = SourceTimestamp.of_micros(micros, version=3)
+    timestamp = SourceTimestamp.from_micros(micros, version=3)
     assert (timestamp.nanos, timestamp.text) == (micros * 1_000, f"{micros}000" if micros else "0")
 
 

@@ -9,11 +9,11 @@ import pytest
 from places import DOCS
 
 from iscp_dagster import Endpoint, SourceTable, Trigger, View
-from iscp_dagster.events.changes import Change, Truth
-from iscp_dagster.events.hysteresis import Condition, Machine
+from iscp_dagster.events.changes import RowChange, Truth
+from iscp_dagster.events.hysteresis import Hysteresis, Machine
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 
 PAGE = (DOCS / "triggers.md").read_text(encoding="utf-8")
 
@@ -35,7 +35,7 @@ def table(head):
 def test_the_example_declares_a_trigger_on_a_view_with_an_endpoint(example):
     kinds = (SourceTable, View, Endpoint, Trigger)
     made = [each for each in example.values() if isinstance(each, kinds)]
-    (trades,) = Declared.of(made).attached()
+    (trades,) = Declarations.of(made).attached()
     assert [each.name for each in trades.triggers] == ["large_trade_alert"]
     assert trades.triggers[0].endpoints == ("alerts",)
 
@@ -54,10 +54,10 @@ def truth(gross, trigger):
 
 
 def test_the_row_fires_as_the_table_says(example):
-    machine, before = Machine(Condition(unmatch=True)), None
+    machine, before = Machine(Hysteresis(unmatch=True)), None
     for commit, gross, fires, active in table("commit"):
         now = None if gross == "not in the view" else truth(gross, example["large"])
-        change = Change(
+        change = RowChange(
             tenant="desk",
             key="1",
             operation=ChangeKind.UPDATE,

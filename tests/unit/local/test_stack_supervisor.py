@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.local.services.service import Service, http_probe, port_probe
+from iscp_dagster.local.services.service import Service, make_http_probe, make_port_probe
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.local.stack.ports import free_port, is_free
 from iscp_dagster.local.supervise import warded
@@ -72,7 +72,7 @@ def server(folder: Path, port: int, name: str = "web", **fields) -> Service:
             "environment": dict(os.environ),
             "folder": folder,
             "log": folder / f"{name}.log",
-            "probe": http_probe(port, "/"),
+            "probe": make_http_probe(port, "/"),
             **fields,
         }
     )
@@ -81,7 +81,7 @@ def server(folder: Path, port: int, name: str = "web", **fields) -> Service:
 async def test_services_start_and_stop(tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     one = server(tmp_path, ports[0])
-    two = server(tmp_path, ports[1], name="two", probe=port_probe(ports[1]))
+    two = server(tmp_path, ports[1], name="two", probe=make_port_probe(ports[1]))
     watched = await Watched(one, two).up()
     assert not any(is_free(port) for port in ports)
     await watched.end()
@@ -101,7 +101,7 @@ async def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_pa
         if not raised:
             raised.append("probe")
             raise ValueError("the probe has a bug")
-        return await http_probe(port, "/")(since)
+        return await make_http_probe(port, "/")(since)
 
     async def note() -> str:
         raised.append("note")

@@ -7,10 +7,10 @@ from logs import carry_out
 from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
-from iscp_dagster.location.sensor.trial import trial_look
+from iscp_dagster.location.sensor.trial import take_trial_look
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.ending import ENDING_VARIABLE
 
@@ -45,7 +45,9 @@ class Instance:
 class Ticking:
     def __init__(self, folder, monkeypatch):
         monkeypatch.setattr("iscp_dagster.location.sensor.recovery.Recovery.look", lambda *_: None)
-        monkeypatch.setattr("iscp_dagster.location.sensor.runner.identity", lambda _: "me")
+        monkeypatch.setattr(
+            "iscp_dagster.location.sensor.runner.ensure_instance_name", lambda _: "me"
+        )
         self.clock, self.instance = Clock(), Instance()
         self.source, self.deployment = orders(folder), in_memory(self.clock)
         self.lookout = Lookout(
@@ -160,10 +162,10 @@ def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypa
     monkeypatch.setenv(ENDING_VARIABLE, str(sign))
     sign.touch()
     commit(ticking.source, "us")
-    before = ticking.deployment.log.active_runs()
+    before = ticking.deployment.log.list_active_runs()
     looks, _ = ticking.tick()
     assert [each.dispatches for each in looks] == [[]]
-    assert ticking.deployment.log.active_runs() == before
+    assert ticking.deployment.log.list_active_runs() == before
     sign.unlink()
     looks, _ = ticking.tick()
     assert [len(each.dispatches) for each in looks] == [1]
@@ -171,7 +173,7 @@ def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypa
 
 def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
     """Even when thousands of jobs change each second, looks leave the machine to the runs."""
-    runner = ticking.lookout._begun[1]
+    runner = ticking.lookout._recovery_and_runner[1]
     look = runner.look
 
     def slow(cursor):
@@ -186,18 +188,18 @@ def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
 
 def test_the_log_is_asked_now_and_then_only(ticking, monkeypatch):
     asked = []
-    runner = ticking.lookout._begun[1]
+    runner = ticking.lookout._recovery_and_runner[1]
     monkeypatch.setattr(runner, "has_new_event", lambda: bool(asked.append(1)))
     ticking.tick()
     assert len(asked) == pytest.approx(TICK / EVENTS_SECONDS, rel=0.2)
 
 
 def test_a_table_in_an_object_store_is_asked_as_often_as_it_is_scanned(ticking, monkeypatch):
-    delta_log = ticking.lookout._begun[1].watches[ticking.source.name].delta_log
+    delta_log = ticking.lookout._recovery_and_runner[1].watches[ticking.source.name].delta_log
     polled = []
     poll = delta_log.poll
     monkeypatch.setattr(type(delta_log.files), "local", False)
-    monkeypatch.setattr(delta_log, "ends_at", lambda _: pytest.fail("that is a request"))
+    monkeypatch.setattr(delta_log, "is_latest", lambda _: pytest.fail("that is a request"))
     monkeypatch.setattr(delta_log, "poll", lambda known: (polled.append(known), poll(known))[1])
     ticking.clock.pass_(10)
     ticking.after(3, ticking.pause_job)
@@ -212,11 +214,11 @@ def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
     carry_out(deployment, Runner(deployment, [source]).look(None))
     log.unregister("gone", mirror)
     log.pause("us", mirror)
-    log.stand(mirror, job_spec(source, source.index("mirror")))
+    log.register_standing(mirror, make_job_spec(source, source.index("mirror")))
     commit(source, "eu", "us", "gone", "new")
-    before = log.jobs(include_dropped=True), log.history(), log.standing()
-    tried = trial_look(deployment, [source], None)
-    assert (log.jobs(include_dropped=True), log.history(), log.standing()) == before
+    before = log.jobs(include_dropped=True), log.history(), log.list_standing()
+    tried = take_trial_look(deployment, [source], None)
+    assert (log.jobs(include_dropped=True), log.history(), log.list_standing()) == before
     found = Runner(deployment, [source]).look(None)
     assert [each.iteration for each in tried.dispatches] == [
         each.iteration for each in found.dispatches

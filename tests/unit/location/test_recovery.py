@@ -11,11 +11,11 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.joblog.renewal import kept
 from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
-from iscp_dagster.location.working import working
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.runs.named import DISPATCH_TAG, identity
+from iscp_dagster.runs.named import DISPATCH_TAG, ensure_instance_name
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus
@@ -248,7 +248,7 @@ def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state
     world.put("waits", "ticket", begun=False)
     world.put("waits for another", "ticket 2", begun=False)
     run = DagsterRun(job_name="j", run_id="run", tags={DISPATCH_TAG: "ticket"})
-    with pytest.raises(type(error)), working(world.deployment, run):
+    with pytest.raises(type(error)), renew_run_lease(world.deployment, run):
         raise error
     assert world.states() == {"waits": state, "waits for another": "pending"}
     assert world.code("waits") == (code, 1)
@@ -257,5 +257,5 @@ def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state
 
 
 def test_a_dagster_is_told_from_others_by_its_storage(world):
-    assert identity(world.here) == identity(world.here)
-    assert identity(world.here) != identity(world.there)
+    assert ensure_instance_name(world.here) == ensure_instance_name(world.here)
+    assert ensure_instance_name(world.here) != ensure_instance_name(world.there)

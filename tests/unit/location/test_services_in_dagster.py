@@ -13,14 +13,14 @@ from tables import deployment_at
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager, OutcomeIOManager
-from iscp_dagster.location.names import partitions_name
+from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import registering
+from iscp_dagster.planning.declared import list_table_specs
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 
 KEY = dg.AssetKey(["shop", "orders_told"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -58,7 +58,7 @@ def location(source, runtime, near_spark, tmp_path):
     resources = {"iscp": SimpleNamespace(deployment=lambda: deployment)}
     defs = build_definitions([source], resources, environ={})
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(partitions_name(source), ["eu", "us"])
+        instance.add_dynamic_partitions(get_partitions_name(source), ["eu", "us"])
         yield SimpleNamespace(defs=defs, instance=instance, deployment=deployment)
 
 
@@ -114,7 +114,7 @@ def test_a_declaration_beside_the_table_is_an_asset_too(source):
 
 def test_each_tenant_gets_a_job_of_its_priority_that_a_run_takes(location, source, runtime):
     commit(source, "eu", "us")
-    ((name, spec),) = registering(source, {}).items()
+    ((name, spec),) = list_table_specs(source, {}).items()
     assert (name.job, spec.detail.priority) == ("told", 5)
     look = Runner(location.deployment, [source]).look(None)
     jobs = location.deployment.log.jobs()
@@ -216,8 +216,8 @@ def left_unconfirmed(location, source):
     (job,) = location.deployment.log.jobs()
     delta_log = location.deployment.delta_log(source)
     iteration = Iteration.of([job], delta_log.latest())
-    reader = Reader(location.deployment, source, iteration.tenants, delta_log)
-    location.deployment.log.begin(iteration, "killed", reader.layout(iteration.range))
+    reader = SourceReader(location.deployment, source, iteration.tenants, delta_log)
+    location.deployment.log.begin(iteration, "killed", reader.plan_layout(iteration.range))
     location.deployment.log.recover({"killed"})
     commit(source, "eu")
 
@@ -243,14 +243,14 @@ def test_they_show_also_if_the_next_range_fails(location, source, runtime):
 
 def test_they_show_also_if_the_next_range_cannot_be_read(location, source, runtime, monkeypatch):
     left_unconfirmed(location, source)
-    read = Reader.rows
+    read = SourceReader.rows
 
     def once(self, spark, wanted, *arguments, **named):
         if wanted.range.to.version == 2:
             raise UnavailableError("Spark is gone.")
         return read(self, spark, wanted, *arguments, **named)
 
-    monkeypatch.setattr(Reader, "rows", once)
+    monkeypatch.setattr(SourceReader, "rows", once)
     ended = materialized(location, "eu")
     assert not ended.success
     shown = observed(location, ended)["eu"]

@@ -6,8 +6,8 @@ import pytest
 
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View
 from iscp_dagster.delta.checks import RESERVED
-from iscp_dagster.model.declared.lineage import in_order, parents
-from iscp_dagster.model.declared.together.attach import Declared, UnfitError, attached
+from iscp_dagster.model.declared.lineage import find_parents, sort_views
+from iscp_dagster.model.declared.together.attach import Declarations, UnfitError, attached
 from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import ConfigError
@@ -46,7 +46,7 @@ def test_a_trigger_s_endpoints_may_be_named():
     (given,) = attached([TRADES], [], [named], [ALERTS])
     assert given.triggers[0].to == (ALERTS,)
     other = replace(ALERTS, name="other")
-    known = Declared.of([TRADES, other, LARGE, LARGE]).all_endpoints()
+    known = Declarations.of([TRADES, other, LARGE, LARGE]).list_endpoints()
     assert known == [ALERTS, other], "with those that only a trigger has, and no trigger at all"
 
 
@@ -55,7 +55,7 @@ def test_triggers_that_a_table_has_already_are_triggers_of_the_location():
     (given,) = attached([table], [BIG], [], [ALERTS])
     assert given.triggers == [LARGE]
     assert attached([given]) == [given], "attached again, it stays"
-    assert Declared.of([given]).all_endpoints() == [ALERTS]
+    assert Declarations.of([given]).list_endpoints() == [ALERTS]
     with pytest.raises(UnfitError, match="Trigger 'large' is declared twice"):
         attached([table], [BIG], [LARGE], [ALERTS])
     with pytest.raises(UnfitError, match="to='alerts' is no endpoint of the location"):
@@ -63,7 +63,7 @@ def test_triggers_that_a_table_has_already_are_triggers_of_the_location():
 
 
 def test_each_declaration_counts_once_whatever_names_it_has():
-    found = Declared.of([TRADES, BIG, TRADES, LARGE, ALERTS, BIG, Mirror()])
+    found = Declarations.of([TRADES, BIG, TRADES, LARGE, ALERTS, BIG, Mirror()])
     assert found.everything == (TRADES, BIG, LARGE, ALERTS)
 
 
@@ -100,11 +100,11 @@ def test_what_is_of_a_view_is_below_that_view_s_index():
         replace(LARGE, name="of_another", on=replace(BIG, where="amount > 7")),
     ]
     (given,) = attached([TRADES], [BIG, HUGE], [LARGE, *others])
-    assert parents(given) == {"huge": "big", "large": "big"}
+    assert find_parents(given) == {"huge": "big", "large": "big"}
 
 
 def test_views_given_by_name_come_after_those_that_they_are_of():
-    assert in_order([("c", "b"), ("a", None), ("b", "a"), ("d", "t.t")], "t.t").index("b") == 2
+    assert sort_views([("c", "b"), ("a", None), ("b", "a"), ("d", "t.t")], "t.t").index("b") == 2
     refused = {
         (("a", "b"), ("b", "c"), ("c", "a")): r"views are of each other: '\w' of '\w' of '\w' of",
         (("a", "a"),): r"views are of each other: 'a' of 'a'\. Make one of them a view of the",
@@ -113,7 +113,7 @@ def test_views_given_by_name_come_after_those_that_they_are_of():
     }
     for views, said in refused.items():
         with pytest.raises(ConfigError, match=said):
-            in_order(views, "t.t")
+            sort_views(views, "t.t")
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_a_calculated_column_hides_none_of_the_view_below():
 def test_a_calculated_column_hides_none_of_the_source():
     """Which the declaration does not name; the Delta log does."""
     (given,) = attached([TRADES], [BIG, HUGE])
-    assert given.columns_of(given.index("huge"), ["id", "desk", "amount"])
+    assert given.select_columns(given.index("huge"), ["id", "desk", "amount"])
     said = r"Index shop\.trades/huge: the calculated column 'gross' would hide 'GROSS', a column of"
     with pytest.raises(ConfigError, match=said):
-        given.columns_of(given.index("huge"), ["id", "desk", "amount", "GROSS"])
+        given.select_columns(given.index("huge"), ["id", "desk", "amount", "GROSS"])
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_trigger_that_means_nothing_is_refused_with_one_error(wrong, said):
 )
 def test_what_does_not_fit_the_others_is_refused(given, said):
     with pytest.raises(UnfitError, match=said):
-        Declared.of(given).attached()
+        Declarations.of(given).attached()
 
 
 def test_two_tables_may_have_a_view_of_one_name_but_no_trigger_may_hide_a_table():

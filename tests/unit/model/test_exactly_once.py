@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from places import DOCS
 
-from iscp_dagster.model.batch import Action, BatchRecord, Decision, Phase, Range, Step, decide
+from iscp_dagster.model.batch import Action, BatchRecord, BatchStep, Decision, Phase, Range, decide
 from iscp_dagster.model.moment import Moment
 
 PAGE = DOCS / "exactly-once.md"
@@ -92,7 +92,7 @@ class Sink:
             else:
                 assert step.action is Action.SKIP, step
 
-    def write(self, step: Step) -> None:
+    def write(self, step: BatchStep) -> None:
         layout = step.layout or {"chunk": self.chance.randint(1, 4)}
         self.maybe_die()
         self.record = BatchRecord(range=step.range, phase=Phase.BEFORE, layout=layout)

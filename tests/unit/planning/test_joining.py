@@ -14,7 +14,7 @@ from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning import joining
-from iscp_dagster.planning.joining import MOST_BYTES, Due, joined, parts
+from iscp_dagster.planning.joining import MOST_BYTES, Due, joined, split_iteration
 
 END = Moment(20)
 
@@ -46,12 +46,12 @@ def log_of(sizes, held=None, *, feed=True):
     snapshot = {t: SimpleNamespace(bytes=size) for t, size in (held or sizes).items()}
     facts = SimpleNamespace(metadata=SimpleNamespace(feed_enabled=feed))
     return SimpleNamespace(
-        bytes_written=lambda after, upto: sizes,
-        tenant_sizes=lambda version: snapshot,
-        commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
-        facts=lambda version: facts,
-        opened=lambda version: [],
-        files=SimpleNamespace(missing=lambda paths: None),
+        get_bytes_written=lambda after, upto: sizes,
+        get_tenant_sizes=lambda version: snapshot,
+        read_commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
+        get_facts=lambda version: facts,
+        list_opened_files=lambda version: [],
+        files=SimpleNamespace(find_missing=lambda paths: None),
     )
 
 
@@ -143,7 +143,7 @@ def test_a_run_reads_its_tenants_in_parts(monkeypatch):
     monkeypatch.setattr(joining, "MOST_TENANTS", 4)
     sizes = {f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES}
     (whole,) = joined([due(f"t{n}", 3, 3, names=("mirror", "text")) for n in range(10)], log_of({}))
-    found = parts(whole.iteration, log_of(sizes))
+    found = split_iteration(whole.iteration, log_of(sizes))
     assert [sorted(each.tenants) for each in found] == [
         ["t0", "t1", "t2"],
         ["t3"],
@@ -167,8 +167,8 @@ def test_tenants_that_may_be_read_whole_are_bounded_by_what_the_snapshot_holds(m
     (whole,) = joined([due(each, 3, 3) for each in "abc"], log_of(changed, held))
     gone = log_of(changed, held, feed=False)
     assert len(joined([due(each, 3, 3) for each in "abc"], gone)) == 3
-    assert len(parts(whole.iteration, log_of(changed, held))) == 1
-    assert len(parts(whole.iteration, gone)) == 3
+    assert len(split_iteration(whole.iteration, log_of(changed, held))) == 1
+    assert len(split_iteration(whole.iteration, gone)) == 3
 
 
 def test_steps_of_a_backlog_end_where_others_do_and_who_can_reach_the_end_does():

@@ -126,7 +126,7 @@ def test_a_newcomer_that_a_person_materializes_before_a_look_begins_there_too(de
     commit(source, "eu")
     look(Runner(deployment, [source]), deployment)
     commit(source, "asia")
-    table_id = deployment.delta_log(source).table_id()
+    table_id = deployment.delta_log(source).get_table_id()
     register(deployment, source, table_id, ["eu", "asia"], source.consumers)
     assert begins(deployment) == {"eu": 0, "asia": 0}
     assert begins(deployment, "mirror")["asia"] == START.version
@@ -136,7 +136,7 @@ def test_a_trigger_that_a_person_registers_tenant_by_tenant_has_no_newcomers(dep
     (alert,) = source.triggers
     source = replace(source, triggers=[replace(alert, auto_register=False)])
     commit(source, "eu")
-    table_id = deployment.delta_log(source).table_id()
+    table_id = deployment.delta_log(source).get_table_id()
     register(deployment, source, table_id, ["eu"], source.consumers)
     look(Runner(deployment, [source]), deployment)
     commit(source, "asia")

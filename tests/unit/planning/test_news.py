@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.news import Untold, tell, with_range
+from iscp_dagster.planning.news import Untold, add_range, tell
 
 TENANTS = st.frozensets(st.sampled_from("abcdefgh"))
 LOOKS = st.lists(st.one_of(st.none(), st.lists(TENANTS, min_size=1, max_size=3)), max_size=12)
@@ -30,7 +30,7 @@ def test_every_changed_tenant_is_told_of_after_its_change_and_the_backlog_stays_
         if new:
             after = Moment(len(commits) - 1) if commits else None
             commits.extend(new)
-            pending = with_range(pending, after, Moment(len(commits) - 1))
+            pending = add_range(pending, after, Moment(len(commits) - 1))
         news, pending = tell(pending, changed, room)
         pending = [Untold.from_json(json.loads(json.dumps(each.to_json()))) for each in pending]
         assert len(pending) <= 2

@@ -10,7 +10,7 @@ from onetable import commit
 
 from iscp_dagster import SourceTable
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.planning.look import Cursor
+from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
 
@@ -40,7 +40,7 @@ def versions(report):
 def test_nothing_is_told_before_the_runner_has_looked(deployment, source):
     commit(source, "eu")
     looking = Looking(deployment, source)
-    assert (looking.report().news, looking.told) == ([], str(Cursor()))
+    assert (looking.report().news, looking.told) == ([], str(SensorCursor()))
     looking.look()
     assert versions(looking.report()) == [{"eu": 0}]
     assert looking.report().news == []

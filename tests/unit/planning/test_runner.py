@@ -27,15 +27,15 @@ from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.planning.look import Cursor
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.runner import BEGINNING, Runner
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.planning.watch import Watch
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 
@@ -97,7 +97,7 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     idle = deployment.log.jobs(tenant="eu")
     assert {job.watermark.version for job in idle} == {0}
     carry_out(deployment, look)
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
@@ -124,7 +124,7 @@ def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are
     runner, first = begun(deployment, source, "eu", "us", "xx")
     commit(source, "eu", "us", "xx")
     (mirror, *_) = deployment.log.jobs(tenant="us")
-    mine = Iteration.of([mirror], deployment.delta_log(source).moment(1))
+    mine = Iteration.of([mirror], deployment.delta_log(source).get_moment(1))
 
     def taken():
         deployment.log.begin(mine, "a person's", {})
@@ -153,7 +153,7 @@ def test_a_restart_in_between_loses_nothing(deployment, source):
 def opened(monkeypatch):
     """Record each opening of a table and each query for its jobs, until emptied."""
     found = []
-    for of, name in ((deltalog, "DeltaFacts"), (Watch, "_begin")):
+    for of, name in ((deltalog, "DeltaFacts"), (Watch, "_examine_table")):
         real = getattr(of, name)
 
         def told(*args, real=real, name=name):
@@ -167,7 +167,7 @@ def opened(monkeypatch):
 def at_rest(deployment, source, *more):
     """Return the cursor of a runner that has nothing left to do."""
     cursor = settle(deployment, source, Runner(deployment, [source, *more]), None)
-    assert Cursor.parse(cursor).at_rest.keys() == {source.name, *(each.name for each in more)}
+    assert SensorCursor.parse(cursor).at_rest.keys() == {source.name, *(each.name for each in more)}
     return cursor
 
 
@@ -180,7 +180,7 @@ def test_after_a_restart_nothing_is_found_out_about_tables_at_rest(deployment, s
     assert (look.dispatches, look.cursor, opened) == ([], cursor, [])
     commit(source, "eu")
     assert due(runner.look(look.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
-    assert "_begin" not in opened
+    assert "_examine_table" not in opened
 
 
 def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, source, opened):
@@ -196,7 +196,7 @@ def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, s
         ("us", ["mirror"], -1, 1),
         ("za", ["mirror", "vector"], 0, 1),
     ]
-    assert "_begin" not in opened
+    assert "_examine_table" not in opened
 
 
 def emptied(deployment, source):
@@ -222,7 +222,7 @@ def with_one_more(deployment, source):
 
 def stood_for(deployment, source):
     name = JobID(db=source.database, table=source.table, job="asked")
-    deployment.log.stand(name, declared_as(name))
+    deployment.log.register_standing(name, declared_as(name))
     return source
 
 
@@ -349,7 +349,7 @@ def test_optimize_changes_no_tenant(deployment, source):
     DeltaTable(source.path).optimize.compact()
     look = runner.look(first.cursor)
     assert look.dispatches == []
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
 
 
 def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
@@ -385,7 +385,7 @@ def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, s
     for _ in range(3):
         commit(source, "us")
     held = deployment.log.jobs(tenant="eu")
-    to = deployment.delta_log(source).moment(2)
+    to = deployment.delta_log(source).get_moment(2)
     deployment.log.flush({job.key: Range(from_=job.watermark, to=to) for job in held})
     mirror = held[0]
     deployment.log.update("eu", mirror.name, SpecUpdate(priority=7))
@@ -406,7 +406,7 @@ def test_a_paused_job_is_planned_when_it_is_resumed(deployment, source):
 
 
 def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
-    deployment = replace(deployment, bounds=Bounds(versions=2))
+    deployment = replace(deployment, bounds=IterationBounds(versions=2))
     commit(source, "eu")
     runner = Runner(deployment, [source])
     look = runner.look(None)
@@ -423,7 +423,7 @@ def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
 def test_a_backlog_of_tenants_at_different_commits_is_worked_off_together(
     deployment, source, tmp_path
 ):
-    deployment = replace(deployment, bounds=Bounds(versions=6))
+    deployment = replace(deployment, bounds=IterationBounds(versions=6))
     source = replace(source, tenant="tenant")
     tenants = [f"t{number}" for number in range(10)]
     table = tmp_path / "orders"
@@ -462,9 +462,9 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
     dispatch_alone(monkeypatch, most=3)
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
-    table_id = deployment.delta_log(source).table_id()
+    table_id = deployment.delta_log(source).get_table_id()
     deployment.log.register_many(
-        new_jobs(table_id, ["eu", "us", "xx"], declared(source, source.indexes))
+        make_new_jobs(table_id, ["eu", "us", "xx"], make_job_specs(source, source.indexes))
     )
     for job in deployment.log.jobs():
         deployment.log.update(job.key.tenant, job.name, greedy)
@@ -523,9 +523,9 @@ def test_what_a_commit_changed_is_gone_through_once_however_many_are_due(
     tenants, counted = [f"t{number:02}" for number in range(60)], Counter()
     runner, first = begun(deployment, source, *tenants)
     commit(source, *tenants)
-    own = deltalog.tenant_name
+    own = deltalog.parse_tenant
     monkeypatch.setattr(
-        deltalog, "tenant_name", lambda value: counted.update([value]) or own(value)
+        deltalog, "parse_tenant", lambda value: counted.update([value]) or own(value)
     )
     (joined,) = runner.look(first.cursor).dispatches
     assert joined.iteration.tenants == set(tenants)
@@ -538,8 +538,8 @@ def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(
     first = runner.look(None)
     name = JobID(db="shop", table="orders", job="mirror2")
     spec = deployment.log.jobs()[0].spec
-    assert deployment.log.stand(name, spec)
-    assert not deployment.log.stand(name, spec)
+    assert deployment.log.register_standing(name, spec)
+    assert not deployment.log.register_standing(name, spec)
     commit(source, "us")
     runner.look(first.cursor)
     assert [job.key.tenant for job in deployment.log.jobs(name=name)] == ["us"]
@@ -618,7 +618,7 @@ def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
         away.clear()
     else:
         with monkeypatch.context() as patched:
-            patched.setattr(deployment.log, "standing", raising(UnavailableError("no answer")))
+            patched.setattr(deployment.log, "list_standing", raising(UnavailableError("no answer")))
             with pytest.raises(UnavailableError):
                 runner.look(look.cursor)
     assert due(runner.look(look.cursor)) == [("eu", ["mirror"], 0, 1)]
@@ -689,12 +689,12 @@ def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
         (problem,) = found.problems
         assert problem.table == "shop.twin"
         assert "is the same Delta table as shop.orders" in problem.message
-    assert [each.table for each in problems_of(deployment, twin)] == ["shop.twin"]
+    assert [each.table for each in find_problems(deployment, twin)] == ["shop.twin"]
     jobs = Jobs(deployment=deployment, sources=[source, twin], cancel_runs=pytest.fail)
     info = ConsumerInfo(type="mirror", db="shop", table="twin", job="more")
     more = JobSpec(detail=IterationDetail(consumer=info))
     for ask in (
-        lambda: positions(deployment, twin),
+        lambda: read_positions(deployment, twin),
         lambda: jobs.wait("shop.twin", timeout=0),
         lambda: jobs.register_job("eu", JobID(db="shop", table="twin", job="more"), more),
         lambda: register(
@@ -706,7 +706,9 @@ def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
     ):
         with pytest.raises(ConfigError, match=r"the same Delta table as shop\.orders"):
             ask()
-    assert deployment.log.holders(DeltaTable(source.path).metadata().id) == {("shop", "orders")}
+    assert deployment.log.find_table_names(DeltaTable(source.path).metadata().id) == {
+        ("shop", "orders")
+    }
 
 
 @pytest.mark.parametrize(
@@ -912,7 +914,7 @@ def test_what_was_made_from_commits_that_a_backup_does_not_have_is_built_anew(
     carry_out(deployment, look)
     assert watching.look(look.cursor).dispatches == []
     assert {j.watermark for j in deployment.log.jobs(tenant="still")} == {still}
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
 
 
 def test_watermarks_of_another_history_are_not_moved_along_this_one(deployment, source, tmp_path):
@@ -934,7 +936,7 @@ def settle(deployment, source, runner, cursor):
     while (look := runner.look(cursor)).cursor != cursor:
         carry_out(deployment, look)
         cursor = look.cursor
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     return cursor
 
 
@@ -1003,10 +1005,10 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
     assert due(look) == [("eu", both, -1, 1), ("us", both, -1, 1), ("xx", both, -1, 1)]
     assert look.problems == []
     assert {d.iteration.priority for d in look.dispatches if "eu" in d.iteration.tenants} == {9}
-    table_id = deployment.delta_log(source).table_id()
+    table_id = deployment.delta_log(source).get_table_id()
     assert {job.key.table_id for job in deployment.log.jobs()} == {table_id}
     carry_out(deployment, look)
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
@@ -1017,7 +1019,7 @@ def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, sou
     look = Runner(deployment, [source]).look(first.cursor)
     (problem,) = look.problems
     assert "the jobs of mirror, vector belong to the earlier table" in problem.message
-    assert problems_of(deployment, source) == look.problems
+    assert find_problems(deployment, source) == look.problems
     look = Runner(deployment, [replace(source, on_replace="rebuild")]).look(look.cursor)
     assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
     assert look.settled == {"shop.orders"}
@@ -1096,7 +1098,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     assert [tenant for tenant, *_ in due(taken)] == ["us"]
     late = one.look(cursor)
     assert (late.dispatches, late.elsewhere) == ([], {source.name})
-    assert Cursor.parse(late.cursor).marks == Cursor.parse(cursor).marks
+    assert SensorCursor.parse(late.cursor).marks == SensorCursor.parse(cursor).marks
 
 
 def test_two_runners_that_look_at_once_dispatch_each_iteration_once(deployment, source):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import GOLDEN
 
-from iscp_dagster.batches.factory import Backing, opener
+from iscp_dagster.batches.factory import Backing, make_opener
 from iscp_dagster.batches.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
@@ -24,7 +24,7 @@ from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import EPOCH, START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
-from iscp_dagster.planning.triggers import iteration_of
+from iscp_dagster.planning.triggers import plan_iteration
 from iscp_dagster.planning.triggers.loading import load_trigger
 from iscp_dagster.planning.triggers.plan import check_trigger, plan
 
@@ -105,7 +105,7 @@ def trigger_options(options: dict[str, str]) -> dict[str, object]:
 def even(jobs, latest, _now):
     """The trigger of golden/triggers/custom.txt."""
     upto = latest.version - latest.version % 2
-    return tuple(i for job in jobs for i in iteration_of([job], Moment(upto, upto * MICROS)))
+    return tuple(i for job in jobs for i in plan_iteration([job], Moment(upto, upto * MICROS)))
 
 
 def shown(iteration: Iteration) -> str:
@@ -166,10 +166,16 @@ def test_a_schedule_that_two_updates_made_unreadable_stops_no_other():
     ("trigger", "message"),
     [
         (lambda jobs, latest, now: 1 / 0, "failed to plan: ZeroDivisionError"),
-        (lambda jobs, latest, now: iteration_of(jobs, latest) * 2, "each job it was given once"),
-        (lambda jobs, latest, now: iteration_of(jobs, Moment(7)), r"planned \(1, 7\] for job 'a'"),
-        (lambda jobs, latest, now: iteration_of([make_job("z", 1)], latest), "for job 'z'"),
-        (lambda jobs, latest, now: iteration_of([make_job("a", 0)], latest), "from its watermark"),
+        (lambda jobs, latest, now: plan_iteration(jobs, latest) * 2, "each job it was given once"),
+        (
+            lambda jobs, latest, now: plan_iteration(jobs, Moment(7)),
+            r"planned \(1, 7\] for job 'a'",
+        ),
+        (lambda jobs, latest, now: plan_iteration([make_job("z", 1)], latest), "for job 'z'"),
+        (
+            lambda jobs, latest, now: plan_iteration([make_job("a", 0)], latest),
+            "from its watermark",
+        ),
     ],
 )
 def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message):
@@ -233,7 +239,7 @@ def test_a_trigger_that_cannot_be_made_stops_no_other(job_type, why):
 )
 def test_state_stores_are_found_by_entry_point_and_import_path(setting):
     endpoint = Endpoint.parse("http://127.0.0.1:9")
-    store = opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
+    store = make_opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
     assert store.place == (setting, "sqlite:///log")
     key = StateKey(tenant="a", table_id="t", job_name="j", registration=1)
     range_ = Range(from_=START, to=Moment(5))
@@ -245,11 +251,11 @@ def test_state_stores_are_found_by_entry_point_and_import_path(setting):
 @pytest.mark.usefixtures("installed")
 def test_a_state_store_that_nobody_offers_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'redis' is unknown: .*known: kept"):
-        opener("redis", log_url="", endpoint=None)
+        make_opener("redis", log_url="", endpoint=None)
     with pytest.raises(ConfigError, match=r"redis://… is neither a database .*known: kept"):
-        opener("redis://localhost/0", log_url="", endpoint=None)
+        make_opener("redis://localhost/0", log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="cannot be called"):
-        opener("offering:__name__", log_url="", endpoint=None)
+        make_opener("offering:__name__", log_url="", endpoint=None)
 
 
 def test_what_a_store_lives_in_shows_no_password():
@@ -267,7 +273,7 @@ class EveryJob:
     """A trigger as a class."""
 
     def __call__(self, jobs, latest, _now):
-        return tuple(i for job in jobs for i in iteration_of([job], latest))
+        return tuple(i for job in jobs for i in plan_iteration([job], latest))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +308,7 @@ def test_a_trigger_of_ones_own_plans_the_jobs_of_its_type_only():
 
     def always(jobs, latest, now):
         seen.extend(job.key.job_name for job in jobs)
-        return tuple(i for job in jobs for i in iteration_of([job], latest))
+        return tuple(i for job in jobs for i in plan_iteration([job], latest))
 
     jobs = [make_job("b", 2, job_type="mine"), make_job("a", 3, job_type="mine")]
     others = [make_job("c", 4), make_job("d", 4)]
@@ -326,7 +332,7 @@ def test_jobs_of_two_tenants_are_not_planned_together():
     ],
 )
 def test_an_iteration_that_contradicts_itself_is_refused(changes, message):
-    (iteration,) = iteration_of([make_job("a", 1)], Moment(5))
+    (iteration,) = plan_iteration([make_job("a", 1)], Moment(5))
     with pytest.raises(ConfigError, match=message):
         replace(iteration, **changes)
 

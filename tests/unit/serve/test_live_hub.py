@@ -8,7 +8,7 @@ from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve.live.hub import Hub
-from iscp_dagster.serve.live.positions import Position
+from iscp_dagster.serve.live.positions import ChangePosition
 
 
 class Log:
@@ -41,16 +41,16 @@ async def test_what_is_touched_is_read_and_nothing_without_subscribers():
     index, log = FakeIndex(), Log()
     index.synchronize("acme", {1})
     hub, pauses = hub_of(log, whole=10**6)
-    async with hub.following("big", lambda: new_feed(index)) as feed:
-        assert feed.at == {"acme": Position.after(1)}
+    async with hub.follow_feed("big", lambda: new_feed(index)) as feed:
+        assert feed.at == {"acme": ChangePosition.after(1)}
         await until(lambda: hub.looks > 3)
         index.synchronize("acme", {1})
         log.touched_now = frozenset({("other", "acme")})
         looked = hub.looks
         await until(lambda: hub.looks > looked + 2)
-        assert feed.at == {"acme": Position.after(1)}
+        assert feed.at == {"acme": ChangePosition.after(1)}
         log.touched_now = frozenset({("t", "acme")})
-        await until(lambda: feed.at == {"acme": Position.after(2)})
+        await until(lambda: feed.at == {"acme": ChangePosition.after(2)})
         log.failures = 3
         await until(lambda: not log.failures)
         looked = hub.looks
@@ -66,9 +66,9 @@ async def test_all_watermarks_are_looked_at_from_time_to_time():
     index, log = FakeIndex(), Log()
     index.synchronize("acme", {1})
     hub, _ = hub_of(log, whole=0.0)
-    async with hub.following("big", lambda: new_feed(index)) as feed:
+    async with hub.follow_feed("big", lambda: new_feed(index)) as feed:
         index.synchronize("acme", {1})
-        await until(lambda: feed.at == {"acme": Position.after(2)})
+        await until(lambda: feed.at == {"acme": ChangePosition.after(2)})
         # A second user has the same feed, and the first may leave before it.
-        async with hub.following("big", lambda: new_feed(index)) as other:
+        async with hub.follow_feed("big", lambda: new_feed(index)) as other:
             assert other is feed

@@ -7,16 +7,16 @@ from history import FakeIndex, Listener, new_feed, settled, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
-from iscp_dagster.serve.live.positions import Position
-from iscp_dagster.serve.live.ring import Entry, Ring
+from iscp_dagster.serve.live.positions import ChangePosition
+from iscp_dagster.serve.live.ring import Ring, RingEntry
 from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, Wanted
 from iscp_dagster.serve.where import parse
 
-COLUMNS = {name: column(name, parsed("Int32")) for name in ("id", "value")}
+COLUMNS = {name: build_column(name, parse_type("Int32")) for name in ("id", "value")}
 
 
 def wanting(where, tenants=None):
@@ -83,7 +83,7 @@ class Model:
     def truth(self, at):
         meets = self.wanted.__dict__["_meets"]
         for tenant, position in at.items():
-            if self.wanted.sees(tenant):
+            if self.wanted.can_see(tenant):
                 for key, value in self.index.as_of(tenant, position).items():
                     if meets({"tenant": tenant, "id": key, "value": value}):
                         yield tenant, key, value
@@ -321,10 +321,10 @@ async def test_whoever_waits_for_room_or_news_can_be_canceled_at_any_moment(step
 
     async def goes_on():
         while True:
-            await ring.room(1)
-            ring.append(Entry())
-            await ring.news(reader, 60)
-            assert list(ring.taken(reader))
+            await ring.make_room(1)
+            ring.append(RingEntry())
+            await ring.wait_for_entries(reader, 60)
+            assert list(ring.take_entries(reader))
             await asyncio.sleep(0)
 
     task = asyncio.create_task(goes_on())
@@ -372,7 +372,7 @@ async def test_an_expired_cursor_is_refused_with_the_oldest_position():
     await asyncio.wait_for(listener.task, 5)
     assert isinstance(listener.error, PositionExpiredError)
     assert listener.error.extensions["code"] == "POSITION_EXPIRED"
-    assert listener.error.extensions["oldest"] == feed.cursor({"acme": Position.after(2)})
+    assert listener.error.extensions["oldest"] == feed.cursor({"acme": ChangePosition.after(2)})
     wrong = Listener(feed, after="x")
     await asyncio.wait_for(wrong.task, 5)
     assert isinstance(wrong.error, PositionInvalidError)
@@ -403,7 +403,9 @@ async def test_another_generation_expires_every_subscriber_and_cursor():
     assert isinstance(late.error, PositionExpiredError)
     # Both are told from where all changes of the index as it is now are there.
     oldest = listener.error.extensions["oldest"]
-    assert oldest == late.error.extensions["oldest"] == feed.cursor({"acme": Position.after(1)})
+    assert (
+        oldest == late.error.extensions["oldest"] == feed.cursor({"acme": ChangePosition.after(1)})
+    )
     again = Listener(feed, after=oldest)
     await settled(feed, [again])
     assert again.error is None
@@ -437,7 +439,7 @@ async def test_progress_moves_the_cursor_of_a_quiet_filter():
     assert {each.operation for each in loud.messages} == {PROGRESS}
     last = loud.messages[-1]
     assert (last.data, last.fields, last.ts_timestamp) == (None, (), None)
-    assert last.cursor == feed.cursor({"acme": Position.after(3)})
+    assert last.cursor == feed.cursor({"acme": ChangePosition.after(3)})
     await stop(loud, silent)
 
 

@@ -31,7 +31,7 @@ class Tokens:
         self.withdrawn, self.asked, self.go = set(withdrawn), [], threading.Event()
         self.go.set()
 
-    def viewer(self, token):
+    def identify_viewer(self, token):
         self.asked.append(token)
         self.go.wait(20)
         if token in self.withdrawn:
@@ -66,7 +66,7 @@ async def test_readings_that_take_long_do_not_put_off_who_connects():
         connection = Connection(sockets=Sockets(schemas=None, access=Tokens()), websocket=Deaf())
         connection.websocket.headers = {}
         try:
-            connecting = asyncio.create_task(connection._admit({"token": "one"}))
+            connecting = asyncio.create_task(connection._identify_client({"token": "one"}))
             await until(lambda: connection.viewer == ACME)
         finally:
             go.set()

@@ -5,8 +5,8 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.serve.columns import column
+from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.comparing import OPERATORS, fitted
 
 TYPES = ("Int8", "UInt16", "Decimal(3, 2)", "Date", "DateTime", "DateTime64(3, 'UTC')")
@@ -15,7 +15,7 @@ TYPES = ("Int8", "UInt16", "Decimal(3, 2)", "Date", "DateTime", "DateTime64(3, '
 @st.composite
 def comparisons(draw):
     """Return a column, an operator, a literal near the type's values, and a place of a value."""
-    asked = column("a", parsed(draw(st.sampled_from(TYPES))))
+    asked = build_column("a", parse_type(draw(st.sampled_from(TYPES))))
     step, least, most = asked.grid
     places = st.one_of(
         st.integers(least, least + 3), st.integers(most - 3, most), st.integers(least, most)

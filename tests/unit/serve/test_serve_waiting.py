@@ -10,8 +10,8 @@ from iscp_dagster.serve.catalog import Catalog
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.web import graphql_http
-from iscp_dagster.serve.web.app import Settings, create_app
-from iscp_dagster.serve.web.graphql_http import Bounds
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
+from iscp_dagster.serve.web.graphql_http import HttpBounds
 
 ASKED = {"query": "{ _tables }"}
 
@@ -36,7 +36,9 @@ def blocked():
 
 
 def client_of(look, **bounds):
-    app = create_app(Settings(schemas=Schemas(load=look), bounds=Bounds(**bounds), environ={}))
+    app = create_app(
+        GraphQLServerSettings(schemas=Schemas(load=look), bounds=HttpBounds(**bounds), environ={})
+    )
     transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 

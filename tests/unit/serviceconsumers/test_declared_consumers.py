@@ -8,12 +8,12 @@ import pytest
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.api.checks import check_spec
 from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.lineage import parents
-from iscp_dagster.model.declared.together.attach import Declared, UnfitError
+from iscp_dagster.model.declared.lineage import find_parents
+from iscp_dagster.model.declared.together.attach import Declarations, UnfitError
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 
 ORDERS = SourceTable("shop.orders", key="id", tenant="customer")
 HERE = "http://127.0.0.1:9080"
@@ -24,7 +24,7 @@ def service(**options):
 
 
 def attached(*declared):
-    return Declared.of(declared).attached()
+    return Declarations.of(declared).attached()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_one_in_a_table_or_on_it_is_the_tables():
     table = replace(ORDERS, services=[inside])
     (found,) = attached(table, inside, beside)
     assert [each.name for each in found.services] == ["one", "two"]
-    assert parents(found) == {}
+    assert find_parents(found) == {}
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_it_gets_the_columns_that_it_asks_for_with_key_and_tenant():
     table = replace(ORDERS, services=[service(columns=["item"]), service(name="whole")])
     available = ["customer", "id", "item", "note"]
     for each, wanted in zip(table.services, [available[:3], available], strict=True):
-        info = job_spec(table, each).detail.consumer
+        info = make_job_spec(table, each).detail.consumer
         assert consumer_kind(info.type).columns(table, info, available) == tuple(wanted)
 
 
 def test_its_job_is_as_declared_or_none():
     table = replace(ORDERS, services=[service(priority=3)])
-    spec = job_spec(table, table.services[0])
+    spec = make_job_spec(table, table.services[0])
     nobody, changed = (
         JobID(db="shop", table="orders", job=job) for job in ("nobody", "orders_changed")
     )
@@ -119,7 +119,7 @@ def test_its_job_is_as_declared_or_none():
     with pytest.raises(ConfigError, match="no service consumer of that name is declared"):
         check_spec(table, nobody, undeclared)
     with pytest.raises(ConfigError, match="has no service consumer 'nobody'; it has: orders_cha"):
-        table.service("nobody")
+        table.get_service("nobody")
     other = replace(spec.detail.consumer, type="mirror")
     with pytest.raises(ConfigError, match="a service consumer of that name is declared, and the"):
         check_spec(table, changed, replace(spec, detail=replace(spec.detail, consumer=other)))

@@ -15,11 +15,11 @@ from onetable import Clock
 
 from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.joblog import lifecycle
-from iscp_dagster.location.assets.metadata import told_metadata
-from iscp_dagster.model.consumers.protocol import together
+from iscp_dagster.location.assets.metadata import build_consumer_metadata
+from iscp_dagster.model.consumers.protocol import merge_facts
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
-from iscp_dagster.planning.declared import job_spec, name_of
+from iscp_dagster.planning.declared import make_job_spec, name_of
 from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import (
     InvocationFailedError,
@@ -27,7 +27,7 @@ from iscp_dagster.serviceconsumers.errors import (
 )
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 from iscp_dagster.sync.executors.retriever import Worker
-from iscp_dagster.sync.writing.scan import ScanError, _lost
+from iscp_dagster.sync.writing.scan import ScanError, _find_loss
 
 CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(5)]
 DESKS = ("acme", "globex")
@@ -255,7 +255,7 @@ def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
     asked = []
 
     class Down(Runtime):
-        def keyed(self, *names):
+        def is_keyed(self, *names):
             asked.append(names)
             raise UnavailableError("The runtime does not answer.")
 
@@ -315,7 +315,7 @@ def test_a_run_that_is_interrupted_stops_waiting():
             asked.set()
             return replace(invoked, status="suspended")
 
-    lost = partial(_lost, SimpleNamespace(lost_for=lambda _: None), retriever)
+    lost = partial(_find_loss, SimpleNamespace(find_loss=lambda _: None), retriever)
     worker = Worker(lambda: consumer(Endless(), lost=lost), retriever)
     worker.put(rows_of(CHANGES[:2]))
     ending = threading.Thread(target=worker.end)
@@ -330,10 +330,10 @@ def test_a_run_that_is_interrupted_stops_waiting():
 def test_a_rebuilt_job_invokes_everything_anew():
     runtime = Runtime()
     source = SourceTable("shop.trades", key="id", tenant="desk", services=[declared()])
-    spec = job_spec(source, source.services[0])
+    spec = make_job_spec(source, source.services[0])
     row = NewJob(tenant="acme", name=name_of(source, source.services[0]), table_id="t", spec=spec)
     job = lifecycle.registered(row, registration=7, seq=0, now=T0)
-    for each in (job, job, lifecycle.rebuilt(job, T0)):
+    for each in (job, job, lifecycle.rebuild_job(job, T0)):
         generation = each.spec.detail.consumer.generation
         whole = retriever_of(CHANGES, ["acme"], span=(-1, 2), snapshot=True)
         consumer(runtime, generation=generation).consume(whole)
@@ -359,7 +359,7 @@ def test_a_value_that_json_has_not_stops_its_tenant_alone():
 def test_without_a_runtime_or_with_a_column_of_a_taken_name_there_is_no_consumer():
     made = declared()
     source = SourceTable("shop.trades", key="id", tenant="desk", services=[made])
-    info = job_spec(source, made).detail.consumer
+    info = make_job_spec(source, made).detail.consumer
     given = {"table_id": "t", "lost": lambda _: None, "repairs": {}}
     with pytest.raises(ConfigError, match="no runtime of invocations is named; set ISCP_INVOCATIO"):
         InvokingConsumer.of(source, info, services=None, columns=["id"], **given)
@@ -370,15 +370,17 @@ def test_without_a_runtime_or_with_a_column_of_a_taken_name_there_is_no_consumer
 def test_the_invocations_are_shown_with_status_and_link():
     runtime = Runtime()
     retriever = consumed(runtime, CHANGES[:3], ["acme"])
-    shown = told_metadata(retriever.told["acme"])
+    shown = build_consumer_metadata(retriever.told["acme"])
     assert (shown["invocations"], shown["attached"]) == (2, 0)
     assert shown["invoked"].value.splitlines()[2:] == [
         "| (1, 5] | 0 | 2 | [inv_0](http://here/inv_0) | completed |",
         "| (1, 5] | 1 | 1 | [inv_1](http://here/inv_1) | completed |",
     ]
     again = consumed(runtime, CHANGES[:3], ["acme"])
-    assert told_metadata(again.told["acme"])["invoked"].value.endswith("was there already |")
-    assert told_metadata({"matches": 3}) == {"matches": 3}
+    assert build_consumer_metadata(again.told["acme"])["invoked"].value.endswith(
+        "was there already |"
+    )
+    assert build_consumer_metadata({"matches": 3}) == {"matches": 3}
 
 
 def test_of_many_invocations_the_latest_are_shown_of_which_the_last_one_failed():
@@ -406,7 +408,7 @@ def test_what_was_begun_before_the_runtime_went_down_is_shown_too():
 def test_what_was_told_of_two_ranges_is_put_together():
     first = {"invocations": 2, "invoked": [*range(40)], "said": "a", "old": 1}
     second = {"invocations": 3, "invoked": [*range(40, 60)], "said": "b", "new": 2}
-    assert together(first, second) == {
+    assert merge_facts(first, second) == {
         "invocations": 5,
         "invoked": [*range(10, 60)],
         "said": "b",

@@ -51,7 +51,9 @@ def test_the_path_takes_its_sessions_by_the_same_resource(environment, monkeypat
             ended.append(self)
 
     shared = object()
-    monkeypatch.setattr("iscp_dagster.location.resources.spark.private", lambda *_: Session())
+    monkeypatch.setattr(
+        "iscp_dagster.location.resources.spark.create_private_session", lambda *_: Session()
+    )
     monkeypatch.setattr("iscp_dagster.location.resources.spark.shared", lambda *_: shared)
     seen = []
 

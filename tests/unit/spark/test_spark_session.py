@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 
-from iscp_dagster.delta.failures import reading, spoken, translated
+from iscp_dagster.delta.failures import summarize_message, translate_error, wrap_spark_errors
 from iscp_dagster.model.errors import ConfigError, ReadError, SourceError, UnavailableError
 from iscp_dagster.spark.remote import Remote
 from iscp_dagster.spark.session import shared
@@ -70,7 +70,7 @@ def test_a_server_that_is_going_down_is_tried_again():
     from pyspark.errors.exceptions.connect import UnknownException
 
     said = "(java.lang.IllegalStateException) Cannot call methods on a stopped SparkContext."
-    found = translated("/lake/orders", UnknownException(said))
+    found = translate_error("/lake/orders", UnknownException(said))
     assert isinstance(found, UnavailableError)
     assert not found.permanent
 
@@ -88,7 +88,9 @@ def test_a_server_that_is_going_down_is_tried_again():
 def test_a_store_that_spark_has_no_module_for_is_tried_again_when_it_has(said):
     from pyspark.errors.exceptions.connect import UnknownException
 
-    found = translated("s3://lake/orders", UnknownException(f"{said}\n\nJVM stacktrace:\n{TRACE}"))
+    found = translate_error(
+        "s3://lake/orders", UnknownException(f"{said}\n\nJVM stacktrace:\n{TRACE}")
+    )
     assert isinstance(found, UnavailableError)
     assert "lacks Hadoop's module" in str(found)
     assert "scala" not in str(found)
@@ -105,7 +107,7 @@ def test_what_the_client_says_of_a_server_that_came_anew_is_tried_again(conditio
     from pyspark.errors import PySparkRuntimeError
 
     error = PySparkRuntimeError(errorClass=condition, messageParameters=parameters)
-    found = translated("/lake/orders", error)
+    found = translate_error("/lake/orders", error)
     assert isinstance(found, UnavailableError)
     assert not found.permanent
 
@@ -113,7 +115,7 @@ def test_what_the_client_says_of_a_server_that_came_anew_is_tried_again(conditio
 def test_a_request_that_was_given_up_is_tried_again():
     from pyspark.sql.connect.client.retries import RetryException
 
-    assert isinstance(translated("/lake/orders", RetryException()), UnavailableError)
+    assert isinstance(translate_error("/lake/orders", RetryException()), UnavailableError)
 
 
 @pytest.mark.parametrize("what", ["SESSION_CHANGED", "SESSION_NOT_FOUND", "OPERATION_ABANDONED"])
@@ -121,7 +123,7 @@ def test_a_handle_that_the_server_does_not_know_is_tried_again(what):
     from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
     error = SparkConnectGrpcException(message="no", errorClass=f"INVALID_HANDLE.{what}")
-    assert isinstance(translated("/lake/orders", error), UnavailableError)
+    assert isinstance(translate_error("/lake/orders", error), UnavailableError)
 
 
 PLAN = "\n'Project ['nope]\n+- SubqueryAlias spark_catalog.default.orders\n"
@@ -160,7 +162,7 @@ def test_whatever_spark_raises_is_one_of_our_errors_and_as_long_as_what_it_says(
     from pyspark.errors.exceptions.connect import AnalysisException
 
     error = AnalysisException(message=said, errorClass=condition)
-    with pytest.raises(SourceError) as caught, reading("/lake/orders"):
+    with pytest.raises(SourceError) as caught, wrap_spark_errors("/lake/orders"):
         raise error
     told = str(caught.value)
     assert told.startswith("/lake/orders: ")
@@ -180,7 +182,7 @@ def test_an_error_of_ours_that_an_executor_raised_is_that_error():
     error = PythonException(
         message=f"Thrown from the Python worker:\n{cause}{PYTHON}{raised}\n{TRACE}"
     )
-    found = translated("/lake/orders", error)
+    found = translate_error("/lake/orders", error)
     assert type(found) is UnavailableError
     assert str(found) == "ClickHouse at http://h did not answer."
 
@@ -191,4 +193,4 @@ def test_of_a_call_that_failed_its_details_are_told():
         "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE"
         f'\n\tdetails = "{said}"\n\tdebug_error_string = "UNKNOWN:{said}"\n>'
     )
-    assert spoken(call) == said
+    assert summarize_message(call) == said

@@ -12,9 +12,9 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import Action, Range
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.sync.ledger import recalled
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.sync.ledger import load_ledger
+from iscp_dagster.sync.reading.reader import SourceReader
 
 EVERYONE = frozenset(f"t{number}" for number in range(20))
 EARLY = frozenset(f"t{number}" for number in range(10))
@@ -31,7 +31,9 @@ class Fleet:
         self.deployment = in_memory(Clock())
         self.log = self.deployment.log
         self.put(*EVERYONE)
-        rows = new_jobs(self.delta_log.table_id(), EVERYONE, declared(self.source, [index]))
+        rows = make_new_jobs(
+            self.delta_log.get_table_id(), EVERYONE, make_job_specs(self.source, [index])
+        )
         self.log.register_many(rows)
         iteration = self.iteration()
         for claim in self.log.begin(iteration, "first", {}):
@@ -51,10 +53,10 @@ class Fleet:
 
     def range(self, after, upto):
         log = self.delta_log
-        return Range(from_=log.moment(after), to=log.moment(upto))
+        return Range(from_=log.get_moment(after), to=log.get_moment(upto))
 
     def reader(self, tenants=EVERYONE):
-        return Reader(self.deployment, self.source, tenants, self.delta_log)
+        return SourceReader(self.deployment, self.source, tenants, self.delta_log)
 
     def iteration(self, tenants=EVERYONE):
         jobs = [job for job in self.log.jobs() if job.key.tenant in tenants]
@@ -63,9 +65,9 @@ class Fleet:
     def begin(self, run, tenants=EVERYONE):
         """Begin an iteration up to the last commit, as a run does."""
         iteration, reader = self.iteration(tenants), self.reader(tenants)
-        layout = reader.layout(iteration.range)
-        layouts = reader.snapshot_layouts(iteration.range, layout)
-        _, recall, _ = recalled(reader, iteration)
+        layout = reader.plan_layout(iteration.range)
+        layouts = reader.plan_snapshot_layouts(iteration.range, layout)
+        _, recall, _ = load_ledger(reader, iteration)
         return self.log.begin(iteration, run, layout, layouts=layouts, recall=recall)
 
     def die(self, tenants=EVERYONE):
@@ -91,7 +93,7 @@ def test_tenants_whose_files_are_gone_are_read_together_and_the_others_as_change
     fleet.put("t3")
     fleet.lose(1, GONE - {"t3"})
     fleet.lose(2, {"t3"})
-    plans = fleet.reader().plans(fleet.range(0, 2))
+    plans = fleet.reader().plan_tenants(fleet.range(0, 2))
     found = {plan.kind: tenants for plan, tenants in plans.items()}
     assert found == {ReadKind.SNAPSHOT: GONE, ReadKind.TAIL: EVERYONE - GONE}
     assert len(plans) == 2
@@ -108,7 +110,7 @@ def test_an_index_is_asked_once_for_all_tenants_what_it_has_in_an_added_column(f
     commit(fleet.source, *EVERYONE, body="words")
     (job, *_) = fleet.log.jobs()
     reader = replace(fleet.reader(), consumers=(job.spec.detail.consumer,))
-    plans = reader.plans(fleet.range(0, 1))
+    plans = reader.plan_tenants(fleet.range(0, 1))
     assert {plan.kind: tenants for plan, tenants in plans.items()} == {
         ReadKind.SNAPSHOT: GONE,
         ReadKind.TAIL: EVERYONE - GONE,

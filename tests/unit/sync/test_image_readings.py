@@ -17,10 +17,10 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.reading.transitions import (
-    by_view,
     check_timestamps,
-    columns_of_images,
-    transitions_of,
+    get_transitions,
+    group_by_view,
+    list_image_columns,
 )
 
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
@@ -36,19 +36,19 @@ def info(job):
 
 def test_jobs_of_one_view_share_a_reading():
     claims = [SimpleNamespace(consumer=info(job)) for job in (*TYPES, "hot", "cold", "gone")]
-    found = by_view(SOURCE, claims)
+    found = group_by_view(SOURCE, claims)
     shared = [[each.consumer.job for each in some] for _, some in found]
     # A job that nobody declares fails on its own, once its columns are asked for.
     assert shared == [["mirror", "gone"], ["changes"], ["big", "hot", "cold"]]
     conditions = [transitions and len(transitions.conditions) for transitions, _ in found]
     assert conditions == [None, 0, 2]
     with pytest.raises(ConfigError, match="declares no trigger 'gone'"):
-        transitions_of(SOURCE, info("gone"))
+        get_transitions(SOURCE, info("gone"))
 
 
 def test_columns_of_images_are_those_of_the_view_and_of_the_change():
     def columns(job, *available):
-        return columns_of_images(SOURCE, info(job), transitions_of(SOURCE, info(job)), available)
+        return list_image_columns(SOURCE, info(job), get_transitions(SOURCE, info(job)), available)
 
     images = ("_change", "_image", "_fields", "_ordinal")
     assert columns("changes", "id", "desk", "amount") == ("id", "desk", "amount", *images)
@@ -63,7 +63,7 @@ def test_columns_of_images_are_those_of_the_view_and_of_the_change():
 def test_only_what_is_read_as_a_snapshot_after_a_beginning_is_a_gap():
     tail = ReadPlan(kind=ReadKind.TAIL, reason="changes")
     whole = ReadPlan(kind=ReadKind.SNAPSHOT, reason="VACUUM removed files")
-    images = transitions_of(SOURCE, info("big"))
+    images = get_transitions(SOURCE, info("big"))
     later, first = (Range(from_=at, to=Moment(9)) for at in (Moment(4), START))
     gap = Reading(plan=whole, range=later, transitions=images).gap
     assert gap == "versions 5 to 9: VACUUM removed files"

@@ -14,7 +14,7 @@ from logs import key, name, spec
 
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Failed
-from iscp_dagster.model.batch import WRITES, Action, Range, Step
+from iscp_dagster.model.batch import WRITES, Action, BatchStep, Range
 from iscp_dagster.model.errors import (
     FeedGoneError,
     FenceError,
@@ -25,9 +25,9 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.machine import State, by_job, step
-from iscp_dagster.sync.iteration.narrowing import UntriedError, tenants_of
-from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written
+from iscp_dagster.sync.iteration.machine import IterationState, group_by_job, step
+from iscp_dagster.sync.iteration.narrowing import UntriedError, get_tenants
+from iscp_dagster.sync.iteration.outcomes import Error, PendingCommit, Written
 from iscp_dagster.sync.reading.readings import Reading
 
 TAIL = ReadPlan(kind=ReadKind.TAIL, reason="changes")
@@ -52,7 +52,7 @@ def claim(tenant: str, job: str = "mirror", actions=(Action.INSERT,)) -> Claim:
         fence=2,
         run_id="run",
         range=WHOLE,
-        steps=tuple(Step(action=a, range=r) for a, r in zip(actions, ranges, strict=True)),
+        steps=tuple(BatchStep(action=a, range=r) for a, r in zip(actions, ranges, strict=True)),
     )
 
 
@@ -61,7 +61,7 @@ class Services:
     """Answers commands; `faults` has what goes wrong for a tenant and job."""
 
     faults: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    given: list[Delivery | Failed] = field(default_factory=list)
+    given: list[PendingCommit | Failed] = field(default_factory=list)
     scans: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     """How each was read, and for whom."""
     rebuilt: set[str] = field(default_factory=set)
@@ -79,22 +79,22 @@ class Services:
                     {each.key: FenceError("recorded by another") for each in lost}
                 )
             case commands.Plan(claims, plan, apart):
-                some = by_job(claims).values() if apart else [claims]
+                some = group_by_job(claims).values() if apart else [claims]
                 step_ = claims[0].step
                 reading = Reading(plan=plan or TAIL, range=step_.range)
                 return commands.Planned(tuple((reading, each) for each in some))
-            case commands.Scan(trial):
+            case commands.ScanClaims(trial):
                 return self.scanned(trial)
             case commands.Check(part):
                 wrong = {e.key for e in part.claims if self.fault(e) == WRONG}
                 passed = [e for e in part.claims if e.step.action not in WRITES]
-                return commands.Checked(
+                return commands.ScanVerified(
                     part,
-                    passed={e.key: Delivery(claim=e, written=part.written) for e in passed},
+                    passed={e.key: PendingCommit(claim=e, written=part.written) for e in passed},
                     wrong={each: SchemaError("rows are missing") for each in wrong},
                     rebuild=frozenset(wrong),
                 )
-            case commands.Place(deliveries):
+            case commands.PlaceRows(deliveries):
                 return commands.Placed(deliveries, self.lost(deliveries, LOST))
             case commands.Move(deliveries):
                 lost = self.lost(deliveries, LATE)
@@ -103,10 +103,10 @@ class Services:
                 claims = tuple(replace(each, steps=each.steps[1:]) for each in going)
                 return commands.Moved(deliveries, claims, lost)
             case commands.Serve(deliveries):
-                return commands.Served(deliveries, NOW)
+                return commands.IndexServed(deliveries, NOW)
             case commands.Fail(failures, rebuild):
                 self.rebuilt |= {each.tenant for each in rebuild}
-                return commands.Refused(failures)
+                return commands.FailuresRecorded(failures)
             case commands.Discard():
                 return commands.Discarded()
         raise AssertionError(command)
@@ -118,7 +118,7 @@ class Services:
     def scanned(self, trial):
         """Scan as the real one does: some faults are of all tenants, as far as it can tell."""
         kind = trial.reading.plan.kind
-        self.scans.append((kind.value, tenants_of(trial.claims)))
+        self.scans.append((kind.value, get_tenants(trial.claims)))
         writing = [each for each in trial.claims if each.step.action in WRITES]
         assert {each.step.range for each in trial.claims} == {trial.reading.range}
         for each in writing:
@@ -129,8 +129,8 @@ class Services:
         return commands.Scanned(
             trial,
             tuple(
-                commands.Part(claims=claims, written=self.written(trial, claims))
-                for claims in by_job(trial.claims).values()
+                commands.ScanResult(claims=claims, written=self.written(trial, claims))
+                for claims in group_by_job(trial.claims).values()
             ),
         )
 
@@ -160,7 +160,7 @@ class Services:
 
 def run(claims, services):
     """Carry out an iteration; return its last state."""
-    state, following = step(State(), commands.Claimed(tuple(claims)))
+    state, following = step(IterationState(), commands.Claimed(tuple(claims)))
     waiting = list(following)
     while True:
         if not waiting:
@@ -169,7 +169,7 @@ def run(claims, services):
             if not waiting:
                 return state
         command = waiting.pop(0)
-        if isinstance(command, commands.Stop):
+        if isinstance(command, commands.AbortIteration):
             raise command.error
         if isinstance(command, commands.Give):
             services.given += command.outcomes
@@ -303,20 +303,22 @@ def test_rows_that_are_wrong_fail_their_job_and_have_it_rebuilt():
 
 def test_a_settled_step_goes_on_without_being_moved_again():
     first = claim("a", actions=(Action.REPLAY, Action.INSERT))
-    state, _ = step(State(), commands.Claimed((first,)))
+    state, _ = step(IterationState(), commands.Claimed((first,)))
     following = replace(first, steps=first.steps[1:], fence=3)
     reading = Reading(plan=TAIL, range=FIRST)
     written = Written(reading=reading, settled={first.key: following})
-    state, answer = step(state, commands.Checked(commands.Part(claims=(first,), written=written)))
+    state, answer = step(
+        state, commands.ScanVerified(commands.ScanResult(claims=(first,), written=written))
+    )
     assert answer == (commands.Record((following,)),)
     assert state.open == {first.key: following}
 
 
 def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
     both = (claim("a"), claim("b"))
-    state, _ = step(State(), commands.Claimed(both))
-    assert step(state, commands.Interrupted()) == (State(), (commands.Release(both),))
-    assert step(State(), commands.Interrupted()) == (State(), ())
+    state, _ = step(IterationState(), commands.Claimed(both))
+    assert step(state, commands.RunInterrupted()) == (IterationState(), (commands.Release(both),))
+    assert step(IterationState(), commands.RunInterrupted()) == (IterationState(), ())
     state = replace(state, told={both[0].key: {"rows": 1}})
     _, (fail, give) = step(state, commands.Broken(ValueError("a bug")))
     assert [(each.code, each.message) for each in fail.failures] == (
@@ -340,13 +342,13 @@ def test_a_range_that_contradicts_its_record_is_refused_before_anything_is_read(
 def test_a_job_that_is_lost_once_its_snapshot_is_in_place_starts_over():
     for fault, over in ((LOST, set()), (LATE, {"a"})):
         services = Services({("a", "mirror"): fault})
-        each = replace(claim("a"), steps=(Step(action=Action.INSERT, range=INITIAL),))
+        each = replace(claim("a"), steps=(BatchStep(action=Action.INSERT, range=INITIAL),))
         store = object()
-        state, _ = step(State(), commands.Claimed((each,)))
+        state, _ = step(IterationState(), commands.Claimed((each,)))
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
         written = Written(reading=Reading(plan=plan, range=INITIAL), store=store)
         state, following = step(
-            state, commands.Checked(commands.Part(claims=(each,), written=written))
+            state, commands.ScanVerified(commands.ScanResult(claims=(each,), written=written))
         )
         waiting = list(following)
         while waiting:

@@ -25,10 +25,10 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration.narrowing import (
     TENANTS_TRIED,
     Trial,
-    learned,
-    narrowed,
-    tenants_of,
-    untried,
+    get_tenants,
+    make_untried_error,
+    record_scan,
+    split_group,
 )
 from iscp_dagster.sync.iteration.outcomes import Error
 from iscp_dagster.sync.reading.readings import Reading
@@ -53,16 +53,16 @@ def narrowed_down(claims, bad):
     while waiting:
         trial = waiting.pop(0)
         if trial.failed:
-            smaller, left = narrowed(known, trial)
+            smaller, left = split_group(known, trial)
             waiting[:0] = smaller
-            given_up |= tenants_of(left)
+            given_up |= get_tenants(left)
             continue
         scans += 1
-        tenants = tenants_of(trial.claims)
+        tenants = get_tenants(trial.claims)
         if not tenants & bad:
-            known = learned(known, trial, "mirror", served=True)
+            known = record_scan(known, trial, "mirror", served=True)
         elif len(tenants) == 1:
-            known = learned(known, trial, "mirror", served=False)
+            known = record_scan(known, trial, "mirror", served=False)
             blamed |= tenants
         else:
             waiting.insert(0, Trial(reading=READING, claims=trial.claims, failed={"mirror": ERROR}))
@@ -125,7 +125,7 @@ def test_a_service_that_does_not_answer_is_no_tenant_s_fault(error, unsure):
 
 def test_an_error_of_others_is_told_without_their_keys():
     (claim,) = claims_of(1)
-    message = str(untried(claim, ERROR))
+    message = str(make_untried_error(claim, ERROR))
     assert "t0" in message
     assert str(ERROR.code) in message
     assert "key 7" not in message

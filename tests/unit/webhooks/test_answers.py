@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from places import GOLDEN
 from watches import NOON
 
-from iscp_dagster.webhooks.answers import Answer, Health, Rules, Verdict, outcome, seconds_asked
+from iscp_dagster.webhooks.answers import (
+    Answer,
+    Health,
+    MessageVerdict,
+    Rules,
+    outcome,
+    parse_retry_after,
+)
 
 RULES = Rules(delays=(5, 300, 1_800, 7_200, 18_000, 36_000, 36_000), refusals=3)
 SINGLE = (
@@ -114,8 +121,8 @@ def test_nothing_is_tried_at_once_or_after_the_longest_wait_and_nothing_else_is_
         rules=RULES,
         random=random,
     )
-    assert (found.next_at is not None) == (found.verdict is Verdict.AGAIN)
-    assert answer.accepted == (found.verdict is Verdict.DELIVERED)
+    assert (found.next_at is not None) == (found.verdict is MessageVerdict.AGAIN)
+    assert answer.accepted == (found.verdict is MessageVerdict.DELIVERED)
     if found.next_at is not None:
         wait = (found.next_at - NOON).total_seconds()
         assert 1 <= wait <= RULES.longest * 1.2
@@ -150,4 +157,4 @@ def test_an_accepted_answer_clears_what_the_endpoint_was_blamed_for():
     ],
 )
 def test_a_wait_is_read_as_seconds_or_as_a_date(header, seconds, far_west):
-    assert seconds_asked(header, NOON) == seconds
+    assert parse_retry_after(header, NOON) == seconds

@@ -10,11 +10,11 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from iscp_dagster import Endpoint
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.sending.signing import headers, secrets_of
+from iscp_dagster.webhooks.sending.signing import get_secrets, headers
 
 NEW, OLD = ("whsec_" + base64.b64encode(bytes(range(n, n + 32))).decode() for n in (0, 100))
 ENDPOINT = Endpoint("alerts", url="https://example.com/hook", secrets=("NEW", "OLD"))
-SECRETS = secrets_of(ENDPOINT, {"NEW": NEW, "OLD": OLD})
+SECRETS = get_secrets(ENDPOINT, {"NEW": NEW, "OLD": OLD})
 
 
 def now():
@@ -49,7 +49,7 @@ def test_another_id_or_time_is_not_verified(changed):
 @pytest.mark.parametrize("length", [24, 64])
 def test_secrets_of_24_to_64_bytes_are_taken(length):
     held = "whsec_" + base64.b64encode(b"x" * length).decode()
-    assert secrets_of(ENDPOINT, {"NEW": held, "OLD": held}) == (b"x" * length,) * 2
+    assert get_secrets(ENDPOINT, {"NEW": held, "OLD": held}) == (b"x" * length,) * 2
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_another_secret_is_refused_by_its_variables_name_alone(held, why):
     with pytest.raises(
         ConfigError, match=f"Endpoint 'alerts': the environment variable {why}"
     ) as e:
-        secrets_of(ENDPOINT, environ)
+        get_secrets(ENDPOINT, environ)
     assert not held or held.removeprefix("whsec_") not in str(e.value)

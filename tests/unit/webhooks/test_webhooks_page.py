@@ -18,13 +18,13 @@ from idempotent_receiver import retry_horizon
 from iscp_dagster import Endpoint
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.answers import Answer
 from iscp_dagster.webhooks.sending.network import MOST_READ
 from iscp_dagster.webhooks.sending.posting import TOLD
 from iscp_dagster.webhooks.sending.sender import Pace
-from iscp_dagster.webhooks.sending.signing import secrets_of
+from iscp_dagster.webhooks.sending.signing import get_secrets
 
 PAGE = (DOCS / "webhooks.md").read_text(encoding="utf-8")
 DECLARING, MAKING = re.findall(r"^```python.*?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -51,13 +51,13 @@ def test_the_endpoint_is_declared_as_shown_and_its_secret_made_as_shown():
     with contextlib.redirect_stdout(said):
         exec(MAKING, {})
     endpoint = declared()
-    assert len(secrets_of(endpoint, {"ALERTS_SECRET": said.getvalue().strip()})[0]) == 32
+    assert len(get_secrets(endpoint, {"ALERTS_SECRET": said.getvalue().strip()})[0]) == 32
 
 
 def test_the_body_is_that_of_an_event():
     (shown,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     at = SourceTimestamp(nanos=1705316445123456789, version=1)
-    event = Event(
+    event = TriggerEvent(
         event_id=IdScheme().event_id("large_trade_alert", "123", at),
         event_type=EventType.MATCH,
         trigger_name="large_trade_alert",

@@ -34,7 +34,7 @@ class UnfitError(ConfigError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
+class Declarations:
     """Everything that a location declares, its views and triggers not yet at their tables."""
 
     tables: Sequence[SourceTable] = ()
@@ -46,7 +46,7 @@ class Declared:
     """By the `id` of each of them, the file that declares it, where that is known."""
 
     @classmethod
-    def of(cls, declared: Iterable[object], files: Mapping[int, str] | None = None) -> Declared:
+    def of(cls, declared: Iterable[object], files: Mapping[int, str] | None = None) -> Declarations:
         """Sort what was declared by what it is; each once, whatever names it has."""
         each = list({id(one): one for one in declared}.values())
         return cls(
@@ -64,15 +64,15 @@ class Declared:
         over = (*self.views, *self.triggers, *self.endpoints, *self.services)
         return (*self.tables, *over)
 
-    def all_endpoints(self) -> list[Endpoint]:
+    def list_endpoints(self) -> list[Endpoint]:
         """The endpoints, also those that only a trigger names; raises UnfitError."""
-        known = _known_endpoints(self.endpoints, _every_trigger(self.tables, self.triggers))
+        known = _collect_endpoints(self.endpoints, _list_triggers(self.tables, self.triggers))
         return [known[name] for name in sorted(known)]
 
     def attached(self) -> list[SourceTable]:
         """The tables, see `attached`."""
         found = attached(self.tables, self.views, self.triggers, self.endpoints)
-        return with_services(found, self.services)
+        return attach_services(found, self.services)
 
 
 def attached(
@@ -86,16 +86,16 @@ def attached(
     A trigger gets its endpoints by name from `endpoints`. Views and triggers find their table by
     its name; triggers that a table has already stay. Raises UnfitError.
     """
-    names, every = [table.name for table in tables], _every_trigger(tables, triggers)
+    names, every = [table.name for table in tables], _list_triggers(tables, triggers)
     over: tuple[View | Trigger, ...] = (*views, *every)
     for each in over:
         _check_table(each, names)
-    known = _known_endpoints(endpoints, every)
+    known = _collect_endpoints(endpoints, every)
     _check_once(every)
-    return [_attached(table, views, triggers, known) for table in tables]
+    return [_attach_to_table(table, views, triggers, known) for table in tables]
 
 
-def with_services(
+def attach_services(
     tables: Sequence[SourceTable], services: Sequence[ServiceConsumer] = ()
 ) -> list[SourceTable]:
     """The tables, each with the service consumers that are `on` it; others that it has stay.
@@ -110,7 +110,7 @@ def with_services(
             _check_sole(each, table)
             continue
         if getattr(each.on, "name", None) not in found or not isinstance(each.on, SourceTable):
-            raise UnfitError(_placeless(each, found))
+            raise UnfitError(_describe_placeless(each, found))
         found[each.on.name].append(each)
     _check_addresses([each for some in found.values() for each in some])
     return [
@@ -127,7 +127,7 @@ def _check_sole(each: ServiceConsumer, table: SourceTable) -> None:
         )
 
 
-def _placeless(each: ServiceConsumer, tables: Iterable[str]) -> str:
+def _describe_placeless(each: ServiceConsumer, tables: Iterable[str]) -> str:
     known = ", ".join(tables) or "none"
     if each.on is None:
         return (
@@ -159,51 +159,52 @@ def index_of_view(view: View) -> Index:
     return index
 
 
-def _attached(
+def _attach_to_table(
     table: SourceTable,
     views: Sequence[View],
     triggers: Sequence[Trigger],
     known: Mapping[str, Endpoint],
 ) -> SourceTable:
-    own = [_resolved(each, known) for each in table.triggers]
+    own = [_resolve_endpoints(each, known) for each in table.triggers]
     given = replace(table, triggers=own) if own else table
     for view in (each for each in views if each.source.name == table.name):
-        with _about(view):
+        with _prefix_errors(view):
             given = replace(given, indexes=[*given.indexes, index_of_view(view)])
     for trigger in (each for each in triggers if each.source.name == table.name):
-        with _about(trigger):
-            given = replace(given, triggers=[*given.triggers, _resolved(trigger, known)])
+        with _prefix_errors(trigger):
+            given = replace(given, triggers=[*given.triggers, _resolve_endpoints(trigger, known)])
     return given
 
 
 @contextmanager
-def _about(each: View | Trigger) -> Iterator[None]:
+def _prefix_errors(each: View | Trigger) -> Iterator[None]:
     """Say of an error which declaration is wrong."""
     try:
         yield
     except UnfitError:
         raise
     except ConfigError as error:
-        raise UnfitError(f"{_called(each)}: {error}") from error
+        raise UnfitError(f"{_format_declaration(each)}: {error}") from error
 
 
-def _called(each: View | Trigger) -> str:
+def _format_declaration(each: View | Trigger) -> str:
     return f"{'View' if isinstance(each, View) else 'Trigger'} {each.name!r}"
 
 
-def _every_trigger(tables: Iterable[SourceTable], others: Iterable[Trigger]) -> list[Trigger]:
+def _list_triggers(tables: Iterable[SourceTable], others: Iterable[Trigger]) -> list[Trigger]:
     return [*(trigger for table in tables for trigger in table.triggers), *others]
 
 
-def _resolved(trigger: Trigger, known: Mapping[str, Endpoint]) -> Trigger:
+def _resolve_endpoints(trigger: Trigger, known: Mapping[str, Endpoint]) -> Trigger:
     """The trigger with its endpoints themselves. Raises UnfitError for an unknown name."""
-    return replace(trigger, to=[_found(trigger, name, known) for name in trigger.endpoints])
+    return replace(trigger, to=[_find_endpoint(trigger, name, known) for name in trigger.endpoints])
 
 
 def _check_table(each: View | Trigger, names: Sequence[str]) -> None:
     if each.source.name not in names:
         raise UnfitError(
-            f"{_called(each)}: its source table {each.source.name!r} is not declared in the "
+            f"{_format_declaration(each)}: its source table {each.source.name!r} is not declared "
+            "in the "
             f"location, which has: {', '.join(names) or 'none'}. Declare the table beside it."
         )
 
@@ -220,7 +221,7 @@ def _check_once(triggers: Sequence[Trigger]) -> None:
             )
 
 
-def _known_endpoints(
+def _collect_endpoints(
     endpoints: Sequence[Endpoint], triggers: Sequence[Trigger]
 ) -> Mapping[str, Endpoint]:
     used = [each for trigger in triggers for each in trigger.to if isinstance(each, Endpoint)]
@@ -233,7 +234,7 @@ def _known_endpoints(
     return held
 
 
-def _found(trigger: Trigger, name: str, known: Mapping[str, Endpoint]) -> Endpoint:
+def _find_endpoint(trigger: Trigger, name: str, known: Mapping[str, Endpoint]) -> Endpoint:
     if name in known:
         return known[name]
     raise UnfitError(

@@ -32,8 +32,8 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     """
     _refuse_one_name(tables)
     _refuse_one_path(tables)
-    _refuse_shared("index view", _index_views(tables, databases))
-    _refuse_shared("asset", _assets(tables))
+    _refuse_shared("index view", _list_index_views(tables, databases))
+    _refuse_shared("asset", _list_assets(tables))
     # Dagster's names of jobs, ops, checks and sets of partitions have no dot; no name of one sort
     # begins as those of another do.
     for middle in ("_", "__"):
@@ -41,13 +41,13 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
         _refuse_shared("name in Dagster", names)
 
 
-def _index_views(tables: Iterable[SourceTable], databases: Sequence[str]) -> Iterator[Owner]:
+def _list_index_views(tables: Iterable[SourceTable], databases: Sequence[str]) -> Iterator[Owner]:
     for table in tables:
         for index in table.indexes:
             yield view_of(table, index, databases), table, f"{table.name}/{index.name}"
 
 
-def _assets(tables: Sequence[SourceTable]) -> Iterator[Owner]:
+def _list_assets(tables: Sequence[SourceTable]) -> Iterator[Owner]:
     for table in tables:
         yield table.name, table, f"the table {table.name}"
         for each in table.consumers:

@@ -10,7 +10,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.model.declared.together.clashes import ClashError
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
@@ -38,16 +38,16 @@ class Sound:
         return [each for each in self.mistakes if id(each) not in shown]
 
 
-def sound(given: Declared, check: Check) -> Sound:
+def select_consistent(given: Declarations, check: Check) -> Sound:
     """Keep as many of the declarations as stand together, the earlier ones first.
 
     Of two that would have one name the second is left out; with a table, all that is over it. The
     order is that of the tables, each followed by its indexes and service consumers; then endpoints,
     views, triggers and service consumers.
     """
-    once = Declared.of(given.everything, given.files)
-    kept, mistakes = _longest(list(_parts(once)), check, given.files)
-    found = _together(kept)
+    once = Declarations.of(given.everything, given.files)
+    kept, mistakes = _drop_misfits(list(_order_declarations(once)), check, given.files)
+    found = _build_declarations(kept)
     tables = found.attached()
     left_out: dict[str, list[ConfigError]] = defaultdict(list)
     for table, error in mistakes:
@@ -59,14 +59,14 @@ def sound(given: Declared, check: Check) -> Sound:
     origins = [id(part.each) for part in kept if isinstance(part.each, SourceTable)]
     return Sound(
         tables=stands,
-        endpoints=found.all_endpoints(),
+        endpoints=found.list_endpoints(),
         mistakes=[error for _, error in mistakes],
         declared=dict(zip(origins, stands, strict=True)),
     )
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Declaration:
     """A declaration; `table` if it is one of that table's own."""
 
     each: object
@@ -96,35 +96,36 @@ _NOUNS: Mapping[type, str] = {
 }
 
 
-def _parts(given: Declared) -> Iterator[_Part]:
+def _order_declarations(given: Declarations) -> Iterator[_Declaration]:
     """Each declaration after those that it needs."""
     for table in given.tables:
-        yield _Part(table)
-        yield from (_Part(each, table) for each in (*table.indexes, *table.services))
-    named = (end for each in _triggers(given) for end in each.to if isinstance(end, Endpoint))
-    yield from map(_Part, {id(each): each for each in (*given.endpoints, *named)}.values())
-    yield from map(_Part, given.views)
+        yield _Declaration(table)
+        yield from (_Declaration(each, table) for each in (*table.indexes, *table.services))
+    named = (end for each in _list_triggers(given) for end in each.to if isinstance(end, Endpoint))
+    yield from map(_Declaration, {id(each): each for each in (*given.endpoints, *named)}.values())
+    yield from map(_Declaration, given.views)
     for table in given.tables:
-        yield from (_Part(each, table) for each in table.triggers)
-    yield from map(_Part, (*given.triggers, *given.services))
+        yield from (_Declaration(each, table) for each in table.triggers)
+    yield from map(_Declaration, (*given.triggers, *given.services))
 
 
-def _triggers(given: Declared) -> Iterator[Trigger]:
+def _list_triggers(given: Declarations) -> Iterator[Trigger]:
     yield from (each for table in given.tables for each in table.triggers)
     yield from given.triggers
 
 
-def _together(parts: Iterable[_Part]) -> Declared:
+def _build_declarations(parts: Iterable[_Declaration]) -> Declarations:
     own: dict[int, list[object]] = defaultdict(list)
     free: list[object] = []
     for part in parts:
         (free if part.table is None else own[id(part.table)]).append(part.each)
-    return Declared.of(
-        _with(each, own[id(each)]) if isinstance(each, SourceTable) else each for each in free
+    return Declarations.of(
+        _replace_consumers(each, own[id(each)]) if isinstance(each, SourceTable) else each
+        for each in free
     )
 
 
-def _with(table: SourceTable, own: Sequence[object]) -> SourceTable:
+def _replace_consumers(table: SourceTable, own: Sequence[object]) -> SourceTable:
     if len(own) == len(table.consumers):
         return table
     return replace(
@@ -135,41 +136,43 @@ def _with(table: SourceTable, own: Sequence[object]) -> SourceTable:
     )
 
 
-def _longest(
-    parts: list[_Part], check: Check, files: Mapping[int, str]
-) -> tuple[list[_Part], list[tuple[str, ConfigError]]]:
+def _drop_misfits(
+    parts: list[_Declaration], check: Check, files: Mapping[int, str]
+) -> tuple[list[_Declaration], list[tuple[str, ConfigError]]]:
     """The parts without those that do not fit the ones before them, and the mistakes by table.
 
     Each mistake costs as many checks as the number of parts has binary digits.
     """
 
-    def wrong(some: Sequence[_Part]) -> ConfigError | None:
+    def find_error(some: Sequence[_Declaration]) -> ConfigError | None:
         try:
-            check(_together(some).attached())
+            check(_build_declarations(some).attached())
         except ConfigError as error:
             return error
         return None
 
-    kept: list[_Part] = []
+    kept: list[_Declaration] = []
     mistakes = []
     rest = parts
-    while wrong([*kept, *rest]):
+    while find_error([*kept, *rest]):
         fits, fails = 0, len(rest)
         while fails - fits > 1:
             middle = (fits + fails) // 2
-            if wrong([*kept, *rest[:middle]]):
+            if find_error([*kept, *rest[:middle]]):
                 fails = middle
             else:
                 fits = middle
         kept, out = [*kept, *rest[:fits]], rest[fits]
-        error = wrong([*kept, out])
+        error = find_error([*kept, out])
         assert error is not None
-        mistakes.append((_shown_at(out, error), _told(out, error, files)))
-        rest = list(_without(out, rest[fails:], kept))
+        mistakes.append((_get_reporting_table(out, error), _explain_error(out, error, files)))
+        rest = list(_drop_dependents(out, rest[fails:], kept))
     return [*kept, *rest], mistakes
 
 
-def _without(out: _Part, rest: Iterable[_Part], kept: Iterable[_Part]) -> Iterator[_Part]:
+def _drop_dependents(
+    out: _Declaration, rest: Iterable[_Declaration], kept: Iterable[_Declaration]
+) -> Iterator[_Declaration]:
     """The rest without what is left out with it: all over a table, unless another has its name."""
     tables = [part.each for part in (out, *kept) if isinstance(part.each, SourceTable)]
     names = [each.name for each in tables]
@@ -181,13 +184,13 @@ def _without(out: _Part, rest: Iterable[_Part], kept: Iterable[_Part]) -> Iterat
             yield part
 
 
-def _shown_at(out: _Part, error: ConfigError) -> str:
+def _get_reporting_table(out: _Declaration, error: ConfigError) -> str:
     """The table that shows the mistake: its own, or that with which a table would share a name."""
     is_table = isinstance(out.each, SourceTable)
     return error.beside if is_table and isinstance(error, ClashError) else out.over
 
 
-def _told(out: _Part, error: ConfigError, files: Mapping[int, str]) -> ConfigError:
+def _explain_error(out: _Declaration, error: ConfigError, files: Mapping[int, str]) -> ConfigError:
     """The error with the file where it is declared, and with what is left out."""
     file = files.get(id(out.each)) or files.get(id(out.table))
     return type(error)(f"{f'{file}: ' if file else ''}{error} Until then {out} is left out.")

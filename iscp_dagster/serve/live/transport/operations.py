@@ -21,7 +21,7 @@ from graphql.execution.collect_fields import collect_fields, collect_sub_fields
 from graphql.execution.values import get_argument_values, get_variable_values
 from graphql.pyutils import Path
 
-from iscp_dagster.serve.live.telling import Message
+from iscp_dagster.serve.live.telling import ChangeMessage
 
 Values = Mapping[str, Any]
 Projection = Callable[[Any], dict[str, Any]]
@@ -60,10 +60,10 @@ class Telling:
             raise RefusedOperationError(held)
         self._variables: dict[str, Any] = held
 
-    async def answers(self) -> AsyncGenerator[Values, None]:
+    async def stream_results(self) -> AsyncGenerator[Values, None]:
         """Tell the data of each message. Raises RefusedOperationError, SubscriptionError."""
         root = self._schema.subscription_type
-        fields = self._fields(root) if root else {}
+        fields = self._collect_fields(root) if root else {}
         (name, nodes), *others = fields.items() or [("", [])]
         field = root.fields.get(nodes[0].name.value) if root and nodes else None
         if root is None or field is None or field.subscribe is None or others:
@@ -71,37 +71,39 @@ class Telling:
         given = get_argument_values(field, nodes[0], self._variables)
         type_ = get_named_type(field.type)
         assert isinstance(type_, GraphQLObjectType)
-        shown = self._projection(type_, nodes)
-        info = self._info(root, field.type, name, nodes)
-        messages: AsyncGenerator[Message, None] = field.subscribe(None, info, **given)
+        shown = self._build_projection(type_, nodes)
+        info = self._build_info(root, field.type, name, nodes)
+        messages: AsyncGenerator[ChangeMessage, None] = field.subscribe(None, info, **given)
         async with aclosing(messages):
             async for message in messages:
                 yield {"data": {name: shown(message)}}
 
-    def _fields(self, type_: GraphQLObjectType) -> Fields:
+    def _collect_fields(self, type_: GraphQLObjectType) -> Fields:
         return collect_fields(
             self._schema, self._fragments, self._variables, type_, self._operation.selection_set
         )
 
-    def _projection(self, type_: GraphQLObjectType, nodes: Sequence[FieldNode]) -> Projection:
+    def _build_projection(self, type_: GraphQLObjectType, nodes: Sequence[FieldNode]) -> Projection:
         """A function from a message, or a row of one, to what was selected of it."""
         fields = collect_sub_fields(
             self._schema, self._fragments, self._variables, type_, list(nodes)
         )
-        parts = [(name, self._part(type_, its)) for name, its in fields.items()]
+        parts = [(name, self._build_part(type_, its)) for name, its in fields.items()]
         return lambda given: {name: part(given) for name, part in parts}
 
-    def _part(self, type_: GraphQLObjectType, nodes: Sequence[FieldNode]) -> Callable[[Any], Any]:
+    def _build_part(
+        self, type_: GraphQLObjectType, nodes: Sequence[FieldNode]
+    ) -> Callable[[Any], Any]:
         name = nodes[0].name.value
         if name == "__typename":
             return lambda _given: type_.name
         inner = get_named_type(type_.fields[name].type)
         if not isinstance(inner, GraphQLObjectType):
-            return lambda given: _value(given, name)
-        shown = self._projection(inner, nodes)
-        return lambda given: None if (row := _value(given, name)) is None else shown(row)
+            return lambda given: _get_value(given, name)
+        shown = self._build_projection(inner, nodes)
+        return lambda given: None if (row := _get_value(given, name)) is None else shown(row)
 
-    def _info(
+    def _build_info(
         self, root: GraphQLObjectType, type_: Any, name: str, nodes: Sequence[FieldNode]
     ) -> GraphQLResolveInfo:
         return GraphQLResolveInfo(
@@ -120,6 +122,6 @@ class Telling:
         )
 
 
-def _value(given: Any, name: str) -> Any:
+def _get_value(given: Any, name: str) -> Any:
     """A field of a row, or of a message."""
     return given[name] if isinstance(given, Mapping) else getattr(given, name)

@@ -16,11 +16,11 @@ import anyio
 from graphql import GraphQLError, OperationType
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
-from iscp_dagster.serve.graph.documents import DocumentError, Shape, checked
-from iscp_dagster.serve.graph.executing import executed
+from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
+from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
+from iscp_dagster.serve.graph.executing import execute_query
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.graph.told import said, told
+from iscp_dagster.serve.graph.told import describe_error, format_error
 from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
 from iscp_dagster.serve.live.service import Listening
 from iscp_dagster.serve.live.transport import protocol
@@ -52,7 +52,7 @@ class SocketBounds:
     """How often tokens are looked up again."""
     together: int = 8
     """Queries by websocket that are executed at the same time."""
-    shape: Shape = field(default_factory=Shape)
+    shape: DocumentLimits = field(default_factory=DocumentLimits)
     caps: Caps = field(default_factory=Caps)
 
 
@@ -91,7 +91,7 @@ class Sockets:
     @asynccontextmanager
     async def beside(self) -> AsyncIterator[None]:
         """Look up tokens again while it runs; in the end, have clients connect again."""
-        watch = asyncio.create_task(self._watch())
+        watch = asyncio.create_task(self._poll_connections())
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ class Sockets:
             ends = [each.close(protocol.RESTART, "The server restarts") for each in self.open]
             await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _watch(self) -> None:
+    async def _poll_connections(self) -> None:
         looking = asyncio.create_task(self.check_tokens())
         try:
             while True:
@@ -117,21 +117,23 @@ class Sockets:
         if self.access.open:
             return
         tokens = {each.token for each in self.open if each.viewer is not None}
-        known = dict(zip(tokens, await asyncio.gather(*map(self._known, tokens)), strict=True))
+        known = dict(
+            zip(tokens, await asyncio.gather(*map(self._find_viewers, tokens)), strict=True)
+        )
         for connection in list(self.open):
             seen = known.get(connection.token)
             if connection.viewer is not None and seen and connection.viewer not in seen:
                 connection.refuse("The token was withdrawn")
 
-    async def viewer(self, token: str | None) -> Viewer:
+    async def identify_viewer(self, token: str | None) -> Viewer:
         """Who has the token. Raises what the access raises."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_THREADS, self.access.viewer, token)
+        return await loop.run_in_executor(_THREADS, self.access.identify_viewer, token)
 
-    async def _known(self, token: str | None) -> Sequence[Viewer | None]:
+    async def _find_viewers(self, token: str | None) -> Sequence[Viewer | None]:
         """Who has the token now, or None; empty if that cannot be told now."""
         try:
-            return [await self.viewer(token)]
+            return [await self.identify_viewer(token)]
         except UnauthenticatedError:
             return [None]
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
@@ -151,28 +153,28 @@ class Connection:
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _waiting: dict[int, tuple[float, Listening]] = field(default_factory=dict, init=False)
     """Since when a subscription's message waits to be sent, by serial."""
-    _listening: dict[int, Listening] = field(default_factory=dict, init=False)
-    _others: set[asyncio.Task[None]] = field(default_factory=set, init=False)
-    _over: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _subscribers: dict[int, Listening] = field(default_factory=dict, init=False)
+    _background_tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:
         self.conversation = protocol.Conversation(most=self.sockets.bounds.operations)
 
     async def serve(self) -> None:
         """Take in messages until the connection ends."""
-        receiving = asyncio.create_task(self._receive())
-        over = asyncio.create_task(self._over.wait())
+        receiving = asyncio.create_task(self._receive_messages())
+        over = asyncio.create_task(self._ended.wait())
         timing = asyncio.create_task(self._wait_for_init())
         try:
             await asyncio.wait({receiving, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.conversation.close(protocol.RESTART, "")
-            tasks = [receiving, over, timing, *self._tasks.values(), *self._others]
+            tasks = [receiving, over, timing, *self._tasks.values(), *self._background_tasks]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _receive(self) -> None:
+    async def _receive_messages(self) -> None:
         while True:
             message = await self.websocket.receive()
             if message["type"] != "websocket.receive":
@@ -183,11 +185,11 @@ class Connection:
                 most = f"{self.sockets.bounds.message:,}"
                 await self.close(protocol.TOO_BIG, f"A message has at most {most} bytes")
             else:
-                await self.do(self.conversation.received(frame))
+                await self.do(self.conversation.handle_frame(frame))
 
     async def _wait_for_init(self) -> None:
         await asyncio.sleep(self.sockets.bounds.init_seconds)
-        await self.do(self.conversation.waited())
+        await self.do(self.conversation.expire_init())
 
     async def close(self, code: int, reason: str) -> None:
         """End every operation and the connection."""
@@ -197,67 +199,67 @@ class Connection:
         """Do what the conversation decided."""
         for action in actions:
             if isinstance(action, protocol.Send):
-                await self._send(action.message)
+                await self._send_message(action.message)
             elif isinstance(action, protocol.Close):
-                await self._close(action)
+                await self._close_socket(action)
             elif isinstance(action, protocol.Admit):
-                await self._admit(action.payload)
+                await self._identify_client(action.payload)
             elif isinstance(action, protocol.Start):
-                self._tasks[action.serial] = asyncio.create_task(self._run(action))
+                self._tasks[action.serial] = asyncio.create_task(self._run_operation(action))
             else:
-                self._stop(action.serial)
+                self._stop_operation(action.serial)
 
-    async def _send(self, message: Mapping[str, Any]) -> None:
+    async def _send_message(self, message: Mapping[str, Any]) -> None:
         text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         # A client that is gone ends `receive` too.
         with suppress(WebSocketDisconnect, RuntimeError):
             await self.websocket.send_text(text)
 
-    async def _close(self, action: protocol.Close) -> None:
+    async def _close_socket(self, action: protocol.Close) -> None:
         with (
             suppress(WebSocketDisconnect, RuntimeError),
             anyio.move_on_after(self.sockets.bounds.close_seconds),
         ):
             await self.websocket.close(action.code, action.reason)
-        self._over.set()
+        self._ended.set()
 
-    def _stop(self, serial: int) -> None:
+    def _stop_operation(self, serial: int) -> None:
         task = self._tasks.pop(serial, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
-    async def _admit(self, payload: Mapping[str, Any]) -> None:
-        self.token = token_of(payload, self.websocket.headers.get("authorization"))
+    async def _identify_client(self, payload: Mapping[str, Any]) -> None:
+        self.token = find_token(payload, self.websocket.headers.get("authorization"))
         try:
-            self.viewer = await self.sockets.viewer(self.token)
+            self.viewer = await self.sockets.identify_viewer(self.token)
         except UnauthenticatedError:
             await self.do(self.conversation.refused())
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-            said(error)
+            describe_error(error)
             await self.do(self.conversation.refused())
         else:
-            await self.do(self.conversation.admitted())
+            await self.do(self.conversation.accept_connection())
 
-    async def _run(self, start: protocol.Start) -> None:
+    async def _run_operation(self, start: protocol.Start) -> None:
         """Run one operation to its end."""
         serial = start.serial
         try:
-            async with aclosing(self._answers(start)) as answers:
+            async with aclosing(self._stream_results(start)) as answers:
                 async for answer in answers:
-                    await self._tell(serial, answer)
-            await self.do(self.conversation.ended(serial))
+                    await self._send_result(serial, answer)
+            await self.do(self.conversation.complete_operation(serial))
         except SubscriberTooSlowError as error:
-            await self._drop(serial, error.extensions.get("position", ""))
+            await self._drop_slow_client(serial, error.extensions.get("position", ""))
         except Exception as error:  # noqa: BLE001 - each operation ends with what went wrong
-            await self.do(self.conversation.failed(serial, errors_of(error)))
+            await self.do(self.conversation.fail_operation(serial, format_errors(error)))
         finally:
             self._tasks.pop(serial, None)
-            self._listening.pop(serial, None)
+            self._subscribers.pop(serial, None)
 
-    async def _tell(self, serial: int, answer: Mapping[str, Any]) -> None:
-        if serial in self._listening:
+    async def _send_result(self, serial: int, answer: Mapping[str, Any]) -> None:
+        if serial in self._subscribers:
             now = asyncio.get_running_loop().time()
-            self._waiting[serial] = (now, self._listening[serial])
+            self._waiting[serial] = (now, self._subscribers[serial])
         try:
             await self.do(self.conversation.next(serial, answer))
         finally:
@@ -270,76 +272,80 @@ class Connection:
             if since < last:
                 listening.on_lost(listening.position)
 
-    async def _answers(self, start: protocol.Start) -> AsyncGenerator[Mapping[str, Any], None]:
-        ready = await asyncio.to_thread(self.sockets.schemas.current)
+    async def _stream_results(
+        self, start: protocol.Start
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        ready = await asyncio.to_thread(self.sockets.schemas.get_schema)
         bounds = self.sockets.bounds
-        found = await asyncio.to_thread(checked, ready, start.query, start.operation, bounds.shape)
+        found = await asyncio.to_thread(
+            validate_document, ready, start.query, start.operation, bounds.shape
+        )
         viewer = self.viewer or Viewer(tenants=frozenset())
         if found.operation.operation is not OperationType.SUBSCRIPTION:
             asking = Asking(viewer=viewer, caps=bounds.caps)
-            execute = partial(executed, ready, found, asking, start.variables or {})
+            execute = partial(execute_query, ready, found, asking, start.variables or {})
             async with self.sockets.queries:
                 result = await asyncio.to_thread(execute)
-            errors = [told(each) for each in result.errors or ()]
+            errors = [format_error(each) for each in result.errors or ()]
             yield {"data": result.data, **({"errors": errors} if errors else {})}
             return
-        listening = Listening(viewer=viewer, on_lost=self._losing(start.serial))
-        self._listening[start.serial] = listening
+        listening = Listening(viewer=viewer, on_lost=self._make_lost_callback(start.serial))
+        self._subscribers[start.serial] = listening
         telling = Telling(ready.schema, found.document, found.operation, start.variables, listening)
-        async with aclosing(telling.answers()) as answers:
+        async with aclosing(telling.stream_results()) as answers:
             async for answer in answers:
                 yield answer
 
-    def _losing(self, serial: int) -> Callable[[str], None]:
-        return lambda position: self._meanwhile(self._drop(serial, position))
+    def _make_lost_callback(self, serial: int) -> Callable[[str], None]:
+        return lambda position: self._spawn_task(self._drop_slow_client(serial, position))
 
     def refuse(self, reason: str) -> None:
         """End the connection, without waiting for a client that does not read."""
-        self._meanwhile(self.do(self.conversation.refused(reason)))
+        self._spawn_task(self.do(self.conversation.refused(reason)))
 
-    def _meanwhile(self, doing: Coroutine[Any, Any, None]) -> None:
+    def _spawn_task(self, doing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(doing)
-        self._others.add(task)
-        task.add_done_callback(self._others.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
-    async def _drop(self, serial: int, position: str) -> None:
+    async def _drop_slow_client(self, serial: int, position: str) -> None:
         """Tell a client that is too slow its position, and end the connection, if it still can."""
         error = SubscriberTooSlowError(
             "Changes come faster than this client takes them; subscribe again with after: set to "
             "this position.",
             position=position,
         )
-        failed = self.conversation.failed(serial, errors_of(error))
+        failed = self.conversation.fail_operation(serial, format_errors(error))
         closed = self.conversation.close(
-            protocol.OVERLOADED, protocol.too_slow(error.name, position)
+            protocol.OVERLOADED, protocol.format_slow_reason(error.name, position)
         )
         # A message that waits for the client to read was not sent, and the position is before it.
         for each in list(self._tasks):
-            self._stop(each)
+            self._stop_operation(each)
         with anyio.move_on_after(self.sockets.bounds.close_seconds):
             await self.do(failed)
         await self.do(closed)
 
 
-def token_of(payload: Mapping[str, Any], header: str | None) -> str | None:
+def find_token(payload: Mapping[str, Any], header: str | None) -> str | None:
     """The bearer token of a `connection_init`, else of the request's header."""
     for name in ("Authorization", "authorization"):
         value = payload.get(name)
         if isinstance(value, str):
-            return bearer(value)
+            return parse_bearer(value)
     token = payload.get("token")
-    return token if isinstance(token, str) else bearer(header)
+    return token if isinstance(token, str) else parse_bearer(header)
 
 
-def errors_of(error: Exception) -> Errors:
+def format_errors(error: Exception) -> Errors:
     """What a client is told about an operation that failed."""
     if isinstance(error, DocumentError):
         return [dict(each.formatted) for each in error.errors]
     if isinstance(error, RefusedOperationError):
-        return [told(each) for each in error.errors]
+        return [format_error(each) for each in error.errors]
     if isinstance(error, SubscriptionError):
         return [{"message": str(error), "extensions": dict(error.extensions)}]
     if isinstance(error, GraphQLError):
-        return [told(error)]
-    message, code = said(error)
+        return [format_error(error)]
+    message, code = describe_error(error)
     return [{"message": message, "extensions": {"code": code}}]

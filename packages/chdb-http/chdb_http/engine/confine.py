@@ -66,7 +66,7 @@ class Reach:
         return None if self.any_port else (*plain, *map(int, named))
 
 
-def confine(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bool:
+def confine_process(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bool:
     """Confine this process to its reach and these files for good.
 
     `/proc` shows none of its variables but those `shown`. False where the kernel has no Landlock.
@@ -79,10 +79,10 @@ def confine(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bool:
         return False
     _hide_environment(shown)
     own = [Path("/proc/self", name) for name in _OWN]
-    _pin(own)
-    read = (*map(Path, _SYSTEM), *_python(), *own, *files)
+    _keep_open(own)
+    read = (*map(Path, _SYSTEM), *_list_python_paths(), *own, *files)
     write = (reach.data, *reach.paths, Path("/dev/null"))
-    landlock.restrict(read=read, write=write, connect=reach.ports)
+    landlock.limit_process(read=read, write=write, connect=reach.ports)
     return True
 
 
@@ -102,7 +102,7 @@ def _hide_environment(shown: Iterable[str]) -> None:
     ctypes.memmove(start, told, min(len(told), end - start))
 
 
-def _python() -> list[Path]:
+def _list_python_paths() -> list[Path]:
     """Where this Python's modules are, those of packages installed as editable included."""
     libraries = [Path(path) for path in sys.path if path.endswith("-packages")]
     editable = [Path(path).resolve() for path in (*chdb_http.__path__, *asgi_guards.__path__)]
@@ -117,7 +117,7 @@ def _python() -> list[Path]:
     return [Path(sys.prefix), Path(sys.base_prefix), *editable, *libraries, *linked]
 
 
-def _pin(files: list[Path]) -> None:
+def _keep_open(files: list[Path]) -> None:
     """Keep /proc files open: a rule is for an inode, and the kernel may replace unused ones."""
     for file in files:
         if file.exists():

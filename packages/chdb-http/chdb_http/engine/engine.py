@@ -109,7 +109,7 @@ class Connection:
         """Grant or revoke the right to files, for statements that begin from now on."""
         self.run(f"SET ROLE {FILES_ROLE if allowed else 'NONE'}".encode())
 
-    def forbid_files(self) -> None:
+    def deny_files(self) -> None:
         """Revoke the right to files; if that fails, raise, and mark the connection to be closed."""
         try:
             self.allow_files(allowed=False)
@@ -137,9 +137,9 @@ class Engine:
         path = reach.data
         self.folders = reach.folders
         self.workers = workers
-        self._lock = _lock(path)
+        self._lock = _lock_folder(path)
         reach.user_files.mkdir(exist_ok=True)
-        rights = write_rights(reach, _checked(config_file))
+        rights = write_rights(reach, _check_config_file(config_file))
         self._path = f"{path}?user_files_path={reach.user_files}/&config-file={rights}"
         try:
             self._control = Connection(self._path)
@@ -192,7 +192,7 @@ class Engine:
         os.close(self._lock)
 
 
-def _checked(file: Path | None) -> Path | None:
+def _check_config_file(file: Path | None) -> Path | None:
     """The configuration; raises `StartError` when there is no such file."""
     whole = file.expanduser().resolve() if file else None
     if whole is not None and not whole.is_file():
@@ -202,7 +202,7 @@ def _checked(file: Path | None) -> Path | None:
     return whole
 
 
-def _lock(path: Path) -> int:
+def _lock_folder(path: Path) -> int:
     """Hold the folder for this process; raises `StartError` when another one does."""
     path.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

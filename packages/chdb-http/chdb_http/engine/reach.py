@@ -12,7 +12,7 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from chdb_http.sql.errors import Code, EngineError, shortened
+from chdb_http.sql.errors import Code, EngineError, truncate_value
 from chdb_http.sql.pieces import is_found
 from chdb_http.sql.tokens import Kind, tokens, unquote
 
@@ -60,7 +60,7 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
     if not is_found(_SUSPECT, text):
         return False
     words = list(tokens(text))
-    closing, attaches, reads_files = _closings(words), False, False
+    closing, attaches, reads_files = _match_brackets(words), False, False
     for at, word in enumerate(words):
         before = words[at - 1] if at else None
         after = words[at + 1] if at + 1 < len(words) else None
@@ -138,7 +138,7 @@ def _is_used(before: Token | None, after: Token | None) -> bool:
 def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
     """Refuse `EXPRESSIONS` in a statement that names a file, or makes or alters a table or view."""
     named = (word for word in words if word.is_name and len(word.value) < _LONGEST_NAME)
-    if any(_name(word) == EXPRESSIONS for word in named) and (
+    if any(_get_lower_name(word) == EXPRESSIONS for word in named) and (
         reads_files or any(word.is_word("CREATE", "REPLACE", "ALTER", "ATTACH") for word in words)
     ):
         raise EngineError(
@@ -148,7 +148,7 @@ def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
         )
 
 
-def _closings(words: list[Token]) -> dict[int, int]:
+def _match_brackets(words: list[Token]) -> dict[int, int]:
     """Where each opening bracket is closed."""
     found: dict[int, int] = {}
     opened: list[int] = []
@@ -161,7 +161,7 @@ def _closings(words: list[Token]) -> dict[int, int]:
     return found
 
 
-def _name(word: Token) -> str:
+def _get_lower_name(word: Token) -> str:
     return unquote(word.value).lower()
 
 
@@ -169,7 +169,7 @@ def _check_call(
     words: list[Token], at: int, closing: Mapping[int, int], folders: Sequence[Path]
 ) -> bool:
     """True for a call that reads files."""
-    name = _name(words[at])
+    name = _get_lower_name(words[at])
     if name in _REFUSED:
         raise EngineError(
             Code.ACCESS_DENIED,
@@ -180,7 +180,7 @@ def _check_call(
         return False
     # A cluster's function takes the cluster first, and the engine File its format.
     two = name.endswith("cluster") or _is_engine(words[max(at - 2, 0) : at])
-    arguments = _arguments(words, at + 1, closing)[: 2 if two else 1]
+    arguments = _split_arguments(words, at + 1, closing)[: 2 if two else 1]
     check = _check_path if name in _FILES else _check_url
     bare = bool(two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD)
     for argument in arguments[1:] if bare else arguments:
@@ -212,7 +212,9 @@ def _is_engine(before: list[Token]) -> bool:
     return bool(words) and words[-1].is_word("ENGINE")
 
 
-def _arguments(words: list[Token], opening: int, closing: Mapping[int, int]) -> list[list[Token]]:
+def _split_arguments(
+    words: list[Token], opening: int, closing: Mapping[int, int]
+) -> list[list[Token]]:
     """The words of a call's arguments; of inner brackets, only the opening one."""
     found: list[list[Token]] = []
     current: list[Token] = []
@@ -227,14 +229,14 @@ def _arguments(words: list[Token], opening: int, closing: Mapping[int, int]) -> 
     return [*found, current] if current else found
 
 
-def _plain(argument: list[Token]) -> str | None:
+def _parse_plain_string(argument: list[Token]) -> str | None:
     """The text of a string that is written without escapes; None for anything else."""
     raw = argument[0].value if len(argument) == 1 and argument[0].kind is Kind.STRING else b""
     return unquote(raw) if raw.startswith(b"'") and b"\\" not in raw else None
 
 
 def _check_url(argument: list[Token], folders: Sequence[Path]) -> None:
-    url = _plain(argument)
+    url = _parse_plain_string(argument)
     if url is None or not _WEB.match(url):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
@@ -244,7 +246,7 @@ def _check_url(argument: list[Token], folders: Sequence[Path]) -> None:
 
 
 def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
-    path = _plain(argument)
+    path = _parse_plain_string(argument)
     if path is None:
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
@@ -255,7 +257,8 @@ def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
     if _is_upward(path) or not any(_is_in(whole, folder) for folder in folders):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
-            f"File `{shortened(path)}` is not inside `{folders[0]}`. Put it there, or allow its "
+            f"File `{truncate_value(path)}` is not inside `{folders[0]}`. Put it there, or allow "
+            "its "
             "folder with --allowed-path",
         )
 

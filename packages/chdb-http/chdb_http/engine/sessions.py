@@ -54,7 +54,7 @@ class Sessions:
             session.timer.cancel()
         return session.connection
 
-    def idle(self, name: str) -> Connection | None:
+    def get_idle_connection(self, name: str) -> Connection | None:
         """The connection of a session that nobody uses now."""
         session = self._sessions.get(name)
         return None if session is None or session.busy else session.connection
@@ -64,11 +64,11 @@ class Sessions:
         session = self._sessions[asked.session_id]
         session.connection, session.busy = connection, False
         if connection is None or asked.close:
-            self._end(asked.session_id)
+            self._end_session(asked.session_id)
         else:
-            session.timer = self._later(asked.seconds, lambda: self._end(asked.session_id))
+            session.timer = self._later(asked.seconds, lambda: self._end_session(asked.session_id))
 
-    def _end(self, name: str) -> None:
+    def _end_session(self, name: str) -> None:
         session = self._sessions.pop(name)
         if session.connection is not None:
             session.connection.close()
@@ -79,4 +79,4 @@ class Sessions:
             timer = self._sessions[name].timer
             if timer is not None:
                 timer.cancel()
-            self._end(name)
+            self._end_session(name)

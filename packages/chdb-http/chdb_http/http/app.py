@@ -29,22 +29,22 @@ _TOLD_TO_PAGES = (
 
 def build_app(queries: ASGIApp, admission: Admission) -> Starlette:
     """The application; `queries` answers admitted requests that carry a statement."""
-    root = _Root(queries)
+    root = _RootApp(queries)
     app = Starlette(
         routes=[
-            Route("/ping", _ok),
-            Route("/replicas_status", _ok),
+            Route("/ping", _answer_ok),
+            Route("/replicas_status", _answer_ok),
             Route("/", root),
             Route("/query", root),
         ],
-        exception_handlers={404: _no_handle},
-        middleware=_middleware(admission),
+        exception_handlers={404: _answer_not_found},
+        middleware=_build_middleware(admission),
     )
     app.router.redirect_slashes = False
     return app
 
 
-def _middleware(admission: Admission) -> list[Middleware]:
+def _build_middleware(admission: Admission) -> list[Middleware]:
     guard = Middleware(Guard, admission=admission)
     if not admission.origins:
         return [guard]
@@ -58,7 +58,7 @@ def _middleware(admission: Admission) -> list[Middleware]:
     return [guard, shared]
 
 
-class _Root:
+class _RootApp:
     """Answers queries, and health checks and browsers on the same path."""
 
     def __init__(self, queries: ASGIApp) -> None:
@@ -78,11 +78,11 @@ class _Root:
         await answer(scope, receive, send)
 
 
-async def _ok(_: Request) -> Response:
+async def _answer_ok(_: Request) -> Response:
     return PlainTextResponse(_OK)
 
 
-async def _no_handle(request: Request, _: Exception) -> Response:
+async def _answer_not_found(request: Request, _: Exception) -> Response:
     target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     text = (
         f"There is no handle {target}\n\n"

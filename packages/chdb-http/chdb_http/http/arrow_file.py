@@ -28,14 +28,14 @@ async def stream_of_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             head += chunk
             if len(head) < _MAGIC_BLOCK:
                 continue
-            _check(head.startswith(_MAGIC), "does not begin")
+            _check_magic(head.startswith(_MAGIC), "does not begin")
             yield head[_MAGIC_BLOCK:]
         else:
             yield chunk
-    _check(tail == _MAGIC and len(head) >= _MAGIC_BLOCK, "does not end")
+    _check_magic(tail == _MAGIC and len(head) >= _MAGIC_BLOCK, "does not end")
 
 
-def _check(holds: bool, how: str) -> None:  # noqa: FBT001
+def _check_magic(holds: bool, how: str) -> None:  # noqa: FBT001
     if not holds:
         raise EngineError(
             Code.INCORRECT_DATA,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from chdb_http.http.codecs import decoder
+from chdb_http.http.codecs import make_decoder
 from chdb_http.sql.errors import Code, EngineError
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ class Body:
 
     def __init__(self, raw: AsyncIterator[bytes], content_encoding: str) -> None:
         self._raw = raw
-        self._decoder = decoder(content_encoding)
+        self._decoder = make_decoder(content_encoding)
         self._plain = content_encoding.strip().lower() in {"", "identity"}
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def read_chunks(self) -> AsyncIterator[bytes]:
         """The decoded bytes, in portions. Raises `EngineError` for a body of another encoding."""
         async for chunk in self._raw:
             if data := await self._decode(chunk):

@@ -65,7 +65,7 @@ class _IdentityDecoder(_Identity):
         return None
 
 
-class _Encoder:
+class _StreamEncoder:
     """Of zlib and zstandard, whose streams have the same methods."""
 
     def __init__(self, stream: zlib._Compress | zstandard.ZstdCompressionObj) -> None:
@@ -91,7 +91,7 @@ class _Lz4Encoder:
         return self._head + bytes(self._stream.flush())
 
 
-class _Frame(Protocol):
+class _CompressedFrame(Protocol):
     """One frame of zlib, zstandard or lz4."""
 
     @property
@@ -150,7 +150,7 @@ class _FramesDecoder:
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
-        self._frame: _Frame = _new_frame(encoding)
+        self._frame: _CompressedFrame = _make_frame(encoding)
         self._begun = False
         self._rest = memoryview(b"")
         self._full = False
@@ -164,27 +164,27 @@ class _FramesDecoder:
         parts: list[bytes] = []
         size = 0
         while self.pending and size < PORTION:
-            parts.append(self._step())
+            parts.append(self._decompress_portion())
             size += len(parts[-1])
         return b"".join(parts)
 
-    def _step(self) -> bytes:
+    def _decompress_portion(self) -> bytes:
         if self._frame.eof:
-            self._frame = _new_frame(self._encoding)
+            self._frame = _make_frame(self._encoding)
         self._begun = True
         try:
             made, self._rest = self._frame.step(self._rest)
         except (zlib.error, zstandard.ZstdError, RuntimeError) as error:
-            raise self._broken(str(error)) from error
+            raise self._make_decode_error(str(error)) from error
         # After a full portion there may be more output from the bytes already taken.
         self._full = len(made) >= PORTION and not self._frame.eof
         return made
 
     def finish(self) -> None:
         if self._begun and not self._frame.eof:
-            raise self._broken("the body ends within a frame")
+            raise self._make_decode_error("the body ends within a frame")
 
-    def _broken(self, reason: str) -> EngineError:
+    def _make_decode_error(self, reason: str) -> EngineError:
         return EngineError(
             Code.CANNOT_DECOMPRESS,
             f"Cannot decompress the request body as '{self._encoding}': {reason}. "
@@ -192,7 +192,7 @@ class _FramesDecoder:
         )
 
 
-def _new_frame(encoding: str) -> _Frame:
+def _make_frame(encoding: str) -> _CompressedFrame:
     if encoding == "zstd":
         return _ZstdFrame()
     if encoding == "lz4":
@@ -200,7 +200,7 @@ def _new_frame(encoding: str) -> _Frame:
     return _ZlibFrame(_GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS)
 
 
-def decoder(encoding: str) -> Decoder:
+def make_decoder(encoding: str) -> Decoder:
     """The decoder of a Content-Encoding; an unknown one raises `EngineError` 48."""
     name = encoding.strip().lower()
     if name in {"", "identity"}:
@@ -221,13 +221,13 @@ def choose_encoding(accept: str) -> str | None:
     return next((name for name in _PREFERENCE if name in names), None)
 
 
-def encoder(encoding: str | None) -> Encoder:
+def make_encoder(encoding: str | None) -> Encoder:
     """The encoder of a name from `choose_encoding`."""
     if encoding is None:
         return _IdentityEncoder()
     if encoding == "lz4":
         return _Lz4Encoder()
     if encoding == "zstd":
-        return _Encoder(zstandard.ZstdCompressor(level=_FAST_LEVEL).compressobj())
+        return _StreamEncoder(zstandard.ZstdCompressor(level=_FAST_LEVEL).compressobj())
     bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS
-    return _Encoder(zlib.compressobj(_FAST_LEVEL, zlib.DEFLATED, bits))
+    return _StreamEncoder(zlib.compressobj(_FAST_LEVEL, zlib.DEFLATED, bits))

@@ -43,25 +43,29 @@ class StatementReader:
         next_look = 0
         async for chunk in chunks:
             held += chunk
-            if len(held) >= min(next_look, _most(limit) + 1):
-                statement = await self._parse(held, limit, complete=False)
+            if len(held) >= min(next_look, _compute_limit(limit) + 1):
+                statement = await self._parse_held(held, limit, complete=False)
                 if statement is not None:
-                    return statement, _rows(bytes(held[statement.data_start :]), chunks)
+                    return statement, _join_rows(bytes(held[statement.data_start :]), chunks)
                 next_look = _LOOK_AGAIN * len(held)
-        statement = await self._parse(held, limit, complete=True)
+        statement = await self._parse_held(held, limit, complete=True)
         if statement is None:
             raise EngineError(Code.SYNTAX_ERROR, "Syntax error: the statement has no end")
-        return statement, _rows(bytes(held[statement.data_start :]), chunks)
+        return statement, _join_rows(bytes(held[statement.data_start :]), chunks)
 
-    async def _parse(self, held: bytearray, limit: int, *, complete: bool) -> Statement | None:
-        most = _most(limit)
+    async def _parse_held(self, held: bytearray, limit: int, *, complete: bool) -> Statement | None:
+        most = _compute_limit(limit)
         whole = complete and len(held) <= most
-        statement = await self._in_turns(parse_in_turns(bytes(held[: most + 1]), complete=whole))
+        statement = await self._run_in_turns(
+            parse_in_turns(bytes(held[: most + 1]), complete=whole)
+        )
         if len(held) > most and (statement is None or len(statement.text) > most):
-            raise _too_long(most, limit)
+            raise _make_length_error(most, limit)
         return statement
 
-    async def _in_turns(self, steps: Generator[None, None, Statement | None]) -> Statement | None:
+    async def _run_in_turns(
+        self, steps: Generator[None, None, Statement | None]
+    ) -> Statement | None:
         while True:
             try:
                 next(steps)
@@ -72,18 +76,18 @@ class StatementReader:
                 await asyncio.sleep(0)
 
 
-def _most(limit: int) -> int:
+def _compute_limit(limit: int) -> int:
     return min(limit or MAX_HELD_BYTES, MAX_HELD_BYTES)
 
 
-async def _rows(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _join_rows(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     if first:
         yield first
     async for chunk in rest:
         yield chunk
 
 
-def _too_long(most: int, limit: int) -> EngineError:
+def _make_length_error(most: int, limit: int) -> EngineError:
     if most != limit:
         return EngineError(
             Code.QUERY_IS_TOO_LARGE,

@@ -65,7 +65,7 @@ _NAME_CHARACTERS = 200
 _SHOWN = 100
 
 
-def shortened(value: str) -> str:
+def truncate_value(value: str) -> str:
     """A bad value as a message repeats it."""
     return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
 

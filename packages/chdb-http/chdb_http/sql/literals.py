@@ -34,14 +34,14 @@ class Open:
         If the text ends first, `at` is its size and the answer False.
         """
         if self.opener in _QUOTED:
-            return self._quoted(text)
+            return self._find_quote_end(text)
         if self.opener == b"/*":
-            return self._block(text)
+            return self._find_comment_end(text)
         if self.opener[-1:] == b"'":
-            return self._digits(text)
-        return self._until(text, _CLOSING.get(self.opener, self.opener))
+            return self._find_digits_end(text)
+        return self._find_closing(text, _CLOSING.get(self.opener, self.opener))
 
-    def _quoted(self, text: bytes) -> bool:
+    def _find_quote_end(self, text: bytes) -> bool:
         found = _QUOTED[self.opener].match(text, self.at, self.at + PIECE)
         self.at = found.end() if found else self.at
         following = text[self.at : self.at + 2]
@@ -53,7 +53,7 @@ class Open:
             return True
         return False
 
-    def _block(self, text: bytes) -> bool:
+    def _find_comment_end(self, text: bytes) -> bool:
         """Look for a comment's end; comments nest."""
         edge = _EDGE.search(text, self.at, self.at + PIECE)
         if edge is None:
@@ -64,7 +64,7 @@ class Open:
         self.level += 1 if edge[0] == b"/*" else -1
         return self.level == 0
 
-    def _digits(self, text: bytes) -> bool:
+    def _find_digits_end(self, text: bytes) -> bool:
         """Look for the end of x'41' or b'01': digits, no escapes; the engine rejects all else."""
         found = _DIGITS.match(text, self.at, self.at + PIECE)
         self.at = found.end() if found else self.at
@@ -75,7 +75,7 @@ class Open:
         self.at = self.at if goes_on else len(text)
         return False
 
-    def _until(self, text: bytes, closing: bytes) -> bool:
+    def _find_closing(self, text: bytes, closing: bytes) -> bool:
         place = text.find(closing, self.at, self.at + PIECE + len(closing) - 1)
         if place < 0:
             self.at = min(self.at + PIECE, len(text))

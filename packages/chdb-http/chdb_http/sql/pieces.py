@@ -31,7 +31,7 @@ def is_found(
     return False
 
 
-def unescaped(value: bytes) -> bytes:
+def remove_escapes(value: bytes) -> bytes:
     """The text without escapes: each backslash stands for the character after it."""
     kept, start = [], 0
     while (place := value.find(b"\\", start)) >= 0:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from chdb_http.sql.statement import Statement
 
 
-def pipe_path(descriptor: int) -> str:
+def format_pipe_path(descriptor: int) -> str:
     return f"/dev/fd/{descriptor}"
 
 
 def select_into(statement: Statement, descriptor: int, default_format: str) -> bytes:
     """The select with its result written to the pipe; its own FORMAT wins over the default."""
-    outfile = f" INTO OUTFILE '{pipe_path(descriptor)}' APPEND ".encode()
+    outfile = f" INTO OUTFILE '{format_pipe_path(descriptor)}' APPEND ".encode()
     clause = statement.text[statement.cut :]
     if statement.format is None:
         clause = to_bytes(f"FORMAT {quote_name(default_format)}")
@@ -34,7 +34,7 @@ def select_into(statement: Statement, descriptor: int, default_format: str) -> b
 
 def insert_from(statement: Statement, descriptor: int) -> bytes:
     """The insert with its rows read from the pipe."""
-    path, name = pipe_path(descriptor), statement.format or "Values"
+    path, name = format_pipe_path(descriptor), statement.format or "Values"
     if statement.input_call is not None:
         start, end = statement.input_call
         call = to_bytes(f"file({quote_string(path)}, {quote_string(name)}, ")

@@ -10,10 +10,10 @@ from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from chdb_http.sql.errors import Code, EngineError, shortened
+from chdb_http.sql.errors import Code, EngineError, truncate_value
 from chdb_http.sql.literals import Open
 from chdb_http.sql.octets import to_bytes, to_text
-from chdb_http.sql.pieces import PIECE, unescaped
+from chdb_http.sql.pieces import PIECE, remove_escapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,10 +94,10 @@ def tokens(text: bytes, start: int = 0) -> Iterator[Token]:
     Stops before a string, a quoted name or a comment that has no end. Raises `EngineError` 62 for
     what no statement contains. Time is linear in the text's size.
     """
-    return chain.from_iterable(steps(text, start))
+    return chain.from_iterable(iter_steps(text, start))
 
 
-def steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
+def iter_steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
     """`tokens` in parts, each of at most about a millisecond's work; a part may be empty.
 
     Tokens are made lazily, so the rows of an INSERT need not become tokens. When the text is not
@@ -123,11 +123,11 @@ class _Lexer:
     def step(self) -> Iterator[Token]:
         until = min(self.at + _STEP, len(self._text))
         while self.at < until:
-            token = self._begin() if self._open is None else self._go_on(self._open)
+            token = self._begin_token() if self._open is None else self._resume_token(self._open)
             if token is not None:
                 yield token
 
-    def _begin(self) -> Token | None:
+    def _begin_token(self) -> Token | None:
         start = self.at
         found = _LEXER.match(self._text, start, start + PIECE)
         if found is None:
@@ -136,15 +136,15 @@ class _Lexer:
         self.at = found.end()
         if group in _WHOLE:
             self._check_length(start)
-            return self._token(_KINDS[group], value, start)
+            return self._make_token(_KINDS[group], value, start)
         if group != "space":
             opener = b"\n" if group == "line" else value
             self._group, self._open = group, Open(start=start, at=self.at, opener=opener)
             if self.at == len(self._text):
-                return self._go_on(self._open)
+                return self._resume_token(self._open)
         return None
 
-    def _go_on(self, begun: Open) -> Token | None:
+    def _resume_token(self, begun: Open) -> Token | None:
         closed = begun.look(self._text)
         self.at = begun.at
         if not closed and self.at < len(self._text):
@@ -152,19 +152,19 @@ class _Lexer:
         self._open = None
         if closed and self._group in _KINDS:
             value = self._text[begun.start : self.at]
-            return self._token(_KINDS[self._group], value, begun.start)
+            return self._make_token(_KINDS[self._group], value, begun.start)
         if not closed and self._group == "heredoc" and self._complete:
-            return self._lone_dollar(begun.start)
+            return self._make_dollar_token(begun.start)
         return None
 
-    def _token(self, kind: Kind, value: bytes, start: int) -> Token:
+    def _make_token(self, kind: Kind, value: bytes, start: int) -> Token:
         turn = _TURNS.get(value, 0) if kind is Kind.MARK else 0
         self._depth += min(turn, 0)
         token = Token(kind, value, start, self.at, self._depth)
         self._depth += max(turn, 0)
         return token
 
-    def _lone_dollar(self, start: int) -> Token:
+    def _make_dollar_token(self, start: int) -> Token:
         """A name or a mark, where what looked like the start of a $tag$ string has no end."""
         self._lone_dollars += 1
         if self._lone_dollars > _MAX_LONE_DOLLARS:
@@ -173,7 +173,7 @@ class _Lexer:
         self.at = start + 1 if word is None else word.end()
         self._check_length(start)
         kind = Kind.MARK if word is None else Kind.WORD
-        return self._token(kind, self._text[start : self.at], start)
+        return self._make_token(kind, self._text[start : self.at], start)
 
     def _check_length(self, start: int) -> None:
         if self.at - start >= PIECE:
@@ -194,7 +194,7 @@ def check_first(text: bytes, first: Token) -> None:
         raise EngineError(
             Code.SYNTAX_ERROR,
             f"Unrecognized token: Syntax error: failed at position {first.start + 1} "
-            f"({shortened(to_text(first.value))})",
+            f"({truncate_value(to_text(first.value))})",
         )
 
 
@@ -203,7 +203,7 @@ def unquote(value: bytes) -> str:
     if value[:1] not in {b"'", b"`", b'"'}:
         return to_text(value)
     quote = value[:1]
-    return to_text(unescaped(value[1:-1].replace(quote * 2, quote)))
+    return to_text(remove_escapes(value[1:-1].replace(quote * 2, quote)))
 
 
 def from_tsv(value: bytes) -> str:

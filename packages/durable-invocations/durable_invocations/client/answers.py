@@ -42,14 +42,14 @@ class Answer:
         try:
             return json.loads(self.content, object_hook=lambda told: Told(self.url, told))
         except (ValueError, RecursionError) as error:
-            raise no_runtime(self.url) from error
+            raise make_no_runtime_error(self.url) from error
 
     @property
     def object(self) -> Told:
         """The JSON object. Raises UnavailableError for what no runtime answers."""
         found = self.value
         if not isinstance(found, Told):
-            raise no_runtime(self.url)
+            raise make_no_runtime_error(self.url)
         return found
 
     def output(self) -> Any:
@@ -58,7 +58,7 @@ class Answer:
         Raises UnavailableError for what no runtime answers.
         """
         if ID_HEADER not in self.headers:
-            raise no_runtime(self.url)
+            raise make_no_runtime_error(self.url)
         if not self.content:
             return None
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -85,42 +85,42 @@ class Told(dict[str, Any]):
         self._url = url
 
     def __missing__(self, name: str) -> Any:
-        raise no_runtime(self._url)
+        raise make_no_runtime_error(self._url)
 
     def text(self, name: str) -> str:
         """A field that is a text. Raises UnavailableError."""
-        return str(self._of(name, str))
+        return str(self._get_field(name, str))
 
     def flag(self, name: str) -> bool:
         """A field that is true or false. Raises UnavailableError."""
-        return bool(self._of(name, bool))
+        return bool(self._get_field(name, bool))
 
-    def objects(self, name: str) -> list[Mapping[str, Any]]:
+    def get_objects(self, name: str) -> list[Mapping[str, Any]]:
         """A field that is a list of objects. Raises UnavailableError."""
-        found = self._of(name, list)
+        found = self._get_field(name, list)
         if not all(isinstance(each, Told) for each in found):
-            raise no_runtime(self._url)
+            raise make_no_runtime_error(self._url)
         return list(found)
 
-    def shaped(self, shape: Mapping[str, Any]) -> Told:
+    def check_shape(self, shape: Mapping[str, Any]) -> Told:
         """Itself, where its fields are of these types, or lists or objects of such."""
-        if not _fits(self, shape):
-            raise no_runtime(self._url)
+        if not _has_shape(self, shape):
+            raise make_no_runtime_error(self._url)
         return self
 
-    def _of(self, name: str, kind: type) -> Any:
+    def _get_field(self, name: str, kind: type) -> Any:
         found = self[name]
         if not isinstance(found, kind):
-            raise no_runtime(self._url)
+            raise make_no_runtime_error(self._url)
         return found
 
 
-def _fits(found: Any, shape: Any) -> bool:
+def _has_shape(found: Any, shape: Any) -> bool:
     if isinstance(shape, list):
-        return isinstance(found, list) and all(_fits(each, shape[0]) for each in found)
+        return isinstance(found, list) and all(_has_shape(each, shape[0]) for each in found)
     if isinstance(shape, Mapping):
         named = isinstance(found, Told) and shape.keys() <= found.keys()
-        return named and all(_fits(found[name], each) for name, each in shape.items())
+        return named and all(_has_shape(found[name], each) for name, each in shape.items())
     return isinstance(found, shape)
 
 
@@ -128,7 +128,7 @@ def read(url: str, response: httpx.Response, clock: Callable[[], float]) -> Answ
     """The whole of an answer that has begun. Raises UnavailableError beyond size and time."""
     if response.headers.get("content-encoding", "identity") != "identity":
         # Nobody asked for it, and a few bytes may unpack to many.
-        raise no_runtime(url)
+        raise make_no_runtime_error(url)
     until, found = clock() + LATE_SECONDS, bytearray()
     for part in response.iter_bytes():
         found += part
@@ -146,7 +146,7 @@ def read(url: str, response: httpx.Response, clock: Callable[[], float]) -> Answ
     return Answer(url=url, status=response.status_code, headers=headers, content=bytes(found))
 
 
-def no_runtime(url: str) -> UnavailableError:
+def make_no_runtime_error(url: str) -> UnavailableError:
     """The error of an answer that a runtime does not give."""
     return UnavailableError(
         f"What answers at {url} is none of a runtime of invocations; correct the address, or "

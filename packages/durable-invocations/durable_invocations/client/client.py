@@ -17,15 +17,15 @@ from durable_invocations.client.errors import (
     InvocationFailedError,
     InvocationRefusedError,
     TokenRefusedError,
-    shown,
+    truncate_reason,
 )
 from durable_invocations.client.requests import (
-    authorization,
-    checked,
-    checked_url,
-    encoded,
-    idempotency,
-    milliseconds,
+    build_auth_headers,
+    build_delay_params,
+    check_text,
+    check_url,
+    encode_idempotency_key,
+    encode_text,
     path,
     written,
 )
@@ -43,7 +43,7 @@ _OVERLOADED = {408, 429, 502, 503, 504}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class SentInvocation:
     """An invocation that the runtime keeps; not `is_new` if its idempotency key had made it."""
 
     id: str
@@ -74,11 +74,11 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         advice: Advice | None = None,
     ) -> None:
-        self.url, self._clock = checked_url(url), clock
+        self.url, self._clock = check_url(url), clock
         self._advice = advice or Advice()
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Accept-Encoding": "identity", **authorization(token)},
+            headers={"Accept-Encoding": "identity", **build_auth_headers(token)},
             timeout=httpx.Timeout(_SECONDS, connect=5.0),
             transport=transport,
             # A proxy from the environment does not serve this machine itself.
@@ -95,9 +95,9 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def health(self) -> None:
+    def check_health(self) -> None:
         """Returns if the runtime answers."""
-        self._asked("GET", path("restate", "health"))
+        self._request_answer("GET", path("restate", "health"))
 
     def call(
         self,
@@ -126,7 +126,7 @@ class Client:
         key: str | None = None,
         idempotency_key: str | None = None,
         delay: float = 0.0,
-    ) -> Sent:
+    ) -> SentInvocation:
         """Have a handler invoked, after `delay` seconds, and return when that is durable.
 
         The argument is sent as JSON; bytes are sent as they are, as JSON that is written already.
@@ -135,13 +135,13 @@ class Client:
         place = path(service, *(() if key is None else (key,)), handler, "send")
         headers: dict[str, str | bytes] = {}
         if idempotency_key is not None:
-            headers["idempotency-key"] = idempotency(idempotency_key)
+            headers["idempotency-key"] = encode_idempotency_key(idempotency_key)
         content = written(argument)
         if content is not None:
             headers["content-type"] = JSON
-        params = milliseconds(delay)
-        told = self._told("POST", place, content=content, headers=headers, params=params)
-        return Sent(id=told.text("invocationId"), is_new=told["status"] == "Accepted")
+        params = build_delay_params(delay)
+        told = self._request_object("POST", place, content=content, headers=headers, params=params)
+        return SentInvocation(id=told.text("invocationId"), is_new=told["status"] == "Accepted")
 
     def attach(self, invocation: str, *, seconds: float | None = None) -> Any:
         """Wait for an invocation's end and return its output. Raises InvocationFailedError.
@@ -155,7 +155,7 @@ class Client:
                 raise WaitError(f"The invocation {invocation} has not ended in {seconds:g} s.")
             with suppress(httpx.ReadTimeout):
                 place = path("restate", "invocation", invocation, "attach")
-                return self._answered("GET", place, timeout=left).output()
+                return self._send_request("GET", place, timeout=left).output()
 
     def output(self, invocation: str, *names: str) -> Any:
         """The output of an invocation that has ended. Raises InvocationFailedError, and WaitError
@@ -165,7 +165,7 @@ class Client:
         """
         place = path("restate", "invocation", invocation, *names, "output")
         try:
-            return self._asked("GET", place).output()
+            return self._request_answer("GET", place).output()
         except InvocationRefusedError as refused:
             if refused.status != NOT_READY:
                 raise
@@ -176,77 +176,81 @@ class Client:
         """Complete an awakeable with a value; whether it was not completed before."""
         content = written(value)
         place = path("restate", "awakeables", awakeable, "resolve")
-        return self._changed("POST", place, content=content, headers={"content-type": JSON})
+        return self._request_change("POST", place, content=content, headers={"content-type": JSON})
 
     def reject(self, awakeable: str, reason: str) -> bool:
         """Complete an awakeable with a failure; whether it was not completed before."""
         place = path("restate", "awakeables", awakeable, "reject")
         headers = {"content-type": "text/plain; charset=utf-8"}
-        return self._changed("POST", place, content=encoded(reason), headers=headers)
+        return self._request_change("POST", place, content=encode_text(reason), headers=headers)
 
     def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
         """Register the services at an address; a second time nothing changes, unless `force`."""
-        asked = {"uri": checked(uri), "force": force}
-        return self._told("POST", path("admin", "deployments"), json=asked).shaped(_DEPLOYMENT)
+        asked = {"uri": check_text(uri), "force": force}
+        return self._request_object("POST", path("admin", "deployments"), json=asked).check_shape(
+            _DEPLOYMENT
+        )
 
     def deployments(self) -> list[Mapping[str, Any]]:
         """The registered addresses and their services."""
-        told = self._told("GET", path("admin", "deployments"))
-        return told.shaped({"deployments": [_DEPLOYMENT]}).objects("deployments")
+        told = self._request_object("GET", path("admin", "deployments"))
+        return told.check_shape({"deployments": [_DEPLOYMENT]}).get_objects("deployments")
 
     def services(self) -> list[Mapping[str, Any]]:
         """The services that can be invoked, with their handlers."""
-        told = self._told("GET", path("admin", "services"))
-        return told.shaped({"services": [{**_SERVICE, "uri": (str, NoneType)}]}).objects("services")
+        told = self._request_object("GET", path("admin", "services"))
+        return told.check_shape({"services": [{**_SERVICE, "uri": (str, NoneType)}]}).get_objects(
+            "services"
+        )
 
     def invocations(self, limit: int = 100, **chosen: str | None) -> list[Mapping[str, Any]]:
         """The latest invocations, by `service`, `handler`, `key` or `status`."""
-        params = {name: checked(value) for name, value in chosen.items() if value is not None}
+        params = {name: check_text(value) for name, value in chosen.items() if value is not None}
         asked = {"limit": str(limit), **params}
-        told = self._told("GET", path("admin", "invocations"), params=asked)
-        return told.objects("invocations")
+        told = self._request_object("GET", path("admin", "invocations"), params=asked)
+        return told.get_objects("invocations")
 
     def invocation(self, invocation: str) -> Mapping[str, Any]:
         """An invocation with its journal."""
-        return self._told("GET", path("admin", "invocations", invocation))
+        return self._request_object("GET", path("admin", "invocations", invocation))
 
     def cancel(self, invocation: str) -> bool:
         """Cancel an invocation: its handler learns it at what it awaits, and may clean up."""
-        return self.change(invocation, "cancel")
+        return self.change_invocation(invocation, "cancel")
 
     def kill(self, invocation: str) -> bool:
         """End an invocation, and those that it called, at once."""
-        return self.change(invocation, "kill")
+        return self.change_invocation(invocation, "kill")
 
     def pause(self, invocation: str) -> bool:
         """Have nobody drive an invocation until it is resumed."""
-        return self.change(invocation, "pause")
+        return self.change_invocation(invocation, "pause")
 
     def resume(self, invocation: str) -> bool:
         """Have a paused invocation tried again, now."""
-        return self.change(invocation, "resume")
+        return self.change_invocation(invocation, "resume")
 
     def purge(self, invocation: str) -> bool:
         """Forget an invocation that has ended: its output, its journal, its idempotency key."""
-        return self.change(invocation, "purge")
+        return self.change_invocation(invocation, "purge")
 
-    def change(self, invocation: str, verb: str) -> bool:
+    def change_invocation(self, invocation: str, verb: str) -> bool:
         """`cancel`, `kill`, `pause`, `resume` or `purge` an invocation; whether that changed it."""
-        return self._changed("PATCH", path("admin", "invocations", invocation, verb))
+        return self._request_change("PATCH", path("admin", "invocations", invocation, verb))
 
-    def _changed(self, method: str, place: str, **request: Any) -> bool:
-        return self._told(method, place, **request).flag("changed")
+    def _request_change(self, method: str, place: str, **request: Any) -> bool:
+        return self._request_object(method, place, **request).flag("changed")
 
-    def _told(self, method: str, place: str, **request: Any) -> Told:
-        return self._asked(method, place, **request).object
+    def _request_object(self, method: str, place: str, **request: Any) -> Told:
+        return self._request_answer(method, place, **request).object
 
-    def _asked(self, method: str, place: str, **request: Any) -> Answer:
+    def _request_answer(self, method: str, place: str, **request: Any) -> Answer:
         try:
-            return self._answered(method, place, **request)
+            return self._send_request(method, place, **request)
         except httpx.ReadTimeout as error:
-            raise UnavailableError(self._unanswered("does not answer in time")) from error
+            raise UnavailableError(self._format_unanswered("does not answer in time")) from error
 
-    def _answered(self, method: str, place: str, **request: Any) -> Answer:
+    def _send_request(self, method: str, place: str, **request: Any) -> Answer:
         """The answer to a request that is carried out. Raises httpx.ReadTimeout, and as others."""
         try:
             with self._http.stream(method, place, **request) as response:
@@ -255,17 +259,17 @@ class Client:
             raise
         # A host that is no name, such as a..b, is a UnicodeError.
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise UnavailableError(self._unanswered(f"does not answer: {error}")) from error
+            raise UnavailableError(self._format_unanswered(f"does not answer: {error}")) from error
         if httpx.codes.is_success(answer.status):
             return answer
-        raise self._problem(answer)
+        raise self._make_error(answer)
 
-    def _unanswered(self, how: str) -> str:
+    def _format_unanswered(self, how: str) -> str:
         return f"The runtime of invocations at {self.url} {how}. {self._advice.unanswered}"
 
-    def _problem(self, answer: Answer) -> DurableError:
+    def _make_error(self, answer: Answer) -> DurableError:
         code, reason = answer.reason()
-        said = shown(reason)
+        said = truncate_reason(reason)
         if (invocation := answer.headers.get(ID_HEADER)) is not None:
             told = f"The invocation {invocation} failed with {code}: {said}"
             see = self._advice.failed.format(invocation=invocation)

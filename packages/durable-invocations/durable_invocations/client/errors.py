@@ -8,7 +8,7 @@ MOST_TOLD = 2_000
 """Characters of a handler's reason that a message has."""
 
 
-def shown(reason: str) -> str:
+def truncate_reason(reason: str) -> str:
     """The beginning of a reason, which may be as long as a handler likes."""
     return reason if len(reason) <= MOST_TOLD else f"{reason[:MOST_TOLD]}…"
 

@@ -8,7 +8,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from durable_invocations.addresses import http_address
+from durable_invocations.addresses import parse_http_address
 from durable_invocations.client.errors import InvocationRefusedError
 from durable_invocations.durations import CENTURY
 from durable_invocations.errors import ConfigError
@@ -17,9 +17,9 @@ _SECRET = re.compile(r"[!-~]*")
 _UPWARDS = {".": "%2E", "..": "%2E%2E"}
 
 
-def checked_url(url: str) -> str:
+def check_url(url: str) -> str:
     """The address without a final slash. Raises ConfigError; secrets in it are not told."""
-    parts = http_address(url)
+    parts = parse_http_address(url)
     if parts is None or "@" in parts.netloc or "?" in url or "#" in url:
         raise ConfigError(
             "The url is not an address of a runtime; write http://host:port, without user, query "
@@ -28,7 +28,7 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def authorization(token: str) -> dict[str, str]:
+def build_auth_headers(token: str) -> dict[str, str]:
     """The header that carries the token; none without one. Raises ConfigError, not telling it."""
     if not _SECRET.fullmatch(token):
         raise ConfigError(
@@ -45,15 +45,15 @@ def path(*parts: str) -> str:
     if not all(parts):
         raise InvocationRefusedError("A name, a key or an id is empty; give one.")
     # `.` and `..` would be taken for steps upwards.
-    return "".join(f"/{_UPWARDS.get(each) or quote(encoded(each), safe='')}" for each in parts)
+    return "".join(f"/{_UPWARDS.get(each) or quote(encode_text(each), safe='')}" for each in parts)
 
 
-def checked(text: str) -> str:
+def check_text(text: str) -> str:
     """The text. Raises InvocationRefusedError for what is none."""
-    return encoded(text).decode()
+    return encode_text(text).decode()
 
 
-def encoded(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """The text in UTF-8. Raises InvocationRefusedError for what is no text."""
     try:
         return text.encode()
@@ -61,7 +61,7 @@ def encoded(text: str) -> bytes:
         raise InvocationRefusedError(f"{text!r} is no text: it has a lone surrogate.") from error
 
 
-def idempotency(key: str) -> bytes:
+def encode_idempotency_key(key: str) -> bytes:
     """The key as a header has it. Raises InvocationRefusedError for what no header keeps."""
     if not key or key != key.strip() or not all(each == " " or each.isprintable() for each in key):
         raise InvocationRefusedError(
@@ -71,7 +71,7 @@ def idempotency(key: str) -> bytes:
     return key.encode()
 
 
-def milliseconds(delay: float) -> dict[str, str]:
+def build_delay_params(delay: float) -> dict[str, str]:
     """The parameter of a delay in seconds. Raises InvocationRefusedError for what is none."""
     if math.isnan(delay) or delay > CENTURY:
         raise InvocationRefusedError(

@@ -21,15 +21,15 @@ from asgi_guards.draining import Draining
 from durable_invocations.errors import DurableError, UnavailableError
 from durable_invocations.ingress.admin import Admin, Answer
 from durable_invocations.ingress.backend import Backend, Catalog
-from durable_invocations.ingress.invoking import Bounds, Invoking, Waiting
+from durable_invocations.ingress.invoking import IngressBounds, Invoking, ResultWaiter
 from durable_invocations.ingress.outputs import Awakeables, Outputs
 from durable_invocations.ingress.refusals import (
     BAD,
     PLAIN,
     UNAVAILABLE,
     RefusedError,
-    refusal,
-    told,
+    make_error_response,
+    make_refusal_response,
 )
 from durable_invocations.ingress.tokens import Gate
 
@@ -40,7 +40,7 @@ _FAILED = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class IngressSettings:
     """What an application is made from. Without a `token` it must listen on loopback alone."""
 
     backend: Backend
@@ -49,7 +49,7 @@ class Settings:
     """What whoever has none is told to send."""
     admission: Admission = field(default_factory=Admission)
     """Guards a server without a token against foreign web pages."""
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: IngressBounds = field(default_factory=IngressBounds)
     open_below: str = ""
     """A path below which no token is asked for: it cannot be guessed."""
     own: str = ""
@@ -59,59 +59,61 @@ class Settings:
     lifespan: Lifespan[Starlette] | None = None
 
 
-def create_app(settings: Settings) -> Starlette:
+def create_app(settings: IngressSettings) -> Starlette:
     """The application; errors are JSON with `code` and `message`."""
     return Starlette(
-        routes=_routes(settings),
-        middleware=[Middleware(Draining), _guard(settings)],
-        exception_handlers={HTTPException: _http},
+        routes=_build_routes(settings),
+        middleware=[Middleware(Draining), _build_guard(settings)],
+        exception_handlers={HTTPException: _answer_http_error},
         lifespan=settings.lifespan,
     )
 
 
-def _guard(settings: Settings) -> Middleware:
+def _build_guard(settings: IngressSettings) -> Middleware:
     if settings.token:
         open_below = f"{settings.open_below}/" if settings.open_below else ""
         named = {"token": settings.token, "name": settings.credential}
         return Middleware(Gate, **named, open_at=HEALTH, open_below=open_below)
 
-    def forbidden(status: int, reason: str, headers: Mapping[str, str]) -> Response:
-        return told(status, status, reason, headers)
+    def answer_forbidden(status: int, reason: str, headers: Mapping[str, str]) -> Response:
+        return make_error_response(status, status, reason, headers)
 
-    return Middleware(Guard, admission=settings.admission, told=forbidden)
+    return Middleware(Guard, admission=settings.admission, told=answer_forbidden)
 
 
-def _routes(settings: Settings) -> list[BaseRoute]:
+def _build_routes(settings: IngressSettings) -> list[BaseRoute]:
     backend, bounds = settings.backend, settings.bounds
-    waiting = Waiting(backend, bounds.waiting, bounds.still)
-    outputs = _careful(Outputs(backend=backend, waiting=waiting))
+    waiting = ResultWaiter(backend, bounds.waiting, bounds.still)
+    outputs = _handle_errors(Outputs(backend=backend, waiting=waiting))
     catalog = Catalog(backend)
     invoking = Invoking(backend=backend, waiting=waiting, bounds=bounds, catalog=catalog)
-    awakeables = _careful(Awakeables(backend=backend, bounds=bounds))
+    awakeables = _handle_errors(Awakeables(backend=backend, bounds=bounds))
     restate = [
-        Route("/health", _healthy),
+        Route("/health", _answer_health),
         Route("/awakeables/{rest:path}", awakeables, methods=["POST"]),
         Route("/invocation/{rest:path}", outputs),
         Route("/workflow/{rest:path}", outputs),
     ]
-    admin = [_administering(*each) for each in Admin(backend=backend, own=settings.own).answers()]
+    admin = [
+        _build_admin_route(*each) for each in Admin(backend=backend, own=settings.own).list_routes()
+    ]
     return [
-        _lines(Mount("/restate", routes=[*map(_lines, restate)])),
+        _match_multiline(Mount("/restate", routes=[*map(_match_multiline, restate)])),
         Mount("/admin", routes=admin),
         *settings.routes,
-        _lines(Route("/{rest:path}", _careful(invoking), methods=["POST"])),
+        _match_multiline(Route("/{rest:path}", _handle_errors(invoking), methods=["POST"])),
     ]
 
 
-def _lines(route: R) -> R:
+def _match_multiline(route: R) -> R:
     """The same route, also of paths of several lines, as keys may be."""
     route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
     return route
 
 
-def _administering(path: str, answers: Mapping[str, Answer]) -> Route:
+def _build_admin_route(path: str, answers: Mapping[str, Answer]) -> Route:
     """One route for all methods of a path, so that others are answered with 405."""
-    careful = {method: _careful(answer) for method, answer in answers.items()}
+    careful = {method: _handle_errors(answer) for method, answer in answers.items()}
 
     async def answer(request: Request) -> Response:
         # HEAD asks for a GET without its body.
@@ -120,40 +122,42 @@ def _administering(path: str, answers: Mapping[str, Answer]) -> Route:
     return Route(path, answer, methods=list(careful))
 
 
-def _careful(answer: Answer) -> Answer:
+def _handle_errors(answer: Answer) -> Answer:
     """The answers, also to a request that fails: 503 while the database is away, else 500."""
 
-    async def careful(request: Request) -> Response:
+    async def answer_safely(request: Request) -> Response:
         try:
-            _check(request)
+            _check_nul(request)
             return await answer(request)
         except RefusedError as refused:
-            return refusal(refused)
+            return make_refusal_response(refused)
         except UnavailableError as error:
-            return told(UNAVAILABLE, UNAVAILABLE, str(error), {"Retry-After": "1"})
+            return make_error_response(UNAVAILABLE, UNAVAILABLE, str(error), {"Retry-After": "1"})
         except DurableError as error:
-            return told(_FAILED, _FAILED, str(error))
+            return make_error_response(_FAILED, _FAILED, str(error))
         except Exception:
             _LOGGER.exception("%s %s failed", request.method, request.url.path)
-            return told(_FAILED, _FAILED, "The request failed; see the server's log.")
+            return make_error_response(
+                _FAILED, _FAILED, "The request failed; see the server's log."
+            )
 
-    return careful
+    return answer_safely
 
 
-def _check(request: Request) -> None:
+def _check_nul(request: Request) -> None:
     """Refuse a NUL, which nothing is called with, and PostgreSQL takes for an error."""
     if any("\0" in each for each in (request.scope["path"], *request.query_params.values())):
         raise RefusedError(BAD, "The path or the query has a NUL in it.")
 
 
-async def _healthy(_request: Request) -> Response:
+async def _answer_health(_request: Request) -> Response:
     return JSONResponse({"status": "ok"}, headers=PLAIN)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     allowed = (error.headers or {}).get("Allow", "")
     instead = f"; use {' or '.join(sorted(allowed.split(', ')))}" if allowed else ""
     message = f"{request.method} {request.url.path}: {error.detail}{instead}."
-    return told(error.status_code, error.status_code, message, error.headers)
+    return make_error_response(error.status_code, error.status_code, message, error.headers)

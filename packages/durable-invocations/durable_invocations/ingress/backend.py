@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.operations import Operation
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
+from durable_invocations.runtime.store.operations import StoreOperation
 
 T = TypeVar("T")
 
@@ -21,19 +21,19 @@ class Backend(Protocol):
     def store(self) -> SqlStore:
         """For `read`: it blocks."""
 
-    async def do(self, operation: Operation[T]) -> T:
+    async def do(self, operation: StoreOperation[T]) -> T:
         """The outcome of an operation, once it is durable."""
 
     async def read(self, question: Callable[..., T], *arguments: Any) -> T:
         """The answer of the store, without blocking the loop."""
 
-    async def ended(self, id_: str) -> Result | None:
+    async def wait_for_result(self, id_: str) -> Result | None:
         """Wait for an invocation's end, whichever runtime brings it; None if it is unknown.
 
         Who waits no longer cancels this.
         """
 
-    async def discover(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
+    async def discover(self, url: str) -> tuple[Deployment, tuple[RegisteredService, ...]]:
         """What is served at a checked address. Raises DurableError where that cannot be learnt."""
 
 
@@ -44,10 +44,10 @@ class Catalog:
         self, backend: Backend, seconds: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._backend, self._seconds, self._clock = backend, seconds, clock
-        self._services: Mapping[str, Service] = {}
+        self._services: Mapping[str, RegisteredService] = {}
         self._read_at: float | None = None
 
-    async def service(self, name: str, *handlers: str) -> Service | None:
+    async def find_service(self, name: str, *handlers: str) -> RegisteredService | None:
         """The service of that name, read anew if it has none of the handlers."""
         if self._read_at is not None and self._clock() - self._read_at < self._seconds:
             found = self._services.get(name)

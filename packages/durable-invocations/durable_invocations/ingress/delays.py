@@ -29,9 +29,9 @@ _ISO = re.compile(
 )
 
 
-def milliseconds(text: str) -> int:
+def parse_delay(text: str) -> int:
     """The delay in milliseconds, rounded up. Raises RefusedError (400)."""
-    found = _read(text.strip())
+    found = _parse_duration(text.strip())
     if found is None:
         raise RefusedError(
             BAD, f"The delay {text!r} is not one; write 10s, 1h 30m, PT10S, or milliseconds: 10000."
@@ -42,18 +42,18 @@ def milliseconds(text: str) -> int:
     return whole
 
 
-def _read(text: str) -> Decimal | None:
+def _parse_duration(text: str) -> Decimal | None:
     if re.fullmatch(r"[0-9]{1,18}", text):
         return Decimal(text)
     if iso := _ISO.fullmatch(text.upper()):
         parts = {unit: value for unit, value in iso.groupdict().items() if value}
-        return _summed(list(parts.items())) if parts and not text.upper().endswith("T") else None
+        return _sum_parts(list(parts.items())) if parts and not text.upper().endswith("T") else None
     if not _PARTS.fullmatch(text.lower()):
         return None
     named = [(_NAMES.get(unit), value) for value, unit in _PART.findall(text.lower())]
     known = [(unit, value) for unit, value in named if unit is not None]
-    return _summed(known) if len(known) == len(named) else None
+    return _sum_parts(known) if len(known) == len(named) else None
 
 
-def _summed(parts: list[tuple[str, str]]) -> Decimal:
+def _sum_parts(parts: list[tuple[str, str]]) -> Decimal:
     return sum((Decimal(value) * _UNITS[unit] for unit, value in parts), Decimal(0))

@@ -9,11 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from asgi_guards.sending import Sending
-from durable_invocations.ingress.bodies import JSON, media_type, parsed
-from durable_invocations.ingress.refusals import BAD, PLAIN, UNSUPPORTED, RefusedError, failed
+from durable_invocations.ingress.bodies import JSON, get_media_type, parse_json
+from durable_invocations.ingress.refusals import (
+    BAD,
+    PLAIN,
+    UNSUPPORTED,
+    RefusedError,
+    make_failure_response,
+)
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import Result, Value
-from durable_invocations.runtime.store.deployments import Handler
+from durable_invocations.runtime.store.deployments import RegisteredHandler
 
 ID_HEADER = "x-restate-id"
 _OWN = {
@@ -26,9 +32,9 @@ _ANY_INPUT: Mapping[str, Any] = {"contentType": "*/*", "required": False}
 _ANY_OUTPUT: Mapping[str, Any] = {"contentType": JSON}
 
 
-def check_input(handler: Handler, request: Request, content: bytes) -> None:
+def check_input(handler: RegisteredHandler, request: Request, content: bytes) -> None:
     """Raises RefusedError: 400 for a missing, unwanted or malformed body, 415 for its type."""
-    wanted, given = _described(handler, "input", _ANY_INPUT), media_type(request)
+    wanted, given = _get_payload(handler, "input", _ANY_INPUT), get_media_type(request)
     type_ = wanted.get("contentType")
     if type_ is None and (content or given):
         raise RefusedError(BAD, f"The handler {handler.name} takes no body.")
@@ -36,39 +42,43 @@ def check_input(handler: Handler, request: Request, content: bytes) -> None:
         if wanted.get("required"):
             raise RefusedError(BAD, f"The handler {handler.name} needs a body of {type_}.")
         return
-    if type_ is not None and given and not _accepts(type_, given):
+    if type_ is not None and given and not _is_accepted(type_, given):
         raise RefusedError(
             UNSUPPORTED, f"The handler {handler.name} takes {type_}, and not {given}."
         )
     if content and type_ == JSON:
-        parsed(content)
+        parse_json(content)
 
 
-def _accepts(type_: str, given: str) -> bool:
+def _is_accepted(type_: str, given: str) -> bool:
     wanted = type_.partition(";")[0].strip().lower()
     main, _, sub = wanted.partition("/")
     return wanted in {"*/*", given} or (sub == "*" and given.startswith(f"{main}/"))
 
 
-def kept_headers(request: Request) -> tuple[tuple[str, str], ...]:
+def select_headers(request: Request) -> tuple[tuple[str, str], ...]:
     """The headers that the handler gets with its input."""
     found = request.headers.items()
     return tuple((name, value) for name, value in found if name.lower() not in _OWN)
 
 
-def answer(handler: Handler | None, id_: str, result: Result, sending: Sending) -> Response:
+def answer(
+    handler: RegisteredHandler | None, id_: str, result: Result, sending: Sending
+) -> Response:
     """How an invocation ended: its output as its manifest says, or its failure's code."""
     headers = {ID_HEADER: id_}
     if isinstance(result, Failure):
-        return failed(result.code, result.message, headers)
+        return make_failure_response(result.code, result.message, headers)
     content = result.value if isinstance(result, Value) else b""
-    shape = _described(handler, "output", _ANY_OUTPUT) if handler else _ANY_OUTPUT
+    shape = _get_payload(handler, "output", _ANY_OUTPUT) if handler else _ANY_OUTPUT
     type_ = shape.get("contentType")
     if type_ and (content or shape.get("setContentTypeIfEmpty")):
         headers["Content-Type"] = type_
-    return sending.response(id_, content, {**PLAIN, **headers})
+    return sending.make_response(id_, content, {**PLAIN, **headers})
 
 
-def _described(handler: Handler, what: str, otherwise: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_payload(
+    handler: RegisteredHandler, what: str, otherwise: Mapping[str, Any]
+) -> Mapping[str, Any]:
     found = handler.described.get(what) if isinstance(handler.described, dict) else None
     return found if isinstance(found, dict) else otherwise

@@ -14,22 +14,22 @@ from starlette.responses import JSONResponse, Response
 from asgi_guards.sending import STILL_SECONDS, Sending
 from durable_invocations.ingress.backend import Backend, Catalog
 from durable_invocations.ingress.bodies import body
-from durable_invocations.ingress.delays import milliseconds
-from durable_invocations.ingress.inputs import ID_HEADER, answer, check_input, kept_headers
+from durable_invocations.ingress.delays import parse_delay
+from durable_invocations.ingress.inputs import ID_HEADER, answer, check_input, select_headers
 from durable_invocations.ingress.refusals import BAD, BUSY, NOT_FOUND, PLAIN, RefusedError
-from durable_invocations.ingress.targets import Target, called, segments
+from durable_invocations.ingress.targets import Target, called, split_path
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.store.deployments import Handler, Service
+from durable_invocations.runtime.store.deployments import RegisteredHandler, RegisteredService
 from durable_invocations.runtime.store.operations import Submit
-from durable_invocations.runtime.store.outcomes import Refused, Submitted
+from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 
 _LONGEST_KEY = 1_024
 _ACCEPTED, _OK = 202, 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class IngressBounds:
     """What one server takes on."""
 
     body: int = 10 * 1024 * 1024
@@ -40,7 +40,7 @@ class Bounds:
     """Seconds for which a client may take nothing of a large output."""
 
 
-class Waiting:
+class ResultWaiter:
     """Waits for the ends of invocations on behalf of requests, within bounds, and sends outputs."""
 
     def __init__(self, backend: Backend, most: int, still: float) -> None:
@@ -60,25 +60,25 @@ class Waiting:
         """
         self.count += 1
         try:
-            found = await _unless_gone(request, self._backend.ended(id_))
+            found = await _wait_unless_gone(request, self._backend.wait_for_result(id_))
         finally:
             self.count -= 1
         if found is None:
-            raise unknown(id_)
+            raise make_unknown_error(id_)
         return found
 
 
-def unknown(what: str) -> RefusedError:
+def make_unknown_error(what: str) -> RefusedError:
     """The refusal of an invocation that is not there, or no longer."""
     message = f"There is no invocation {what}, or its retention is over."
     return RefusedError(NOT_FOUND, message)
 
 
-async def _unless_gone(
+async def _wait_unless_gone(
     request: Request, wanted: Coroutine[Any, Any, Result | None]
 ) -> Result | None:
     """What is awaited; a client that is gone cancels it, and gets nothing."""
-    waited, gone = asyncio.ensure_future(wanted), asyncio.ensure_future(_gone(request))
+    waited, gone = asyncio.ensure_future(wanted), asyncio.ensure_future(_wait_disconnected(request))
     try:
         await asyncio.wait({waited, gone}, return_when=asyncio.FIRST_COMPLETED)
         return waited.result() if waited.done() else None
@@ -88,7 +88,7 @@ async def _unless_gone(
         await asyncio.gather(waited, gone, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _wait_disconnected(request: Request) -> None:
     """Returns when the client has disconnected. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -99,51 +99,51 @@ class Invoking:
     """Answers requests to invoke a handler."""
 
     backend: Backend
-    waiting: Waiting
-    bounds: Bounds
+    waiting: ResultWaiter
+    bounds: IngressBounds
     catalog: Catalog
 
     async def __call__(self, request: Request) -> Response:
         """The output, or `{"invocationId", "status"}` for `/send`."""
-        parts = segments(raw_path(request))
-        service = await self._service(parts)
+        parts = split_path(get_raw_path(request))
+        service = await self._find_service(parts)
         target, send = called(parts, keyed=service.kind.keyed)
-        handler = handler_of(service, target.handler)
+        handler = get_handler(service, target.handler)
         if not send:
             self.waiting.check()
-        submit = await self._submission(request, target, handler, send=send)
+        submit = await self._read_submit(request, target, handler, send=send)
         made = await self.backend.do(submit)
-        if isinstance(made, Refused):
+        if isinstance(made, OperationRefusal):
             raise RefusedError(made.code, made.message)
-        return await self._answered(request, handler, made, send=send)
+        return await self._answer_submitted(request, handler, made, send=send)
 
-    async def _service(self, parts: tuple[str, ...]) -> Service:
-        found = await self.catalog.service(*parts)
+    async def _find_service(self, parts: tuple[str, ...]) -> RegisteredService:
+        found = await self.catalog.find_service(*parts)
         if found is None:
             raise RefusedError(
                 NOT_FOUND, f"There is no service {parts[0]!r}; register the address that serves it."
             )
         return found
 
-    async def _submission(
-        self, request: Request, target: Target, handler: Handler, *, send: bool
+    async def _read_submit(
+        self, request: Request, target: Target, handler: RegisteredHandler, *, send: bool
     ) -> Submit:
-        later = _delay(request, send=send)
+        later = _parse_delay(request, send=send)
         content = await body(request, self.bounds.body)
         check_input(handler, request, content)
         return Submit(
-            id=ids.shown(ids.new_id()),
+            id=ids.format_id(ids.make_id()),
             service=target.service,
             handler=target.handler,
             key=target.key or "",
             argument=content,
-            headers=kept_headers(request),
-            idempotency_key=idempotency_key(request),
+            headers=select_headers(request),
+            idempotency_key=parse_idempotency_key(request),
             at=round(time.time() * 1_000) + later if later else 0,
         )
 
-    async def _answered(
-        self, request: Request, handler: Handler, made: Submitted, *, send: bool
+    async def _answer_submitted(
+        self, request: Request, handler: RegisteredHandler, made: Submitted, *, send: bool
     ) -> Response:
         if send:
             told = {
@@ -158,7 +158,7 @@ class Invoking:
         return answer(handler, made.id, result, self.waiting.sending)
 
 
-def _delay(request: Request, *, send: bool) -> int:
+def _parse_delay(request: Request, *, send: bool) -> int:
     """Milliseconds until it begins. Raises RefusedError (400) rather than begin at once."""
     asked = request.query_params
     if not send:
@@ -167,10 +167,10 @@ def _delay(request: Request, *, send: bool) -> int:
         return 0
     if unknown := sorted(set(asked) - {"delay"}):
         raise RefusedError(BAD, f"The parameter {unknown[0]!r} is unknown; /send takes delay.")
-    return milliseconds(asked["delay"]) if "delay" in asked else 0
+    return parse_delay(asked["delay"]) if "delay" in asked else 0
 
 
-def handler_of(service: Service, name: str) -> Handler:
+def get_handler(service: RegisteredService, name: str) -> RegisteredHandler:
     """The handler of that name. Raises RefusedError (404)."""
     found = service.handler(name)
     if found is None:
@@ -181,13 +181,13 @@ def handler_of(service: Service, name: str) -> Handler:
     return found
 
 
-def raw_path(request: Request) -> bytes:
+def get_raw_path(request: Request) -> bytes:
     """The path as it was sent, below the application's own."""
     raw = bytes(request.scope.get("raw_path") or request.scope["path"].encode())
     return raw.partition(b"?")[0].removeprefix(request.scope.get("root_path", "").encode())
 
 
-def idempotency_key(request: Request) -> str | None:
+def parse_idempotency_key(request: Request) -> str | None:
     """The key of the request, None if it has none. Raises RefusedError (400)."""
     given = request.headers.getlist("idempotency-key")
     if not given:

@@ -29,17 +29,19 @@ class RefusedError(Exception):
         self.status, self.headers = status, dict(headers or {})
 
 
-def refusal(refused: RefusedError) -> Response:
+def make_refusal_response(refused: RefusedError) -> Response:
     """The answer to a refused request."""
-    return told(refused.status, refused.status, str(refused), refused.headers)
+    return make_error_response(refused.status, refused.status, str(refused), refused.headers)
 
 
-def failed(code: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+def make_failure_response(
+    code: int, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
     """The answer for a handler's terminal failure: its code is the status, if HTTP has it."""
-    return told(code if code in _STATUSES else _FAILED, code, message, headers)
+    return make_error_response(code if code in _STATUSES else _FAILED, code, message, headers)
 
 
-def told(
+def make_error_response(
     status: int, code: int, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """An answer with `code` and `message`."""

@@ -21,7 +21,7 @@ class Target:
     key: str | None = None
 
 
-def segments(path: str | bytes) -> tuple[str, ...]:
+def split_path(path: str | bytes) -> tuple[str, ...]:
     """The path's segments, each decoded by itself: a key may contain `/`, as `%2F`.
 
     Raises RefusedError (400) for what is not UTF-8, for a NUL, which no database keeps, and for an

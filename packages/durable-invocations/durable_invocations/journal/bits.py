@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 
-def bit(index: int) -> int:
+def make_bit(index: int) -> int:
     return 1 << index
 
 
@@ -20,12 +20,12 @@ def has(held: int, index: int) -> bool:
     return bool(held >> index & 1)
 
 
-def up_to(index: int) -> int:
+def mask_up_to(index: int) -> int:
     """All indexes from 0 to this one."""
     return (1 << index + 1) - 1
 
 
-def each(held: int) -> Iterator[int]:
+def iter_indexes(held: int) -> Iterator[int]:
     """The indexes in ascending order."""
     while held:
         lowest = held & -held

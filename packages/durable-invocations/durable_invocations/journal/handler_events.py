@@ -14,7 +14,7 @@ from durable_invocations.protocol.results import Result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class FrameReceived:
     """The runtime sent a frame."""
 
     frame: Frame
@@ -39,7 +39,7 @@ class Issued:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
+class RunBegun:
     """The handler's next step is a Run, an `entry` without result as yet."""
 
     entry: Frame
@@ -82,7 +82,7 @@ class Failed:
     report: ErrorReport
 
 
-InEvent = Received | InputClosed | Issued | Begun | Finished | Awaited | Returned | Failed
+InEvent = FrameReceived | InputClosed | Issued | RunBegun | Finished | Awaited | Returned | Failed
 
 # Out.
 

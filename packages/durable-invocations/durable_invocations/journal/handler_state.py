@@ -11,11 +11,11 @@ from durable_invocations.journal.handler_events import Close, Ending, OutEvent, 
 from durable_invocations.protocol.failures import ErrorReport
 from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import variants
+from durable_invocations.protocol.results import list_variants
 from durable_invocations.protocol.versions import NEWEST
 
 
-class Phase(Enum):
+class HandlerPhase(Enum):
     """What the handler's side does."""
 
     STARTING = "starting"
@@ -28,11 +28,11 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class HandlerState:
     """Where the handler's side is. Sets of indexes are whole numbers, as `bits` reads them."""
 
     version: int = NEWEST
-    phase: Phase = Phase.STARTING
+    phase: HandlerPhase = HandlerPhase.STARTING
     known: int | None = None
     """How many entries are replayed; None before the StartMessage."""
     issued: int = 0
@@ -61,15 +61,15 @@ class Attempt:
         return self.issued < (self.known or 0)
 
 
-Step = tuple[Attempt, tuple[OutEvent, ...]]
+HandlerTransition = tuple[HandlerState, tuple[OutEvent, ...]]
 
 
-def added(state: Attempt, entry: Frame) -> Attempt:
+def add_entry(state: HandlerState, entry: Frame) -> HandlerState:
     """The state when the runtime has this entry, or was sent it."""
-    mark = bits.bit(state.sent)
+    mark = bits.make_bit(state.sent)
     state = replace(state, sent=state.sent + 1)
     if entry.kind.completable:
-        allowed = variants(entry.kind)
+        allowed = list_variants(entry.kind)
         state = replace(
             state,
             completable=state.completable | mark,
@@ -80,7 +80,7 @@ def added(state: Attempt, entry: Frame) -> Attempt:
     return state
 
 
-def suspended(state: Attempt) -> Step:
+def suspend_if_waiting(state: HandlerState) -> HandlerTransition:
     """Suspend if the handler waits for what only a later attempt can bring."""
     waits = state.input_closed and state.awaited and None not in state.held.values()
     unresolved = state.open | state.unacked
@@ -90,17 +90,17 @@ def suspended(state: Attempt) -> Step:
     return closed(state), (Send(frame=message), Close(ending=Ending.SUSPENDED))
 
 
-def ended(state: Attempt) -> Step:
+def end_if_returned(state: HandlerState) -> HandlerTransition:
     """End if the handler has returned and all its entries are sent."""
     if not state.returned or state.held:
         return state, ()
     return closed(state), (Send(frame=frame(pb.EndMessage())), Close(ending=Ending.ENDED))
 
 
-def failed(state: Attempt, report: ErrorReport) -> Step:
+def fail_attempt(state: HandlerState, report: ErrorReport) -> HandlerTransition:
     message = frame(report.written(state.version))
     return closed(state), (Send(frame=message), Close(ending=Ending.FAILED, report=report))
 
 
-def closed(state: Attempt) -> Attempt:
-    return replace(state, phase=Phase.CLOSED, held={}, awaited=frozenset())
+def closed(state: HandlerState) -> HandlerState:
+    return replace(state, phase=HandlerPhase.CLOSED, held={}, awaited=frozenset())

@@ -34,9 +34,14 @@ def check(index: int, issued: Frame | None, recorded: Frame, where: str = "") ->
     if issued is not None and matches(issued, recorded):
         return
     at = f" at {where}" if where else ""
-    found = "ends" if issued is None else f"issues {described(issued)}{_beside(issued, recorded)}"
+    found = (
+        "ends"
+        if issued is None
+        else f"issues {describe_entry(issued)}{_describe_difference(issued, recorded)}"
+    )
     raise JournalMismatchError(
-        f"Entry {index} of the journal is {described(recorded)}, but the handler {found}{at}. A "
+        f"Entry {index} of the journal is {describe_entry(recorded)}, but the handler {found}{at}. "
+        "A "
         "handler must take the same steps in each attempt: restore the code that the invocation "
         "began with, or kill the invocation.",
         kind=recorded.code,
@@ -48,37 +53,37 @@ def matches(issued: Frame, recorded: Frame) -> bool:
     """Raises ProtocolError for a malformed entry."""
     if issued.code != recorded.code:
         return False
-    return issued.kind.custom or _identity(issued) == _identity(recorded)
+    return issued.kind.custom or _get_identity(issued) == _get_identity(recorded)
 
 
-def described(entry: Frame) -> str:
+def describe_entry(entry: Frame) -> str:
     """The entry for people: its type and what identifies it, as in `Call service_name='A'`."""
     if entry.kind.custom:
         return f"{entry.kind.name} 0x{entry.code:04X}"
     held = {each.name: value for each, value in entry.message().ListFields()}
-    shown = [f"{name}={_short(held[name])}" for name in _SHOWN if held.get(name)]
+    shown = [f"{name}={_format_value(held[name])}" for name in _SHOWN if held.get(name)]
     return " ".join((entry.kind.name, *shown))
 
 
-def _beside(issued: Frame, recorded: Frame) -> str:
+def _describe_difference(issued: Frame, recorded: Frame) -> str:
     """What differs where both are described alike; the values may be users' secrets."""
-    if described(issued) != described(recorded):
+    if describe_entry(issued) != describe_entry(recorded):
         return ""
     one, other = (
-        {part.name: value for part, value in _identity(each).ListFields()}
+        {part.name: value for part, value in _get_identity(each).ListFields()}
         for each in (issued, recorded)
     )
     names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
     return f" with another {' and '.join(names)}"
 
 
-def _identity(entry: Frame) -> Any:
+def _get_identity(entry: Frame) -> Any:
     message, kind = entry.message(), entry.kind
     for part in _BESIDES.get(kind.code, ("result", "name") if kind.completable else ("name",)):
         message.ClearField(part)
     return message
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return repr(text[:80] if isinstance(text, str) else text)

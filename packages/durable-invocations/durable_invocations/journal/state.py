@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from durable_invocations.protocol.results import EMPTY, Result, Value, keys_value
+from durable_invocations.protocol.results import EMPTY, Result, Value, make_keys_value
 
 
 class EagerState:
@@ -29,7 +29,9 @@ class EagerState:
         """The result of a GetStateKeys; None if the runtime must be asked."""
         if self._partial:
             return None
-        return keys_value(sorted(key for key, value in self._held.items() if value is not None))
+        return make_keys_value(
+            sorted(key for key, value in self._held.items() if value is not None)
+        )
 
     def set(self, key: bytes, value: bytes) -> None:
         self._held[key] = value

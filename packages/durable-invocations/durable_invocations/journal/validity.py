@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
-from durable_invocations.protocol.versions import needed
+from durable_invocations.protocol.versions import get_needed_version
 
 _FILLED: Mapping[int, str] = {
     kinds.OUTPUT.code: "result",
@@ -35,8 +35,9 @@ def check(index: int, entry: Frame, version: int) -> None:
     keyed = entry.code in kinds.CALLS
     if keyed and message.HasField("idempotency_key") > bool(message.idempotency_key):
         raise ProtocolError(f"Entry {index}, {entry.kind}, has an empty idempotency key.")
-    if needed(entry) > version:
+    if get_needed_version(entry) > version:
         raise ProtocolError(
-            f"Entry {index}, {entry.kind}, is of version {needed(entry)} of the protocol, and the "
+            f"Entry {index}, {entry.kind}, is of version {get_needed_version(entry)} of the "
+            "protocol, and the "
             f"stream of version {version}."
         )

@@ -5,20 +5,20 @@ from __future__ import annotations
 import struct
 
 from durable_invocations.errors import ConfigError
-from durable_invocations.protocol.base64url import decoded, encoded
+from durable_invocations.protocol.base64url import from_base64url, to_base64url
 
 PREFIX = "prom_1"
 _INDEX = struct.Struct(">I")
 
 
-def awakeable_id(invocation_id: bytes, index: int) -> str:
+def make_awakeable_id(invocation_id: bytes, index: int) -> str:
     """The id of the awakeable at `index` of the journal of an invocation (StartMessage.id)."""
-    return PREFIX + encoded(invocation_id + _INDEX.pack(index))
+    return PREFIX + to_base64url(invocation_id + _INDEX.pack(index))
 
 
-def parsed(text: str) -> tuple[bytes, int]:
+def parse_awakeable_id(text: str) -> tuple[bytes, int]:
     """The invocation's id, and the index. Raises ConfigError if `text` is no such id."""
-    held = decoded(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
+    held = from_base64url(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
     if held is None or len(held) <= _INDEX.size:
         raise ConfigError(f"{text!r} is no awakeable's id, which a handler got as {PREFIX}….")
     (index,) = _INDEX.unpack(held[-_INDEX.size :])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from durable_invocations.protocol.failures import MessageTooLargeError, ProtocolError
 from durable_invocations.protocol.frames import HEADER, Frame, check_flags
-from durable_invocations.protocol.kinds import kind_of
+from durable_invocations.protocol.kinds import get_kind
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ class Decoder:
             raise self._fault
         self._held += data
         try:
-            return self._taken()
+            return self._take_frames()
         except ProtocolError as error:
             self._fault = error
             self._held.clear()
@@ -64,12 +64,12 @@ class Decoder:
                 "included; the sender or the connection broke."
             )
 
-    def _taken(self) -> list[Frame]:
+    def _take_frames(self) -> list[Frame]:
         frames, at = [], 0
         while len(self._held) - at >= HEADER.size:
             code, flags, length = HEADER.unpack_from(self._held, at)
             if not self._measured:
-                self._measure(code, flags, length)
+                self._check_header(code, flags, length)
             begin = at + HEADER.size
             if len(self._held) - begin < length:
                 break
@@ -78,23 +78,23 @@ class Decoder:
         del self._held[:at]
         return frames
 
-    def _measure(self, code: int, flags: int, length: int) -> None:
+    def _check_header(self, code: int, flags: int, length: int) -> None:
         """Refuse by the header what is not allowed, before its body is held."""
-        kind, limits = kind_of(code), self._limits
+        kind, limits = get_kind(code), self._limits
         check_flags(kind, flags)
         if length > limits.message_bytes:
-            raise _too_large(f"A message {kind}", length, limits.message_bytes, "bytes")
+            raise _make_size_error(f"A message {kind}", length, limits.message_bytes, "bytes")
         if kind.entry:
             self._entries += 1
             self._entry_bytes += length
         if self._entries > limits.journal_entries:
-            raise _too_large("The journal", self._entries, limits.journal_entries, "entries")
+            raise _make_size_error("The journal", self._entries, limits.journal_entries, "entries")
         if self._entry_bytes > limits.journal_bytes:
-            raise _too_large("The journal", self._entry_bytes, limits.journal_bytes, "bytes")
+            raise _make_size_error("The journal", self._entry_bytes, limits.journal_bytes, "bytes")
         self._measured = True
 
 
-def _too_large(what: str, has: int, most: int, unit: str) -> MessageTooLargeError:
+def _make_size_error(what: str, has: int, most: int, unit: str) -> MessageTooLargeError:
     return MessageTooLargeError(
         f"{what} has {has} {unit}, and {most} are allowed; send less, or raise the limit."
     )

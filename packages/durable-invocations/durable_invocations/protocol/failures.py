@@ -73,7 +73,7 @@ class Failure:
         # Handlers are not always type-checked, and a range is searched for what is no integer.
         fits = isinstance(self.code, int) and self.code in _CODES
         code = self.code if fits else INTERNAL
-        return FailureMessage(code=code, message=sayable(self.message))
+        return FailureMessage(code=code, message=escape_surrogates(self.message))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ class RunAttempts:
         failure = self.failure and self.failure.written()
         return RunAttemptsMessage(
             entry_index=self.index,
-            name=sayable(self.name),
+            name=escape_surrogates(self.name),
             count=self.count,
             duration=self.milliseconds,
             failure_code=failure.code if failure else 0,
@@ -176,8 +176,8 @@ class ErrorReport:
         """The message in this version of the protocol."""
         message = ErrorMessage(
             code=self.code,
-            message=sayable(self.message),
-            description=sayable(self.description),
+            message=escape_surrogates(self.message),
+            description=escape_surrogates(self.description),
             related_entry_index=self.index,
             related_entry_name=self.name,
             related_entry_type=self.kind,
@@ -188,7 +188,7 @@ class ErrorReport:
         return message
 
 
-def sayable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """The text as a message can have it: lone surrogates are written out."""
     return text.encode(errors="backslashreplace").decode()
 

@@ -9,8 +9,8 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from durable_invocations.protocol.failures import ProtocolError
-from durable_invocations.protocol.kinds import CUSTOM, OF_MESSAGE, Kind, kind_of
-from durable_invocations.protocol.wire import named
+from durable_invocations.protocol.kinds import CUSTOM, OF_MESSAGE, Kind, get_kind
+from durable_invocations.protocol.wire import parse_name
 
 HEADER = struct.Struct(">HHI")
 REQUIRES_ACK = 0x8000
@@ -33,14 +33,14 @@ class Frame:
     reserved: int = 0
 
     def __post_init__(self) -> None:
-        kind = kind_of(self.code)
+        kind = get_kind(self.code)
         if kind.custom and self.completed:
             raise ProtocolError(f"A message {kind} is completed, which custom entries never are.")
         check_flags(kind, self.flags)
 
     @property
     def kind(self) -> Kind:
-        return kind_of(self.code)
+        return get_kind(self.code)
 
     @property
     def flags(self) -> int:
@@ -83,7 +83,7 @@ class Frame:
     def name(self) -> str:
         """The entry's name, "" if it has none. Raises ProtocolError for a malformed body."""
         if self.code >= CUSTOM:
-            return named(self.body)
+            return parse_name(self.body)
         return str(getattr(self.message(), "name", ""))
 
 

@@ -29,17 +29,17 @@ Result = Value | Empty | Failure
 EMPTY = Empty()
 
 
-def result_of(message: Any) -> Result | None:
+def get_result(message: Any) -> Result | None:
     """The result that a message has, None if it has none yet."""
     variant = message.WhichOneof(ONEOF)
     if variant is None:
         return None
     if variant == "failure":
         return Failure.read(message.failure)
-    return EMPTY if variant == "empty" else Value(value=_bytes(message.value))
+    return EMPTY if variant == "empty" else Value(value=_to_bytes(message.value))
 
 
-def _bytes(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     if isinstance(value, pb.GetStateKeysEntryMessage.StateKeys):
         return bytes(value.SerializeToString())
     return value.encode() if isinstance(value, str) else bytes(value)
@@ -54,19 +54,19 @@ def put(message: Any, result: Result, kind: Kind) -> None:
         message.empty.SetInParent()
     elif kind.message is pb.GetStateKeysEntryMessage:
         message.value.SetInParent()
-        message.value.MergeFrom(_keys(result.value))
+        message.value.MergeFrom(_parse_keys(result.value))
     else:
-        message.value = _typed(kind, result.value)
+        message.value = _to_field_value(kind, result.value)
 
 
 def check(kind: Kind, result: Result) -> None:
     """Raises ProtocolError if entries of this kind cannot have such a result."""
     variant = type(result).__name__.lower()
-    if kind.message is None or variant not in variants(kind):
+    if kind.message is None or variant not in list_variants(kind):
         raise ProtocolError(f"An entry {kind} has no result of the form {variant!r}.")
 
 
-def variants(kind: Kind) -> frozenset[str]:
+def list_variants(kind: Kind) -> frozenset[str]:
     """The forms that results of this kind have, of `empty`, `value` and `failure`."""
     if kind.message is None:
         return frozenset()
@@ -74,7 +74,7 @@ def variants(kind: Kind) -> frozenset[str]:
     return frozenset(each.name for each in oneof.fields) if oneof else frozenset()
 
 
-def completion(index: int, result: Result) -> Frame:
+def make_completion(index: int, result: Result) -> Frame:
     """The message that completes the entry at `index`."""
     message = pb.CompletionMessage(entry_index=index)
     if isinstance(result, Failure):
@@ -86,17 +86,17 @@ def completion(index: int, result: Result) -> Frame:
     return frame(message)
 
 
-def state_keys(value: bytes) -> list[bytes]:
+def parse_state_keys(value: bytes) -> list[bytes]:
     """The keys in the value of a GetStateKeys. Raises ProtocolError if it holds none."""
-    return list(_keys(value).keys)
+    return list(_parse_keys(value).keys)
 
 
-def keys_value(keys: list[bytes]) -> Value:
+def make_keys_value(keys: list[bytes]) -> Value:
     """The value of a GetStateKeys."""
     return Value(value=pb.GetStateKeysEntryMessage.StateKeys(keys=keys).SerializeToString())
 
 
-def _keys(value: bytes) -> pb.GetStateKeysEntryMessage.StateKeys:
+def _parse_keys(value: bytes) -> pb.GetStateKeysEntryMessage.StateKeys:
     keys = pb.GetStateKeysEntryMessage.StateKeys()
     try:
         keys.ParseFromString(value)
@@ -105,7 +105,7 @@ def _keys(value: bytes) -> pb.GetStateKeysEntryMessage.StateKeys:
     return keys
 
 
-def _typed(kind: Kind, value: bytes) -> bytes | str:
+def _to_field_value(kind: Kind, value: bytes) -> bytes | str:
     if kind.message is not pb.GetCallInvocationIdEntryMessage:
         return value
     try:

@@ -15,12 +15,12 @@ RESULT = frozenset({13, 14, 15})
 """The fields of completable entries, which custom entries must not use."""
 
 
-def named(body: bytes) -> str:
+def parse_name(body: bytes) -> str:
     """A custom entry's name, "" if it has none.
 
     Raises ProtocolError for a body that is no protobuf message, or uses the fields of results.
     """
-    fields = _fields(body)
+    fields = _parse_fields(body)
     if used := RESULT.intersection(number for number, _ in fields):
         raise ProtocolError(
             f"A custom entry uses the field {min(used)}; 13, 14 and 15 are for completable entries."
@@ -29,7 +29,7 @@ def named(body: bytes) -> str:
     return names[-1].decode(errors="replace") if names else ""
 
 
-def _fields(body: bytes) -> list[tuple[int, Any]]:
+def _parse_fields(body: bytes) -> list[tuple[int, Any]]:
     message = EndMessage()
     try:
         message.ParseFromString(body)

@@ -25,16 +25,18 @@ class Watch:
     _looked: float | None = None
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def dead(self, beats: Mapping[str, int], now: float) -> tuple[tuple[str, int], ...]:
+    def find_dead(self, beats: Mapping[str, int], now: float) -> tuple[tuple[str, int], ...]:
         """The runtimes, with their beats, that stood still for `silent` seconds until `now`."""
         passed = 0.0 if self._looked is None else min(now - self._looked, self.silent / LOOKS)
         self._looked = now
         others = {owner: beat for owner, beat in beats.items() if owner != self.owner}
-        self._seen = {owner: self._still(owner, beat, passed) for owner, beat in others.items()}
+        self._seen = {
+            owner: self._compute_still(owner, beat, passed) for owner, beat in others.items()
+        }
         return tuple(
             (owner, beat) for owner, (beat, still) in self._seen.items() if still >= self.silent
         )
 
-    def _still(self, owner: str, beat: int, passed: float) -> tuple[int, float]:
+    def _compute_still(self, owner: str, beat: int, passed: float) -> tuple[int, float]:
         seen, still = self._seen.get(owner, (None, 0.0))
         return beat, still + passed if seen == beat else 0.0

@@ -7,7 +7,11 @@ import secrets
 from durable_invocations.protocol.services import HandlerKind, Mode, ServiceKind
 from durable_invocations.runtime.http import manifest
 from durable_invocations.runtime.http.discovery import Discovered
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
 
 USUAL = {
     ServiceKind.SERVICE: HandlerKind.SHARED,
@@ -17,7 +21,7 @@ USUAL = {
 """What a handler is if the manifest does not say."""
 
 
-def registered(found: Discovered) -> tuple[Deployment, tuple[Service, ...]]:
+def registered(found: Discovered) -> tuple[Deployment, tuple[RegisteredService, ...]]:
     """What a Register of a discovered deployment tells, under a new id."""
     deployment = Deployment(
         id=f"dp_{secrets.token_hex(8)}",
@@ -26,16 +30,16 @@ def registered(found: Discovered) -> tuple[Deployment, tuple[Service, ...]]:
         http=found.http,
         versions=(found.manifest.min_protocol_version, found.manifest.max_protocol_version),
     )
-    return deployment, tuple(_service(each) for each in found.manifest.services)
+    return deployment, tuple(_build_service(each) for each in found.manifest.services)
 
 
-def _service(each: manifest.Service) -> Service:
+def _build_service(each: manifest.ManifestService) -> RegisteredService:
     kind = ServiceKind(each.ty)
-    handlers = tuple(_handler(kind, one) for one in each.handlers)
-    return Service(name=each.name, kind=kind, handlers=handlers)
+    handlers = tuple(_build_handler(kind, one) for one in each.handlers)
+    return RegisteredService(name=each.name, kind=kind, handlers=handlers)
 
 
-def _handler(kind: ServiceKind, each: manifest.Handler) -> Handler:
+def _build_handler(kind: ServiceKind, each: manifest.ManifestHandler) -> RegisteredHandler:
     said = HandlerKind(each.ty) if each.ty and kind.keyed else USUAL[kind]
     described = each.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return Handler(name=each.name, kind=said, described=described)
+    return RegisteredHandler(name=each.name, kind=said, described=described)

@@ -29,14 +29,16 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if not 0 < self.initial <= MOST_SECONDS:
-            raise _unfit("initial", self.initial, f"more than 0 s, and {MOST_SECONDS:,.0f} at most")
+            raise _make_policy_error(
+                "initial", self.initial, f"more than 0 s, and {MOST_SECONDS:,.0f} at most"
+            )
         if not self.initial <= self.cap <= MOST_SECONDS:
             fits = f"from the initial wait of {self.initial:g} s up to {MOST_SECONDS:,.0f}"
-            raise _unfit("cap", self.cap, fits)
+            raise _make_policy_error("cap", self.cap, fits)
         if not 1 <= self.factor <= MOST_FACTOR:
-            raise _unfit("factor", self.factor, f"from 1 to {MOST_FACTOR:,.0f}")
+            raise _make_policy_error("factor", self.factor, f"from 1 to {MOST_FACTOR:,.0f}")
         if self.attempts is not None and self.attempts < 1:
-            raise _unfit("attempts", self.attempts, "1 or more")
+            raise _make_policy_error("attempts", self.attempts, "1 or more")
 
     def wait(self, failed: int, asked: float | None = None) -> float | None:
         """Seconds until the next attempt, after `failed` ones in a row; None: it is paused.
@@ -51,5 +53,5 @@ class RetryPolicy:
         return min(self.cap, self.initial * self.factor ** min(failed - 1, MOST_STEPS))
 
 
-def _unfit(name: str, value: float, fits: str) -> ConfigError:
+def _make_policy_error(name: str, value: float, fits: str) -> ConfigError:
     return ConfigError(f"The retry policy's {name} is {value:g}; it must be {fits}.")

@@ -15,15 +15,15 @@ AFTER_ERROR_SECONDS = 1.0
 """What the database refused is asked of it again after that."""
 
 
-def _owner() -> str:
+def _make_owner() -> str:
     return f"rt_{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RuntimeSettings:
     """Times are seconds."""
 
-    owner: str = field(default_factory=_owner)
+    owner: str = field(default_factory=_make_owner)
     """Another one for each start of a runtime."""
     most: int = 256
     """Attempts that are under way at once."""

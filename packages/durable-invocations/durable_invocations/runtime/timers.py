@@ -11,7 +11,7 @@ Clock = Callable[[], int]
 _MS = 1_000
 
 
-def utc_now() -> datetime:
+def get_utc_now() -> datetime:
     """The machine's time: aware UTC."""
     return datetime.now(timezone.utc)
 
@@ -31,11 +31,11 @@ class SteadyClock:
         self._ahead = max(self._ahead, self._wall() - now)
         return int((self._ahead + now) * _MS)
 
-    def lead(self) -> int:
+    def get_lead(self) -> int:
         """Milliseconds by which it is ahead of the machine's clock, which was put back."""
         return max(0, self() - int(self._wall() * _MS))
 
-    def utc(self) -> datetime:
+    def get_utc(self) -> datetime:
         """The same as a moment of UTC."""
         return datetime.fromtimestamp(self() / _MS, timezone.utc)
 
@@ -46,14 +46,14 @@ class Due:
     def __init__(self) -> None:
         self.at: int | None = None
 
-    def heard(self, at: int | None) -> bool:
+    def note_due(self, at: int | None) -> bool:
         """Take a moment in; whether it is earlier than those before."""
         if at is None or (self.at is not None and self.at <= at):
             return False
         self.at = at
         return True
 
-    def taken(self) -> None:
+    def reset(self) -> None:
         """Forget what was heard: who looks now finds what there is."""
         self.at = None
 

@@ -17,7 +17,7 @@ MOST_RECENT = 256
 _SMALL = 16_384
 
 
-class Waiting:
+class ResultFutures:
     """Futures by invocation. All methods belong to one event loop."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Waiting:
         self._recent: OrderedDict[str, Result] = OrderedDict()
 
     @contextmanager
-    def future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
+    def open_future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
         """Gets the invocation's result when it is told, or was a moment ago; None if it is gone.
 
         Forgotten at the end of the block.
@@ -37,23 +37,23 @@ class Waiting:
         try:
             yield made
         finally:
-            self._forget(id_, made)
+            self._remove_future(id_, made)
 
-    def ended(self, results: Mapping[str, Result]) -> None:
+    def set_results(self, results: Mapping[str, Result]) -> None:
         """Tell how invocations ended to those who wait for them."""
         for id_, result in results.items():
-            self._keep(id_, result)
+            self._keep_recent(id_, result)
             for each in self._waiting.get(id_, ()):
                 if not each.done():
                     each.set_result(result)
 
-    def gone(self, ids: Collection[str]) -> None:
+    def set_gone(self, ids: Collection[str]) -> None:
         """Tell those who wait for these invocations that they were forgotten."""
         for each in (each for id_ in ids for each in self._waiting.get(id_, ())):
             if not each.done():
                 each.set_result(None)
 
-    def watched(self) -> list[str]:
+    def list_watched(self) -> list[str]:
         """Invocations to look for, others at each call if there are too many for one."""
         chosen = list(islice(self._waiting, MOST_WATCHED))
         if len(self._waiting) > MOST_WATCHED:
@@ -61,14 +61,14 @@ class Waiting:
                 self._waiting[each] = self._waiting.pop(each)
         return chosen
 
-    def _keep(self, id_: str, result: Result) -> None:
+    def _keep_recent(self, id_: str, result: Result) -> None:
         if isinstance(result, Value) and len(result.value) > _SMALL:
             return
         self._recent[id_] = result
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
 
-    def _forget(self, id_: str, made: asyncio.Future[Result | None]) -> None:
+    def _remove_future(self, id_: str, made: asyncio.Future[Result | None]) -> None:
         held = self._waiting[id_]
         held.remove(made)
         if not held:

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.operations import Operation
+from durable_invocations.runtime.store.operations import StoreOperation
 from durable_invocations.runtime.store.outcomes import Changes
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ PATIENCE = 60.0
 FIRST_DELAY, LAST_DELAY = 0.05, 1.0
 READERS = 2
 
-Asked = tuple[Operation[Any], "asyncio.Future[Any]"]
+QueuedOperation = tuple[StoreOperation[Any], "asyncio.Future[Any]"]
 Done = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 
@@ -45,10 +45,12 @@ class Writer:
         self.store = store
         self._on_changes = on_changes
         self._patience = patience
-        self._asked: SimpleQueue[Asked | None] = SimpleQueue()
+        self._asked: SimpleQueue[QueuedOperation | None] = SimpleQueue()
         self._closing = threading.Event()
         self._uncertain = False
-        self._thread = threading.Thread(target=self._serve, name="invocations-writer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve_queue, name="invocations-writer", daemon=True
+        )
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="invocations-reader")
 
     async def __aenter__(self) -> Self:
@@ -62,7 +64,7 @@ class Writer:
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
 
-    def do(self, operation: Operation[T]) -> asyncio.Future[T]:
+    def do(self, operation: StoreOperation[T]) -> asyncio.Future[T]:
         """The operation's outcome, when it is durable; it is done even if nobody awaits it.
 
         Raises UnavailableError if the database does not answer for the writer's patience: whether
@@ -79,7 +81,7 @@ class Writer:
         asked = self._loop.run_in_executor(self._readers, lambda: read(*args, **kwargs))
         return await asked
 
-    def _serve(self) -> None:
+    def _serve_queue(self) -> None:
         while (first := self._asked.get()) is not None:
             some, last = [first], False
             with contextlib.suppress(Empty):
@@ -87,26 +89,28 @@ class Writer:
                     more = self._asked.get_nowait()
                     last = more is None
                     some += [] if more is None else [more]
-            self._do(some)
+            self._do_batch(some)
             if last:
                 return
 
-    def _do(self, asked: Sequence[Asked]) -> None:
+    def _do_batch(self, asked: Sequence[QueuedOperation]) -> None:
         try:
-            outcomes, changes = self._run([operation for operation, _ in asked])
+            outcomes, changes = self._run_with_retry([operation for operation, _ in asked])
         except UnavailableError as error:
-            self._tell([(future, None, error) for _, future in asked], Changes())
+            self._send_outcomes([(future, None, error) for _, future in asked], Changes())
         except Exception as error:  # noqa: BLE001 - it is raised where the operation is awaited
             if len(asked) == 1:
-                self._tell([(asked[0][1], None, error)], Changes())
+                self._send_outcomes([(asked[0][1], None, error)], Changes())
                 return
             for each in asked:
-                self._do([each])
+                self._do_batch([each])
         else:
             told = zip(asked, outcomes, strict=True)
-            self._tell([(future, outcome, None) for (_, future), outcome in told], changes)
+            self._send_outcomes([(future, outcome, None) for (_, future), outcome in told], changes)
 
-    def _run(self, operations: Sequence[Operation[Any]]) -> tuple[list[Any], Changes]:
+    def _run_with_retry(
+        self, operations: Sequence[StoreOperation[Any]]
+    ) -> tuple[list[Any], Changes]:
         """Do them in one transaction, again while the database is away."""
         until, delay = monotonic() + self._patience, FIRST_DELAY
         while True:
@@ -122,12 +126,12 @@ class Writer:
                 uncertain, self._uncertain = self._uncertain, False
                 return outcomes, replace(changes, uncertain=uncertain)
 
-    def _tell(self, done: Sequence[Done], changes: Changes) -> None:
+    def _send_outcomes(self, done: Sequence[Done], changes: Changes) -> None:
         # The loop may have ended before what was asked for.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._told, done, changes)
+            self._loop.call_soon_threadsafe(self._set_outcomes, done, changes)
 
-    def _told(self, done: Sequence[Done], changes: Changes) -> None:
+    def _set_outcomes(self, done: Sequence[Done], changes: Changes) -> None:
         for future, outcome, error in done:
             if future.done():
                 continue

@@ -11,15 +11,15 @@ from durable_invocations.serving.attempts.operations import Operation, text
 
 if TYPE_CHECKING:
     from durable_invocations.protocol.results import Result
-    from durable_invocations.serving.attempts.attempt import Attempt
+    from durable_invocations.serving.attempts.attempt import HandlerAttempt
 
 T = TypeVar("T")
 
 
-class Begun:
+class InvocationHandle:
     """An invocation that this handler began: a call, or a send."""
 
-    def __init__(self, attempt: Attempt, index: int) -> None:
+    def __init__(self, attempt: HandlerAttempt, index: int) -> None:
         self._attempt_of = attempt
         self.entry = index
 
@@ -33,16 +33,16 @@ class Begun:
         self._attempt_of.record(pb.CancelInvocationEntryMessage(call_entry_index=self.entry))
 
 
-class Sent(Begun):
+class SendHandle(InvocationHandle):
     """A send, whose result nobody waits for."""
 
 
-class Call(Operation[T], Begun, Generic[T]):
+class Call(Operation[T], InvocationHandle, Generic[T]):
     """A call: awaiting it gives what the other handler returns."""
 
-    def __init__(self, attempt: Attempt, taken: Callable[[Result], T]) -> None:
+    def __init__(self, attempt: HandlerAttempt, taken: Callable[[Result], T]) -> None:
         Operation.__init__(self, attempt, taken)
-        Begun.__init__(self, attempt, -1)
+        InvocationHandle.__init__(self, attempt, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,24 +63,24 @@ class KeyedRequest:
     key: str | None = None
 
 
-Target = str | Begun | WorkflowRun | KeyedRequest
+Target = str | InvocationHandle | WorkflowRun | KeyedRequest
 
 
-def targeted(message: Any, target: Target) -> Any:
+def set_target(message: Any, target: Target) -> Any:
     """The message, with the invocation that it is about."""
     if isinstance(target, str):
         message.invocation_id = target
-    elif isinstance(target, Begun):
+    elif isinstance(target, InvocationHandle):
         message.call_entry_index = target.entry
     elif isinstance(target, WorkflowRun):
         run = pb.WorkflowTarget(workflow_name=target.workflow, workflow_key=target.key)
         message.workflow_target.CopyFrom(run)
     else:
-        message.idempotent_request_target.CopyFrom(_request(target))
+        message.idempotent_request_target.CopyFrom(_build_request(target))
     return message
 
 
-def _request(target: KeyedRequest) -> pb.IdempotentRequestTarget:
+def _build_request(target: KeyedRequest) -> pb.IdempotentRequestTarget:
     return pb.IdempotentRequestTarget(
         service_name=target.service,
         service_key=target.key,

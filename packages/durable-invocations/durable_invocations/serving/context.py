@@ -12,20 +12,25 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
 from durable_invocations.durations import CENTURY
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.serving.attempts.operations import Operation, given, nothing, valued
+from durable_invocations.serving.attempts.operations import (
+    Operation,
+    given,
+    ignore_result,
+    make_value_parser,
+)
 from durable_invocations.serving.attempts.running import Action, RunRetry
-from durable_invocations.serving.calls import Call, Sent, Target, targeted
-from durable_invocations.serving.declared.serde import JSON, Serde, returned_by, serde_for
+from durable_invocations.serving.calls import Call, SendHandle, Target, set_target
+from durable_invocations.serving.declared.serde import JSON, Serde, get_return_serde, get_serde
 from durable_invocations.serving.errors import ContextError
 from durable_invocations.serving.promises import Promise
-from durable_invocations.serving.states import State
+from durable_invocations.serving.states import KeyState
 
 if TYPE_CHECKING:
-    from durable_invocations.serving.attempts.attempt import Attempt
+    from durable_invocations.serving.attempts.attempt import HandlerAttempt
 
 Seconds = float | timedelta
 T = TypeVar("T")
@@ -39,7 +44,7 @@ class Context:
     each time: what depends on time, chance or the outside world belongs into `run`.
     """
 
-    def __init__(self, attempt: Attempt, headers: Mapping[str, str]) -> None:
+    def __init__(self, attempt: HandlerAttempt, headers: Mapping[str, str]) -> None:
         self._attempt = attempt
         self.id: str = attempt.start.debug_id
         """The invocation's id."""
@@ -47,7 +52,7 @@ class Context:
         """The key of the object or workflow; empty in a service."""
         self.headers = headers
         """The headers of the request that began it; the values of a repeated one as a list."""
-        self.state = State(attempt)
+        self.state = KeyState(attempt)
         """The state of the key."""
 
     @overload
@@ -90,7 +95,7 @@ class Context:
                 f"The run {name!r} gets {type(function).__name__} in place of a function; give it "
                 "the function, and its arguments behind it: ctx.run(name, function, argument)."
             )
-        kept = serde or returned_by(function)
+        kept = serde or get_return_serde(function)
         action = Action(name=name, function=function, args=args, serde=kept, retry=retry)
         return self._attempt.run(action)
 
@@ -114,8 +119,10 @@ class Context:
 
     def sleep(self, duration: Seconds, name: str = "") -> Operation[None]:
         """Done after so many seconds, however often the invocation is suspended meanwhile."""
-        due = self._after(duration)
-        return self._attempt.operation(pb.SleepEntryMessage(wake_up_time=due, name=name), nothing)
+        due = self._compute_due(duration)
+        return self._attempt.operation(
+            pb.SleepEntryMessage(wake_up_time=due, name=name), ignore_result
+        )
 
     def call(
         self,
@@ -135,12 +142,12 @@ class Context:
         message = pb.CallEntryMessage(
             service_name=service,
             handler_name=handler,
-            parameter=_dumped(argument),
-            headers=_headers(headers),
+            parameter=_dump_value(argument),
+            headers=_build_headers(headers),
             key=key,
-            idempotency_key=_idempotency(idempotency_key),
+            idempotency_key=_check_idempotency_key(idempotency_key),
         )
-        call: Call[Any] = Call(self._attempt, valued(serde_for(returns)))
+        call: Call[Any] = Call(self._attempt, make_value_parser(get_serde(returns)))
         self._attempt.begin(call, frame(message))
         call.entry = call.index
         return call
@@ -155,31 +162,31 @@ class Context:
         delay: Seconds | None = None,
         idempotency_key: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Sent:
+    ) -> SendHandle:
         """Begin an invocation now, or after `delay`, and do not wait for it."""
         message = pb.OneWayCallEntryMessage(
             service_name=service,
             handler_name=handler,
-            parameter=_dumped(argument),
-            invoke_time=0 if delay is None else self._after(delay),
-            headers=_headers(headers),
+            parameter=_dump_value(argument),
+            invoke_time=0 if delay is None else self._compute_due(delay),
+            headers=_build_headers(headers),
             key=key,
-            idempotency_key=_idempotency(idempotency_key),
+            idempotency_key=_check_idempotency_key(idempotency_key),
         )
-        return Sent(self._attempt, self._attempt.record(message))
+        return SendHandle(self._attempt, self._attempt.record(message))
 
     def awakeable(self, returns: Any = Any, name: str = "") -> tuple[str, Operation[Any]]:
         """An id to hand out, and what whoever has it completes it with.
 
         Awaiting that raises TerminalError (400) for a value that `returns` does not fit.
         """
-        taken = given(serde_for(returns), "The value of the awakeable")
+        taken = given(get_serde(returns), "The value of the awakeable")
         operation = self._attempt.operation(pb.AwakeableEntryMessage(name=name), taken)
-        return awakeable_id(self._attempt.start.id, operation.index), operation
+        return make_awakeable_id(self._attempt.start.id, operation.index), operation
 
     def resolve_awakeable(self, id_: str, value: Any = None) -> None:
         """Complete an awakeable of any invocation with a value."""
-        self._attempt.record(pb.CompleteAwakeableEntryMessage(id=id_, value=_dumped(value)))
+        self._attempt.record(pb.CompleteAwakeableEntryMessage(id=id_, value=_dump_value(value)))
 
     def reject_awakeable(self, id_: str, message: str, status: int = 500) -> None:
         """Complete an awakeable of any invocation with a failure."""
@@ -188,7 +195,7 @@ class Context:
 
     def promise(self, name: str, returns: Any = Any) -> Promise:
         """A promise of this workflow's run, by its name."""
-        return Promise(self._attempt, name, serde_for(returns))
+        return Promise(self._attempt, name, get_serde(returns))
 
     def cancel(self, invocation_id: str) -> None:
         """Ask the runtime to cancel an invocation; what it awaits fails with status 409."""
@@ -196,28 +203,28 @@ class Context:
 
     def attach(self, target: Target, returns: Any = Any) -> Operation[Any]:
         """The result of an invocation that there is, when it ends."""
-        message = targeted(pb.AttachInvocationEntryMessage(), target)
-        return self._attempt.operation(message, valued(serde_for(returns)))
+        message = set_target(pb.AttachInvocationEntryMessage(), target)
+        return self._attempt.operation(message, make_value_parser(get_serde(returns)))
 
     def output(self, target: Target, returns: Any = Any, *, default: Any = None) -> Operation[Any]:
         """The result of an invocation that has ended; `default` for one that has not."""
-        message = targeted(pb.GetInvocationOutputEntryMessage(), target)
-        return self._attempt.operation(message, valued(serde_for(returns), default))
+        message = set_target(pb.GetInvocationOutputEntryMessage(), target)
+        return self._attempt.operation(message, make_value_parser(get_serde(returns), default))
 
     async def gather(self, *operations: Operation[Any]) -> list[Any]:
         """The results of all, once all are done. Raises the first failure in this order."""
-        await self._attempt.all_of(operations)
+        await self._attempt.wait_all(operations)
         return [each.value() for each in operations]
 
     async def select(self, **operations: Operation[Any]) -> tuple[str, Any]:
         """Name and result of the first that is done; on replay the same. Raises its failure."""
         if not operations:
             raise ContextError("select() needs operations by name, as in select(reply=…, late=…).")
-        chosen = await self._attempt.first_of(tuple(operations.values()))
+        chosen = await self._attempt.wait_first(tuple(operations.values()))
         name = next(name for name, each in operations.items() if each is chosen)
         return name, chosen.value()
 
-    def _after(self, duration: Seconds) -> int:
+    def _compute_due(self, duration: Seconds) -> int:
         """When `duration` from now has passed, in ms since 1970."""
         # Handlers are not always type-checked.
         seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
@@ -230,15 +237,15 @@ class Context:
         return round((self._attempt.clock() + max(0.0, float(seconds))) * 1000)
 
 
-def _dumped(value: Any) -> bytes:
+def _dump_value(value: Any) -> bytes:
     return value if isinstance(value, bytes) else JSON.dumps(value)
 
 
-def _headers(headers: Mapping[str, str] | None) -> list[pb.Header]:
+def _build_headers(headers: Mapping[str, str] | None) -> list[pb.Header]:
     return [pb.Header(key=key, value=value) for key, value in (headers or {}).items()]
 
 
-def _idempotency(key: str | None) -> str | None:
+def _check_idempotency_key(key: str | None) -> str | None:
     if key is not None and not key:
         raise ContextError("idempotency_key is empty; leave it out, or name the request.")
     return key

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 
 
-async def answered(response: Response, receive: Receive, send: Send, seconds: float) -> None:
+async def send_answer(response: Response, receive: Receive, send: Send, seconds: float) -> None:
     """Send the answer to a request that nobody has read; its last piece once that is read.
 
     After so many seconds the request is not waited for any longer.
@@ -20,11 +20,11 @@ async def answered(response: Response, receive: Receive, send: Send, seconds: fl
     await send({"type": "http.response.start", **start})
     await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
     with anyio.move_on_after(seconds):
-        await _read(receive)
+        await _drain_request(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _read(receive: Receive) -> None:
+async def _drain_request(receive: Receive) -> None:
     more = True
     while more:
         message = await receive()

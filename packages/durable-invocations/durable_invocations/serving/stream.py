@@ -15,9 +15,9 @@ from durable_invocations.journal.handler_events import InputClosed
 from durable_invocations.protocol.decoding import DEFAULT, Decoder, Limits
 from durable_invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport, ProtocolError
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.serving.attempts.attempt import Attempt
-from durable_invocations.serving.calling import handled
-from durable_invocations.serving.declared.services import Handler
+from durable_invocations.serving.attempts.attempt import HandlerAttempt
+from durable_invocations.serving.calling import handle_attempt
+from durable_invocations.serving.declared.services import DeclaredHandler
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -46,7 +46,7 @@ class Stream:
     def __init__(
         self,
         service: ServiceKind,
-        handler: Handler,
+        handler: DeclaredHandler,
         *,
         version: int,
         duplex: bool,
@@ -60,7 +60,7 @@ class Stream:
         self._send = send
         self._changed = asyncio.Event()
         self._decoder = Decoder(options.limits)
-        self._attempt = Attempt(
+        self._attempt = HandlerAttempt(
             service,
             handler,
             version=version,
@@ -77,24 +77,26 @@ class Stream:
     async def serve(self, headers: Headers) -> None:
         """Answer the request with these headers, and all that the handler does."""
         while self._open and self._journal.closed is None and not self._may_answer:
-            await self._take()
+            await self._take_piece()
         if not self._gone:
-            await self._say({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send_message(
+                {"type": "http.response.start", "status": 200, "headers": headers}
+            )
         if self._gone:
             return
         tasks = []
         try:
             if self._journal.closed is None:
                 self._attempt.task = asyncio.create_task(
-                    handled(self._attempt, tracebacks=self._options.tracebacks)
+                    handle_attempt(self._attempt, tracebacks=self._options.tracebacks)
                 )
                 tasks.append(self._attempt.task)
                 await asyncio.sleep(0)
             if self._journal.closed is None or self._open:
                 tasks.append(asyncio.create_task(self._listen()))
-            await self._tell()
+            await self._send_output()
         finally:
-            await self._stop(tasks)
+            await self._stop_tasks(tasks)
             self._log_mismatch()
 
     @property
@@ -109,11 +111,11 @@ class Stream:
         if report is not None and report.code == JOURNAL_MISMATCH:
             logger.warning("%s: an attempt failed: %s", self._attempt, report.message)
 
-    async def _take(self) -> None:
+    async def _take_piece(self) -> None:
         """Take the next piece of the request."""
         message = await self._receive()
         if message["type"] != "http.request" or not self._open:
-            self._hung_up()
+            self._note_hangup()
             return
         self._open = message.get("more_body", False)
         try:
@@ -129,11 +131,11 @@ class Stream:
     async def _listen(self) -> None:
         """Take what comes until the runtime has said all, and hung up when it does that."""
         while not self._gone:
-            await self._take()
+            await self._take_piece()
             if not self._open:
                 self._changed.set()
 
-    async def _tell(self) -> None:
+    async def _send_output(self) -> None:
         """Send what there is until the attempt has ended, and the runtime has said all.
 
         The last piece goes after the request's last one: hypercorn ends the connection, with its
@@ -143,32 +145,34 @@ class Stream:
             await self._changed.wait()
             self._changed.clear()
             if self._journal.closed is None:
-                await self._put(more=True)
+                await self._send_piece(more=True)
         if self._open:
-            await self._put(more=True)
-            await self._drained()
+            await self._send_piece(more=True)
+            await self._drain_request()
         if not self._gone:
-            await self._put(more=False)
+            await self._send_piece(more=False)
 
-    async def _put(self, *, more: bool) -> None:
-        body = self._journal.taken()
+    async def _send_piece(self, *, more: bool) -> None:
+        body = self._journal.take_output()
         if body or not more:
-            await self._say({"type": "http.response.body", "body": body, "more_body": more})
+            await self._send_message(
+                {"type": "http.response.body", "body": body, "more_body": more}
+            )
 
-    async def _say(self, message: Message) -> None:
+    async def _send_message(self, message: Message) -> None:
         try:
             await self._send(message)
         except OSError:
             # So a server may say that the runtime hung up (ASGI 2.4).
-            self._hung_up()
+            self._note_hangup()
 
-    def _hung_up(self) -> None:
+    def _note_hangup(self) -> None:
         self._open, self._gone = False, True
-        self._journal.abandon()
+        self._journal.abort()
 
-    async def _drained(self) -> None:
+    async def _drain_request(self) -> None:
         with anyio.move_on_after(self._options.drain) as scope:
-            await self._said_all()
+            await self._wait_request_end()
         if scope.cancelled_caught:
             logger.warning(
                 "%s: the runtime left the stream open for %s s after its end; it is closed",
@@ -176,12 +180,12 @@ class Stream:
                 self._options.drain,
             )
 
-    async def _said_all(self) -> None:
+    async def _wait_request_end(self) -> None:
         while self._open:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _stop_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel what is left of the attempt, and wait until it has ended."""
         tasks = [*tasks, *self._attempt.actions]
         left = {each for each in tasks if not each.done()}

@@ -80,10 +80,10 @@ def test_the_names_of_entries_are_read_from_any_entry():
 
 def test_the_example_of_an_awakeables_id():
     text = "prom_1NMyOAvDK2CcBjUH4Rmb7eGBp0DNNDnmsAAAAAQ"
-    invocation, index = awakeables.parsed(text)
+    invocation, index = awakeables.parse_awakeable_id(text)
     assert (len(invocation), index) == (24, 1)
-    assert awakeables.awakeable_id(invocation, index) == text
+    assert awakeables.make_awakeable_id(invocation, index) == text
     # The same invocation's entry 18, as Restate's state machine named it.
     at_18 = "prom_1NMyOAvDK2CcBjUH4Rmb7eGBp0DNNDnmsAAAAEg"
-    assert awakeables.awakeable_id(invocation, 18) == at_18
+    assert awakeables.make_awakeable_id(invocation, 18) == at_18
     assert at_18 in TEXT

@@ -78,7 +78,7 @@ def test_an_invocation_ends_once_whatever_runtimes_die(tmp_path, server):
     async def inside(url):
         async with running(tmp_path, url, most=0) as driven:
             argument = json.dumps(str(tmp_path)).encode()
-            id_ = ids.shown(ids.new_id())
+            id_ = ids.format_id(ids.make_id())
             asked = Submit(id=id_, service="Steps", handler="work", argument=argument)
             await driven.runtime.do(asked)
         for each in DEATHS:

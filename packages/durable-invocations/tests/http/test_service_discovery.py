@@ -12,7 +12,7 @@ from durable_invocations.runtime.http.discovery import (
     CONTENT_TYPES,
     MOST_BYTES,
     DiscoveryError,
-    discovered,
+    discover_deployment,
 )
 from durable_invocations.runtime.http.exchange import Address, DeploymentUnreachableError
 
@@ -58,7 +58,7 @@ class App:
 def found_at(url, **options):
     async def inside():
         async with asking(HttpClient()) as client:
-            return await discovered(client, url, **options)
+            return await discover_deployment(client, url, **options)
 
     return run(inside())
 
@@ -139,7 +139,7 @@ async def test_a_peer_that_never_answers_is_given_up():
 
     async with raw_peer(talk) as url, asking(HttpClient()) as client:
         with pytest.raises(DeploymentUnreachableError, match=r"did not answer within 0\.1 s"):
-            await discovered(client, url, seconds=0.1)
+            await discover_deployment(client, url, seconds=0.1)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ async def test_a_peer_that_never_answers_is_given_up():
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ConfigError, match="is not one of a service deployment") as caught:
-        Address.parsed(url)
+        Address.parse(url)
     assert "secret" not in str(caught.value)
 
 
 def test_a_digest_in_a_path_is_kept_and_not_told():
     """It stands for the token where the runtime's own services are."""
     url = f"http://a:1/services/{'0f' * 32}/more"
-    found = Address.parsed(url)
+    found = Address.parse(url)
     assert (found.url, str(found)) == (url, "http://a:1/services/…/more")
 
 
@@ -172,8 +172,8 @@ def test_a_digest_in_a_path_is_kept_and_not_told():
     ],
 )
 def test_an_address_is_origin_and_prefix(url, authority, shown):
-    assert Address.parsed(url).origin.authority == authority
-    assert str(Address.parsed(url)) == shown
+    assert Address.parse(url).origin.authority == authority
+    assert str(Address.parse(url)) == shown
 
 
 def served(**handler):

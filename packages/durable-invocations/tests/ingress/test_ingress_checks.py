@@ -8,14 +8,14 @@ from starlette.testclient import TestClient
 from asgi_guards.sending import Sending
 from durable_invocations import runtime_app
 from durable_invocations.errors import ConfigError
-from durable_invocations.ingress.addresses import service_address
-from durable_invocations.ingress.inputs import answer, check_input, kept_headers
-from durable_invocations.ingress.invoking import idempotency_key
+from durable_invocations.ingress.addresses import parse_service_address
+from durable_invocations.ingress.inputs import answer, check_input, select_headers
+from durable_invocations.ingress.invoking import parse_idempotency_key
 from durable_invocations.ingress.refusals import RefusedError
-from durable_invocations.ingress.tokens import Gate, checked
+from durable_invocations.ingress.tokens import Gate, check_token
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Value
-from durable_invocations.runtime.store.deployments import Handler
+from durable_invocations.runtime.store.deployments import RegisteredHandler
 
 TOKEN = "a-token-of-sixteen"
 JSON_IN = {"required": True, "contentType": "application/json"}
@@ -31,7 +31,7 @@ JSON_IN = {"required": True, "contentType": "application/json"}
     ],
 )
 def test_an_address_is_kept_without_its_final_slash(uri, address):
-    assert service_address(uri) == address
+    assert parse_service_address(uri) == address
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_an_address_is_kept_without_its_final_slash(uri, address):
 )
 def test_another_address_is_refused_without_telling_what_is_in_it(uri, why):
     with pytest.raises(RefusedError, match=why) as refused:
-        service_address(uri)
+        parse_service_address(uri)
     assert refused.value.status == 422
     assert "secret" not in str(refused.value)
 
@@ -93,11 +93,11 @@ def test_two_tokens_are_none():
 
 
 def test_a_token_must_be_a_secret():
-    assert checked("") == ""
-    assert checked(TOKEN) == TOKEN
+    assert check_token("") == ""
+    assert check_token(TOKEN) == TOKEN
     for short in ("hunter2", f"{TOKEN} x", "ä" * 20):
         with pytest.raises(ConfigError, match="THE_TOKEN is no secret") as wrong:
-            checked(short, "THE_TOKEN")
+            check_token(short, "THE_TOKEN")
         assert short not in str(wrong.value)
 
 
@@ -107,7 +107,7 @@ def request(**headers):
 
 
 def takes(**described):
-    return Handler(name="place", described=described)
+    return RegisteredHandler(name="place", described=described)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def takes(**described):
         (takes(input={"contentType": "*/*"}), "application/json", b"{"),
         (takes(input={}), "", b""),
         (takes(), "image/png", b"\x00"),
-        (Handler(name="place"), "image/png", b"\x00"),
+        (RegisteredHandler(name="place"), "image/png", b"\x00"),
     ],
 )
 def test_a_body_that_the_handler_takes_is_let_in(handler, type_, content):
@@ -156,7 +156,7 @@ def test_another_body_is_refused(described, type_, content, status):
 def test_secrets_and_the_connections_headers_are_not_kept():
     own = {"authorization": "Bearer x", "cookie": "a=b", "host": "h", "connection": "close"}
     kept = {"content_type": "text/plain", "x_tenant": "a", "traceparent": "00-1"}
-    assert kept_headers(request(**own, idempotency_key="k", **kept)) == (
+    assert select_headers(request(**own, idempotency_key="k", **kept)) == (
         *(("content-type", "text/plain"), ("x-tenant", "a"), ("traceparent", "00-1")),
     )
 
@@ -191,9 +191,9 @@ def test_an_idempotency_key_that_is_no_text_is_refused():
     def keyed(key):
         return Request({"type": "http", "headers": [(b"idempotency-key", key)]})
 
-    assert idempotency_key(keyed("é中".encode())) == "é中"
+    assert parse_idempotency_key(keyed("é中".encode())) == "é中"
     with pytest.raises(RefusedError, match="no UTF-8") as refused:
-        idempotency_key(keyed(b"\xff"))
+        parse_idempotency_key(keyed(b"\xff"))
     assert refused.value.status == 400
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable_invocations.ingress.delays import MOST, milliseconds
+from durable_invocations.ingress.delays import MOST, parse_delay
 from durable_invocations.ingress.refusals import RefusedError
-from durable_invocations.ingress.targets import LONGEST, Target, called, segments, target
+from durable_invocations.ingress.targets import LONGEST, Target, called, split_path, target
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 
@@ -49,7 +49,7 @@ def test_another_form_of_path_is_told_the_form_that_is_meant(path, keyed, form):
 def test_each_segment_is_decoded_by_itself(parts):
     """A key may contain any character, slashes too."""
     path = "/".join(quote(each, safe="") for each in parts)
-    assert segments(f"/{path}") == segments(path.encode()) == tuple(parts)
+    assert split_path(f"/{path}") == split_path(path.encode()) == tuple(parts)
     found = target(tuple(parts), keyed=True)
     assert (found.service, found.key, found.handler) == tuple(parts)
 
@@ -57,7 +57,7 @@ def test_each_segment_is_decoded_by_itself(parts):
 @pytest.mark.parametrize("path", ["/A//b", "/", "/A/%00/b", "/A/%ff", f"/A/{'k' * (LONGEST + 1)}"])
 def test_a_path_that_names_nothing_is_a_bad_request(path):
     with pytest.raises(RefusedError) as refused:
-        segments(path)
+        split_path(path)
     assert refused.value.status == 400
 
 
@@ -71,7 +71,7 @@ def test_a_path_that_names_nothing_is_a_bad_request(path):
     ],
 )
 def test_a_delay_is_read_in_each_of_its_forms(text, found):
-    assert milliseconds(text) == found
+    assert parse_delay(text) == found
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_what_is_no_delay_is_a_bad_request(text):
     with pytest.raises(
         RefusedError, match=r"The delay .* (is not one|longer than a century)"
     ) as no:
-        milliseconds(text)
+        parse_delay(text)
     assert no.value.status == 400

@@ -16,11 +16,11 @@ from watches import Watch
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import result_of
+from durable_invocations.protocol.results import get_result
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 OWNERS = ("one", "two")
 PATHS = ("Plain/go", "Cart/a/add", "Cart/b/add")
@@ -111,7 +111,7 @@ class InvocationsMachine(RuleBasedStateMachine):
     @rule(path=st.sampled_from(PATHS), delay=st.sampled_from([0, 0, 5]))
     def submit(self, path, delay):
         service, *key, handler = path.split("/")
-        id_, at = ids.shown(ids.new_id()), self.desks["one"].now + delay * 1_000
+        id_, at = ids.format_id(ids.make_id()), self.desks["one"].now + delay * 1_000
         self.add(id_, path, at if delay else 0)
         asked = op.Submit(id=id_, service=service, handler=handler, key="".join(key), at=at)
         assert self.do(asked).is_new
@@ -175,9 +175,11 @@ class InvocationsMachine(RuleBasedStateMachine):
             )
             entry = "call"
         canceled = self.store.invocation(claimed.id).canceled
-        asked = op.Commit(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
+        asked = op.CommitEntry(
+            id=claimed.id, fence=claimed.fence, index=index, frame=frame(message)
+        )
         outcome = self.do(asked, self.owner_of(known))
-        assert isinstance(outcome, Refused) != holds
+        assert isinstance(outcome, OperationRefusal) != holds
         if not holds:
             assert outcome.fenced
             return
@@ -214,8 +216,8 @@ class InvocationsMachine(RuleBasedStateMachine):
         fenced = {"id": claimed.id, "fence": claimed.fence}
         if how == "finish":
             output = frame(pb.OutputEntryMessage(value=claimed.id.encode()))
-            asked = op.Commit(**fenced, index=len(known.entries), frame=output)
-            assert isinstance(self.do(asked, owner), Refused) != holds
+            asked = op.CommitEntry(**fenced, index=len(known.entries), frame=output)
+            assert isinstance(self.do(asked, owner), OperationRefusal) != holds
             outcome = self.do(op.Finish(**fenced), owner)
             if holds:
                 known.entries.append("output")
@@ -229,7 +231,7 @@ class InvocationsMachine(RuleBasedStateMachine):
             later = 5_000 if how == "retry later" else 0
             error = self.desks["one"].error
             outcome = self.do(op.Fail(**fenced, error=error, next_at=now + later), owner)
-        assert isinstance(outcome, Refused) != holds
+        assert isinstance(outcome, OperationRefusal) != holds
         if holds:
             known.driver = None
 
@@ -246,7 +248,7 @@ class InvocationsMachine(RuleBasedStateMachine):
         some = self.made_awakeables()
         if some:
             id_, index = some[at % len(some)]
-            name = awakeables.awakeable_id(ids.parsed(id_), index)
+            name = awakeables.make_awakeable_id(ids.parse_id(id_), index)
             was_open = index in self.open_entries(id_)
             asked = op.CompleteAwakeable(awakeable=name, result=value(b"v"))
             assert self.do(asked, "two").changed == was_open
@@ -321,7 +323,7 @@ class InvocationsMachine(RuleBasedStateMachine):
                 if not known.stopped:
                     assert entry.completed == (child in self.results)
                 if entry.completed and not known.stopped:
-                    assert result_of(entry.message()) == self.results[child]
+                    assert get_result(entry.message()) == self.results[child]
 
     @invariant()
     def nobody_sleeps_through_what_it_waits_for(self):

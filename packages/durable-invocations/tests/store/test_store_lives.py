@@ -11,12 +11,16 @@ from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
-from durable_invocations.runtime.store.outcomes import Done, Refused, Submitted
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal, Submitted
 
 
 def test_the_same_submission_again_is_the_same_invocation(desk):
-    id_ = ids.shown(ids.new_id())
+    id_ = ids.format_id(ids.make_id())
     assert desk.submit(id=id_) == Submitted(id=id_, is_new=True)
     assert desk.submit(id=id_) == Submitted(id=id_, is_new=False)
     assert len(desk.claim()) == 1
@@ -62,10 +66,10 @@ def test_a_workflow_runs_once_for_a_key(desk):
 
 def test_a_workflow_whose_run_has_another_name_now_has_run_all_the_same(desk):
     first = desk.submit("Signup/me/run")
-    renamed = Service(
+    renamed = RegisteredService(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
-        handlers=(Handler(name="main", kind=HandlerKind.WORKFLOW),),
+        handlers=(RegisteredHandler(name="main", kind=HandlerKind.WORKFLOW),),
     )
     desk.do(op.Register(deployment=FIRST, services=(*SERVICES[:2], renamed)))
     assert desk.submit("Signup/me/main") == Submitted(id=first.id, is_new=False)
@@ -145,7 +149,7 @@ def test_two_delayed_invocations_of_a_key_that_are_due_at_once(desk):
 def test_a_submission_that_is_wrong_is_refused(desk):
     for path, code in (("Nobody/go", 404), ("Plain/gone", 404), ("Cart/add", 400)):
         refused = desk.submit(path)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, OperationRefusal)
         assert refused.code == code
     assert desk.submit(idempotency_key="").code == 400
     assert desk.store.invocations() == []
@@ -157,7 +161,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert [each.id for each in (*mine, *theirs)] == ids_[:4]
     assert {each.fence for each in (*mine, *theirs)} == {1}
     assert desk.store.invocation(ids_[0]).owner == "one"
-    assert desk.store.beats().keys() == {"one", "two"}
+    assert desk.store.read_beats().keys() == {"one", "two"}
     assert desk.do(op.Release(owner="one", held=[(ids_[0], 1)])) == 1
     again = {each.id: each for each in other.claim()}
     assert again.keys() == {ids_[1], ids_[4]}
@@ -168,7 +172,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert desk.fail(zombie).fenced
     assert desk.do(op.Finish(id=zombie.id, fence=zombie.fence)).fenced
     assert desk.do(op.Pause(id=zombie.id, fence=zombie.fence, error=ERROR)).fenced
-    assert len(desk.store.journal(zombie.id)) == 1
+    assert len(desk.store.read_journal(zombie.id)) == 1
     assert other.commit(again[ids_[1]], pb.RunEntryMessage(value=b"x")).index == 1
 
 
@@ -259,7 +263,7 @@ def test_an_invocation_ends_with_its_output_once(desk):
     desk.commit(nothing, pb.OutputEntryMessage())
     desk.do(op.Finish(id=nothing.id, fence=nothing.fence))
     assert desk.result(nothing.id) == value(b"")
-    assert desk.store.results(["inv_1", mine.id]) == {mine.id: value(b"out")}
+    assert desk.store.read_results(["inv_1", mine.id]) == {mine.id: value(b"out")}
 
 
 def test_a_failed_attempt_is_tried_again_later(desk):
@@ -359,7 +363,7 @@ def test_only_what_has_ended_is_forgotten(desk):
     assert desk.do(op.Purge(id=mine.id)) == Done()
     assert desk.do(op.Purge(id=mine.id)) == Done(changed=False)
     assert desk.store.invocation(mine.id) is None
-    assert desk.store.journal(mine.id) == []
+    assert desk.store.read_journal(mine.id) == []
     # An object outlives its invocations.
     assert desk.store.state("Cart", "k") == {b"n": b"1"}
 
@@ -399,7 +403,7 @@ def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
     assert desk.do(op.Prune(now=desk.now, most=3)) == 3
     assert desk.do(op.Prune(now=desk.now, most=3)) == 2
     assert [each.id for each in desk.store.invocations()] == [open_]
-    assert all(desk.store.journal(each) == [] for each in ended)
+    assert all(desk.store.read_journal(each) == [] for each in ended)
 
 
 def test_nothing_is_left_of_what_is_forgotten(desk, engine):

@@ -7,7 +7,7 @@ from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Committed, Done, News
+from durable_invocations.runtime.store.outcomes import CommittedEntry, Done, News
 
 CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
 GET = pb.GetPromiseEntryMessage(key="mail")
@@ -15,7 +15,7 @@ AWAKEABLE = pb.AwakeableEntryMessage()
 
 
 def child_of(desk, claimed, index):
-    return desk.store.journal(claimed.id)[index].child
+    return desk.store.read_journal(claimed.id)[index].child
 
 
 def attach(id_):
@@ -69,15 +69,15 @@ def test_what_is_asked_of_a_call_that_a_cancellation_met_is_answered_by_that(des
     ):
         assert desk.commit(mine, of(call_entry_index=1)).result == CANCELED
     cancels = pb.CancelInvocationEntryMessage(call_entry_index=1)
-    assert desk.commit(mine, cancels) == Committed(index=5)
+    assert desk.commit(mine, cancels) == CommittedEntry(index=5)
 
 
 def test_a_cancellation_meets_what_is_committed_in_the_same_transaction(desk):
     mine, other = desk.begun(), desk.begun()
     cancels = frame(pb.CancelInvocationEntryMessage(invocation_id=other.id))
     both = [
-        op.Commit(id=mine.id, fence=mine.fence, index=1, frame=cancels),
-        op.Commit(id=other.id, fence=other.fence, index=1, frame=frame(AWAKEABLE)),
+        op.CommitEntry(id=mine.id, fence=mine.fence, index=1, frame=cancels),
+        op.CommitEntry(id=other.id, fence=other.fence, index=1, frame=frame(AWAKEABLE)),
     ]
     outcomes, _ = desk.store.run(both)
     assert [each.result for each in outcomes] == [None, CANCELED]

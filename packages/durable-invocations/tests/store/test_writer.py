@@ -10,7 +10,7 @@ from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Changes, Done, Refused, Submitted
+from durable_invocations.runtime.store.outcomes import Changes, Done, OperationRefusal, Submitted
 from durable_invocations.runtime.writer import Writer
 
 
@@ -74,7 +74,7 @@ def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
     runs = [frame(pb.RunEntryMessage(value=bytes([at]))) for at in range(1, 4)]
     output = frame(pb.OutputEntryMessage(value=b"out"))
     asked = [
-        op.Commit(id=mine.id, fence=mine.fence, index=at, frame=each)
+        op.CommitEntry(id=mine.id, fence=mine.fence, index=at, frame=each)
         for at, each in enumerate([*runs, output], start=1)
     ]
     finish = op.Finish(id=mine.id, fence=mine.fence)
@@ -92,7 +92,7 @@ def test_an_operation_that_fails_fails_alone(gate, desk):
     outcomes, _ = awaited(gate, [good[0], op.Cancel(id="poison"), op.Cancel(id="x"), good[1]])
     assert [outcomes[at].is_new for at in (0, 3)] == [True, True]
     assert isinstance(outcomes[1], ValueError)
-    assert isinstance(outcomes[2], Refused)
+    assert isinstance(outcomes[2], OperationRefusal)
     assert len(desk.store.invocations()) == 2
 
 
@@ -145,7 +145,7 @@ async def test_a_writer_reads_beside_what_it_writes(engine, watch):
 
     async with Writer(desk.store, lambda _: None) as writer:
         look = await writer.read(desk.store.look, "one", watched=[mine])
-        counts = await writer.read(desk.store.counts)
+        counts = await writer.read(desk.store.count_invocations)
     assert look.ready
     assert sum(counts.values()) == 1
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from durable_invocations.runtime.driving.attempts import Attempt
+from durable_invocations.runtime.driving.attempts import AttemptDriver
 from durable_invocations.runtime.driving.places import Places
 from durable_invocations.runtime.driving.tools import Tools
 from durable_invocations.runtime.store.outcomes import Claimed, News
@@ -20,8 +20,8 @@ class Drives:
 
     def __init__(self, tools: Tools, freed: Callable[[], None]) -> None:
         self._tools, self._freed = tools, freed
-        self._attempts: dict[str, Attempt] = {}
-        self._tasks: dict[Attempt, asyncio.Task[None]] = {}
+        self._attempts: dict[str, AttemptDriver] = {}
+        self._tasks: dict[AttemptDriver, asyncio.Task[None]] = {}
         self._places = Places(tools.settings.most)
 
     @property
@@ -42,31 +42,31 @@ class Drives:
     def start(self, claimed: Iterable[Claimed]) -> None:
         """Drive what was claimed; an older attempt at the same invocation is over already."""
         for each in claimed:
-            attempt = Attempt(each, self._tools)
+            attempt = AttemptDriver(each, self._tools)
             task = asyncio.ensure_future(attempt.run())
             self._attempts[each.id] = attempt
             self._tasks[attempt] = task
             self._places.take(each.deployment.id)
-            task.add_done_callback(partial(self._ended, attempt))
+            task.add_done_callback(partial(self._handle_ended, attempt))
 
-    def told(self, news: Iterable[News]) -> None:
+    def handle_news(self, news: Iterable[News]) -> None:
         """Hand on what happened to invocations."""
         for each in news:
             attempt = self._attempts.get(each.id)
             if attempt is not None:
-                attempt.told(each)
+                attempt.handle_news(each)
 
     def ask_to_suspend(self) -> None:
         """Have those that wait begin anew, with all that is stored by then."""
         for attempt in self._tasks:
             attempt.ask_to_suspend()
 
-    def tend(self, *, crowded: bool) -> None:
+    def enforce_timeouts(self, *, crowded: bool) -> None:
         """Hold attempts to their times; where others wait for a place, have idle ones make room."""
         now = self._tools.monotonic()
         for attempt in list(self._tasks):
-            attempt.tend(now)
-            if crowded and attempt.idle(now) > self._tools.settings.yield_after:
+            attempt.enforce_timeouts(now)
+            if crowded and attempt.get_idle_seconds(now) > self._tools.settings.yield_after:
                 attempt.make_room()
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class Drives:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, attempt: Attempt, _task: asyncio.Task[None]) -> None:
+    def _handle_ended(self, attempt: AttemptDriver, _task: asyncio.Task[None]) -> None:
         del self._tasks[attempt]
         self._places.leave(attempt.claimed.deployment.id)
         if self._attempts.get(attempt.claimed.id) is attempt:

@@ -9,10 +9,10 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store.outcomes import Claimed
 
 
-def opening(claimed: Claimed, *, version: int, now: int) -> list[Frame]:
+def build_opening(claimed: Claimed, *, version: int, now: int) -> list[Frame]:
     """The frames of the Start and of the replay, in this version of the protocol."""
     start = pb.StartMessage(
-        id=ids.parsed(claimed.id),
+        id=ids.parse_id(claimed.id),
         debug_id=claimed.id,
         known_entries=len(claimed.journal),
         partial_state=claimed.partial_state,

@@ -34,7 +34,7 @@ class Outgoing:
         self._frames = deque((*opening, *self._kept))
         self._replaying = len(opening)
 
-    def answered(self) -> None:
+    def mark_answered(self) -> None:
         """The peer looks at what is sent: there is no other beginning."""
         self._answered = True
         self._kept.clear()
@@ -56,7 +56,7 @@ class Outgoing:
     async def run(self, exchange: Exchange) -> None:
         """Send until the end. Raises DeploymentUnreachableError."""
         while True:
-            data = self._piece()
+            data = self._take_piece()
             done = self._ended and not self._frames
             if data or done:
                 await exchange.send(data, end=done)
@@ -69,10 +69,10 @@ class Outgoing:
     async def run_whole(self, exchange: Exchange) -> None:
         """Send all of it in one, as what comes before a response."""
         self._ended = True
-        data = b"".join(iter(self._piece, b""))
+        data = b"".join(iter(self._take_piece, b""))
         await exchange.send(data, end=True)
 
-    def _piece(self) -> bytes:
+    def _take_piece(self) -> bytes:
         taken, size = [], 0
         while self._frames and size < PIECE:
             taken.append(encode(self._frames.popleft()))

@@ -32,14 +32,14 @@ class Places:
     @property
     def free(self) -> int:
         """How many more may begin, whichever deployments they are of but the full ones."""
-        rooms = [self._room(0), *map(self._room, self._held.values())]
+        rooms = [self._compute_room(0), *map(self._compute_room, self._held.values())]
         return min((each for each in rooms if each > 0), default=0)
 
     @property
     def full(self) -> Collection[str]:
         """The deployments of which no more may begin."""
-        return [name for name, held in self._held.items() if self._room(held) <= 0]
+        return [name for name, held in self._held.items() if self._compute_room(held) <= 0]
 
-    def _room(self, held: int) -> int:
+    def _compute_room(self, held: int) -> int:
         left = self._most - self._held.total() + held
         return left - left // PART - held

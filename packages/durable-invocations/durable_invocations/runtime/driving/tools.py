@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from durable_invocations.runtime.http.client import HttpClient
-from durable_invocations.runtime.settings import Settings
-from durable_invocations.runtime.store.operations import Operation
+from durable_invocations.runtime.settings import RuntimeSettings
+from durable_invocations.runtime.store.operations import StoreOperation
 from durable_invocations.runtime.timers import Clock
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Put(Protocol):
     """Queues an operation behind those that were put before."""
 
-    def __call__(self, operation: Operation[T]) -> asyncio.Future[T]: ...
+    def __call__(self, operation: StoreOperation[T]) -> asyncio.Future[T]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,6 @@ class Tools:
 
     client: HttpClient
     put: Put
-    settings: Settings
+    settings: RuntimeSettings
     clock: Clock
     monotonic: Callable[[], float]

@@ -29,7 +29,7 @@ class Tls:
     def __init__(self, *protocols: str, trusted: str | None) -> None:
         self._protocols, self._trusted = protocols, trusted
 
-    async def connected(
+    async def connect(
         self, origin: Origin, make: Callable[[], P], seconds: float
     ) -> tuple[asyncio.Transport, P]:
         """A connection to the origin. Raises DeploymentUnreachableError."""

@@ -9,7 +9,7 @@ import anyio
 from pydantic import ValidationError
 
 from durable_invocations.errors import ConfigError
-from durable_invocations.protocol.versions import LOWEST, MANIFESTS, NEWEST, manifest_type
+from durable_invocations.protocol.versions import LOWEST, MANIFESTS, NEWEST, format_manifest_type
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import (
     Address,
@@ -23,7 +23,7 @@ from durable_invocations.runtime.http.manifest import Manifest
 
 PATHS = ("/discover", "/discovery")
 """The first is what servers ask for, the second what the protocol's text says."""
-CONTENT_TYPES = tuple(map(manifest_type, MANIFESTS))
+CONTENT_TYPES = tuple(map(format_manifest_type, MANIFESTS))
 MOST_BYTES = 4 << 20
 SECONDS = 10.0
 _OK, _NOT_FOUND = 200, 404
@@ -48,7 +48,7 @@ class Discovered:
     manifest: Manifest
 
 
-async def discovered(
+async def discover_deployment(
     client: HttpClient, url: str, *, http: int | None = None, seconds: float = SECONDS
 ) -> Discovered:
     """Ask the address for its manifest; by HTTP/2, then HTTP/1.1, unless `http` names one.
@@ -56,10 +56,10 @@ async def discovered(
     Raises ConfigError for a malformed address, DiscoveryError for an answer that is no manifest
     or not one for this runtime, DeploymentUnreachableError for none within `seconds`.
     """
-    address = Address.parsed(url)
+    address = Address.parse(url)
     try:
         with anyio.fail_after(seconds):
-            return await _discovered(client, address, http)
+            return await _discover(client, address, http)
     except TimeoutError:
         raise DeploymentUnreachableError(
             f"{address} did not answer within {seconds:g} s which services it serves; "
@@ -67,17 +67,17 @@ async def discovered(
         ) from None
 
 
-async def _discovered(client: HttpClient, address: Address, http: int | None) -> Discovered:
+async def _discover(client: HttpClient, address: Address, http: int | None) -> Discovered:
     if http is not None:
-        return await _by(client, address, http)
+        return await _discover_by_version(client, address, http)
     try:
-        return await _by(client, address, HTTP_2)
+        return await _discover_by_version(client, address, HTTP_2)
     except NotHttp2Error:
-        return await _by(client, address, HTTP_1)
+        return await _discover_by_version(client, address, HTTP_1)
 
 
-async def _by(client: HttpClient, address: Address, http: int) -> Discovered:
-    manifest = _parsed(address, await _answer(client, address, http))
+async def _discover_by_version(client: HttpClient, address: Address, http: int) -> Discovered:
+    manifest = _parse_manifest(address, await _fetch_manifest(client, address, http))
     newest = min(NEWEST, manifest.max_protocol_version)
     if newest < max(LOWEST, manifest.min_protocol_version):
         raise DiscoveryError(
@@ -89,17 +89,17 @@ async def _by(client: HttpClient, address: Address, http: int) -> Discovered:
     return Discovered(address=address, http=http, duplex=duplex, manifest=manifest)
 
 
-async def _answer(client: HttpClient, address: Address, http: int) -> bytes:
+async def _fetch_manifest(client: HttpClient, address: Address, http: int) -> bytes:
     for path in PATHS:
         request = Request(method="GET", path=path, headers=[("accept", ", ".join(CONTENT_TYPES))])
         exchange = await client.open(address, request, http)
         try:
             await exchange.send(b"", end=True)
-            head = await exchange.head()
+            head = await exchange.read_head()
             if head.status == _NOT_FOUND:
                 continue
-            _check(address, path, head)
-            return await _whole(address, exchange)
+            _check_head(address, path, head)
+            return await _read_body(address, exchange)
         finally:
             await exchange.close()
     raise DiscoveryError(
@@ -107,7 +107,7 @@ async def _answer(client: HttpClient, address: Address, http: int) -> bytes:
     )
 
 
-def _check(address: Address, path: str, head: Head) -> None:
+def _check_head(address: Address, path: str, head: Head) -> None:
     if head.status != _OK:
         raise DiscoveryError(f"{address} answers {path} with status {head.status}; see its log.")
     found = head.headers.get("content-type", "")
@@ -118,7 +118,7 @@ def _check(address: Address, path: str, head: Head) -> None:
         )
 
 
-async def _whole(address: Address, exchange: Exchange) -> bytes:
+async def _read_body(address: Address, exchange: Exchange) -> bytes:
     found = bytearray()
     while part := await exchange.receive():
         found += part
@@ -127,7 +127,7 @@ async def _whole(address: Address, exchange: Exchange) -> bytes:
     return bytes(found)
 
 
-def _parsed(address: Address, text: bytes) -> Manifest:
+def _parse_manifest(address: Address, text: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from durable_invocations.addresses import without_secrets
+from durable_invocations.addresses import mask_secrets
 from durable_invocations.errors import ConfigError, UnavailableError
 
 MOST_HEAD = 65_536
@@ -67,7 +67,7 @@ class Address:
     prefix: str
 
     @classmethod
-    def parsed(cls, url: str) -> Address:
+    def parse(cls, url: str) -> Address:
         """The address of `http://host:port/prefix`. Raises ConfigError."""
         try:
             parts = urlsplit(url)
@@ -77,7 +77,7 @@ class Address:
         more = "@" in url or "?" in url or "#" in url or not _PLAIN.fullmatch(url)
         if scheme not in _PORTS or not host or more:
             raise ConfigError(
-                f"The address {without_secrets(url)!r} is not one of a service deployment; give "
+                f"The address {mask_secrets(url)!r} is not one of a service deployment; give "
                 "http://host:port or https://host:port, with a path if it has one."
             )
         origin = Origin(host=host, port=port or _PORTS[scheme], tls=scheme == "https")
@@ -118,7 +118,7 @@ class Exchange(Protocol):
     async def send(self, data: bytes, *, end: bool = False) -> None:
         """Send a part of the body, when the peer has room for it; `end` says it is the last."""
 
-    async def head(self) -> Head:
+    async def read_head(self) -> Head:
         """Wait for the response's head; idempotent."""
 
     async def receive(self) -> bytes:

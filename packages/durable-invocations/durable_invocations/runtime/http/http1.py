@@ -26,7 +26,7 @@ MOST_IDLE = 64
 _PIECE = 65_536
 
 
-class _Arrivals(asyncio.StreamReaderProtocol):
+class _CountingProtocol(asyncio.StreamReaderProtocol):
     """Counts the bytes that came, read or not."""
 
     def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
@@ -45,7 +45,7 @@ class Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     http: h11.Connection
-    arrivals: _Arrivals
+    arrivals: _CountingProtocol
     used: bool = False
     idle_since: float = 0.0
     taken: int = 0
@@ -57,7 +57,7 @@ class Connection:
             self.writer.write(data)
             await self.writer.drain()
 
-    async def next_event(self) -> h11.Event:
+    async def read_event(self) -> h11.Event:
         while (event := self.http.next_event()) is h11.NEED_DATA:
             data = await self.reader.read(_PIECE)
             self.taken += len(data)
@@ -103,7 +103,7 @@ class Http1:
             if now - found.idle_since < self._idle_seconds and found.fit:
                 return found
             found.writer.close()
-        return await self._connected(origin)
+        return await self._connect(origin)
 
     def give_back(self, origin: Origin, connection: Connection) -> None:
         """Keep the connection for the next exchange if it can take one; else close it."""
@@ -142,11 +142,11 @@ class Http1:
         ends = [idle[0].idle_since + self._idle_seconds for idle in self._idle.values()]
         self._sweeping = loop.call_at(min(ends), self._sweep) if ends else None
 
-    async def _connected(self, origin: Origin) -> Connection:
+    async def _connect(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MOST_HEAD, loop=loop)
-        transport, protocol = await self._tls.connected(
-            origin, lambda: _Arrivals(reader, loop), self._seconds
+        transport, protocol = await self._tls.connect(
+            origin, lambda: _CountingProtocol(reader, loop), self._seconds
         )
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD)
@@ -167,27 +167,27 @@ class Http1Exchange:
         if self._connection is None and end:
             self._whole = data
         try:
-            await self._send(data, end=end, fresh=False)
+            await self._send_part(data, end=end, fresh=False)
         except StaleError:
-            await self._send(data, end=end, fresh=True)
+            await self._send_part(data, end=end, fresh=True)
 
-    async def head(self) -> Head:
+    async def read_head(self) -> Head:
         if self._head is None:
             try:
-                self._head = await self._read_head()
+                self._head = await self._receive_head()
             except StaleError:
-                await self._send(self._whole or b"", end=True, fresh=True)
-                self._head = await self._read_head()
+                await self._send_part(self._whole or b"", end=True, fresh=True)
+                self._head = await self._receive_head()
         return self._head
 
     async def receive(self) -> bytes:
-        await self.head()
-        connection = self._held()
+        await self.read_head()
+        connection = self._get_connection()
         try:
-            event = await connection.next_event()
+            event = await connection.read_event()
         except (OSError, h11.RemoteProtocolError) as error:
-            raise self._broken(error) from None
-        self._held()
+            raise self._make_broken_error(error) from None
+        self._get_connection()
         return bytes(event.data) if isinstance(event, h11.Data) else b""
 
     def abort(self, why: DeploymentUnreachableError) -> None:
@@ -204,17 +204,17 @@ class Http1Exchange:
         else:
             connection.writer.transport.abort()
 
-    async def _send(self, data: bytes, *, end: bool, fresh: bool) -> None:
+    async def _send_part(self, data: bytes, *, end: bool, fresh: bool) -> None:
         if self._connection is None or fresh:
             await self.close()
             self._connection = await self._pool.take(self._address.origin, fresh=fresh)
-            await self._written(self._opening(data, whole=end))
+            await self._write_event(self._build_request(data, whole=end))
         if data:
-            await self._written(h11.Data(data=data))
+            await self._write_event(h11.Data(data=data))
         if end:
-            await self._written(h11.EndOfMessage())
+            await self._write_event(h11.EndOfMessage())
 
-    def _opening(self, data: bytes, *, whole: bool) -> h11.Request:
+    def _build_request(self, data: bytes, *, whole: bool) -> h11.Request:
         headers = [("host", self._address.origin.authority), *self._request.headers]
         if whole and (data or self._request.method != "GET"):
             headers.append(("content-length", str(len(data))))
@@ -223,36 +223,36 @@ class Http1Exchange:
         target = f"{self._address.prefix}{self._request.path}"
         return h11.Request(method=self._request.method, target=target, headers=headers)
 
-    async def _written(self, event: h11.Event) -> None:
-        connection = self._held()
+    async def _write_event(self, event: h11.Event) -> None:
+        connection = self._get_connection()
         try:
             await connection.write(event)
         except OSError as error:
-            raise self._broken(error) from None
+            raise self._make_broken_error(error) from None
 
-    async def _read_head(self) -> Head:
-        connection = self._held()
+    async def _receive_head(self) -> Head:
+        connection = self._get_connection()
         try:
-            event = await connection.next_event()
+            event = await connection.read_event()
             while isinstance(event, h11.InformationalResponse):
-                event = await connection.next_event()
+                event = await connection.read_event()
         except (OSError, h11.RemoteProtocolError) as error:
-            raise self._broken(error) from None
+            raise self._make_broken_error(error) from None
         if not isinstance(event, h11.Response):
-            raise self._broken("it closed the connection")
+            raise self._make_broken_error("it closed the connection")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         return Head(status=event.status_code, headers=headers)
 
-    def _held(self) -> Connection:
+    def _get_connection(self) -> Connection:
         if self._aborted is not None:
             raise self._aborted
         if self._connection is None:
             raise DeploymentUnreachableError(f"{self._address}: the exchange was closed.")
         return self._connection
 
-    def _broken(self, why: object) -> DeploymentUnreachableError:
+    def _make_broken_error(self, why: object) -> DeploymentUnreachableError:
         """Stale, if the server may have closed a kept connection before it saw the request."""
-        connection = self._held()
+        connection = self._get_connection()
         silent = connection.http.their_state in {h11.IDLE, h11.SEND_RESPONSE, h11.ERROR}
         if connection.used and self._whole is not None and self._head is None and silent:
             connection.used = False

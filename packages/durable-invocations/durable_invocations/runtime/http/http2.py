@@ -44,7 +44,7 @@ class Http2:
 
         Raises NotHttp2Error, DeploymentUnreachableError.
         """
-        connection = await self._roomy(address.origin)
+        connection = await self._acquire_connection(address.origin)
         return connection.begin(address, request)
 
     async def close(self) -> None:
@@ -56,71 +56,77 @@ class Http2:
         held = [each for every in self._held.values() for each in every]
         self._held.clear()
         for each in held:
-            each.end(_stops(each.origin))
+            each.end(_make_stop_error(each.origin))
         await asyncio.sleep(0)
 
-    async def _roomy(self, origin: Origin) -> Http2Connection:
+    async def _acquire_connection(self, origin: Origin) -> Http2Connection:
         """A connection with room. All who need one wait for the same, or learn why there is none.
 
         One by one, each would wait as long as those before it for a machine that is gone.
         """
-        while (found := self._with_room(origin)) is None:
-            made = await asyncio.shield(self._connecting.get(origin) or self._connect(origin))
+        while (found := self._find_with_room(origin)) is None:
+            made = await asyncio.shield(self._connecting.get(origin) or self._begin_connect(origin))
             if not made.open:
-                raise _closed(origin)
+                raise _make_closed_error(origin)
         return found
 
-    def _with_room(self, origin: Origin) -> Http2Connection | None:
+    def _find_with_room(self, origin: Origin) -> Http2Connection | None:
         held = self._held[origin] = [each for each in self._held[origin] if each.open]
         return next((each for each in held if each.has_room), None)
 
-    def _connect(self, origin: Origin) -> asyncio.Future[Http2Connection]:
-        begun = self._connecting[origin] = asyncio.ensure_future(self._unless_closed(origin))
-        begun.add_done_callback(partial(self._ended, origin))
+    def _begin_connect(self, origin: Origin) -> asyncio.Future[Http2Connection]:
+        begun = self._connecting[origin] = asyncio.ensure_future(
+            self._connect_unless_closed(origin)
+        )
+        begun.add_done_callback(partial(self._handle_connect_done, origin))
         return begun
 
-    def _ended(self, origin: Origin, connecting: asyncio.Future[Http2Connection]) -> None:
+    def _handle_connect_done(
+        self, origin: Origin, connecting: asyncio.Future[Http2Connection]
+    ) -> None:
         del self._connecting[origin]
         if not connecting.cancelled():
             # Nobody may have waited to the end.
             connecting.exception()
 
-    async def _unless_closed(self, origin: Origin) -> Http2Connection:
+    async def _connect_unless_closed(self, origin: Origin) -> Http2Connection:
         try:
-            return await self._connected(origin)
+            return await self._open_connection(origin)
         except asyncio.CancelledError:
             # By `close`: whoever waits is not canceled.
-            raise _stops(origin) from None
+            raise _make_stop_error(origin) from None
 
-    async def _connected(self, origin: Origin) -> Http2Connection:
-        transport, connection = await self._tls.connected(
+    async def _open_connection(self, origin: Origin) -> Http2Connection:
+        transport, connection = await self._tls.connect(
             origin, lambda: Http2Connection(origin, self._ping_seconds), self._seconds
         )
         try:
-            await self._settled(transport, connection)
+            await self._wait_settled(transport, connection)
         except BaseException:
             transport.abort()
             raise
         self._held[origin].append(connection)
         return connection
 
-    async def _settled(self, transport: asyncio.Transport, connection: Http2Connection) -> None:
+    async def _wait_settled(
+        self, transport: asyncio.Transport, connection: Http2Connection
+    ) -> None:
         """Wait until it takes exchanges. Raises NotHttp2Error, DeploymentUnreachableError, and
         StaleError if the peer goes away at once, as while it is restarted.
         """
         chosen = transport.get_extra_info("ssl_object")
         if chosen is not None and chosen.selected_alpn_protocol() != "h2":
             raise NotHttp2Error(f"{connection.origin} does not offer HTTP/2 over TLS.")
-        await connection.settled(self._seconds)
+        await connection.wait_settled(self._seconds)
         if not connection.open:
-            raise _closed(connection.origin)
+            raise _make_closed_error(connection.origin)
         if not connection.has_room:
             raise DeploymentUnreachableError(f"{connection.origin} allows no HTTP/2 requests.")
 
 
-def _closed(origin: Origin) -> StaleError:
+def _make_closed_error(origin: Origin) -> StaleError:
     return StaleError(f"{origin} closed the connection; check that it runs.")
 
 
-def _stops(origin: Origin) -> DeploymentUnreachableError:
+def _make_stop_error(origin: Origin) -> DeploymentUnreachableError:
     return DeploymentUnreachableError(f"{origin}: the runtime stops.")

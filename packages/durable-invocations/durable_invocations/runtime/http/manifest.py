@@ -22,11 +22,11 @@ MOST = 1_000
 Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class _Part(BaseModel):
+class _ManifestPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
 
 
-class InputPayload(_Part):
+class InputPayload(_ManifestPart):
     """What a handler accepts."""
 
     required: bool = False
@@ -34,7 +34,7 @@ class InputPayload(_Part):
     json_schema: Any = None
 
 
-class OutputPayload(_Part):
+class OutputPayload(_ManifestPart):
     """What a handler returns."""
 
     content_type: MediaType | None = None
@@ -42,7 +42,7 @@ class OutputPayload(_Part):
     json_schema: Any = None
 
 
-class Handler(_Part):
+class ManifestHandler(_ManifestPart):
     """One handler of a service; without `ty`, it is the service's usual kind."""
 
     name: HandlerName
@@ -53,20 +53,20 @@ class Handler(_Part):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class Service(_Part):
+class ManifestService(_ManifestPart):
     """One service, virtual object or workflow."""
 
     name: ServiceName
     documentation: str | None = None
     ty: Literal["VIRTUAL_OBJECT", "SERVICE", "WORKFLOW"]
-    handlers: list[Handler] = Field(max_length=MOST)
+    handlers: list[ManifestHandler] = Field(max_length=MOST)
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class Manifest(_Part):
+class Manifest(_ManifestPart):
     """The endpoint's manifest, version 1 or 2 (endpoint_manifest_schema.json)."""
 
     protocol_mode: Literal["BIDI_STREAM", "REQUEST_RESPONSE"] | None = None
     min_protocol_version: Version
     max_protocol_version: Version
-    services: list[Service] = Field(max_length=MOST)
+    services: list[ManifestService] = Field(max_length=MOST)

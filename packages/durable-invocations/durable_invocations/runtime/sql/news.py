@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.lives.claiming import is_claimable
-from durable_invocations.runtime.sql.lives.firing import next_due
+from durable_invocations.runtime.sql.lives.firing import find_next_due
 from durable_invocations.runtime.sql.packing import result
 from durable_invocations.runtime.sql.tables import (
     INVOCATION_NEWS_TABLE,
@@ -46,17 +46,17 @@ AT_ONCE = 10_000
 
 def look(connection: sa.Connection, owner: str, watched: Collection[str]) -> Look:
     """See the store."""
-    ended = results(connection, watched)
+    ended = read_results(connection, watched)
     return Look(
         ready=is_claimable(connection),
         news=connection.scalar(_TOLD, {"who": owner}) is not None,
-        next_at=next_due(connection),
+        next_at=find_next_due(connection),
         ended={id_: each for id_, each in ended.items() if each is not None},
         gone=sorted(set(watched) - set(ended)),
     )
 
 
-def results(connection: sa.Connection, ids: Collection[str]) -> dict[str, Result | None]:
+def read_results(connection: sa.Connection, ids: Collection[str]) -> dict[str, Result | None]:
     """See the store."""
     chosen = list(ids)
     found: dict[str, Result | None] = {}

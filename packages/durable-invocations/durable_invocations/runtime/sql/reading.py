@@ -31,26 +31,26 @@ _ENTRIES = (
 
 def invocations(connection: sa.Connection, chosen: Chosen) -> list[Invocation]:
     """See the store."""
-    rows = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(*_conditions(chosen))
+    rows = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(*_build_conditions(chosen))
     newest = rows.order_by(INVOCATIONS.number.desc()).limit(chosen.limit)
-    return [_invocation(row) for row in connection.execute(newest)]
+    return [_unpack_invocation(row) for row in connection.execute(newest)]
 
 
 def invocation(connection: sa.Connection, id_: str) -> Invocation | None:
     """See the store."""
     chosen = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(INVOCATIONS.id == id_)
     row = connection.execute(chosen).one_or_none()
-    return None if row is None else _invocation(row)
+    return None if row is None else _unpack_invocation(row)
 
 
-def counts(connection: sa.Connection, chosen: Chosen) -> dict[Status, int]:
+def count_invocations(connection: sa.Connection, chosen: Chosen) -> dict[Status, int]:
     """See the store."""
-    rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_conditions(chosen))
+    rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_build_conditions(chosen))
     rows = rows.group_by(INVOCATIONS.status)
     return {Status(status): count for status, count in connection.execute(rows)}
 
 
-def journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
+def read_journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
     """See the store."""
     chosen = (
         sa.select(JOURNAL_TABLE)
@@ -78,7 +78,7 @@ def deployments(connection: sa.Connection) -> list[Deployment]:
     return [packing.deployment(row) for row in rows]
 
 
-def _conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
+def _build_conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
     if chosen.failed:
         yield INVOCATIONS.status == int(Status.COMPLETED)
         yield sa.func.substr(INVOCATIONS.result, 1, 1) == packing.FAILED
@@ -94,7 +94,7 @@ def _conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
             yield INVOCATIONS[name] == getattr(chosen, name)
 
 
-def _invocation(row: sa.Row[Any]) -> Invocation:
+def _unpack_invocation(row: sa.Row[Any]) -> Invocation:
     return Invocation(
         number=row.number,
         id=row.id,
@@ -104,7 +104,7 @@ def _invocation(row: sa.Row[Any]) -> Invocation:
         status=Status(row.status),
         deployment=row.deployment_id or "",
         idempotency_key=row.idempotency_key,
-        headers=packing.pairs(row.headers),
+        headers=packing.unpack_headers(row.headers),
         parent=row.parent or "",
         created=row.created,
         changed=row.changed,
@@ -115,7 +115,7 @@ def _invocation(row: sa.Row[Any]) -> Invocation:
         waits=tuple(json.loads(row.waits)) if row.waits else (),
         owner=row.owner or "",
         canceled=row.canceled,
-        error=packing.reported(row.error),
+        error=packing.unpack_error(row.error),
         error_at=row.error_at,
         result=packing.result(row.result),
     )

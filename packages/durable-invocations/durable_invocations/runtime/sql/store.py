@@ -24,7 +24,7 @@ from durable_invocations.runtime.sql.lives import (
     submitting,
     suspending,
 )
-from durable_invocations.runtime.sql.services import service
+from durable_invocations.runtime.sql.services import unpack_service
 from durable_invocations.runtime.sql.tables import (
     METADATA,
     RUNTIMES_TABLE,
@@ -34,11 +34,11 @@ from durable_invocations.runtime.sql.tables import (
 )
 from durable_invocations.runtime.sql.work import Work, lock
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import Changes
 from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Look, Status
-from durable_invocations.runtime.timers import utc_now
-from sql_transactions.engine import prepare, shown, transaction
+from durable_invocations.runtime.timers import get_utc_now
+from sql_transactions.engine import prepare, render_url, transaction
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 T = TypeVar("T")
@@ -48,32 +48,32 @@ RETENTION = timedelta(days=1)
 """How long ended invocations are kept."""
 
 
-def _each(do: Callable[[Work, Any], Any]) -> Doing:
+def _apply_each(do: Callable[[Work, Any], Any]) -> Doing:
     return lambda work, asked: [do(work, each) for each in asked]
 
 
 # In this order in a transaction, which keeps that of an invocation's attempt.
-DOING: Mapping[type[op.Operation[Any]], Doing] = {
-    op.Register: _each(registering.register),
-    op.Unregister: _each(registering.unregister),
+DOING: Mapping[type[op.StoreOperation[Any]], Doing] = {
+    op.Register: _apply_each(registering.register),
+    op.Unregister: _apply_each(registering.unregister),
     op.Submit: submitting.submit,
-    op.Commit: commit,
+    op.CommitEntry: commit,
     op.Suspend: suspending.suspend,
     op.Finish: attempts.finish,
-    op.Fail: _each(attempts.fail),
-    op.CompleteAwakeable: _each(awakeables.complete_awakeable),
-    op.Cancel: _each(stopping.cancel),
-    op.Kill: _each(stopping.kill),
-    op.Pause: _each(stopping.pause),
-    op.Resume: _each(stopping.resume),
-    op.Purge: _each(forgetting.purge),
-    op.Prune: _each(forgetting.prune),
-    op.Fire: _each(firing.fire),
-    op.Beat: _each(claiming.beat),
-    op.Recover: _each(claiming.recover),
-    op.Release: _each(claiming.release),
-    op.TakeNews: _each(news.take),
-    op.Claim: _each(claiming.claim),
+    op.Fail: _apply_each(attempts.fail),
+    op.CompleteAwakeable: _apply_each(awakeables.complete_awakeable),
+    op.Cancel: _apply_each(stopping.cancel),
+    op.Kill: _apply_each(stopping.kill),
+    op.Pause: _apply_each(stopping.pause),
+    op.Resume: _apply_each(stopping.resume),
+    op.Purge: _apply_each(forgetting.purge),
+    op.Prune: _apply_each(forgetting.prune),
+    op.Fire: _apply_each(firing.fire),
+    op.Beat: _apply_each(claiming.record_beat),
+    op.Recover: _apply_each(claiming.recover),
+    op.Release: _apply_each(claiming.release),
+    op.TakeNews: _apply_each(news.take),
+    op.Claim: _apply_each(claiming.claim),
 }
 
 
@@ -92,7 +92,7 @@ class SqlStore:
         engine: sa.Engine,
         *,
         owner: str = "",
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = get_utc_now,
         lead: Callable[[], int] = lambda: 0,
         retention: timedelta = RETENTION,
     ) -> None:
@@ -110,18 +110,19 @@ class SqlStore:
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise ConfigError(
-                f"The database {shown(self.engine.url)} was made by another version: its table "
+                f"The database {render_url(self.engine.url)} was made by another version: its "
+                "table "
                 f"{table} has no column {column}. Give a fresh one."
             )
         ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)
 
-    def do(self, operation: op.Operation[T]) -> T:
+    def do(self, operation: op.StoreOperation[T]) -> T:
         """Do one operation, in a transaction of its own."""
         (outcome,), _ = self.run([operation])
         done: T = outcome
         return done
 
-    def run(self, operations: Sequence[op.Operation[Any]]) -> tuple[list[Any], Changes]:
+    def run(self, operations: Sequence[op.StoreOperation[Any]]) -> tuple[list[Any], Changes]:
         """Do the operations in one transaction; their outcomes, and what changed.
 
         Those of one invocation and fence are done in their order, others in any.
@@ -129,7 +130,7 @@ class SqlStore:
         outcomes: list[Any] = [None] * len(operations)
         with transaction(self.engine, writes=True) as connection:
             lock(connection)
-            work = self._work(connection)
+            work = self._make_transaction(connection)
             for kind, do in DOING.items():
                 places = [at for at, each in enumerate(operations) if type(each) is kind]
                 if places:
@@ -142,9 +143,9 @@ class SqlStore:
         """What `owner` has to do, and which of `watched` have ended; cheap."""
         return self._read(lambda connection: news.look(connection, owner, watched))
 
-    def results(self, ids: Collection[str]) -> dict[str, Result | None]:
+    def read_results(self, ids: Collection[str]) -> dict[str, Result | None]:
         """How these invocations ended; None: not yet; no entry for unknown ones."""
-        return self._read(lambda connection: news.results(connection, ids))
+        return self._read(lambda connection: news.read_results(connection, ids))
 
     def find(self, service: str, key: str, handler: str, idempotency_key: str | None) -> str | None:
         """The invocation of that idempotency key; with None, a workflow's run."""
@@ -158,13 +159,13 @@ class SqlStore:
         """Newest first."""
         return self._read(lambda each: reading.invocations(each, chosen or Chosen()))
 
-    def counts(self, chosen: Chosen | None = None) -> dict[Status, int]:
+    def count_invocations(self, chosen: Chosen | None = None) -> dict[Status, int]:
         """How many of the chosen there are, by status, whatever the limit."""
-        return self._read(lambda each: reading.counts(each, chosen or Chosen()))
+        return self._read(lambda each: reading.count_invocations(each, chosen or Chosen()))
 
-    def journal(self, id_: str) -> list[JournalEntry]:
+    def read_journal(self, id_: str) -> list[JournalEntry]:
         """An invocation's journal; empty if it is unknown."""
-        return self._read(lambda connection: reading.journal(connection, id_))
+        return self._read(lambda connection: reading.read_journal(connection, id_))
 
     def state(self, service: str, key: str) -> dict[bytes, bytes]:
         """An object's state."""
@@ -177,12 +178,14 @@ class SqlStore:
         """In the order of their registration."""
         return self._read(reading.deployments)
 
-    def services(self) -> dict[str, Service]:
+    def services(self) -> dict[str, RegisteredService]:
         """By name, each as its current deployment serves it."""
         chosen = sa.select(SERVICES_TABLE).order_by(SERVICES_TABLE.c.name)
-        return self._read(lambda each: {row.name: service(row) for row in each.execute(chosen)})
+        return self._read(
+            lambda each: {row.name: unpack_service(row) for row in each.execute(chosen)}
+        )
 
-    def beats(self) -> dict[str, int]:
+    def read_beats(self) -> dict[str, int]:
         """The runtimes that were alive, with their beats."""
         return self._read(lambda each: dict(map(tuple, each.execute(sa.select(RUNTIMES_TABLE)))))
 
@@ -190,7 +193,7 @@ class SqlStore:
         with transaction(self.engine, writes=False) as connection:
             return read(connection)
 
-    def _work(self, connection: sa.Connection) -> Work:
+    def _make_transaction(self, connection: sa.Connection) -> Work:
         return Work(
             connection=connection,
             now=int(self._clock().timestamp() * 1_000),

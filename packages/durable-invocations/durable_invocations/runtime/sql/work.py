@@ -15,8 +15,8 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL,
     JOURNAL_TABLE,
 )
-from durable_invocations.runtime.store.deployments import Service
-from durable_invocations.runtime.store.outcomes import Changes, News, Refused
+from durable_invocations.runtime.store.deployments import RegisteredService
+from durable_invocations.runtime.store.outcomes import Changes, News, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 LOCK = 0x15C9_117
@@ -66,10 +66,10 @@ class Work:
     next_at: int | None = None
     ended: dict[str, Result] = field(default_factory=dict)
     news: list[News] = field(default_factory=list)
-    services: dict[str, Service | None] = field(default_factory=dict)
+    services: dict[str, RegisteredService | None] = field(default_factory=dict)
     """Those that were read in this transaction."""
 
-    def moment(self, told: int) -> int:
+    def to_store_time(self, told: int) -> int:
         """When it is that moment of the machine's clock, as handlers and requests tell times."""
         return min(told + self.lead, MOST_MILLIS)
 
@@ -88,10 +88,10 @@ class Work:
         rows = self.connection.execute(_BY_ID, {"ids": chosen})
         return {row.id: row for row in rows}
 
-    def head(self, id_: str) -> sa.Row[Any] | None:
+    def read_head(self, id_: str) -> sa.Row[Any] | None:
         return self.heads([id_]).get(id_)
 
-    def numbered(self, numbers: Collection[int]) -> dict[int, sa.Row[Any]]:
+    def read_heads_by_number(self, numbers: Collection[int]) -> dict[int, sa.Row[Any]]:
         """The invocations of these numbers; without the length of their journals."""
         rows = self.connection.execute(_BY_NUMBER, {"numbers": list(numbers)})
         return {row.number: row for row in rows}
@@ -103,11 +103,11 @@ def lock(connection: sa.Connection) -> None:
         connection.execute(_LOCKED)
 
 
-def unknown(id_: str) -> Refused:
-    return Refused(code=NOT_FOUND, message=f"There is no invocation {id_!r}.")
+def make_unknown(id_: str) -> OperationRefusal:
+    return OperationRefusal(code=NOT_FOUND, message=f"There is no invocation {id_!r}.")
 
 
-FENCED = Refused(
+FENCED = OperationRefusal(
     code=CONFLICT,
     message="This runtime does not drive the invocation any more; it was claimed by another one, "
     "ended or paused.",
@@ -115,6 +115,6 @@ FENCED = Refused(
 )
 
 
-def fenced(head: sa.Row[Any] | None, fence: int) -> bool:
+def is_fenced(head: sa.Row[Any] | None, fence: int) -> bool:
     """Whether the caller lost the invocation."""
     return head is None or head.status != Status.RUNNING or head.fence != fence

@@ -9,7 +9,7 @@ from durable_invocations.protocol.services import HandlerKind, Mode, ServiceKind
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handler:
+class RegisteredHandler:
     """One handler of a service."""
 
     name: str
@@ -19,16 +19,16 @@ class Handler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class RegisteredService:
     """One service, with the deployment that serves its new invocations."""
 
     name: str
     kind: ServiceKind
-    handlers: tuple[Handler, ...]
+    handlers: tuple[RegisteredHandler, ...]
     deployment: str = ""
     """The deployment's id; empty: what registers it."""
 
-    def handler(self, name: str) -> Handler | None:
+    def handler(self, name: str) -> RegisteredHandler | None:
         return next((each for each in self.handlers if each.name == name), None)
 
 

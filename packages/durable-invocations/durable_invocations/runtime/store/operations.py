@@ -14,14 +14,14 @@ from typing import Generic, TypeVar
 from durable_invocations.protocol.failures import ErrorReport
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.store.deployments import Deployment, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import (
     Claimed,
-    Committed,
+    CommittedEntry,
     Done,
     Fired,
     News,
-    Refused,
+    OperationRefusal,
     Registered,
     Submitted,
 )
@@ -30,7 +30,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation(Generic[T_co]):
+class StoreOperation(Generic[T_co]):
     """Changes the store, and has the outcome `T_co`."""
 
 
@@ -38,7 +38,7 @@ class Operation(Generic[T_co]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submit(Operation[Submitted | Refused]):
+class Submit(StoreOperation[Submitted | OperationRefusal]):
     """Invoke a handler; refused (404, 400) for an unknown handler, or a key that does not fit.
 
     With an idempotency key that was used for this service, key and handler, or for a workflow's
@@ -58,7 +58,7 @@ class Submit(Operation[Submitted | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompleteAwakeable(Operation[Done | Refused]):
+class CompleteAwakeable(StoreOperation[Done | OperationRefusal]):
     """Complete an awakeable, also one whose entry is not committed yet.
 
     Done(changed=False) if it is completed already; refused (404) if there is none of that id.
@@ -70,7 +70,7 @@ class CompleteAwakeable(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cancel(Operation[Done | Refused]):
+class Cancel(StoreOperation[Done | OperationRefusal]):
     """Cancel an invocation: one that did not begin ends with failure 409.
 
     Else the entries that it waits for fail with 409, or if there are none the next one that would
@@ -83,14 +83,14 @@ class Cancel(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill(Operation[Done | Refused]):
+class Kill(StoreOperation[Done | OperationRefusal]):
     """End an invocation and its open calls at once, with failure 409, whatever it does."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause(Operation[Done | Refused]):
+class Pause(StoreOperation[Done | OperationRefusal]):
     """Have nobody drive an invocation until it is resumed.
 
     With a fence, the attempt's error exhausted the retries; without, a person pauses it. Refused
@@ -103,14 +103,14 @@ class Pause(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(Operation[Done | Refused]):
+class Resume(StoreOperation[Done | OperationRefusal]):
     """Drive a paused or backing off invocation at once, with all retries; no change for others."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purge(Operation[Done | Refused]):
+class Purge(StoreOperation[Done | OperationRefusal]):
     """Forget an ended invocation and its journal; a workflow's run with state and promises.
 
     Done(changed=False) if it is unknown; refused (409) if it has not ended.
@@ -120,7 +120,7 @@ class Purge(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Register(Operation[Registered | Refused]):
+class Register(StoreOperation[Registered | OperationRefusal]):
     """Have a deployment serve these services; new invocations go to it, begun ones stay.
 
     A deployment of the same id is replaced, with its URL; else one of the same URL, which keeps
@@ -128,12 +128,12 @@ class Register(Operation[Registered | Refused]):
     """
 
     deployment: Deployment
-    services: tuple[Service, ...]
+    services: tuple[RegisteredService, ...]
     force: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unregister(Operation[Done | Refused]):
+class Unregister(StoreOperation[Done | OperationRefusal]):
     """Forget a deployment and the services it serves now.
 
     Refused (409) while unfinished invocations need it, unless forced: then they are killed.
@@ -147,7 +147,7 @@ class Unregister(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim(Operation[tuple[Claimed, ...]]):
+class Claim(StoreOperation[tuple[Claimed, ...]]):
     """Take at most `most` ready invocations, oldest first; each gets a new fence.
 
     An invocation that was never claimed is bound to the deployment that serves its service now.
@@ -162,7 +162,7 @@ class Claim(Operation[tuple[Claimed, ...]]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Commit(Operation[Committed | Refused]):
+class CommitEntry(StoreOperation[CommittedEntry | OperationRefusal]):
     """Commit an entry and do what it says, in one.
 
     The same entry at the same index again changes nothing. Refused, with nothing done, if the
@@ -176,7 +176,7 @@ class Commit(Operation[Committed | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspend(Operation[Done | Refused]):
+class Suspend(StoreOperation[Done | OperationRefusal]):
     """Leave an invocation until one of the entries is completed.
 
     It is ready at once if one is, or is of a kind that nothing completes (a Run that waits for its
@@ -191,7 +191,7 @@ class Suspend(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish(Operation[Done | Refused]):
+class Finish(StoreOperation[Done | OperationRefusal]):
     """End an invocation with its Output entry; refused (571) if it has none."""
 
     id: str
@@ -199,7 +199,7 @@ class Finish(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fail(Operation[Done | Refused]):
+class Fail(StoreOperation[Done | OperationRefusal]):
     """End an attempt with an error; the invocation is ready again at `next_at`."""
 
     id: str
@@ -209,7 +209,7 @@ class Fail(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release(Operation[int]):
+class Release(StoreOperation[int]):
     """Make ready what `owner` claimed, but for `held`; how many. For claims that were lost.
 
     An id is held with the fence of its claim: a later claim of it may be lost, too.
@@ -220,14 +220,14 @@ class Release(Operation[int]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat(Operation[int]):
+class Beat(StoreOperation[int]):
     """Say that a runtime is alive: its beat, one more than the last."""
 
     owner: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recover(Operation[int]):
+class Recover(StoreOperation[int]):
     """Make ready what these runtimes drive, and forget them; how many.
 
     `beats` are those that were seen last: one that has moved on is alive.
@@ -237,7 +237,7 @@ class Recover(Operation[int]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fire(Operation[Fired]):
+class Fire(StoreOperation[Fired]):
     """Complete sleeps, begin delayed invocations and retries that are due, at most `most`."""
 
     now: int
@@ -245,14 +245,14 @@ class Fire(Operation[Fired]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakeNews(Operation[tuple[News, ...]]):
+class TakeNews(StoreOperation[tuple[News, ...]]):
     """What other runtimes did to invocations that `owner` drives; each is told once."""
 
     owner: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prune(Operation[int]):
+class Prune(StoreOperation[int]):
     """Forget at most `most` invocations whose retention is over; how many. Repeat until fewer."""
 
     now: int

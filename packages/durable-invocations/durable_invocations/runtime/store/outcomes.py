@@ -13,7 +13,7 @@ from durable_invocations.runtime.store.views import target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class OperationRefusal:
     """Nothing was changed."""
 
     code: int
@@ -78,7 +78,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committed:
+class CommittedEntry:
     """The entry is durable; `result` if it is completed already, by the runtime."""
 
     index: int

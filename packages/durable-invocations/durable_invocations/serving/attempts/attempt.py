@@ -10,22 +10,26 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from durable_invocations.errors import DurableError
-from durable_invocations.journal.handler_events import Begun, Finished
+from durable_invocations.journal.handler_events import Finished, RunBegun
 from durable_invocations.journal.state import EagerState
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.decoding import Limits
 from durable_invocations.protocol.failures import ErrorReport, Failure, ProtocolError
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Result, put, result_of
+from durable_invocations.protocol.results import EMPTY, Result, get_result, put
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.serving.attempts import choices
 from durable_invocations.serving.attempts.journaling import Journaling
-from durable_invocations.serving.attempts.operations import Operation, nothing, valued
+from durable_invocations.serving.attempts.operations import (
+    Operation,
+    ignore_result,
+    make_value_parser,
+)
 from durable_invocations.serving.attempts.reports import report
 from durable_invocations.serving.attempts.running import Action
-from durable_invocations.serving.attempts.steps import Steps, check_all, undone, where
-from durable_invocations.serving.declared.services import Handler
+from durable_invocations.serving.attempts.steps import Steps, check_all, list_undone, where
+from durable_invocations.serving.declared.services import DeclaredHandler
 
 T = TypeVar("T")
 LEAST_WAIT, MOST_WAIT = 0.05, 1.0
@@ -33,20 +37,20 @@ LEAST_WAIT, MOST_WAIT = 0.05, 1.0
 logger = logging.getLogger("durable_invocations")
 
 
-class Attempt(Steps):
+class HandlerAttempt(Steps):
     """The steps of one handler that have more to them: its ends, state, runs and choices."""
 
     def __init__(
         self,
         service: ServiceKind,
-        handler: Handler,
+        handler: DeclaredHandler,
         *,
         version: int,
         limits: Limits,
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        journal = Journaling(version, wake=wake, execute=self._execute)
+        journal = Journaling(version, wake=wake, execute=self._execute_run)
         super().__init__(handler.called, journal, version=version, most=limits.journal_entries)
         self.service = service
         self.handler = handler
@@ -75,7 +79,7 @@ class Attempt(Steps):
         at = error.__cause__ if isinstance(error, DurableError) else error
         logger.warning("%s: an attempt %s: %s", self, how, report(error).message, exc_info=at)
 
-    def input(self) -> Any:
+    def read_input(self) -> Any:
         """The message of the first entry."""
         held = {each.key: each.value for each in self.start.state_map}
         self._state = EagerState(held, partial=self.start.partial_state)
@@ -96,7 +100,7 @@ class Attempt(Steps):
             put(message, known, kinds.GET_STATE if keyed else kinds.GET_STATE_KEYS)
         return self.operation(message, taken)
 
-    def change_state(self, message: Any) -> None:
+    def update_state(self, message: Any) -> None:
         """Issue an entry that changes the state, also of what is known of it here."""
         self.record(message)
         if isinstance(message, pb.SetStateEntryMessage):
@@ -108,50 +112,52 @@ class Attempt(Steps):
 
     def run(self, action: Action) -> Operation[Any]:
         """Begin a run, if it is not recorded."""
-        operation = Operation(self, valued(action.serde))
+        operation = Operation(self, make_value_parser(action.serde))
         entry = frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
         self._runs[self.journal.issued] = action
-        self.begin(operation, entry, Begun)
+        self.begin(operation, entry, RunBegun)
         self._runs.pop(operation.index, None)
         return operation
 
-    async def first_of(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
+    async def wait_first(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         """Wait until one is done, and journal which one it was."""
         check_all(operations)
         self.check_use()
         if self.journal.recorded:
-            return self._chosen_before(operations)
+            return self._replay_choice(operations)
         await self.wait(
-            lambda: frozenset() if any(each.done for each in operations) else undone(operations)
+            lambda: (
+                frozenset() if any(each.done for each in operations) else list_undone(operations)
+            )
         )
         chosen = min((each for each in operations if each.done), key=lambda each: each.order)
-        journaled = Operation(self, nothing)
+        journaled = Operation(self, ignore_result)
         self.begin(journaled, choices.written(chosen.index), result=EMPTY)
         await journaled
         return chosen
 
-    def _chosen_before(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
+    def _replay_choice(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         recorded = self.journal.recorded[0]
         index = self.enter(choices.written())
         try:
-            return choices.chosen(recorded, index, operations, where())
+            return choices.find_chosen(recorded, index, operations, where())
         except ProtocolError as error:
             self.journal.fail(ErrorReport.of(error, index))
             raise asyncio.CancelledError from error
 
-    def _execute(self, index: int) -> None:
+    def _execute_run(self, index: int) -> None:
         loop = asyncio.get_running_loop()
         self._executing[index] = loop.create_future()
-        task = loop.create_task(self._acted(index, self._runs[index]))
+        task = loop.create_task(self._run_action(index, self._runs[index]))
         self.actions.add(task)
         task.add_done_callback(self.actions.discard)
 
-    async def _acted(self, index: int, action: Action) -> None:
+    async def _run_action(self, index: int, action: Action) -> None:
         """Execute a run, and tell the journal how it ended; it ends also when it is canceled."""
         counter, begun = self.journal.counter, time.monotonic()
         assert counter is not None
         try:
-            tried = counter.tried(index, action.name)
+            tried = counter.get_tries(index, action.name)
             message = await action.done(tried, time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             told = report(error, index, action.name, kinds.RUN.code)
@@ -160,17 +166,17 @@ class Attempt(Steps):
                 spent = time.monotonic() - begun
                 counter.add(index, action.name, spent, told.retry_after or 0)
             self._executing.pop(index).set_result(None)
-            await self._failed(told)
+            await self._fail_by_run(told)
             return
         self._executing.pop(index).set_result(None)
-        result = result_of(message)
+        result = get_result(message)
         assert result is not None
         if isinstance(result, Failure):
             counter.give_up(index, action.name, result)
         self.journal.results[index] = result
         self.journal.step(Finished(index=index, entry=frame(message, requires_ack=True)))
 
-    async def _failed(self, told: ErrorReport) -> None:
+    async def _fail_by_run(self, told: ErrorReport) -> None:
         """End the attempt by the first run that failed.
 
         Others that are being executed may end while the next attempt would have to wait anyway:

@@ -20,14 +20,14 @@ def written(*chosen: int) -> Frame:
     return custom(COMBINATOR, message, requires_ack=True)
 
 
-def chosen(
+def find_chosen(
     entry: Frame, index: int, operations: Sequence[Operation[Any]], where: str
 ) -> Operation[Any]:
     """The operation that the entry at `index` keeps, of those offered at `where`.
 
     Raises ProtocolError for an entry that keeps none of them, done.
     """
-    kept = _kept(entry)
+    kept = _parse_choice(entry)
     for each in operations:
         if each.index == kept and each.done:
             return each
@@ -38,7 +38,7 @@ def chosen(
     )
 
 
-def _kept(entry: Frame) -> int:
+def _parse_choice(entry: Frame) -> int:
     message = CombinatorEntryMessage()
     try:
         message.ParseFromString(entry.body)

@@ -22,23 +22,23 @@ class RunCounter:
         self._start = start
         self._kept = None if told is None else {each.index: each for each in told}
 
-    def tried(self, index: int, name: str) -> Tried:
+    def get_tries(self, index: int, name: str) -> Tried:
         """How often the run was executed in vain before this attempt, and for how long."""
         if self._kept is None:
-            return self._told_of_first(index)
-        held = self._held(index, name)
+            return self._get_first_tries(index)
+        held = self._get_attempts(index, name)
         return Tried(count=held.count, seconds=held.milliseconds / 1000, failure=held.failure)
 
     def give_up(self, index: int, name: str, failure: Failure) -> None:
         """Keep that the run has failed for good, until that is stored."""
         if self._kept is not None:
-            self._kept[index] = replace(self._held(index, name), failure=failure)
+            self._kept[index] = replace(self._get_attempts(index, name), failure=failure)
 
     def add(self, index: int, name: str, seconds: float, wait: int) -> None:
         """Count an execution that failed after `seconds`, and a wait of so many milliseconds."""
         if self._kept is None:
             return
-        held = self._held(index, name)
+        held = self._get_attempts(index, name)
         spent = held.milliseconds + round(seconds * 1000) + wait
         self._kept[index] = replace(held, count=held.count + 1, milliseconds=spent)
 
@@ -47,14 +47,14 @@ class RunCounter:
         """What the runtime is to keep; None: it keeps nothing."""
         return None if self._kept is None else tuple(self._kept.values())
 
-    def _held(self, index: int, name: str) -> RunAttempts:
+    def _get_attempts(self, index: int, name: str) -> RunAttempts:
         held = (self._kept or {}).get(index)
         name = name[:MOST_RUN_NAME]
         if held is None or held.name != name:
             return RunAttempts(index=index, name=name, count=0, milliseconds=0)
         return held
 
-    def _told_of_first(self, index: int) -> Tried:
+    def _get_first_tries(self, index: int) -> Tried:
         count = self._start.retry_count_since_last_stored_entry
         if index != self._start.known_entries or not count:
             return Tried()

@@ -43,33 +43,33 @@ class Journaling:
         """What the handler waits with until the next result."""
         self._wake = wake
         self._execute = execute
-        self._machine = handler_state.Attempt(version=version)
+        self._machine = handler_state.HandlerState(version=version)
         self._operations: dict[int, Operation[Any]] = {}
         self._order = 0
         self._output: list[bytes] = []
-        self._on: Mapping[type, Callable[[Any], None]] = {
-            events.Started: self._started,
-            events.Recorded: self._recorded,
-            events.Ready: self._is_ready,
-            events.Send: self._send,
-            events.Execute: self._executes,
-            events.Resolve: self._resolve,
-            events.Acknowledged: self._acknowledged,
-            events.Close: self._close,
+        self._handlers: Mapping[type, Callable[[Any], None]] = {
+            events.Started: self._handle_started,
+            events.Recorded: self._handle_recorded,
+            events.Ready: self._handle_ready,
+            events.Send: self._handle_send,
+            events.Execute: self._handle_execute,
+            events.Resolve: self._handle_resolve,
+            events.Acknowledged: self._handle_acknowledged,
+            events.Close: self._handle_close,
         }
 
     def step(self, event: events.InEvent) -> None:
         """Let the machine take an event, and do what follows."""
         self._machine, out = handler_side.step(self._machine, event)
         for each in out:
-            self._on[type(each)](each)
+            self._handlers[type(each)](each)
 
     def receive(self, frames: Iterable[Frame]) -> None:
         """Take what the runtime sent."""
         for each in frames:
-            self.step(events.Received(frame=each))
+            self.step(events.FrameReceived(frame=each))
 
-    def expect(self, operation: Operation[Any], result: Result | None = None) -> None:
+    def attach_operation(self, operation: Operation[Any], result: Result | None = None) -> None:
         """Let an operation have the result of the next entry: `result` once that is stored."""
         operation.index = self.issued
         self._operations[operation.index] = operation
@@ -87,7 +87,7 @@ class Journaling:
         recorded = self.recorded.popleft() if self.recorded else None
         self.step(event(entry=entry, recorded=recorded, where=where))
         if recorded is not None and index in self.results:
-            self._done(index)
+            self._finish_operation(index)
         self.check_open()
         return index
 
@@ -105,42 +105,42 @@ class Journaling:
         runs = self.counter.run_attempts if self.counter else None
         self.step(events.Failed(report=replace(report, run_attempts=runs)))
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """End the attempt without a word: the stream is gone."""
-        self._close(events.Close(ending=events.Ending.FAILED))
+        self._handle_close(events.Close(ending=events.Ending.FAILED))
 
-    def taken(self) -> bytes:
+    def take_output(self) -> bytes:
         """What is to be sent now."""
         output, self._output = b"".join(self._output), []
         return output
 
-    def _started(self, event: events.Started) -> None:
+    def _handle_started(self, event: events.Started) -> None:
         self.start = event.message
         self.counter = RunCounter(event.message, event.run_attempts)
 
-    def _recorded(self, event: events.Recorded) -> None:
+    def _handle_recorded(self, event: events.Recorded) -> None:
         self.recorded.append(event.entry)
 
-    def _is_ready(self, _: events.Ready) -> None:
+    def _handle_ready(self, _: events.Ready) -> None:
         self.ready = True
 
-    def _send(self, event: events.Send) -> None:
+    def _handle_send(self, event: events.Send) -> None:
         self._output.append(encode(event.frame))
         self._wake()
 
-    def _executes(self, event: events.Execute) -> None:
+    def _handle_execute(self, event: events.Execute) -> None:
         self._execute(event.index)
 
-    def _resolve(self, event: events.Resolve) -> None:
+    def _handle_resolve(self, event: events.Resolve) -> None:
         self.results[event.index] = event.result
         if event.index < self.issued:
-            self._done(event.index)
+            self._finish_operation(event.index)
 
-    def _acknowledged(self, event: events.Acknowledged) -> None:
+    def _handle_acknowledged(self, event: events.Acknowledged) -> None:
         if event.index in self.results:
-            self._done(event.index)
+            self._finish_operation(event.index)
 
-    def _done(self, index: int) -> None:
+    def _finish_operation(self, index: int) -> None:
         result = self.results.pop(index)
         operation = self._operations.pop(index, None)
         if operation is not None:
@@ -149,7 +149,7 @@ class Journaling:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    def _close(self, event: events.Close) -> None:
+    def _handle_close(self, event: events.Close) -> None:
         if self.closed is None:
             self.closed = event
             self._wake()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.results import Empty, Result, state_keys
+from durable_invocations.protocol.results import Empty, Result, parse_state_keys
 from durable_invocations.serving.errors import ContextError, TerminalError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ BAD_REQUEST = 400
 class Waits(Protocol):
     """The attempt, as an operation knows it."""
 
-    def until(self, operation: Operation[Any]) -> Coroutine[Any, Any, None]:
+    def wait_operation(self, operation: Operation[Any]) -> Coroutine[Any, Any, None]:
         """Wait until the operation is done."""
 
 
@@ -48,7 +48,7 @@ class Operation(Generic[T]):
         self._result, self.order = result, order
 
     def __await__(self) -> Generator[Any, None, T]:
-        yield from self._waits.until(self).__await__()
+        yield from self._waits.wait_operation(self).__await__()
         return self.value()
 
     def value(self) -> T:
@@ -65,13 +65,13 @@ class Operation(Generic[T]):
             ) from None
 
 
-def valued(serde: Serde, empty: Any = None) -> Callable[[Result], Any]:
+def make_value_parser(serde: Serde, empty: Any = None) -> Callable[[Result], Any]:
     """Reads a value by `serde`; no value at all is `empty`."""
 
-    def taken(result: Result) -> Any:
-        return empty if isinstance(result, Empty) else serde.loads(_bytes(result))
+    def parse_result(result: Result) -> Any:
+        return empty if isinstance(result, Empty) else serde.loads(_get_bytes(result))
 
-    return taken
+    return parse_result
 
 
 def given(serde: Serde, what: str, empty: Any = None) -> Callable[[Result], Any]:
@@ -79,30 +79,30 @@ def given(serde: Serde, what: str, empty: Any = None) -> Callable[[Result], Any]
 
     No other attempt, and no better answer, would change it; the handler may catch that.
     """
-    read = valued(serde, empty)
+    read = make_value_parser(serde, empty)
 
-    def taken(result: Result) -> Any:
+    def parse_result(result: Result) -> Any:
         try:
             return read(result)
         except ValueError as error:
             raise TerminalError(f"{what} does not fit: {error}", BAD_REQUEST) from None
 
-    return taken
+    return parse_result
 
 
-def nothing(_result: Result) -> None:
+def ignore_result(_result: Result) -> None:
     """Reads results that say no more than that there is one."""
 
 
 def text(result: Result) -> str:
     """Reads the id of an invocation."""
-    return _bytes(result).decode()
+    return _get_bytes(result).decode()
 
 
 def keys(result: Result) -> list[str]:
     """Reads the keys of a state, in their order."""
-    return sorted(each.decode() for each in state_keys(_bytes(result)))
+    return sorted(each.decode() for each in parse_state_keys(_get_bytes(result)))
 
 
-def _bytes(result: Result) -> bytes:
+def _get_bytes(result: Result) -> bytes:
     return b"" if isinstance(result, (Empty, Failure)) else result.value

@@ -25,18 +25,18 @@ def report(
     Every error has one: an attempt whose failure cannot be told would never end.
     """
     retryable = isinstance(error, RetryableError)
-    text = said(error)
+    text = format_error(error)
     return ErrorReport(
         message=text if retryable else f"{type(error).__name__}: {text}",
         description=description[:MOST_SAID],
         index=index,
         name=name,
         kind=kind,
-        retry_after=_milliseconds(error.delay) if isinstance(error, RetryableError) else None,
+        retry_after=_to_milliseconds(error.delay) if isinstance(error, RetryableError) else None,
     )
 
 
-def said(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """The text of any error, cut where no message could have it."""
     try:
         return str(error)[:MOST_SAID]
@@ -44,7 +44,7 @@ def said(error: BaseException) -> str:
         return f"its text raises {type(other).__name__}"
 
 
-def _milliseconds(delay: Any) -> int | None:
+def _to_milliseconds(delay: Any) -> int | None:
     """A delay as the protocol has it; none where it is no number of seconds."""
     if isinstance(delay, timedelta):
         delay = delay.total_seconds()

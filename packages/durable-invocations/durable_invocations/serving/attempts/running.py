@@ -14,7 +14,7 @@ from anyio import to_thread
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.serving.attempts.reports import said
+from durable_invocations.serving.attempts.reports import format_error
 from durable_invocations.serving.declared.serde import Serde
 from durable_invocations.serving.errors import RetryableError, TerminalError
 
@@ -88,29 +88,29 @@ class Action:
             return pb.RunEntryMessage(name=self.name, failure=tried.failure.written())
         begun = clock()
         try:
-            value = await self._called()
+            value = await self._call_function()
             return pb.RunEntryMessage(name=self.name, value=self.serde.dumps(value))
         except TerminalError as error:
-            return self._failed(said(error), error.status)
+            return self._make_failure(format_error(error), error.status)
         except Exception as error:
             if self.retry is None:
                 raise
             spent = tried.seconds + clock() - begun
             delay = self.retry.delay(tried.count + 1, spent)
-            told = f"{type(error).__name__}: {said(error)}"
+            told = f"{type(error).__name__}: {format_error(error)}"
             if delay is None:
                 logger.warning("%s: the run %r failed for good", of, self.name, exc_info=error)
-                return self._failed(told, 500)
+                return self._make_failure(told, 500)
             if isinstance(error, RetryableError):
                 # It says itself when.
                 raise
             raise RetryableError(told, delay) from error
 
-    def _failed(self, message: str, status: int) -> pb.RunEntryMessage:
+    def _make_failure(self, message: str, status: int) -> pb.RunEntryMessage:
         failure = Failure(code=status, message=message)
         return pb.RunEntryMessage(name=self.name, failure=failure.written())
 
-    async def _called(self) -> Any:
+    async def _call_function(self) -> Any:
         """Call it: an async function here, another in a thread, so that others go on."""
         if iscoroutinefunction(self.function):
             return await self.function(*self.args)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from durable_invocations.journal.handler_events import Awaited, InEvent, Issued
 from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.results import Result
-from durable_invocations.protocol.versions import NEWEST, needed
+from durable_invocations.protocol.versions import NEWEST, get_needed_version
 from durable_invocations.serving.attempts.journaling import Journaling
 from durable_invocations.serving.attempts.operations import Operation
 from durable_invocations.serving.errors import ContextError
@@ -54,23 +54,23 @@ class Steps:
         result: Result | None = None,
     ) -> None:
         """Issue an entry, whose result `operation` gets; `result` once the entry is stored."""
-        self._check(entry)
-        self.journal.expect(operation, result)
+        self._check_entry(entry)
+        self.journal.attach_operation(operation, result)
         self.journal.enter(entry, where(), event)
 
     def enter(self, entry: Frame, at: str = "") -> int:
         """Issue an entry; its index. `at` is the handler's line, if it is not the calling one."""
-        self._check(entry)
+        self._check_entry(entry)
         return self.journal.enter(entry, at or where())
 
-    async def until(self, operation: Operation[Any]) -> None:
+    async def wait_operation(self, operation: Operation[Any]) -> None:
         """Wait until an operation is done."""
-        await self.wait(lambda: undone((operation,)))
+        await self.wait(lambda: list_undone((operation,)))
 
-    async def all_of(self, operations: Sequence[Operation[Any]]) -> None:
+    async def wait_all(self, operations: Sequence[Operation[Any]]) -> None:
         """Wait until all are done."""
         check_all(operations)
-        await self.wait(lambda: undone(operations))
+        await self.wait(lambda: list_undone(operations))
 
     async def wait(self, wanted: Callable[[], frozenset[int]]) -> None:
         """Wait until there are no indexes that are waited for."""
@@ -102,11 +102,12 @@ class Steps:
                 "itself, with gather() or select() for several operations."
             )
 
-    def _check(self, entry: Frame) -> None:
+    def _check_entry(self, entry: Frame) -> None:
         self.check_use()
-        if self._version < NEWEST and needed(entry) > self._version:
+        if self._version < NEWEST and get_needed_version(entry) > self._version:
             raise ContextError(
-                f"{entry.kind} needs version {needed(entry)} of the protocol, and the runtime "
+                f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the "
+                "runtime "
                 f"speaks version {self._version}; use another runtime, or do without."
             )
         if self.journal.issued >= self._most:
@@ -116,7 +117,7 @@ class Steps:
             )
 
 
-def undone(operations: Sequence[Operation[Any]]) -> frozenset[int]:
+def list_undone(operations: Sequence[Operation[Any]]) -> frozenset[int]:
     """The indexes of those that are not done."""
     return frozenset(each.index for each in operations if not each.done)
 

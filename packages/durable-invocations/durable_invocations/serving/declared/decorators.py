@@ -21,7 +21,7 @@ class Decorator(Protocol):
     def __call__(self, *, name: str | None = None) -> Callable[[F], F]: ...
 
 
-def decorator(declare: Callable[[Function, str | None], None]) -> Decorator:
+def make_decorator(declare: Callable[[Function, str | None], None]) -> Decorator:
     """The decorator that declares a function, under a name if one is given; it stays as it is."""
 
     def decorate(function: Any = None, /, *, name: str | None = None) -> Any:

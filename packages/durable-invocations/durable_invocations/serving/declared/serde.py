@@ -54,12 +54,12 @@ class Json:
         if self.hint is Any or self.hint is NoneType:
             return from_json(body) if body else None
         try:
-            return adapter(self.hint).validate_json(body or b"null")
+            return get_adapter(self.hint).validate_json(body or b"null")
         except ValidationError as error:
-            raise ValueError(_told(error)) from None
+            raise ValueError(_format_errors(error)) from None
 
     def schema(self) -> Any:
-        return None if self.hint is Any else adapter(self.hint).json_schema()
+        return None if self.hint is Any else get_adapter(self.hint).json_schema()
 
 
 def check_numbers(body: bytes) -> None:
@@ -96,14 +96,14 @@ JSON = Json()
 BYTES = Bytes()
 
 
-def serde_for(hint: Any) -> Serde:
+def get_serde(hint: Any) -> Serde:
     """The serde of a type hint: bytes as they are, anything else as JSON."""
     if hint is bytes:
         return BYTES
     return JSON if hint is Any else Json(hint)
 
 
-def returned_by(function: Callable[..., Any]) -> Serde:
+def get_return_serde(function: Callable[..., Any]) -> Serde:
     """The serde for what a function returns, by its annotation; JSON where there is none.
 
     Raises ContextError for an annotation that cannot be read.
@@ -112,18 +112,18 @@ def returned_by(function: Callable[..., Any]) -> Serde:
     hint = getattr(plain, "__annotations__", {}).get("return", Any)
     if isinstance(hint, str):
         try:
-            hint = hints_of(plain)["return"]
+            hint = get_hints(plain)["return"]
         except NameError as error:
-            raise ContextError(unreadable(plain, error)) from None
-    return serde_for(NoneType if hint is None else hint)
+            raise ContextError(format_unreadable(plain, error)) from None
+    return get_serde(NoneType if hint is None else hint)
 
 
-def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+def get_hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The type hints of a function. Raises NameError for a name that its module has not."""
     return get_type_hints(function, include_extras=True)
 
 
-def unreadable(function: Callable[..., Any], error: NameError) -> str:
+def format_unreadable(function: Callable[..., Any], error: NameError) -> str:
     """Why the hints of a function cannot be read, and the remedy."""
     return (
         f"The annotations of {function.__qualname__} cannot be read: {error}. Define or import at "
@@ -131,25 +131,25 @@ def unreadable(function: Callable[..., Any], error: NameError) -> str:
     )
 
 
-def adapter(hint: Any) -> TypeAdapter[Any]:
+def get_adapter(hint: Any) -> TypeAdapter[Any]:
     """What reads and describes values of a type hint."""
     try:
-        return _adapter(hint)
+        return _get_cached_adapter(hint)
     except TypeError:
         # An Annotated may hold what has no hash.
-        return _made(hint)
+        return _make_adapter(hint)
 
 
-def _made(hint: Any) -> TypeAdapter[Any]:
+def _make_adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)
 
 
-_adapter = lru_cache(maxsize=1024)(_made)
+_get_cached_adapter = lru_cache(maxsize=1024)(_make_adapter)
 
 
-def _told(error: ValidationError) -> str:
+def _format_errors(error: ValidationError) -> str:
     """What does not fit, without the value, which may be a secret."""
     each = error.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(

@@ -9,14 +9,14 @@ from durable_invocations.protocol.decoding import Decoder
 from durable_invocations.protocol.failures import read_run_attempts, write_run_attempts
 from durable_invocations.protocol.frames import encode, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Value, completion, put
-from durable_invocations.protocol.versions import content_type
+from durable_invocations.protocol.results import EMPTY, Value, make_completion, put
+from durable_invocations.protocol.versions import format_content_type
 
 ID = bytes(range(16))
 
 
 def scope_of(path, *, method="POST", version=3, http="1.1", headers=()):
-    named = {"host": "127.0.0.1", "content-type": content_type(version), **dict(headers)}
+    named = {"host": "127.0.0.1", "content-type": format_content_type(version), **dict(headers)}
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -207,7 +207,7 @@ def names(frames):
 
 def told(index, result=EMPTY):
     """A completion, for full duplex."""
-    return completion(index, Value(value=result) if isinstance(result, bytes) else result)
+    return make_completion(index, Value(value=result) if isinstance(result, bytes) else result)
 
 
 def ack(index):

@@ -10,8 +10,8 @@ from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import ids, kinds
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, violation
-from durable_invocations.runtime.sql.finding import found, result_of_id
+from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, make_violation
+from durable_invocations.runtime.sql.finding import find_result, found
 from durable_invocations.runtime.sql.lives.completing import wait
 from durable_invocations.runtime.sql.lives.stopping import cancel as stop
 from durable_invocations.runtime.sql.lives.submitting import submit
@@ -19,67 +19,69 @@ from durable_invocations.runtime.sql.packing import result
 from durable_invocations.runtime.sql.tables import JOURNAL
 from durable_invocations.runtime.sql.work import NOT_FOUND, Work
 from durable_invocations.runtime.store.operations import Cancel, Submit
-from durable_invocations.runtime.store.outcomes import Refused, Submitted
+from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 
 
-def call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def call(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Invoke a handler; the entry is completed when that invocation ends."""
-    made = _made(work, driven, message, at=0)
-    if isinstance(made, Refused):
+    made = _submit_call(work, driven, message, at=0)
+    if isinstance(made, OperationRefusal):
         return made
     if made.result is None:
         wait(work, made.id, (driven.number, driven.length))
     return Acted(child=made.id, result=made.result)
 
 
-def one_way_call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def call_one_way(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Invoke a handler, now or at a time, and go on."""
-    made = _made(work, driven, message, at=message.invoke_time)
-    return made if isinstance(made, Refused) else Acted(child=made.id)
+    made = _submit_call(work, driven, message, at=message.invoke_time)
+    return made if isinstance(made, OperationRefusal) else Acted(child=made.id)
 
 
-def get_id(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def get_id(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete a GetCallInvocationId at once."""
-    called = _called(work, driven, message.call_entry_index)
+    called = _find_called(work, driven, message.call_entry_index)
     if isinstance(called, str):
         return Acted(result=Value(value=called.encode()))
-    return called if isinstance(called, Refused) else Acted(result=called)
+    return called if isinstance(called, OperationRefusal) else Acted(result=called)
 
 
-def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def cancel(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Cancel an invocation; one that is unknown, or has ended, needs none."""
-    target = _target(work, driven, message)
-    if isinstance(target, Refused):
+    target = _find_target(work, driven, message)
+    if isinstance(target, OperationRefusal):
         return target
     if isinstance(target, str):
         stop(work, Cancel(id=target))
     return ACTED
 
 
-def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def attach(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete an AttachInvocation when its target ends; with a failure if there is none."""
-    target = _target(work, driven, message)
+    target = _find_target(work, driven, message)
     if not isinstance(target, str):
-        return _without(target, message)
-    known, held = result_of_id(work.connection, target)
+        return _answer_untargeted(target, message)
+    known, held = find_result(work.connection, target)
     if known and held is None:
         wait(work, target, (driven.number, driven.length))
         return ACTED
-    return Acted(result=held or _no_target(message))
+    return Acted(result=held or _make_no_target(message))
 
 
-def output(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def output(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete a GetInvocationOutput at once: empty if the target has not ended."""
-    target = _target(work, driven, message)
+    target = _find_target(work, driven, message)
     if not isinstance(target, str):
-        return _without(target, message)
-    known, held = result_of_id(work.connection, target)
-    return Acted(result=(held or EMPTY) if known else _no_target(message))
+        return _answer_untargeted(target, message)
+    known, held = find_result(work.connection, target)
+    return Acted(result=(held or EMPTY) if known else _make_no_target(message))
 
 
-def _made(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | Refused:
+def _submit_call(
+    work: Work, driven: Driven, message: Any, *, at: int
+) -> Submitted | OperationRefusal:
     asked = Submit(
-        id=ids.shown(ids.new_id()),
+        id=ids.format_id(ids.make_id()),
         service=message.service_name,
         handler=message.handler_name,
         key=message.key,
@@ -92,17 +94,19 @@ def _made(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | R
     return outcome
 
 
-def _target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused | None:
+def _find_target(
+    work: Work, driven: Driven, message: Any
+) -> str | Failure | OperationRefusal | None:
     """The id of the invocation that an entry means; None: there is none. Else as `_called`."""
     which = message.WhichOneof("target")
     if which == "invocation_id":
         try:
-            ids.parsed(message.invocation_id)
+            ids.parse_id(message.invocation_id)
         except ConfigError as error:
-            return violation(driven, str(error))
+            return make_violation(driven, str(error))
         return str(message.invocation_id)
     if which == "call_entry_index":
-        return _called(work, driven, message.call_entry_index)
+        return _find_called(work, driven, message.call_entry_index)
     if which == "idempotent_request_target":
         at = message.idempotent_request_target
         key = (at.service_key, at.handler_name)
@@ -110,10 +114,10 @@ def _target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused
     if which == "workflow_target":
         at = message.workflow_target
         return found(work.connection, at.workflow_name, at.workflow_key, "", None)
-    return violation(driven, "it names no target.")
+    return make_violation(driven, "it names no target.")
 
 
-def _called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
+def _find_called(work: Work, driven: Driven, index: int) -> str | Failure | OperationRefusal:
     """The id of the invocation that a call made; the failure of one that a cancellation met."""
     at = (JOURNAL.invocation == driven.number, JOURNAL.idx == min(index, driven.length))
     chosen = sa.select(JOURNAL.child, JOURNAL.result).where(*at, JOURNAL.code.in_(kinds.CALLS))
@@ -123,15 +127,21 @@ def _called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
     held = None if row is None else result(row.result)
     if isinstance(held, Failure):
         return held
-    return violation(driven, f"entry {index} is no call that made an invocation.")
+    return make_violation(driven, f"entry {index} is no call that made an invocation.")
 
 
-def _without(found: Failure | Refused | None, message: Any) -> Acted | Refused:
+def _answer_untargeted(
+    found: Failure | OperationRefusal | None, message: Any
+) -> Acted | OperationRefusal:
     """What becomes of an entry that means no invocation."""
-    return found if isinstance(found, Refused) else Acted(result=found or _no_target(message))
+    return (
+        found
+        if isinstance(found, OperationRefusal)
+        else Acted(result=found or _make_no_target(message))
+    )
 
 
-def _no_target(message: Any) -> Result:
+def _make_no_target(message: Any) -> Result:
     """Named as in the paths that ask for it by HTTP."""
     named = getattr(message, message.WhichOneof("target"))
     fields = [named] if isinstance(named, str) else [value for _, value in named.ListFields()]

@@ -11,29 +11,35 @@ from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.sql.entries import calls, promises, states, waiting
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Action, Driven, violation
-from durable_invocations.runtime.sql.lives.stopping import CANCEL, change
+from durable_invocations.runtime.sql.entries.driven import (
+    ACTED,
+    Acted,
+    Action,
+    Driven,
+    make_violation,
+)
+from durable_invocations.runtime.sql.lives.stopping import CANCEL, update_invocation
 from durable_invocations.runtime.sql.packing import fields, result
 from durable_invocations.runtime.sql.tables import JOURNAL, JOURNAL_TABLE
-from durable_invocations.runtime.sql.work import FENCED, Work, fenced
-from durable_invocations.runtime.store.operations import Commit
-from durable_invocations.runtime.store.outcomes import Committed, Refused
-from sql_transactions.given import without_nul
+from durable_invocations.runtime.sql.work import FENCED, Work, is_fenced
+from durable_invocations.runtime.store.operations import CommitEntry
+from durable_invocations.runtime.store.outcomes import CommittedEntry, OperationRefusal
+from sql_transactions.given import escape_nul
 
 ACTIONS: Mapping[int, Action] = {
-    kinds.GET_STATE.code: states.keyed(states.get),
-    kinds.GET_STATE_KEYS.code: states.keyed(states.get_keys),
-    kinds.SET_STATE.code: states.keyed(states.put),
-    kinds.CLEAR_STATE.code: states.keyed(states.clear),
-    kinds.CLEAR_ALL_STATE.code: states.keyed(states.clear_all),
-    kinds.GET_PROMISE.code: promises.of_workflow(promises.get),
-    kinds.PEEK_PROMISE.code: promises.of_workflow(promises.peek),
-    kinds.COMPLETE_PROMISE.code: promises.of_workflow(promises.complete),
+    kinds.GET_STATE.code: states.require_key(states.get),
+    kinds.GET_STATE_KEYS.code: states.require_key(states.get_keys),
+    kinds.SET_STATE.code: states.require_key(states.put),
+    kinds.CLEAR_STATE.code: states.require_key(states.clear),
+    kinds.CLEAR_ALL_STATE.code: states.require_key(states.clear_all),
+    kinds.GET_PROMISE.code: promises.require_workflow(promises.get),
+    kinds.PEEK_PROMISE.code: promises.require_workflow(promises.peek),
+    kinds.COMPLETE_PROMISE.code: promises.require_workflow(promises.complete),
     kinds.SLEEP.code: waiting.sleep,
     kinds.AWAKEABLE.code: waiting.awakeable,
     kinds.COMPLETE_AWAKEABLE.code: waiting.complete_awakeable,
     kinds.CALL.code: calls.call,
-    kinds.ONE_WAY_CALL.code: calls.one_way_call,
+    kinds.ONE_WAY_CALL.code: calls.call_one_way,
     kinds.CANCEL_INVOCATION.code: calls.cancel,
     kinds.GET_CALL_INVOCATION_ID.code: calls.get_id,
     kinds.ATTACH_INVOCATION.code: calls.attach,
@@ -55,13 +61,13 @@ _STORED = sa.select(JOURNAL.code, JOURNAL.flags, JOURNAL.body, JOURNAL.result).w
 )
 
 
-def commit(work: Work, asked: Sequence[Commit]) -> list[Committed | Refused]:
+def commit(work: Work, asked: Sequence[CommitEntry]) -> list[CommittedEntry | OperationRefusal]:
     """See the operation; in their order."""
-    return _Committing(work, asked).outcomes()
+    return _EntryCommitter(work, asked).outcomes()
 
 
-class _Committing:
-    def __init__(self, work: Work, asked: Sequence[Commit]) -> None:
+class _EntryCommitter:
+    def __init__(self, work: Work, asked: Sequence[CommitEntry]) -> None:
         self._work = work
         self._asked = asked
         self._heads = work.heads(each.id for each in asked)
@@ -78,72 +84,74 @@ class _Committing:
         }
         self._rows: list[dict[str, Any]] = []
 
-    def outcomes(self) -> list[Committed | Refused]:
-        outcomes = [self._commit(each) for each in self._asked]
-        self._flush()
+    def outcomes(self) -> list[CommittedEntry | OperationRefusal]:
+        outcomes = [self._commit_entry(each) for each in self._asked]
+        self._write_rows()
         return outcomes
 
-    def _commit(self, asked: Commit) -> Committed | Refused:
-        if fenced(self._heads.get(asked.id), asked.fence):
+    def _commit_entry(self, asked: CommitEntry) -> CommittedEntry | OperationRefusal:
+        if is_fenced(self._heads.get(asked.id), asked.fence):
             return FENCED
         driven = self._driven[asked.id]
         if asked.index < driven.length:
-            self._flush()
-            return self._again(driven, asked)
+            self._write_rows()
+            return self._read_committed(driven, asked)
         if asked.index > driven.length:
-            return violation(driven, f"entry {asked.index} came instead of it.")
+            return make_violation(driven, f"entry {asked.index} came instead of it.")
         try:
-            acted = self._act(driven, asked.frame)
+            acted = self._do_action(driven, asked.frame)
             name = asked.frame.name
         except ProtocolError as error:
-            return violation(driven, str(error))
-        if isinstance(acted, Refused):
+            return make_violation(driven, str(error))
+        if isinstance(acted, OperationRefusal):
             return acted
-        self._rows.append(self._row(driven, asked.frame, name, acted))
+        self._rows.append(self._build_row(driven, asked.frame, name, acted))
         driven.length += 1
-        return Committed(index=asked.index, result=acted.result)
+        return CommittedEntry(index=asked.index, result=acted.result)
 
-    def _act(self, driven: Driven, frame: Frame) -> Acted | Refused:
+    def _do_action(self, driven: Driven, frame: Frame) -> Acted | OperationRefusal:
         kind = frame.kind
         if not kind.entry or kind is kinds.INPUT:
-            return violation(driven, f"{kind} is no entry that a handler makes.")
+            return make_violation(driven, f"{kind} is no entry that a handler makes.")
         action = ACTIONS.get(frame.code)
         if action is None or frame.completed:
             return ACTED
         message = frame.message()
         # Actions look at the journal, and may complete entries of it.
-        self._flush()
+        self._write_rows()
         if driven.canceled and frame.code in WAITING:
-            change(self._work, driven.number, canceled=False)
+            update_invocation(self._work, driven.number, canceled=False)
             driven.canceled = False
             return Acted(result=CANCEL)
         acted = action(self._work, driven, message)
         if frame.code == kinds.CANCEL_INVOCATION.code:
-            self._look_again()
+            self._refresh_canceled()
         return acted
 
-    def _look_again(self) -> None:
+    def _refresh_canceled(self) -> None:
         """A cancellation may be of others whose entries are committed here."""
         for head in self._work.heads(self._driven).values():
             self._driven[head.id].canceled = head.canceled
 
-    def _again(self, driven: Driven, asked: Commit) -> Committed | Refused:
+    def _read_committed(
+        self, driven: Driven, asked: CommitEntry
+    ) -> CommittedEntry | OperationRefusal:
         """The outcome of an entry that is committed already."""
         given = {"the_number": driven.number, "index": asked.index}
         row = self._work.connection.execute(_STORED, given).one()
         frame = asked.frame
         if (row.code, row.flags, bytes(row.body)) != (frame.code, frame.flags, frame.body):
-            return violation(driven, f"another entry is committed at {asked.index}.")
-        return Committed(index=asked.index, result=result(row.result))
+            return make_violation(driven, f"another entry is committed at {asked.index}.")
+        return CommittedEntry(index=asked.index, result=result(row.result))
 
-    def _row(self, driven: Driven, frame: Frame, name: str, acted: Acted) -> dict[str, Any]:
+    def _build_row(self, driven: Driven, frame: Frame, name: str, acted: Acted) -> dict[str, Any]:
         now, completed = self._work.now, frame.completed or acted.result is not None
         return {
             "invocation": driven.number,
             "idx": driven.length,
             "code": frame.code,
             "flags": frame.flags,
-            "name": without_nul(name),
+            "name": escape_nul(name),
             "body": frame.body,
             "open": frame.kind.completable and not completed,
             "result": None if acted.result is None else fields(acted.result),
@@ -152,7 +160,7 @@ class _Committing:
             "child": acted.child,
         }
 
-    def _flush(self) -> None:
+    def _write_rows(self) -> None:
         """Write the entries that are stored together."""
         if self._rows:
             self._work.connection.execute(sa.insert(JOURNAL_TABLE), self._rows)

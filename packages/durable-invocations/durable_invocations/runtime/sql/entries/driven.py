@@ -8,7 +8,7 @@ from typing import Any
 
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.work import VIOLATION, Work
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,9 +33,9 @@ class Acted:
 
 ACTED = Acted()
 
-Action = Callable[[Work, Driven, Any], Acted | Refused]
+Action = Callable[[Work, Driven, Any], Acted | OperationRefusal]
 """Does what the next entry, with this message, says; refused: nothing was done."""
 
 
-def violation(driven: Driven, what: str) -> Refused:
-    return Refused(code=VIOLATION, message=f"Entry {driven.length} of {driven.id}: {what}")
+def make_violation(driven: Driven, what: str) -> OperationRefusal:
+    return OperationRefusal(code=VIOLATION, message=f"Entry {driven.length} of {driven.id}: {what}")

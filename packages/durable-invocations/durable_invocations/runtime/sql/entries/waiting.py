@@ -6,18 +6,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from durable_invocations.protocol.results import EMPTY, result_of
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, violation
+from durable_invocations.protocol.results import EMPTY, get_result
+from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, make_violation
 from durable_invocations.runtime.sql.lives import awakeables
 from durable_invocations.runtime.sql.tables import TIMERS_TABLE
 from durable_invocations.runtime.sql.work import Work
 from durable_invocations.runtime.store.operations import CompleteAwakeable
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
 def sleep(work: Work, driven: Driven, message: Any) -> Acted:
     """Complete a Sleep at its time; at once if that is past."""
-    at = work.moment(message.wake_up_time)
+    at = work.to_store_time(message.wake_up_time)
     if at <= work.now:
         return Acted(result=EMPTY)
     row = {"invocation": driven.number, "idx": driven.length, "at": at}
@@ -28,14 +28,16 @@ def sleep(work: Work, driven: Driven, message: Any) -> Acted:
 
 def awakeable(work: Work, driven: Driven, _message: Any) -> Acted:
     """Complete an Awakeable now, if somebody was quicker than its entry."""
-    return Acted(result=awakeables.early(work, (driven.number, driven.length)))
+    return Acted(result=awakeables.take_early_result(work, (driven.number, driven.length)))
 
 
-def complete_awakeable(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def complete_awakeable(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete an awakeable; no change if it is completed already."""
-    given = result_of(message)
+    given = get_result(message)
     if given is None:
-        return violation(driven, "it completes an awakeable with neither a value nor a failure.")
+        return make_violation(
+            driven, "it completes an awakeable with neither a value nor a failure."
+        )
     asked = CompleteAwakeable(awakeable=message.id, result=given)
     outcome = awakeables.complete_awakeable(work, asked)
-    return outcome if isinstance(outcome, Refused) else ACTED
+    return outcome if isinstance(outcome, OperationRefusal) else ACTED

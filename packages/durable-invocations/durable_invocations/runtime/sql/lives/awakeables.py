@@ -12,7 +12,7 @@ from durable_invocations.runtime.sql.packing import fields, result
 from durable_invocations.runtime.sql.tables import EARLY, EARLY_RESULTS_TABLE, JOURNAL
 from durable_invocations.runtime.sql.work import NOT_FOUND, Work
 from durable_invocations.runtime.store.operations import CompleteAwakeable
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
@@ -20,39 +20,39 @@ AHEAD = 1_000
 """How many entries behind a journal's end an awakeable may be that is completed already."""
 
 
-def complete_awakeable(work: Work, asked: CompleteAwakeable) -> Done | Refused:
+def complete_awakeable(work: Work, asked: CompleteAwakeable) -> Done | OperationRefusal:
     """See the operation."""
     try:
-        raw, index = awakeables.parsed(asked.awakeable)
+        raw, index = awakeables.parse_awakeable_id(asked.awakeable)
     except ConfigError as error:
-        return Refused(code=NOT_FOUND, message=str(error))
-    head = work.head(ids.shown(raw))
+        return OperationRefusal(code=NOT_FOUND, message=str(error))
+    head = work.read_head(ids.format_id(raw))
     if head is None or index >= head.length + AHEAD:
-        return _unknown(asked.awakeable)
+        return _make_unknown(asked.awakeable)
     place = (head.number, index)
     if index < head.length:
         code = sa.select(JOURNAL.code).where(JOURNAL.invocation == head.number)
         if work.connection.scalar(code.where(JOURNAL.idx == index)) != kinds.AWAKEABLE.code:
-            return _unknown(asked.awakeable)
+            return _make_unknown(asked.awakeable)
         return Done(changed=bool(complete(work, {place: asked.result})))
     if head.status == Status.COMPLETED:
-        return _unknown(asked.awakeable)
-    return Done(changed=_keep(work, place, asked.result))
+        return _make_unknown(asked.awakeable)
+    return Done(changed=_keep_result(work, place, asked.result))
 
 
-def early(work: Work, place: Place) -> Result | None:
+def take_early_result(work: Work, place: Place) -> Result | None:
     """The result of an awakeable that was completed before its entry; it is given once."""
     mine = (EARLY.invocation == place[0], EARLY.idx == place[1])
     gone = sa.delete(EARLY_RESULTS_TABLE).where(*mine).returning(EARLY.result)
     return result(work.connection.scalar(gone))
 
 
-def _keep(work: Work, place: Place, given: Result) -> bool:
+def _keep_result(work: Work, place: Place, given: Result) -> bool:
     row = {"invocation": place[0], "idx": place[1], "result": fields(given)}
     insert = insert_into(work.connection.dialect, EARLY_RESULTS_TABLE).values(row)
     kept = insert.on_conflict_do_nothing().returning(EARLY.idx)
     return work.connection.scalar(kept) is not None
 
 
-def _unknown(awakeable: str) -> Refused:
-    return Refused(code=NOT_FOUND, message=f"There is no awakeable {awakeable!r}.")
+def _make_unknown(awakeable: str) -> OperationRefusal:
+    return OperationRefusal(code=NOT_FOUND, message=f"There is no awakeable {awakeable!r}.")

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.failures import RunAttempts
-from durable_invocations.runtime.sql.packing import deployment, frame, reported
+from durable_invocations.runtime.sql.packing import deployment, frame, unpack_error
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATION_NEWS_TABLE,
@@ -107,9 +107,9 @@ def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
         work.ready = False
     if not rows:
         return ()
-    journals = _journals(work, [row.number for row in rows])
-    failed = {row.number: _failed(row, len(journals[row.number])) for row in rows}
-    _know(work, asked.owner)
+    journals = _read_journals(work, [row.number for row in rows])
+    failed = {row.number: _count_failed(row, len(journals[row.number])) for row in rows}
+    _ensure_runtime(work, asked.owner)
     taken = [
         {"taken": row.number, "by": asked.owner, "through": row.through, "now": work.now}
         | {"length": len(journals[row.number]), "failed": failed[row.number]}
@@ -121,11 +121,11 @@ def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
         row.id: deployment(row) for row in work.connection.execute(_DEPLOYMENTS, {"ids": ids})
     }
     return tuple(
-        _claimed(
+        _build_claimed(
             row,
             served[row.through],
             journals[row.number],
-            _state(work, row, asked.eager_bytes),
+            _read_state(work, row, asked.eager_bytes),
             failed[row.number],
         )
         for row in rows
@@ -142,10 +142,10 @@ def release(work: Work, asked: Release) -> int:
     driven = sa.select(*(INVOCATIONS[name] for name in ("number", "id", "fence")))
     rows = work.connection.execute(driven.where(IS_RUNNING, INVOCATIONS.owner == asked.owner))
     held = set(asked.held)
-    return _free(work, [row.number for row in rows if (row.id, row.fence) not in held])
+    return _free_invocations(work, [row.number for row in rows if (row.id, row.fence) not in held])
 
 
-def beat(work: Work, asked: Beat) -> int:
+def record_beat(work: Work, asked: Beat) -> int:
     """See the operation."""
     row = {"owner": asked.owner, "beat": 1}
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE).values(row)
@@ -166,14 +166,14 @@ def recover(work: Work, asked: Recover) -> int:
     return freed
 
 
-def _know(work: Work, owner: str) -> None:
+def _ensure_runtime(work: Work, owner: str) -> None:
     """Have others see that the runtime drives something, also one that they took for dead."""
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE)
     row = {"owner": owner, "beat": 0}
     work.connection.execute(insert.on_conflict_do_nothing().values(row))
 
 
-def _free(work: Work, numbers: Sequence[int]) -> int:
+def _free_invocations(work: Work, numbers: Sequence[int]) -> int:
     if numbers:
         freed = (
             sa.update(INVOCATIONS_TABLE)
@@ -185,14 +185,14 @@ def _free(work: Work, numbers: Sequence[int]) -> int:
     return len(numbers)
 
 
-def _journals(work: Work, numbers: Collection[int]) -> dict[int, list[sa.Row[Any]]]:
+def _read_journals(work: Work, numbers: Collection[int]) -> dict[int, list[sa.Row[Any]]]:
     found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in work.connection.execute(_ENTRIES, {"numbers": list(numbers)}):
         found[row.invocation].append(row)
     return found
 
 
-def _state(work: Work, row: Any, bound: int) -> StateOf:
+def _read_state(work: Work, row: Any, bound: int) -> StateOf:
     if not row.key:
         return (), False
     of = {"of": row.service, "at": row.key, "bound": bound}
@@ -201,12 +201,12 @@ def _state(work: Work, row: Any, bound: int) -> StateOf:
     return fitting[:MOST_EAGER], len(fitting[:MOST_EAGER]) < len(pairs)
 
 
-def _failed(row: Any, length: int) -> int:
+def _count_failed(row: Any, length: int) -> int:
     """How many attempts failed since the last entry was stored, by whichever attempt."""
     return 0 if length > row.known else int(row.retries)
 
 
-def _claimed(
+def _build_claimed(
     row: Any, served: Deployment, journal: Sequence[sa.Row[Any]], state: StateOf, failed: int
 ) -> Claimed:
     return Claimed(
@@ -221,12 +221,12 @@ def _claimed(
         partial_state=state[1],
         retries=failed,
         stored_at=journal[-1].created,
-        run_attempts=_run_attempts(row.error, len(journal)),
+        run_attempts=_list_run_attempts(row.error, len(journal)),
     )
 
 
-def _run_attempts(error: str | None, length: int) -> tuple[RunAttempts, ...]:
+def _list_run_attempts(error: str | None, length: int) -> tuple[RunAttempts, ...]:
     """The failed executions of Runs that are not in the journal of that length."""
-    told = reported(error)
+    told = unpack_error(error)
     runs = told.run_attempts if told else None
     return tuple(each for each in runs or () if each.index >= length)

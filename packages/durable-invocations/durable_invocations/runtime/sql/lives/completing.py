@@ -64,18 +64,18 @@ def complete(work: Work, results: Mapping[Place, Result]) -> set[Place]:
         rows = work.connection.execute(_OPEN, {name: sorted(e) for name, e in columns.items()})
         found = {(number, index) for number, index in rows} & set(some)
         if found:
-            _complete(work, {place: results[place] for place in sorted(found)})
+            _write_results(work, {place: results[place] for place in sorted(found)})
         done |= found
     return done
 
 
-def _complete(work: Work, results: Mapping[Place, Result]) -> None:
+def _write_results(work: Work, results: Mapping[Place, Result]) -> None:
     rows = [
         {"number": number, "at": index, "the_result": fields(result), "now": work.now}
         for (number, index), result in results.items()
     ]
     work.connection.execute(_COMPLETE, rows)
-    _tell(work, results)
+    _notify_invocations(work, results)
 
 
 def complete_waiting(work: Work, results: Mapping[str, Result]) -> None:
@@ -96,11 +96,11 @@ def wait(work: Work, target: str, place: Place) -> None:
 def take_away(work: Work, head: sa.Row[Any]) -> None:
     """Tell who drives the invocation that it was ended or paused by somebody else."""
     if head.status == Status.RUNNING:
-        _news(work, [(head, None, None)])
+        _record_news(work, [(head, None, None)])
 
 
-def _tell(work: Work, results: Mapping[Place, Result]) -> None:
-    heads = work.numbered({number for number, _ in results})
+def _notify_invocations(work: Work, results: Mapping[Place, Result]) -> None:
+    heads = work.read_heads_by_number({number for number, _ in results})
     waits = {
         number: set(json.loads(head.waits))
         for number, head in heads.items()
@@ -111,10 +111,12 @@ def _tell(work: Work, results: Mapping[Place, Result]) -> None:
         work.connection.execute(_WAKE, {"numbers": sorted(woken), "now": work.now})
         work.ready = True
     driven = {number: head for number, head in heads.items() if head.status == Status.RUNNING}
-    _news(work, [(driven[at[0]], at[1], each) for at, each in results.items() if at[0] in driven])
+    _record_news(
+        work, [(driven[at[0]], at[1], each) for at, each in results.items() if at[0] in driven]
+    )
 
 
-def _news(work: Work, told: Iterable[tuple[sa.Row[Any], int | None, Result | None]]) -> None:
+def _record_news(work: Work, told: Iterable[tuple[sa.Row[Any], int | None, Result | None]]) -> None:
     rows = []
     for head, index, result in told:
         if head.owner == work.owner:

@@ -49,17 +49,17 @@ _NEXT = (
 
 def fire(work: Work, asked: Fire) -> Fired:
     """See the operation."""
-    count = _sleeps(work, asked) + _invocations(work, asked)
-    return Fired(count=count, next_at=next_due(work.connection))
+    count = _complete_sleeps(work, asked) + _begin_due(work, asked)
+    return Fired(count=count, next_at=find_next_due(work.connection))
 
 
-def next_due(connection: sa.Connection) -> int | None:
+def find_next_due(connection: sa.Connection) -> int | None:
     """When the earliest sleep, delay or retry is due."""
     times = [connection.scalar(each) for each in _NEXT]
     return min((each for each in times if each is not None), default=None)
 
 
-def _sleeps(work: Work, asked: Fire) -> int:
+def _complete_sleeps(work: Work, asked: Fire) -> int:
     rows = work.connection.execute(_SLEEPS, {"now": asked.now, "most": asked.most}).all()
     if rows:
         gone = [{"number": row.invocation, "index": row.idx} for row in rows]
@@ -68,23 +68,23 @@ def _sleeps(work: Work, asked: Fire) -> int:
     return len(rows)
 
 
-def _invocations(work: Work, asked: Fire) -> int:
+def _begin_due(work: Work, asked: Fire) -> int:
     rows = work.connection.execute(_DUE, {"now": asked.now, "most": asked.most}).all()
-    arriving = [row for row in rows if row.status == Status.SCHEDULED and _exclusive(row)]
-    occupied = inbox.taken(work, [(row.service, row.key) for row in arriving])
+    arriving = [row for row in rows if row.status == Status.SCHEDULED and _is_exclusive(row)]
+    occupied = inbox.find_taken(work, [(row.service, row.key) for row in arriving])
     changed = []
     for row in rows:
         status = Status.READY
-        if row.status == Status.SCHEDULED and _exclusive(row):
+        if row.status == Status.SCHEDULED and _is_exclusive(row):
             status = Status.INBOX if (row.service, row.key) in occupied else Status.READY
             occupied.add((row.service, row.key))
         changed.append({"due": row.number, "becomes": int(status), "now": work.now})
     if changed:
         work.connection.execute(_BEGIN, changed)
-        inbox.arrive(work, [(row.number, (row.service, row.key)) for row in arriving])
+        inbox.add_arrivals(work, [(row.number, (row.service, row.key)) for row in arriving])
         work.ready = True
     return len(rows)
 
 
-def _exclusive(row: sa.Row[Any]) -> bool:
+def _is_exclusive(row: sa.Row[Any]) -> bool:
     return bool(row.role == Role.EXCLUSIVE)

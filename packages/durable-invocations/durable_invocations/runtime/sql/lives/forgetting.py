@@ -22,7 +22,7 @@ from durable_invocations.runtime.sql.tables import (
 )
 from durable_invocations.runtime.sql.work import CONFLICT, Work
 from durable_invocations.runtime.store.operations import Prune, Purge
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _KEPT = (INVOCATIONS.number, INVOCATIONS.service, INVOCATIONS.key, INVOCATIONS.role)
@@ -34,27 +34,27 @@ _OVER = (
 )
 
 
-def purge(work: Work, asked: Purge) -> Done | Refused:
+def purge(work: Work, asked: Purge) -> Done | OperationRefusal:
     """See the operation."""
-    head = work.head(asked.id)
+    head = work.read_head(asked.id)
     if head is None:
         return Done(changed=False)
     if head.status != Status.COMPLETED:
-        return Refused(
+        return OperationRefusal(
             code=CONFLICT, message=f"Invocation {asked.id} has not ended; cancel or kill it first."
         )
-    _forget(work, [head])
+    _delete_invocations(work, [head])
     return Done()
 
 
 def prune(work: Work, asked: Prune) -> int:
     """See the operation."""
     rows = work.connection.execute(_OVER, {"now": asked.now, "most": asked.most}).all()
-    _forget(work, rows)
+    _delete_invocations(work, rows)
     return len(rows)
 
 
-def _forget(work: Work, rows: Sequence[Any]) -> None:
+def _delete_invocations(work: Work, rows: Sequence[Any]) -> None:
     if not rows:
         return
     numbers = [row.number for row in rows]
@@ -71,10 +71,10 @@ def _forget(work: Work, rows: Sequence[Any]) -> None:
             work.connection.execute(sa.delete(table).where(of))
     others = {(row.service, row.key) for row in rows if row.role == Role.SHARED and row.key}
     if others:
-        _forget_unclaimed(work, sorted(others))
+        _delete_promises(work, sorted(others))
 
 
-def _forget_unclaimed(work: Work, keys: Sequence[tuple[str, str]]) -> None:
+def _delete_promises(work: Work, keys: Sequence[tuple[str, str]]) -> None:
     """Forget the promises of keys that no invocation is left of: no run came to read them."""
     left = sa.exists().where(INVOCATIONS.service == PROMISES.service)
     of = sa.tuple_(PROMISES.service, PROMISES.key).in_(keys)

@@ -36,7 +36,7 @@ _PROMOTE = (
 )
 
 
-def taken(work: Work, keys: Collection[Key]) -> set[Key]:
+def find_taken(work: Work, keys: Collection[Key]) -> set[Key]:
     """Those of the keys that an invocation has."""
     if not keys:
         return set()
@@ -44,7 +44,7 @@ def taken(work: Work, keys: Collection[Key]) -> set[Key]:
     return {(service, key) for service, key in rows}
 
 
-def arrive(work: Work, arrivals: Sequence[tuple[int, Key]]) -> None:
+def add_arrivals(work: Work, arrivals: Sequence[tuple[int, Key]]) -> None:
     """Put invocations (by number) behind others of their keys, in this order."""
     if arrivals:
         rows = [

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.sql.lives import inbox
-from durable_invocations.runtime.sql.packing import headers, identity, result
-from durable_invocations.runtime.sql.services import learn, role
+from durable_invocations.runtime.sql.packing import compute_identity, headers, result
+from durable_invocations.runtime.sql.services import find_role, load_services
 from durable_invocations.runtime.sql.tables import (
     INVOCATIONS,
     INVOCATIONS_TABLE,
@@ -21,7 +21,7 @@ from durable_invocations.runtime.sql.tables import (
 )
 from durable_invocations.runtime.sql.work import BAD, LONGEST, Work
 from durable_invocations.runtime.store.operations import Submit
-from durable_invocations.runtime.store.outcomes import Refused, Submitted
+from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
@@ -31,7 +31,7 @@ _EXISTING = sa.select(INVOCATIONS.id, INVOCATIONS.identity, INVOCATIONS.result).
 
 
 @dataclass(frozen=True, kw_only=True)
-class _New:
+class _NewInvocation:
     asked: Submit
     role: Role
     identity: str | None
@@ -47,54 +47,62 @@ class _New:
 
 def submit(
     work: Work, asked: Sequence[Submit], *, parent: str | None = None
-) -> list[Submitted | Refused]:
+) -> list[Submitted | OperationRefusal]:
     """See the operation; `parent` is the invocation that calls."""
-    learn(work, (each.service for each in asked if "\0" not in each.service))
-    roles = [_checked(work, each) for each in asked]
-    valid = [(e, r) for e, r in zip(asked, roles, strict=True) if not isinstance(r, Refused)]
-    existing = _existing(work, [_identity(each, role_) for each, role_ in valid])
+    load_services(work, (each.service for each in asked if "\0" not in each.service))
+    roles = [_find_role(work, each) for each in asked]
+    valid = [
+        (e, r) for e, r in zip(asked, roles, strict=True) if not isinstance(r, OperationRefusal)
+    ]
+    existing = _find_existing(work, [_compute_identity(each, role_) for each, role_ in valid])
     exclusive = [(e.service, e.key) for e, role_ in valid if role_ is Role.EXCLUSIVE]
-    occupied = inbox.taken(work, exclusive)
-    new: list[_New] = []
+    occupied = inbox.find_taken(work, exclusive)
+    new: list[_NewInvocation] = []
     for each, role_ in valid:
-        identity_ = _identity(each, role_)
+        identity_ = _compute_identity(each, role_)
         if identity_ not in existing:
-            new.append(_new(work, each, role_, identity_, occupied))
+            new.append(_make_new(work, each, role_, identity_, occupied))
             if identity_ is not None:
                 existing[identity_] = Submitted(id=each.id, is_new=False)
-    made = _insert(work, new, parent)
+    made = _insert_new(work, new, parent)
     fresh = {
         each.asked.id: Submitted(id=each.asked.id, is_new=each.asked.id in made) for each in new
     }
     return [
         role_
-        if isinstance(role_, Refused)
-        else fresh.get(each.id) or existing[_identity(each, role_)]
+        if isinstance(role_, OperationRefusal)
+        else fresh.get(each.id) or existing[_compute_identity(each, role_)]
         for each, role_ in zip(asked, roles, strict=True)
     ]
 
 
-def _checked(work: Work, asked: Submit) -> Role | Refused:
+def _find_role(work: Work, asked: Submit) -> Role | OperationRefusal:
     """The handler's role, unless the request is wrong."""
     if asked.idempotency_key == "":
-        return Refused(code=BAD, message="The idempotency key is empty; give a text, or none.")
+        return OperationRefusal(
+            code=BAD, message="The idempotency key is empty; give a text, or none."
+        )
     texts = (asked.key, asked.idempotency_key or "", asked.service, asked.handler)
     if any("\0" in each for each in texts):
-        return Refused(code=BAD, message="A key has a NUL in it, which PostgreSQL does not keep.")
+        return OperationRefusal(
+            code=BAD, message="A key has a NUL in it, which PostgreSQL does not keep."
+        )
     if len(asked.key.encode()) > LONGEST:
-        return Refused(code=BAD, message=f"The key is longer than {LONGEST:,} bytes; shorten it.")
-    return role(work, asked.service, asked.handler, asked.key)
+        return OperationRefusal(
+            code=BAD, message=f"The key is longer than {LONGEST:,} bytes; shorten it."
+        )
+    return find_role(work, asked.service, asked.handler, asked.key)
 
 
-def _identity(asked: Submit, role_: Role) -> str | None:
+def _compute_identity(asked: Submit, role_: Role) -> str | None:
     if role_ is Role.RUN:
-        return identity(asked.service, asked.key, asked.handler, None)
+        return compute_identity(asked.service, asked.key, asked.handler, None)
     if asked.idempotency_key is None:
         return None
-    return identity(asked.service, asked.key, asked.handler, asked.idempotency_key)
+    return compute_identity(asked.service, asked.key, asked.handler, asked.idempotency_key)
 
 
-def _existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, Submitted]:
+def _find_existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, Submitted]:
     """The invocations that submissions must not repeat, by identity."""
     chosen = [each for each in identities if each is not None]
     if not chosen:
@@ -105,21 +113,21 @@ def _existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, 
     }
 
 
-def _new(
+def _make_new(
     work: Work, asked: Submit, role_: Role, identity_: str | None, occupied: set[inbox.Key]
-) -> _New:
+) -> _NewInvocation:
     key = (asked.service, asked.key)
-    status, at = Status.READY, work.moment(asked.at) if asked.at else 0
+    status, at = Status.READY, work.to_store_time(asked.at) if asked.at else 0
     if at > work.now:
         status = Status.SCHEDULED
         work.due(at)
     elif role_ is Role.EXCLUSIVE:
         status = Status.INBOX if key in occupied else Status.READY
         occupied.add(key)
-    return _New(asked=asked, role=role_, identity=identity_, status=status, at=at)
+    return _NewInvocation(asked=asked, role=role_, identity=identity_, status=status, at=at)
 
 
-def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str, int]:
+def _insert_new(work: Work, new: Sequence[_NewInvocation], parent: str | None) -> Mapping[str, int]:
     """Insert the invocations whose ids are new; their numbers, by id."""
     if not new:
         return {}
@@ -127,14 +135,14 @@ def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str,
         index_elements=[INVOCATIONS.id]
     )
     done = insert.returning(INVOCATIONS.id, INVOCATIONS.number)
-    rows = [_columns(work, each, parent) for each in new]
+    rows = [_build_columns(work, each, parent) for each in new]
     numbers = {row.id: row.number for row in work.connection.execute(done, rows)}
     made = [each for each in new if each.asked.id in numbers]
     if made:
-        inputs = [_input(work, each.asked, numbers[each.asked.id]) for each in made]
+        inputs = [_build_input(work, each.asked, numbers[each.asked.id]) for each in made]
         work.connection.execute(sa.insert(JOURNAL_TABLE), inputs)
         arrivals = [(numbers[each.asked.id], each.arrives) for each in made]
-        inbox.arrive(work, [(number, key) for number, key in arrivals if key])
+        inbox.add_arrivals(work, [(number, key) for number, key in arrivals if key])
         work.ready |= any(each.status is Status.READY for each in made)
     keys = {each.arrives for each in new if each.arrives}
     if len(made) < len(new) and keys:
@@ -143,7 +151,7 @@ def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str,
     return numbers
 
 
-def _columns(work: Work, new: _New, parent: str | None) -> dict[str, Any]:
+def _build_columns(work: Work, new: _NewInvocation, parent: str | None) -> dict[str, Any]:
     asked = new.asked
     return {
         "id": asked.id,
@@ -167,7 +175,7 @@ def _columns(work: Work, new: _New, parent: str | None) -> dict[str, Any]:
     }
 
 
-def _input(work: Work, asked: Submit, number: int) -> dict[str, Any]:
+def _build_input(work: Work, asked: Submit, number: int) -> dict[str, Any]:
     message = pb.InputEntryMessage(value=asked.argument)
     for name, value in asked.headers:
         message.headers.add(key=name, value=value)

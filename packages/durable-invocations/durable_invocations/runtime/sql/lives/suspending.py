@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from durable_invocations.runtime.sql.lives.completing import AT_ONCE
 from durable_invocations.runtime.sql.lives.stopping import deliver
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, JOURNAL
-from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
+from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, is_fenced
 from durable_invocations.runtime.store.operations import Suspend
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _ENTRIES = sa.select(JOURNAL.invocation, JOURNAL.idx, JOURNAL.open).where(
@@ -38,14 +38,14 @@ Open = Mapping[int, Mapping[int, bool]]
 """By invocation and index, whether the entry waits for its completion."""
 
 
-def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
+def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | OperationRefusal]:
     """See the operation; several at once."""
     found = work.heads(each.id for each in asked)
     heads = dict(found)
-    mine = [each for each in asked if not fenced(heads.get(each.id), each.fence)]
-    entries = _entries(work, heads, mine)
+    mine = [each for each in asked if not is_fenced(heads.get(each.id), each.fence)]
+    entries = _read_entries(work, heads, mine)
     rows: list[dict[str, Any]] = []
-    outcomes = [_outcome(work, heads, entries, each, rows) for each in asked]
+    outcomes = [_suspend_one(work, heads, entries, each, rows) for each in asked]
     if rows:
         work.connection.execute(_LEAVE, rows)
     left = {row["left"] for row in rows}
@@ -55,18 +55,18 @@ def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
     return outcomes
 
 
-def _outcome(
+def _suspend_one(
     work: Work,
     heads: dict[str, sa.Row[Any]],
     entries: Open,
     asked: Suspend,
     rows: list[dict[str, Any]],
-) -> Done | Refused:
+) -> Done | OperationRefusal:
     head = heads.get(asked.id)
-    if head is None or fenced(head, asked.fence):
+    if head is None or is_fenced(head, asked.fence):
         return FENCED
     known = entries.get(head.number, {})
-    refused = _refusal(head, known, asked)
+    refused = _find_refusal(head, known, asked)
     if refused is not None:
         return refused
     # Whoever left it does not drive it any more.
@@ -80,18 +80,20 @@ def _outcome(
     return Done()
 
 
-def _refusal(head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend) -> Refused | None:
+def _find_refusal(
+    head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend
+) -> OperationRefusal | None:
     if asked.length not in {None, head.length}:
         what = f"entry {head.length}, which came before, is not in its journal"
-        return Refused(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
+        return OperationRefusal(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
     missing = [index for index in sorted(asked.indexes) if index not in known]
     if missing or not asked.indexes:
         what = f"entry {missing[0]}, which is not in its journal" if missing else "no entry"
-        return Refused(code=VIOLATION, message=f"{asked.id} suspends to wait for {what}.")
+        return OperationRefusal(code=VIOLATION, message=f"{asked.id} suspends to wait for {what}.")
     return None
 
 
-def _entries(work: Work, heads: Heads, asked: Sequence[Suspend]) -> Open:
+def _read_entries(work: Work, heads: Heads, asked: Sequence[Suspend]) -> Open:
     """The entries that are waited for, and perhaps others of the same indexes."""
     places = [(heads[each.id].number, index) for each in asked for index in each.indexes]
     found: dict[int, dict[int, bool]] = defaultdict(dict)

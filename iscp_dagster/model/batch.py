@@ -155,10 +155,10 @@ def claim_steps(
     """
     if incoming.initial:
         return Case.NONE, (BatchStep(action=Action.INSERT, range=incoming, layout=layout),)
-    wanted = _widen_range(previous, incoming)
+    widened = _widen_range(previous, incoming)
     decision = decide(
         previous,
-        wanted,
+        widened,
         tolerate_state_mismatch=tolerate_state_mismatch,
         repeatable=repeatable,
     )
@@ -171,11 +171,11 @@ def _widen_range(previous: BatchRecord | None, incoming: Range) -> Range:
     if previous is None or previous.phase is Phase.AFTER:
         return incoming
     stored = previous.range
-    inside = stored.from_.version < incoming.from_.version < stored.to.version
-    longer = stored.from_.version < incoming.to.version < stored.to.version
+    starts_inside = stored.from_.version < incoming.from_.version < stored.to.version
+    ends_inside = stored.from_.version < incoming.to.version < stored.to.version
     return Range(
-        from_=stored.from_ if inside else incoming.from_,
-        to=stored.to if longer else incoming.to,
+        from_=stored.from_ if starts_inside else incoming.from_,
+        to=stored.to if ends_inside else incoming.to,
     )
 
 

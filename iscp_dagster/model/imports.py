@@ -23,7 +23,7 @@ EXTRAS = {
     "demo": ("wordllama",),
     "test": ("pytest",),
 }
-"""The modules that only this extra brings."""
+"""By extra, the modules that only it brings."""
 
 
 def import_user_module(module: str) -> ModuleType:
@@ -39,15 +39,15 @@ def load_object(name: str, group: str, what: str, built_in: str = "") -> Any:
 
     `built_in` lists, for messages, what else the name may be. Raises ConfigError.
     """
-    offered = {each.name: each for each in entry_points(group=group)}
-    if name in offered:
-        return _run_loader(f"{what} {name!r}", offered[name].module, offered[name].load)
+    by_name = {entry_point.name: entry_point for entry_point in entry_points(group=group)}
+    if name in by_name:
+        return _run_loader(f"{what} {name!r}", by_name[name].module, by_name[name].load)
     if not _is_path(name):
-        known = ", ".join(sorted(offered)) or "none"
+        names = ", ".join(sorted(by_name)) or "none"
         neither = f"none of {built_in}," if built_in else "neither built in"
         raise ConfigError(
             f"The {what} {name!r} is unknown: it is {neither} nor an entry point of {group} "
-            f"(known: {known}) nor an import path such as package.module:Name."
+            f"(known: {names}) nor an import path such as package.module:Name."
         )
     return import_object(name, what)
 
@@ -62,17 +62,17 @@ def import_object(name: str, what: str) -> Any:
     )
 
 
-def _run_loader(called: str, module: str, load: Callable[[], Any]) -> Any:
+def _run_loader(label: str, module: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"The {called} cannot be imported: {error}. Correct the path, or install the package "
+            f"The {label} cannot be imported: {error}. Correct the path, or install the package "
             "where Dagster's code runs."
         ) from error
     except Exception as error:
-        told = describe_import_error(error, module)
-        raise ConfigError(f"The {called} cannot be imported. {told}") from error
+        reason = describe_import_error(error, module)
+        raise ConfigError(f"The {label} cannot be imported. {reason}") from error
 
 
 def _is_path(name: str) -> bool:
@@ -125,11 +125,11 @@ def _split_path(file: str) -> tuple[str, ...]:
 def _describe_reason(error: BaseException, root: str) -> str:
     if isinstance(error, IscpError):
         return str(error)
-    said = (
+    message = (
         error.msg if isinstance(error, SyntaxError) and _is_in_package(error, root) else str(error)
     )
-    told = " ".join(f"{type(error).__name__}: {said}".split()).rstrip(".")
-    return f"{told}. Correct the file."
+    reason = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(".")
+    return f"{reason}. Correct the file."
 
 
 def _is_in_package(error: SyntaxError, root: str) -> bool:

@@ -130,7 +130,7 @@ class Job:
 
     `seq` grows with every change except of spec and pause, also across registrations: it is the
     fence of the run that holds the job. `run_id` is the run of the latest iteration; `batch` is its
-    record. A paused job is not planned until it is resumed; what is queued or running goes on.
+    record. A paused job is not planned until it is resumed; what is queued or running continues.
     `happened` is the event that turned an earlier row into this one; a log writes it to its
     history.
     """
@@ -172,9 +172,9 @@ def check_tenant(tenant: Any) -> str:
     """`tenant` if databases can store it as a name. Raises ConfigError if not."""
     if isinstance(tenant, str) and is_name(tenant):
         return tenant
-    shown = repr(tenant)
+    text = repr(tenant)
     raise ConfigError(
-        f"The tenant {shown if len(shown) <= MOST_SHOWN else f'{shown[:MOST_SHOWN]}…'} cannot "
+        f"The tenant {text if len(text) <= MOST_SHOWN else f'{text[:MOST_SHOWN]}…'} cannot "
         f"be stored as a name: it must be text without NUL, of at most {TENANT_BYTES:,} bytes. "
         "Rename it in the source."
     )

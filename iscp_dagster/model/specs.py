@@ -1,4 +1,4 @@
-"""What a user asks of a job: when to iterate, and how."""
+"""What a user specifies for a job: when to iterate, and how."""
 
 from __future__ import annotations
 
@@ -193,9 +193,9 @@ class JobSpec:
 
 
 def check_priority(priority: Any) -> None:
-    """Raises ConfigError unless it is a priority within bounds."""
-    whole = isinstance(priority, int) and not isinstance(priority, bool)
-    if not whole:
+    """Raise ConfigError unless it is a priority within bounds."""
+    is_integer = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_integer:
         raise ConfigError(f"The priority {priority!r} is not a whole number.")
     if abs(priority) > MOST_PRIORITY:
         raise ConfigError(

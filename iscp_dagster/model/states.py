@@ -11,7 +11,7 @@ from iscp_dagster.model.errors import ConfigError, TransitionError
 
 
 class JobState(IntEnum):
-    """Where a job's latest iteration stands; the numbers are stored."""
+    """The state of a job's latest iteration; the numbers are stored."""
 
     PENDING = 0
     """An iteration waits for a worker."""
@@ -31,7 +31,7 @@ class JobState(IntEnum):
     @classmethod
     def parse_state(cls, state: JobState | str) -> JobState:
         """The state, which may be given by its name. Raises ConfigError naming all states."""
-        states = {each.label: each for each in cls}
+        states = {member.label: member for member in cls}
         if isinstance(state, JobState):
             return state
         if not isinstance(state, str) or state.lower() not in states:
@@ -98,7 +98,7 @@ schedules the job again."""
 
 
 def get_allowed_states(event: Event) -> frozenset[JobState | None]:
-    """The states that allow `event`; None stands for a job that has no row."""
+    """The states that allow `event`; None means that the job has no row."""
     return TRANSITIONS[event].allowed
 
 

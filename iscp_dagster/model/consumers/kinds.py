@@ -1,4 +1,4 @@
-"""The kinds of consumer: what jobs of one type have in common, for whoever plans, runs or shows."""
+"""The kinds of consumer: what jobs of one type have in common when planned, run and shown."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ DECLARED = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScanContext:
-    """What a consumer may know of the scan that brings its rows."""
+    """What a consumer may know about the scan that delivers its rows."""
 
     table_id: str
     columns: tuple[str, ...]
     """The columns that it gets."""
     reason: str
-    """Why it gets all rows, or only changes, as people are told."""
+    """Why it gets all rows or only changes, as shown to people."""
     repairs: Mapping[str, int]
     """By tenant, how often its job was repaired since its range began."""
     lost: Callable[[str], IscpError | None]
-    """Why nothing more may be done for a tenant; None: it may."""
+    """The error that ends the work for a tenant; None: it continues."""
     deployment: Any
     """The location's log, clock and services (`sync.deployment.Deployment`)."""
 
@@ -53,8 +53,8 @@ class ScanContext:
 class ConsumerKind(ABC):
     """How jobs of one type read, run, commit and are shown.
 
-    A kind overrides what differs. Whoever plans asks its attributes, so its module imports what is
-    heavy in its methods only.
+    A kind overrides what differs. Planning reads its attributes, so its module imports heavy
+    packages only in its methods.
     """
 
     type: str
@@ -62,14 +62,14 @@ class ConsumerKind(ABC):
     called: ClassVar[str] = "consumer"
     """What people call one of its consumers, in sentences."""
     declare: ClassVar[str] = ""
-    """How one named `{name}` is declared, where only a declaration makes it."""
+    """How a consumer named `{name}` is declared, if only a declaration makes it."""
     keeps_index: ClassVar[bool] = False
-    """Whether Spark's executors write its rows into index tables, which are closed to late writers;
-    else the run itself has `consumer` take them, which commits as it likes."""
+    """Whether Spark's executors write its rows into index tables, which reject late writers; else
+    `consumer` takes them in the run's process and commits as it likes."""
     of_images: ClassVar[bool] = False
     """Whether it gets both images of each changed row; else the last change of each key."""
     iterates_alone: ClassVar[bool] = False
-    """Whether its iterations share no scan, since they may wait for others for long."""
+    """Whether its iterations share no scan, since they may wait long for others."""
     begins_before_first_commit: ClassVar[bool] = False
     """Whether the job of a tenant that appears later begins before the tenant's first commit, so
     that these rows are changes; else it begins with all rows."""
@@ -78,7 +78,7 @@ class ConsumerKind(ABC):
     io_manager: ClassVar[str] = "clickhouse"
     """The key of the IO manager that shows in Dagster what iterations did."""
     see: ClassVar[str] = ""
-    """Where to look for what it keeps elsewhere than in tables."""
+    """Where to look for what it keeps outside tables."""
 
     @property
     def title(self) -> str:
@@ -97,14 +97,14 @@ class ConsumerKind(ABC):
         """Raise ConfigError for a consumer that cannot be imported here."""
 
     def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
-        """Return what its image rows are read of; None: it gets none. Raises ConfigError."""
+        """Return what its image rows are read from; None: it gets none. Raises ConfigError."""
         del source, info
         return None
 
     def columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
-        """Return the source columns that it gets, in the source's order; not asked for images.
+        """Return the source columns that it gets, in the source's order; not called for images.
 
         Raises ConfigError for a column that is not `available`.
         """
@@ -123,21 +123,21 @@ class ConsumerKind(ABC):
         return None
 
     def describe(self, source: SourceTable, declared: Any) -> tuple[str, Mapping[str, Any]]:
-        """Say what a declared one does in a sentence, and its settings, for its asset."""
+        """Describe a declared consumer in a sentence, with its settings, for its asset."""
         return f"The {self.called} {declared.name!r} of {source.name!r}.", {}
 
 
 class DeclaredKind(ConsumerKind):
-    """A kind whose consumers are those that the location declares."""
+    """A kind whose consumers the location declares."""
 
     def check(self, source: SourceTable, info: ConsumerInfo) -> None:
-        there = self.declared(source)
+        declared = self.declared(source)
         head = f"Job {source.name}/{info.job}"
-        if all(each.name != info.job for each in there):
-            known = ", ".join(each.name for each in there) or "none"
+        if all(consumer.name != info.job for consumer in declared):
+            names = ", ".join(consumer.name for consumer in declared) or "none"
             raise ConfigError(
                 f"{head}: no {self.called} of that name is declared on the table or its views "
-                f"(there are: {known}); declare {self.declare.format(name=repr(info.job))}."
+                f"(there are: {names}); declare {self.declare.format(name=repr(info.job))}."
             )
         if info.columns or info.options:
             raise ConfigError(
@@ -151,12 +151,12 @@ class OwnConsumers(ConsumerKind):
 
     def check(self, source: SourceTable, info: ConsumerInfo) -> None:
         del source
-        offered = {each.name for each in entry_points(group=CONSUMERS)}
-        if info.type not in offered and ":" not in info.type:
-            known = [*list_kind_names(), *sorted(offered | _list_offered())]
+        names = {entry_point.name for entry_point in entry_points(group=CONSUMERS)}
+        if info.type not in names and ":" not in info.type:
+            known_types = [*list_kind_names(), *sorted(names | _list_offered())]
             raise ConfigError(
-                f"The consumer type {info.type!r} is unknown; use one of {', '.join(known)}, or "
-                "the import path of your own, such as package.module:Name."
+                f"The consumer type {info.type!r} is unknown; use one of {', '.join(known_types)}, "
+                "or the import path of your own, such as package.module:Name."
             )
 
     def check_importable(self, info: ConsumerInfo) -> None:
@@ -166,18 +166,18 @@ class OwnConsumers(ConsumerKind):
         del scan
         factory = _load_factory(info)
         try:
-            made = factory(source, info)
+            consumer = factory(source, info)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(f"Consumer {info.type!r} of job {info.job!r}: {reason}") from error
-        if not isinstance(made, Consumer):
+        if not isinstance(consumer, Consumer):
             raise ConfigError(f"Consumer {info.type!r} of job {info.job!r} has no method consume.")
-        return made
+        return consumer
 
 
 @dataclass(frozen=True)
 class BrokenKind(ConsumerKind):
-    """A kind that cannot be loaded: what its jobs need of it raises why, and they fail alone."""
+    """A kind that cannot be loaded: its methods raise the error, so only its jobs fail."""
 
     error: ConfigError
 
@@ -196,7 +196,7 @@ class BrokenKind(ConsumerKind):
 
 @cache
 def consumer_kind(type_: str) -> ConsumerKind:
-    """Return the kind of the jobs of a type."""
+    """Return the kind of a job type."""
     if type_ in list_kind_names():
         return _load_kind(INDEX)(type_)
     if type_ in DECLARED:
@@ -210,7 +210,7 @@ def consumer_kind(type_: str) -> ConsumerKind:
 
 
 def list_declared_kinds() -> Iterator[ConsumerKind]:
-    """Yield the kinds of what a location declares beside indexes."""
+    """Yield the kinds of declared consumers other than indexes."""
     yield from map(consumer_kind, DECLARED)
 
 
@@ -220,19 +220,19 @@ def is_index(info: ConsumerInfo) -> bool:
 
 
 def _list_offered() -> frozenset[str]:
-    return frozenset(each.name for each in entry_points(group=GROUP))
+    return frozenset(entry_point.name for entry_point in entry_points(group=GROUP))
 
 
 def _load_kind(name: str) -> type[ConsumerKind]:
-    found = load_object(name, GROUP, "consumer kind")
-    if not (isinstance(found, type) and issubclass(found, ConsumerKind)):
-        raise ConfigError(f"The consumer kind {name!r} is {found!r}; derive it from ConsumerKind.")
-    return found
+    kind = load_object(name, GROUP, "consumer kind")
+    if not (isinstance(kind, type) and issubclass(kind, ConsumerKind)):
+        raise ConfigError(f"The consumer kind {name!r} is {kind!r}; derive it from ConsumerKind.")
+    return kind
 
 
 def _load_factory(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
     """Load what makes a user's consumer: an entry point of `CONSUMERS`, or `module:Name`."""
-    found = load_object(info.type, CONSUMERS, "consumer type")
-    if not callable(found):
-        raise ConfigError(f"The consumer type {info.type!r} is {found!r}, which makes no consumer.")
-    return cast("Callable[[SourceTable, ConsumerInfo], Any]", found)
+    factory = load_object(info.type, CONSUMERS, "consumer type")
+    if not callable(factory):
+        raise ConfigError(f"The consumer type {info.type!r} is {factory!r}, which is not callable.")
+    return cast("Callable[[SourceTable, ConsumerInfo], Any]", factory)

@@ -18,14 +18,14 @@ from iscp_dagster.model.jobs import JobID
 Told = Mapping[str, Any]
 """What a consumer reports besides rows, see `DataRetriever.tell`."""
 MOST_LISTED = 50
-"""The latest things of a list that are kept."""
+"""How many of a list's latest entries are kept."""
 
 
 def merge_facts(earlier: Told, later: Told) -> Told:
-    """What was told of two steps: numbers are added, lists joined, else the later one stands."""
+    """Merge the reports of two steps: add numbers, join lists, else keep the later value."""
     return {
         **earlier,
-        **{name: _merge_values(earlier.get(name), each) for name, each in later.items()},
+        **{name: _merge_values(earlier.get(name), value) for name, value in later.items()},
     }
 
 
@@ -41,7 +41,7 @@ class DataType(IntEnum):
     """What the batches are; the numbers are part of the protocol."""
 
     SNAPSHOT = 0
-    """All rows at the end of the range: they replace what the consumer holds of the tenants."""
+    """All rows at the end of the range: they replace the tenants' rows in the consumer."""
     TAIL = 1
     """The changes of the range, the last one of each key: upserts and deletes."""
 
@@ -79,7 +79,7 @@ class DataRetriever(Protocol):
     @property
     def refused(self) -> Mapping[str, IscpError]:
         """The tenants whose rows no longer come, since another run took the job or the consumer
-        rejected them: keep nothing of theirs.
+        rejected them: discard their rows.
         """
 
     @property
@@ -117,8 +117,8 @@ class DataRetriever(Protocol):
         """Reject one tenant's rows: only its job fails, and no more of its rows come."""
 
     def tell(self, tenant: str, facts: Told) -> None:
-        """Report what the iteration did for a tenant: shown with its outcome, with what was told of
-        the iteration's earlier ranges; numbers are counts that the job's status keeps too.
+        """Report what the iteration did for a tenant: shown with its outcome, merged with the
+        reports of its earlier ranges; numbers are counts that the job's status keeps too.
         """
 
     def report_resend(self) -> None:

@@ -24,7 +24,9 @@ BUILT_IN = {
 @cache
 def list_kind_names() -> tuple[str, ...]:
     """The kinds' names, built-in ones first. Loads none."""
-    offered = sorted({each.name for each in entry_points(group=GROUP)} - set(BUILT_IN))
+    offered = sorted(
+        {entry_point.name for entry_point in entry_points(group=GROUP)} - set(BUILT_IN)
+    )
     return (*BUILT_IN, *offered)
 
 
@@ -46,7 +48,7 @@ def kinds() -> Mapping[str, type[Any]]:
 
     Raises ConfigError for one that cannot be imported, or whose `kind` is not its offered name.
     """
-    found: dict[str, type[Any]] = {}
+    classes: dict[str, type[Any]] = {}
     for name in list_kind_names():
         kind = load_object(BUILT_IN.get(name, name), GROUP, "index kind")
         if getattr(kind, "kind", None) != name:
@@ -54,11 +56,11 @@ def kinds() -> Mapping[str, type[Any]]:
                 f"The index kind {name!r} is offered by {kind!r}, whose `kind` is "
                 f"{getattr(kind, 'kind', None)!r}; give both the same name."
             )
-        found[name] = kind
-    return MappingProxyType(found)
+        classes[name] = kind
+    return MappingProxyType(classes)
 
 
 @cache
 def list_view_suffixes() -> tuple[str, ...]:
     """The suffixes of the index views that kinds have beside the first."""
-    return tuple(sorted({end for kind in kinds().values() for end in kind.beside}))
+    return tuple(sorted({suffix for kind in kinds().values() for suffix in kind.beside}))

@@ -41,7 +41,7 @@ def view_name(table: str, index: str) -> str:
 
 
 def check_view(source: str, table: str, index: str) -> None:
-    """Reject an index whose index view would have a name reserved for what is beside others.
+    """Reject an index whose index view would have a name reserved for other tables or views.
 
     Raises ConfigError.
     """
@@ -49,11 +49,12 @@ def check_view(source: str, table: str, index: str) -> None:
     if view in RESERVED_VIEWS:
         why = "a table of this name exists beside the indexes"
     elif _OF_AN_INDEX.fullmatch(view) or view.endswith(
-        tuple(f"_{end}" for end in list_view_suffixes())
+        tuple(f"_{suffix}" for suffix in list_view_suffixes())
     ):
         why = (
             "names that end in __rows, __staging (and a number) or "
-            f"{' or '.join(f'_{end}' for end in list_view_suffixes())} belong to other index views"
+            f"{' or '.join(f'_{suffix}' for suffix in list_view_suffixes())} belong to other "
+            "index views"
         )
     else:
         return
@@ -79,7 +80,7 @@ def list_possible_owners(view: str) -> Iterator[tuple[str, str]]:
 
 
 def check_lists(name: str, columns: Sequence[str] | None, exclude: Sequence[str]) -> None:
-    """Reject lists that name no columns, and both of them together. Raises ConfigError."""
+    """Reject lists that are not of names, and both of them together. Raises ConfigError."""
     for option, names in (("columns", columns), ("exclude", exclude)):
         if isinstance(names, str):
             raise ConfigError(
@@ -97,8 +98,8 @@ def check_lists(name: str, columns: Sequence[str] | None, exclude: Sequence[str]
 
 def check_excluded(where: str, exclude: Collection[str], needed: Collection[str]) -> None:
     """Reject leaving out a column that the index cannot do without. Raises ConfigError."""
-    if wanted := [column for column in exclude if column in needed]:
+    if required := [column for column in exclude if column in needed]:
         raise ConfigError(
-            f"Index {where}: exclude= names {wanted[0]!r}, which the index needs: the tenant, the "
-            "key, and the columns that its kind is about are always in it. Remove it from exclude=."
+            f"Index {where}: exclude= names {required[0]!r}, which the index needs: the tenant, "
+            "the key, and the columns of its kind are always in it. Remove it from exclude=."
         )

@@ -30,7 +30,7 @@ class ServiceConsumer:
     on: Any = None
     """The `SourceTable`; left out in a table's own `services=[...]`."""
     name: str = ""
-    """The job's name; empty: made of the handler, `orders_on_changes` of `Orders/on_changes`."""
+    """The job's name; empty: from the handler, `orders_on_changes` for `Orders/on_changes`."""
     columns: Sequence[str] = ()
     """The columns that it gets; tenant and key are always included. Empty: all."""
     rows: int = 1_000
@@ -48,7 +48,7 @@ class ServiceConsumer:
     """Register a job automatically for every tenant that is found."""
     kind: ClassVar[str] = SERVICE
     placement: ClassVar[None] = None
-    """Its job is never one of a shard: it keeps no table."""
+    """Its job never belongs to a shard: it keeps no table."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.handler, str) or not _HANDLER.fullmatch(self.handler):
@@ -88,14 +88,14 @@ class ServiceConsumer:
         parts = parse_http_address(self.url)
         if parts is None or re.search("[@?#]", self.url):
             self._refuse(
-                f"url={mask_secrets(self.url)!r} is no plain address of http or https; write "
-                "one such as http://127.0.0.1:9080, without a user, a query or a fragment"
+                f"url={mask_secrets(self.url)!r} is not a plain http or https address; write one "
+                "such as http://127.0.0.1:9080, without a user, a query or a fragment"
             )
         object.__setattr__(self, "url", self.url.rstrip("/"))
 
     def _check_columns(self) -> None:
-        listed = isinstance(self.columns, list | tuple)
-        if not listed or not all(isinstance(each, str) for each in self.columns):
+        is_list = isinstance(self.columns, list | tuple)
+        if not is_list or not all(isinstance(name, str) for name in self.columns):
             self._refuse(
                 f"columns={self.columns!r} is not a list of names; write columns=[{self.columns!r}]"
             )

@@ -75,15 +75,15 @@ class Sharding:
                 f"{', '.join(sorted(FUNCTIONS))}."
             )
         key = (self.key,) if isinstance(self.key, str) else tuple(self.key)
-        if not key or not all(isinstance(each, str) and each for each in key):
+        if not key or not all(isinstance(column, str) and column for column in key):
             raise ConfigError(f"sharding: key {self.key!r} names no columns; name one or more.")
         if len(set(key)) < len(key):
             raise ConfigError(f"sharding: key {', '.join(key)} names a column twice.")
         if len(key) > 1 and not FUNCTIONS[name].several:
-            some = ", ".join(sorted(n for n, each in FUNCTIONS.items() if each.several))
+            names = ", ".join(sorted(n for n, function in FUNCTIONS.items() if function.several))
             raise ConfigError(
                 f"sharding: {name} takes one column, but the key is {', '.join(key)}; name one, or "
-                f"use one of: {some}."
+                f"use one of: {names}."
             )
         if not 0 <= self.shard < max(self.shards, 1):
             raise ConfigError(f"sharding: there is no shard {self.shard} of {self.shards}.")

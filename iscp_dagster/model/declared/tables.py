@@ -88,8 +88,8 @@ class Index:
                 f"Index {self.name!r}: errors={self.errors!r} is not one of: {', '.join(ERRORS)}."
             )
         check_lists(self.name, self.columns, self.exclude)
-        known = isinstance(self.types, Mapping)
-        if not known or not all(
+        is_mapping = isinstance(self.types, Mapping)
+        if not is_mapping or not all(
             isinstance(part, str) for pair in self.types.items() for part in pair
         ):
             raise ConfigError(
@@ -112,8 +112,8 @@ class Index:
     @property
     def placement(self) -> Sharding | None:
         """Its sharding, if it is one shard of several."""
-        spread = isinstance(self.sharding, Sharding) and self.sharding.shards
-        return self.sharding if spread and isinstance(self.sharding, Sharding) else None
+        is_shard = isinstance(self.sharding, Sharding) and self.sharding.shards
+        return self.sharding if is_shard and isinstance(self.sharding, Sharding) else None
 
     @property
     def shard(self) -> int:
@@ -136,11 +136,13 @@ class Index:
     @property
     def definition(self) -> dict[str, Any]:
         """What determines its tables, besides the columns' types; a change makes another index."""
-        chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
-        said = {"kind": self.kind} | {n: _to_plain_json(getattr(self, n)) for n in sorted(chosen)}
+        options = {field_.name for field_ in fields(self)} - _NOT_OF_TABLES
+        definition = {"kind": self.kind} | {
+            option: _to_plain_json(getattr(self, option)) for option in sorted(options)
+        }
         # Left out where it says nothing, as tables that were made without it do not name it.
-        said |= {"exclude": _to_plain_json(self.exclude)} if self.exclude else {}
-        return said | ({"sharding": self.placement.to_json()} if self.placement else {})
+        definition |= {"exclude": _to_plain_json(self.exclude)} if self.exclude else {}
+        return definition | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
 Consuming = Index | Trigger | ServiceConsumer
@@ -178,7 +180,7 @@ class SourceTable:
     nulls: str | Mapping[str, str] = "empty"
     """What its indexes have for null arrays, maps and structs (docs/types.md)."""
     left_out: Sequence[ConfigError] = field(default=(), compare=False)
-    """Why some of what is declared for it, or of its name, is left out; `sound` fills it in."""
+    """Why declarations for it, or with its name, are left out; `sound` fills it in."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -200,7 +202,7 @@ class SourceTable:
             check_sharding(self, index)
         _refuse_repeats(self.name, "key column", self.keys)
         _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
-        _refuse_repeats(self.name, "job", [each.name for each in self.consumers])
+        _refuse_repeats(self.name, "job", [consumer.name for consumer in self.consumers])
 
     @property
     def database(self) -> str:
@@ -221,7 +223,7 @@ class SourceTable:
 
     @property
     def source(self) -> SourceTable:
-        """The table itself: what a view or trigger is of may be a table or a view."""
+        """The table itself, as a view's `source` is its underlying table."""
         return self
 
     @property
@@ -231,7 +233,7 @@ class SourceTable:
 
     @property
     def definition(self) -> list[dict[str, Any]]:
-        """Which of its rows it has, as a view's `definition` says it: all of them."""
+        """What determines its rows, as for a view; empty: all rows."""
         return []
 
     def index(self, name: str) -> Index:
@@ -247,11 +249,11 @@ class SourceTable:
         return self._find_declared(name, "service consumer", self.services)
 
     def _find_declared(self, name: str, what: str, declared: Sequence[T]) -> T:
-        for each in declared:
-            if each.name == name:
-                return each
-        known = ", ".join(each.name for each in declared) or "none"
-        raise ConfigError(f"Source table {self.name!r} has no {what} {name!r}; it has: {known}.")
+        for declaration in declared:
+            if declaration.name == name:
+                return declaration
+        names = ", ".join(declaration.name for declaration in declared) or "none"
+        raise ConfigError(f"Source table {self.name!r} has no {what} {name!r}; it has: {names}.")
 
     def select_columns(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
         """The source columns that `index` carries, in the source's order.
@@ -260,21 +262,21 @@ class SourceTable:
         """
         tenant = (self.tenant,) if self.tenant else ()
         # What the index leaves out may come and go.
-        asked = [name for name in available if name not in index.exclude]
-        asked = list(index.columns) if index.columns is not None else asked
-        defining = {*tenant, *self.keys, *index.needed_columns}
-        wanted = {*defining, *asked}
-        missing = sorted(wanted - set(available))
+        selected = [name for name in available if name not in index.exclude]
+        selected = list(index.columns) if index.columns is not None else selected
+        required = {*tenant, *self.keys, *index.needed_columns}
+        columns = {*required, *selected}
+        missing = sorted(columns - set(available))
         if missing:
             # A table of rows is made from these columns; the others come and go.
-            rebuilt = type(index) is not Index and not defining.isdisjoint(missing)
+            rebuilt = type(index) is not Index and not required.isdisjoint(missing)
             raise ConfigError(
                 f"Index {self.name}/{index.name}: the source has no column "
                 f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
                 f"{_RENAMED.format(name=f'{self.name}/{index.name}') if rebuilt else ''}"
             )
         index.check_available(f"Index {self.name}/{index.name}", available)
-        return tuple(column for column in available if column in wanted)
+        return tuple(column for column in available if column in columns)
 
 
 _RENAMED = (
@@ -285,13 +287,15 @@ _RENAMED = (
 
 def _check_lists(source: SourceTable) -> None:
     keys = [source.key] if isinstance(source.key, str) else source.key
-    if not (isinstance(keys, list | tuple) and all(isinstance(each, str) for each in keys)):
+    if not (isinstance(keys, list | tuple) and all(isinstance(key, str) for key in keys)):
         raise ConfigError(
             f"Source table {source.name!r}: key={source.key!r} names no columns; give one "
             "name, or a list of names."
         )
     indexes = source.indexes
-    if not (isinstance(indexes, list | tuple) and all(isinstance(each, Index) for each in indexes)):
+    if not (
+        isinstance(indexes, list | tuple) and all(isinstance(index, Index) for index in indexes)
+    ):
         raise ConfigError(
             f"Source table {source.name!r}: indexes={indexes!r} is not a list of indexes; write "
             "indexes=[Mirror()], for example."
@@ -299,7 +303,7 @@ def _check_lists(source: SourceTable) -> None:
     services = source.services
     if not (
         isinstance(services, list | tuple)
-        and all(isinstance(each, ServiceConsumer) for each in services)
+        and all(isinstance(service, ServiceConsumer) for service in services)
     ):
         raise ConfigError(
             f"Source table {source.name!r}: services={services!r} is not a list of service "
@@ -341,16 +345,18 @@ def check_sharding(source: SourceTable, index: Index) -> None:
     allowed = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
     key = index.sharding.key if isinstance(index.sharding, Sharding) else ()
     if index.append:
-        carried = {*(index.columns or key), *index.needed_columns, *allowed} - {*index.exclude}
-        if lacking := [column for column in key if column not in carried]:
+        stored_columns = {*(index.columns or key), *index.needed_columns, *allowed} - {
+            *index.exclude
+        }
+        if missing := [column for column in key if column not in stored_columns]:
             raise ConfigError(
-                f"Index {source.name}/{index.name}: the sharding key has {lacking[0]!r}, which is "
+                f"Index {source.name}/{index.name}: the sharding key has {missing[0]!r}, which is "
                 "not one of its columns. Have it carry that column, or shard by other columns."
             )
         return
-    if strange := [column for column in key if column not in allowed]:
+    if mutable := [column for column in key if column not in allowed]:
         raise ConfigError(
-            f"Index {source.name}/{index.name}: the sharding key has {strange[0]!r}, which is "
+            f"Index {source.name}/{index.name}: the sharding key has {mutable[0]!r}, which is "
             "neither the tenant nor a key column: its value may change, but a row cannot change "
             f"its shard. Choose from: {', '.join(allowed) or 'there are none'}."
         )
@@ -360,7 +366,7 @@ def expand_shards(source: SourceTable, shards: int) -> SourceTable:
     """Replace each sharded index by one index per shard, named `<index>_shard_<i>`."""
     if not any(index.sharding for index in source.indexes):
         return source
-    indexes = [each for index in source.indexes for each in _expand_index(index, shards)]
+    indexes = [shard for index in source.indexes for shard in _expand_index(index, shards)]
     return replace(source, indexes=indexes)
 
 
@@ -368,8 +374,8 @@ def _expand_index(index: Index, shards: int) -> list[Index]:
     if not isinstance(index.sharding, Sharding) or index.sharding.shards:
         return [index]
     return [
-        replace(index, name=f"{index.name}{each.suffix}", sharding=each)
-        for each in index.sharding.make_shards(shards)
+        replace(index, name=f"{index.name}{sharding.suffix}", sharding=sharding)
+        for sharding in index.sharding.make_shards(shards)
     ]
 
 
@@ -381,8 +387,8 @@ def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> 
 
 def qualify_view_name(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
     """The index view, in the database named for its shard, else in the table's own."""
-    named = databases[index.shard] if databases else ""
-    return f"{named or table.database}.{view_name(table.table, index.shown)}"
+    database = databases[index.shard] if databases else ""
+    return f"{database or table.database}.{view_name(table.table, index.shown)}"
 
 
 def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
@@ -398,6 +404,6 @@ def _to_plain_json(value: Any) -> Any:
     """The value as JSON; the order of columns does not matter."""
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
-        return [dict(each) for each in value]
+    if isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
+        return [dict(entry) for entry in value]
     return value if value is None or isinstance(value, str | int) else sorted(value)

@@ -1,4 +1,4 @@
-"""A declared view: the rows of a source table that a predicate picks, and calculated columns."""
+"""A declared view: the rows of a source table that meet a predicate, and calculated columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from iscp_dagster.model.specs import check_priority
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 """What Delta's change feed has beside the table's columns."""
 MARKS = ("_repeats", "_fresh")
-"""What a reader of changes has beside them."""
+"""Columns that a reader of changes adds."""
 OF_READERS = "_iscp_"
-"""How other columns of readers begin."""
+"""The prefix of readers' other columns."""
 TAKEN = frozenset((*SYSTEM_COLUMNS, *IMAGE_COLUMNS, *CONDITION_COLUMNS, *FEED_COLUMNS, *MARKS))
 """Names that no column of a view can have, in lower case."""
 
@@ -58,8 +58,8 @@ class View:
             )
         if not self.source.keys:
             raise ConfigError(
-                f"View {self.name!r}: its source table {self.source.name!r} has no key, and a "
-                "change is a change of a key; declare the table's key=."
+                f"View {self.name!r}: its source table {self.source.name!r} has no key, and "
+                "changes are tracked by key; declare the table's key=."
             )
         self._check_expressions()
         try:
@@ -69,7 +69,7 @@ class View:
 
     @property
     def source(self) -> SourceTable:
-        """The table at the bottom."""
+        """The underlying table."""
         return self.of if isinstance(self.of, SourceTable) else self.of.source
 
     @property
@@ -80,7 +80,7 @@ class View:
     @property
     def definition(self) -> Definition:
         """What determines the view's rows, from the source up, as JSON."""
-        return [{"where": each.where, "columns": dict(each.columns)} for each in self.chain]
+        return [{"where": view.where, "columns": dict(view.columns)} for view in self.chain]
 
     def _check_expressions(self) -> None:
         if self.where is not None and not _is_nonblank(self.where):
@@ -102,13 +102,13 @@ class View:
         if self.where is None and not self.columns:
             raise ConfigError(
                 f"View {self.name!r} has neither where= nor columns=; give one of them, or "
-                "declare Changes() on what it is of."
+                "declare Changes() on its of=."
             )
-        below = self.of.definition if isinstance(self.of, View) else []
+        parent = self.of.definition if isinstance(self.of, View) else []
         source = self.source
-        known = [*source.keys, *([source.tenant] if source.tenant else [])]
+        base_columns = [*source.keys, *([source.tenant] if source.tenant else [])]
         check_calculated(
-            f"View {self.name!r}", self.columns, (*known, *list_calculated_columns(below))
+            f"View {self.name!r}", self.columns, (*base_columns, *list_calculated_columns(parent))
         )
 
 
@@ -119,22 +119,22 @@ def list_calculated_columns(definition: Sequence[Mapping[str, Any]]) -> Iterator
 
 
 def check_calculated(where: str, columns: Mapping[str, str], available: Sequence[str]) -> None:
-    """Reject calculated columns that are named like a column that is there. Raises ConfigError.
+    """Reject calculated columns that are named like an existing column. Raises ConfigError.
 
-    Names are compared as Spark does, without regard to case.
+    Names are compared as Spark does, ignoring case.
     """
-    held = {column.casefold(): column for column in available}
+    by_folded_name = {column.casefold(): column for column in available}
     for name in columns:
         folded = name.casefold()
         if folded in TAKEN or folded.startswith(OF_READERS):
-            said = f"{folded!r}, a column that every change has"
-        elif folded in held:
-            said = f"{held[folded]!r}, a column of what it is of"
+            hidden = f"{folded!r}, a column that every change has"
+        elif folded in by_folded_name:
+            hidden = f"{by_folded_name[folded]!r}, a column of its of="
         else:
-            held[folded] = name
+            by_folded_name[folded] = name
             continue
         raise ConfigError(
-            f"{where}: the calculated column {name!r} would hide {said}; give it another name."
+            f"{where}: the calculated column {name!r} would hide {hidden}; give it another name."
         )
 
 

@@ -74,7 +74,7 @@ LEFT_OUT = [
     ),
     (
         'Trigger("x", on=big, match="a", to=["lost"])',
-        "more.py: Trigger 'x': to='lost' is no endpoint",
+        "more.py: Trigger 'x': to='lost' is not an endpoint",
         "the trigger x",
     ),
     (

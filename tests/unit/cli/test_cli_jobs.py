@@ -385,7 +385,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         ),
         (
             ["register", NAME[:-6] + "x", "--type", "json:__name__"],
-            "'json:__name__' is 'json', which makes no consumer",
+            "'json:__name__' is 'json', which is not callable",
         ),
         (["list", "--table", "orders"], "'orders' is not written database.table, such as docs."),
         (["history", "--since", "soon"], "'soon' is neither a length of time"),

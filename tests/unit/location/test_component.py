@@ -305,7 +305,7 @@ def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
         (
             "  - name: big\n",
             "  - name: big\n    of: huge\n",
-            r"defs\.yaml:9, attributes\.views: The views are of each other: '\w+' of '\w+' of",
+            r"defs\.yaml:9, attributes\.views: The views form a cycle: '\w+' of '\w+' of",
         ),
         ("of: big", "of: bg", r"attributes\.views: View 'huge': of='bg' is neither the table"),
         (
@@ -328,7 +328,7 @@ def test_what_is_wrong_over_a_table_is_told_with_its_place(project, before, afte
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        ("to: [alerts]", "to: [lost]", "Trigger 'large': to='lost' is no endpoint"),
+        ("to: [alerts]", "to: [lost]", "Trigger 'large': to='lost' is not an endpoint"),
         ("name: any", "name: large", "Trigger 'large' is declared twice in the location"),
     ],
 )

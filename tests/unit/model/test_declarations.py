@@ -58,7 +58,7 @@ def test_triggers_that_a_table_has_already_are_triggers_of_the_location():
     assert Declarations.of([given]).list_endpoints() == [ALERTS]
     with pytest.raises(UnfitError, match="Trigger 'large' is declared twice"):
         attached([table], [BIG], [LARGE], [ALERTS])
-    with pytest.raises(UnfitError, match="to='alerts' is no endpoint of the location"):
+    with pytest.raises(UnfitError, match="to='alerts' is not an endpoint of the location"):
         attached([table])
 
 
@@ -106,8 +106,8 @@ def test_what_is_of_a_view_is_below_that_view_s_index():
 def test_views_given_by_name_come_after_those_that_they_are_of():
     assert sort_views([("c", "b"), ("a", None), ("b", "a"), ("d", "t.t")], "t.t").index("b") == 2
     refused = {
-        (("a", "b"), ("b", "c"), ("c", "a")): r"views are of each other: '\w' of '\w' of '\w' of",
-        (("a", "a"),): r"views are of each other: 'a' of 'a'\. Make one of them a view of the",
+        (("a", "b"), ("b", "c"), ("c", "a")): r"views form a cycle: '\w' of '\w' of '\w' of",
+        (("a", "a"),): r"views form a cycle: 'a' of 'a'\. Make one of them a view of the",
         (("a", "nope"),): r"View 'a': of='nope' is neither the table 't\.t' nor a view declared",
         (("a", None), ("a", None)): r"View 'a' is declared twice; give each its own name",
     }
@@ -130,7 +130,7 @@ def test_views_given_by_name_come_after_those_that_they_are_of():
         ),
         ({"columns": ["gross"]}, r"columns=\['gross'\] does not map names to expressions"),
         ({"columns": {"gross": ""}}, r"the calculated column 'gross' is ''; give it a name and"),
-        ({"columns": {"ID": "1"}}, r"calculated column 'ID' would hide 'id', a column of what it"),
+        ({"columns": {"ID": "1"}}, r"calculated column 'ID' would hide 'id', a column of its of="),
         ({"columns": {"desk": "1"}}, r"calculated column 'desk' would hide 'desk', a column of"),
         ({"columns": {"a": "1", "A": "2"}}, r"calculated column 'A' would hide 'a'"),
         ({"of": "trades"}, r"of='trades' is neither a source table nor a view; .* not its name"),
@@ -211,7 +211,7 @@ def test_a_trigger_that_means_nothing_is_refused_with_one_error(wrong, said):
         ),
         (
             [TRADES, replace(LARGE, to=["alarms"]), ALERTS],
-            r"to='alarms' is no endpoint of the location, which has: alerts\. Declare Endpoint\(",
+            r"to='alarms' is not an endpoint of the location, which has: alerts\. Declare Endpoi",
         ),
         ([EVENTS, BIG], r"View 'big': its source table 'shop\.trades' is not declared in the"),
         (

@@ -30,14 +30,14 @@ def attached(*declared):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"url": "ftp://a"}, r"url='ftp://a' is no plain address of http or https; write one"),
-        ({"url": "http://u:secret@a"}, r"url='http://a' is no plain address"),
+        ({"url": "ftp://a"}, r"url='ftp://a' is not a plain http or https address; write one"),
+        ({"url": "http://u:secret@a"}, r"url='http://a' is not a plain http or https address"),
         ({"url": "http://u:secret@a", "handler": "Orders"}, r"consumer 'http://a': handler="),
-        ({"url": "http://a/p?x=secret"}, r"url='http://a/p' is no plain address"),
-        ({"url": "http://a?"}, r"url='http://a' is no plain address"),
-        ({"url": "http://a#secret"}, r"url='http://a' is no plain address"),
+        ({"url": "http://a/p?x=secret"}, r"url='http://a/p' is not a plain http or https address"),
+        ({"url": "http://a?"}, r"url='http://a' is not a plain http or https address"),
+        ({"url": "http://a#secret"}, r"url='http://a' is not a plain http or https address"),
         ({"url": "http://a?secret", "handler": 7}, r"consumer 'http://a': handler="),
-        ({"url": 7}, r"url='7' is no plain address"),
+        ({"url": 7}, r"url='7' is not a plain http or https address"),
         ({"handler": "Orders"}, r"handler='Orders' does not name a service and its handler"),
         ({"handler": 7}, r"handler=7 does not name"),
         ({"name": "a b"}, r"The service consumer name 'a b' is not an identifier"),
@@ -72,8 +72,8 @@ def test_one_in_a_table_or_on_it_is_the_tables():
     ("services", "why"),
     [
         ([service()], r"'orders_changed' is on no source table; give on=, or put it into"),
-        ([service(on=SourceTable("a.b", key="k"))], r"on='a.b' is no source table of the location"),
-        ([service(on=4)], r"on=4 is no source table"),
+        ([service(on=SourceTable("a.b", key="k"))], r"'a.b' is not a source table of the location"),
+        ([service(on=4)], r"on=4 is not a source table"),
         (
             [service(on=ORDERS), service(on=ORDERS, name="x", url="http://other")],
             r"the service 'Orders' is at http://other, and 'orders_changed' has it at http://127",

@@ -57,7 +57,7 @@ _DAGSTER_SECONDS = 20.0
 _SHOWN = 3
 _MOST_PAUSED = 1_000
 _SENDERS = "for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)"
-# Without a time Dagster asks by the origin of its first start, and finds no tick of a later one.
+# Without afterTimestamp, Dagster finds ticks by the origin of its first start, and no later ones.
 _DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType required
       lastHeartbeatTime }} }} }}
   workspaceOrError {{ ... on PythonError {{ message }} ... on Workspace {{ locationEntries {{ name
@@ -69,7 +69,7 @@ _DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType re
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was checked, and its problem; an empty `problem` means that there is none."""
+    """One check and its problem, which is empty if there is none."""
 
     what: str
     problem: str = ""
@@ -136,24 +136,24 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
     try:
         answer = _query_dagster(url)
         entries = answer["workspaceOrError"]["locationEntries"]
-        beats = answer["instance"]["daemonHealth"]["allDaemonStatuses"]
+        daemons = answer["instance"]["daemonHealth"]["allDaemonStatuses"]
     except Exception as error:  # noqa: BLE001 - any error means no answer
         yield _make_service_finding(name, f"does not answer: {_to_one_line(str(error))}")
         return
     yield Finding(what=name)
     restart = "for the stack's, see `iscp logs daemon`; restart your own (`dagster-daemon run`)"
-    yield _make_finding("daemon", _find_daemon_problem(beats, now), restart)
+    yield _make_finding("daemon", _find_daemon_problem(daemons, now), restart)
     yield from (_inspect_location(entry) for entry in entries)
-    look = f"see its ticks at {redact_address(url).rstrip('/')}/automation"
+    remedy = f"see its ticks at {redact_address(url).rstrip('/')}/automation"
     yield _make_finding(
-        f"sensor {SENSOR}", _find_sensor_problem(list(_list_sensors(entries)), now), look
+        f"sensor {SENSOR}", _find_sensor_problem(list(_list_sensors(entries)), now), remedy
     )
 
 
 def _query_dagster(url: str) -> Any:
     import httpx
 
-    # A proxy from the environment does not serve this machine itself.
+    # Proxies from the environment do not apply to localhost.
     remote = urlsplit(url).hostname not in {"localhost", "127.0.0.1"}
     with httpx.Client(timeout=_DAGSTER_SECONDS, trust_env=remote) as client:
         answer = client.post(f"{url.rstrip('/')}/graphql", json={"query": _DAGSTER})
@@ -161,27 +161,27 @@ def _query_dagster(url: str) -> Any:
         return answer.json()["data"]
 
 
-def _find_daemon_problem(beats: Collection[Any], now: float) -> str:
+def _find_daemon_problem(daemons: Collection[Any], now: float) -> str:
     silent = [
-        each["daemonType"].lower()
-        for each in beats
-        if each["required"] and now - (each["lastHeartbeatTime"] or 0.0) > 2 * DEAF_SECONDS
+        daemon["daemonType"].lower()
+        for daemon in daemons
+        if daemon["required"] and now - (daemon["lastHeartbeatTime"] or 0.0) > 2 * DEAF_SECONDS
     ]
     return f"has written no heartbeat lately: {', '.join(sorted(silent))}" if silent else ""
 
 
 def _inspect_location(entry: Any) -> Finding:
-    loaded = entry["locationOrLoadError"]
-    failed = loaded is not None and "message" in loaded
-    problem = format_error(loaded) if failed else "" if loaded else "is being loaded"
-    then = "wait" if loaded is None else "correct the code, and reload the location"
+    location = entry["locationOrLoadError"]
+    failed = location is not None and "message" in location
+    problem = format_error(location) if failed else "" if location else "is being loaded"
+    then = "wait" if location is None else "correct the code, and reload the location"
     return _make_finding(f"code location {entry['name']}", problem, then)
 
 
 def _list_sensors(entries: Collection[Any]) -> Iterator[Any]:
     for entry in entries:
         for repository in (entry["locationOrLoadError"] or {}).get("repositories", []):
-            yield from (each for each in repository["sensors"] if each["name"] == SENSOR)
+            yield from (sensor for sensor in repository["sensors"] if sensor["name"] == SENSOR)
 
 
 def _find_sensor_problem(sensors: Collection[Any], now: float) -> str:
@@ -202,9 +202,7 @@ def _find_tick_problem(sensor: Any, now: float) -> str:
 
 
 def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
-    """Jobs in error, indexes that a commit older than `limit` seconds has not reached, and
-    endpoints to which nothing is sent.
-    """
+    """Jobs in error, indexes more than `limit` seconds behind, and endpoints that get no events."""
     failed = deployed.list_jobs(None, None, JobState.ERROR)
     yield from _inspect_failed_jobs(failed)
     for source in deployed.sources:
@@ -213,7 +211,7 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
 
 
 def inspect_declarations(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What is left out of the location and belongs to no table of it; `jobs` tells the rest."""
+    """Declaration errors that belong to no table; `jobs` reports the others."""
     from iscp_dagster.api.discovery import load_declarations, resolve_declarations
 
     for error in resolve_declarations(load_declarations(environ), environ).placeless:
@@ -225,21 +223,23 @@ def _inspect_table(
 ) -> Iterator[Finding]:
     """What is wrong with the table itself, with its jobs, and how far they are behind."""
     what = f"table {source.name}"
-    left_out = [_to_finding(what, each) for each in list_mistakes(source)]
+    mistakes = [_to_finding(what, mistake) for mistake in list_mistakes(source)]
     try:
-        found = read_positions(deployed.deployment, source)
+        positions = read_positions(deployed.deployment, source)
     except NoTableError as error:
-        yield from [*left_out, _inspect_missing_table(deployed, source, what, error)]
+        yield from [*mistakes, _inspect_missing_table(deployed, source, what, error)]
         return
     except Exception as error:  # noqa: BLE001 - a table may raise anything
-        yield from [*left_out, _to_finding(what, make_problem(source, error))]
+        yield from [*mistakes, _to_finding(what, make_problem(source, error))]
         return
-    findings = [_to_finding(what, each) for each in find_problems(deployed.deployment, source)]
-    own = [job for job in failed if f"{job.name.db}.{job.name.table}" == source.name]
-    late = _inspect_lag(what, found, limit, deployed.deployment.clock().timestamp())
-    if own and not late.problem:
-        late = replace(late, note=f"held up by the jobs in error: {_join_job_names(own)}")
-    yield from findings if findings and not (late.problem or late.note) else [*findings, late]
+    findings = [
+        _to_finding(what, problem) for problem in find_problems(deployed.deployment, source)
+    ]
+    own_jobs = [job for job in failed if f"{job.name.db}.{job.name.table}" == source.name]
+    lag = _inspect_lag(what, positions, limit, deployed.deployment.clock().timestamp())
+    if own_jobs and not lag.problem:
+        lag = replace(lag, note=f"held up by the jobs in error: {_join_job_names(own_jobs)}")
+    yield from findings if findings and not (lag.problem or lag.note) else [*findings, lag]
 
 
 def _to_finding(what: str, problem: Problem) -> Finding:
@@ -252,8 +252,10 @@ def _to_finding(what: str, problem: Problem) -> Finding:
 def _join_job_names(jobs: Collection[Job]) -> str:
     """The jobs' names, each with the number of its tenants."""
     tenants = Counter(job.name.job for job in jobs)
-    said = [f"{name} ({count_nouns(number, 'tenant')})" for name, number in sorted(tenants.items())]
-    return _join_first(said)
+    names = [
+        f"{name} ({count_nouns(number, 'tenant')})" for name, number in sorted(tenants.items())
+    ]
+    return _join_first(names)
 
 
 def _get_name_and_tenant(job: Job) -> tuple[str, str]:
@@ -261,13 +263,11 @@ def _get_name_and_tenant(job: Job) -> tuple[str, str]:
 
 
 def inspect_endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
-    """The endpoints of webhooks, and why nothing is sent to one, or nothing was accepted by it for
-    `limit` seconds.
-    """
+    """Webhook endpoints, and why one gets nothing or has accepted nothing for `limit` seconds."""
     outbox = open_outbox(deployed.deployment)
     states, now = outbox.list_endpoints(), deployed.deployment.clock()
-    triggers = [each for source in deployed.sources for each in source.triggers]
-    names = sorted({*states, *(name for each in triggers for name in each.endpoints)})
+    triggers = [trigger for source in deployed.sources for trigger in source.triggers]
+    names = sorted({*states, *(name for trigger in triggers for name in trigger.endpoints)})
     served, waiting = outbox.find_served(names), outbox.find_waiting(names)
     for name in names:
         what, state = f"endpoint {name}", states.get(name, EndpointState(name=name))
@@ -302,9 +302,9 @@ def invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
                 what, _to_one_line(str(error)), f"{then}invocations serve`)", error.code
             )
             return
-    many = f"{len(paused):,}{'' if len(paused) < _MOST_PAUSED else ' or more'}"
+    count = f"{len(paused):,}{'' if len(paused) < _MOST_PAUSED else ' or more'}"
     problem = (
-        f"paused: {many}, such as {paused[0]['id']} of {paused[0]['target']}" if paused else ""
+        f"paused: {count}, such as {paused[0]['id']} of {paused[0]['target']}" if paused else ""
     )
     then = "`iscp invocations list --status paused`, remove the cause, then resume or kill them"
     yield _make_finding(what, problem, then)
@@ -312,15 +312,15 @@ def invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def graphql(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What the GraphQL server leaves out, and why; nothing without the extra `serve`."""
-    named = environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)
-    if not named or find_spec("graphql") is None:
+    url = environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)
+    if not url or find_spec("graphql") is None:
         return
     from iscp_dagster.serve.web.server import LazyCatalogLoader
 
     try:
         notes = LazyCatalogLoader(environ)().notes
     except UnavailableError:
-        return  # which `services` says
+        return  # `services` reports it
     yield from (Finding(what="graphql", note=_to_one_line(note)) for note in notes)
 
 
@@ -330,7 +330,7 @@ def _inspect_missing_table(
     """A table that does not exist yet, or one that is gone while its indexes serve its rows."""
     log = deployed.deployment.log
     ids = log.find_table_ids(source.database, source.table)
-    if all(each == START for id_ in ids for each in log.list_watermarks(id_)):
+    if all(watermark == START for id_ in ids for watermark in log.list_watermarks(id_)):
         return Finding(what=what, note="no table yet")
     return Finding(
         what=what,
@@ -340,79 +340,85 @@ def _inspect_missing_table(
     )
 
 
-def _inspect_failed_jobs(found: Collection[Job]) -> Iterator[Finding]:
+def _inspect_failed_jobs(failed: Collection[Job]) -> Iterator[Finding]:
     """One finding per index, code and remedy, for all its tenants, with every message."""
-    if not found:
+    if not failed:
         yield Finding(what="jobs")
-    alike: dict[tuple[JobID, int, str, bool], list[Job]] = {}
-    for job in sorted(found, key=_get_name_and_tenant):
+    groups: dict[tuple[JobID, int, str, bool], list[Job]] = {}
+    for job in sorted(failed, key=_get_name_and_tenant):
         remedy = (get_remedy_verb(job.status), has_remedy(job.status))
-        alike.setdefault((job.name, job.status.code, *remedy), []).append(job)
-    for (name, code, verb, remedied), held in sorted(alike.items()):
-        tenants = sorted({job.key.tenant for job in held})
-        mend = suggest_command(verb, tenants, name) if verb else ""
-        whose = "tenant" if len(tenants) == 1 else "tenants"
+        groups.setdefault((job.name, job.status.code, *remedy), []).append(job)
+    for (name, code, verb, remedied), jobs in sorted(groups.items()):
+        tenants = sorted({job.key.tenant for job in jobs})
+        fix = suggest_command(verb, tenants, name) if verb else ""
+        noun = "tenant" if len(tenants) == 1 else "tenants"
         yield Finding(
             what=f"job {name}",
-            problem=f"in error for {whose} {format_names(tenants)}: {_join_messages(held)}",
+            problem=f"in error for {noun} {format_names(tenants)}: {_join_messages(jobs)}",
             code=code,
-            then=mend if remedied else f"remove the cause, then {mend}",
+            then=fix if remedied else f"remove the cause, then {fix}",
         )
 
 
 def _join_messages(jobs: Collection[Job]) -> str:
-    """The message that all have; else each message with the tenants whose it is, a few of them."""
+    """The common message; else the first few messages, each with its tenants."""
     tenants: dict[str, list[str]] = {}
     for job in jobs:
         tenants.setdefault(_to_one_line(job.status.message), []).append(job.key.tenant)
     if len(tenants) == 1:
         return next(iter(tenants))
-    said = [f"{format_names(names)}: {message}" for message, names in tenants.items()]
-    more = " (`iscp job list --state error` shows all)" if len(said) > _SHOWN else ""
-    return f"{_join_first(said)}{more}"
+    messages = [f"{format_names(names)}: {message}" for message, names in tenants.items()]
+    hint = " (`iscp job list --state error` shows all)" if len(messages) > _SHOWN else ""
+    return f"{_join_first(messages)}{hint}"
 
 
-def _inspect_lag(what: str, found: Collection[JobPosition], limit: float, now: float) -> Finding:
-    """The indexes that a commit older than `limit` seconds has not reached, the worst first."""
-    late = {each: compute_lateness(each, now) for each in found}
-    over = sorted((each for each in found if late[each] > limit), key=lambda each: -late[each])
-    if not over:
+def _inspect_lag(
+    what: str, positions: Collection[JobPosition], limit: float, now: float
+) -> Finding:
+    """The indexes more than `limit` seconds behind, the worst first."""
+    lateness = {position: compute_lateness(position, now) for position in positions}
+    behind = sorted(
+        (position for position in positions if lateness[position] > limit),
+        key=lambda position: -lateness[position],
+    )
+    if not behind:
         return Finding(what=what)
-    said = [
-        f"{format_title(str(each.job.name), each.tenant)} by {late[each]:,.0f} s" for each in over
+    lags = [
+        f"{format_title(str(position.job.name), position.tenant)} by {lateness[position]:,.0f} s"
+        for position in behind
     ]
-    worst = over[0].job
+    worst = behind[0].job
     return Finding(
         what=what,
-        problem=f"behind: {_join_first(said)}",
+        problem=f"behind: {_join_first(lags)}",
         code=worst.status.code,
         then=command("status", worst.key.tenant, worst.name),
     )
 
 
-def compute_lateness(each: JobPosition, now: float) -> float:
+def compute_lateness(position: JobPosition, now: float) -> float:
     """Seconds that a job is behind: its lag, or the age of the latest commit if that is more.
 
     0 for a job that is in step, paused, or in error, which is reported separately.
     """
-    if each.in_step or each.job.paused_at or each.job.state is JobState.ERROR:
+    if position.in_step or position.job.paused_at or position.job.state is JobState.ERROR:
         return 0.0
-    return max(each.lag or 0.0, now - each.latest.micros / 1e6)
+    return max(position.lag or 0.0, now - position.latest.micros / 1e6)
 
 
 def _join_first(names: Collection[str]) -> str:
-    shown = "; ".join(list(names)[:_SHOWN])
-    return f"{shown}; and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else shown
+    text = "; ".join(list(names)[:_SHOWN])
+    return f"{text}; and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else text
 
 
 def _to_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def run_inspection(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yield the findings; if the check itself fails, that is one more."""
+def run_inspection(what: str, inspect: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield the findings; a failure of the check itself is one more."""
     try:
-        yield from look()
+        yield from inspect()
     except (IscpError, DurableError) as error:
         yield Finding(what=what, problem=_to_one_line(str(error)), code=error.code)
 

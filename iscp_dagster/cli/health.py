@@ -28,12 +28,12 @@ def show_health(
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.local.stack.environment import add_stack_variables
 
-    found = []
+    findings = []
     environ = add_stack_variables(os.environ)
-    for each in inspect_deployment(environ, lambda: api.open_jobs(os.environ), max_lag):
-        found.append(each)
+    for finding in inspect_deployment(environ, lambda: api.open_jobs(os.environ), max_lag):
+        findings.append(finding)
         if not as_json:
-            job_show.line(str(each))
+            job_show.line(str(finding))
     if as_json:
-        job_json.write([asdict(each) for each in found])
-    raise typer.Exit(UNWELL if any(each.problem for each in found) else 0)
+        job_json.write([asdict(finding) for finding in findings])
+    raise typer.Exit(UNWELL if any(finding.problem for finding in findings) else 0)

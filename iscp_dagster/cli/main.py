@@ -58,12 +58,12 @@ class LazyGroup(Group):
 def load(name: str, place: str) -> Any:
     """The command at `module:attribute`, under the given name."""
     module, _, attribute = place.partition(":")
-    found = getattr(import_module(module), attribute)
-    if not isinstance(found, typer.Typer):
+    target = getattr(import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
         wrapper = typer.Typer(add_completion=False)
-        wrapper.command(name)(found)
-        found = wrapper
-    command = typer.main.get_command(found)
+        wrapper.command(name)(target)
+        target = wrapper
+    command = typer.main.get_command(target)
     command.name = name
     return command
 
@@ -77,8 +77,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:  # noqa: FBT001  (typer's signature)
-    if asked:
+def _print_version(requested: bool) -> None:  # noqa: FBT001  (typer's signature)
+    if requested:
         print(f"iscp {version('iscp_dagster')}")  # noqa: T201
         raise typer.Exit
 
@@ -97,10 +97,10 @@ def iscp(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is shown as one message, with exit code 1.
+    """Run the command line; an expected error is shown as one message, with exit code 1.
 
     The module that declares the tables may be in the working directory, as with Dagster's `-m`:
-    there first if ISCP_ASSETS names it, and after the installed ones if not.
+    searched first if ISCP_ASSETS names the module, else last.
     """
     sys.path.insert(0 if os.environ.get(ASSETS) else len(sys.path), str(Path.cwd()))
     try:

@@ -13,7 +13,7 @@ PORT = 4000
 def serve(
     *,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need tokens.")
+        str, typer.Option(help="Address to listen on; any but loopback needs tokens.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: a free one.")] = PORT,
     tokens: Annotated[
@@ -25,18 +25,18 @@ def serve(
         ),
     ] = "",
     print_schema: Annotated[
-        bool, typer.Option("--print-schema", help="Print the schema (SDL), and end.")
+        bool, typer.Option("--print-schema", help="Print the schema (SDL), and exit.")
     ] = False,
     patient: Annotated[
         bool,
-        typer.Option("--patient", help="Start although the tables cannot be served yet."),
+        typer.Option("--patient", help="Start even if the tables cannot be served yet."),
     ] = False,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="End when the declarations change, to be started anew."),
+        typer.Option("--follow", help="Exit when the declarations change, to be restarted."),
     ] = False,
 ) -> None:
-    """Serve the indexes by GraphQL until interrupted: queries, and subscriptions of changes."""
+    """Serve the indexes over GraphQL until interrupted: queries, and subscriptions of changes."""
     from iscp_dagster.model.imports import need
 
     need("serve", "`iscp serve`")

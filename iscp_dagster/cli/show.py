@@ -23,67 +23,67 @@ Verdicts = Sequence[tuple[SourceTable, IndexVerdict]]
 
 
 def print_comparison(
-    found: ComparisonResult, *, as_json: bool, differs: bool = False, limit: int | None = None
+    comparison: ComparisonResult, *, as_json: bool, differs: bool = False, limit: int | None = None
 ) -> None:
     """Print counts, then what differs by index and tenant, then the rest, and what is not compared.
 
     With `differs`, leave out what agrees.
     """
-    chosen = replace(found, verdicts=_select_verdicts(found.verdicts, differs=differs))
+    selection = replace(comparison, verdicts=_select_verdicts(comparison.verdicts, differs=differs))
     if as_json:
-        rows = describe_comparison(chosen)
+        rows = describe_comparison(selection)
         print_json(rows if limit is None else rows[:limit])
         return
-    if found.verdicts:
-        _print_summary(found)
-        _print_verdicts(chosen.verdicts[: limit or ROWS])
+    if comparison.verdicts:
+        _print_summary(comparison)
+        _print_verdicts(selection.verdicts[: limit or ROWS])
         print_rest(
-            min(limit or ROWS, len(chosen.verdicts)),
-            len(chosen.verdicts),
+            min(limit or ROWS, len(selection.verdicts)),
+            len(selection.verdicts),
             "--differs, --tenant, --index",
         )
-    for text in (*_format_unbuilt(found), *_format_failures(found)):
+    for text in (*_format_unbuilt(comparison), *_format_failures(comparison)):
         print_line(text)
-    for each in found.problems:
-        print_line(f"{each.table}: {NO_TABLE if each.missing else each.message}")
+    for problem in comparison.problems:
+        print_line(f"{problem.table}: {NO_TABLE if problem.missing else problem.message}")
 
 
 def _select_verdicts(
     verdicts: Verdicts, *, differs: bool
 ) -> list[tuple[SourceTable, IndexVerdict]]:
-    """Those that differ, then the others, unless only those that differ are wanted."""
-    wanted = [pair for pair in verdicts if not (differs and pair[1].agrees)]
-    return sorted(wanted, key=lambda pair: pair[1].agrees)
+    """Those that differ, then, unless `differs`, the others."""
+    pairs = [pair for pair in verdicts if not (differs and pair[1].agrees)]
+    return sorted(pairs, key=lambda pair: pair[1].agrees)
 
 
-def _print_summary(found: ComparisonResult) -> None:
-    agree = sum(verdict.agrees for _, verdict in found.verdicts)
-    number = len(found.verdicts)
-    rows = sum(verdict.rows for _, verdict in found.verdicts)
+def _print_summary(comparison: ComparisonResult) -> None:
+    agree = sum(verdict.agrees for _, verdict in comparison.verdicts)
+    number = len(comparison.verdicts)
+    rows = sum(verdict.rows for _, verdict in comparison.verdicts)
     parts = {"differ": number - agree, "agree": agree}
-    failed = sum(lacking.error is not None for _, lacking in found.unbuilt)
-    parts |= {"not built yet": len(found.unbuilt) - failed, "in error": failed}
-    parts |= {"not compared": sum(len(failure.tenants) for _, failure in found.failures)}
+    failed = sum(missing.error is not None for _, missing in comparison.unbuilt)
+    parts |= {"not built yet": len(comparison.unbuilt) - failed, "in error": failed}
+    parts |= {"not compared": sum(len(failure.tenants) for _, failure in comparison.failures)}
     parts |= {"rows in all": rows}
     print_counts(number, "comparison", parts)
 
 
-def _format_unbuilt(found: ComparisonResult) -> Iterator[str]:
+def _format_unbuilt(comparison: ComparisonResult) -> Iterator[str]:
     """A line for each index that some tenants lack, and why."""
     tenants: dict[tuple[str, str], list[str]] = {}
-    for source, lacking in found.unbuilt:
+    for source, missing in comparison.unbuilt:
         why = "not built yet"
-        if lacking.error is not None:
-            why = f"in error {lacking.error.code}: {lacking.error.message}"
-        tenants.setdefault((format_index_name(source, lacking.index), why), []).append(
-            lacking.tenant
+        if missing.error is not None:
+            why = f"in error {missing.error.code}: {missing.error.message}"
+        tenants.setdefault((format_index_name(source, missing.index), why), []).append(
+            missing.tenant
         )
-    for (name, why), its in tenants.items():
-        yield f"{_format_head(name, its)}: {why}"
+    for (name, why), names in tenants.items():
+        yield f"{_format_head(name, names)}: {why}"
 
 
-def _format_failures(found: ComparisonResult) -> Iterator[str]:
-    for source, failure in found.failures:
+def _format_failures(comparison: ComparisonResult) -> Iterator[str]:
+    for source, failure in comparison.failures:
         head = _format_head(format_index_name(source, failure.index), failure.tenants)
         yield f"{head}: could not be compared: {failure}"
 
@@ -98,35 +98,35 @@ def _format_head(name: str, tenants: Sequence[str]) -> str:
 
 
 def print_nothing_found(
-    found: ComparisonResult, tenant: str | None, ended: Collection[Job] = ()
+    comparison: ComparisonResult, tenant: str | None, unregistered: Collection[Job] = ()
 ) -> None:
     """Say that there was no index to compare, if the problems do not say why.
 
-    `ended` are the matching jobs that a person unregistered.
+    `unregistered` are the matching jobs that a person unregistered.
     """
-    if found.empty and (tenant is not None or not found.problems):
-        elsewhere = " in another table" if found.problems else ""
+    if comparison.empty and (tenant is not None or not comparison.problems):
+        elsewhere = " in another table" if comparison.problems else ""
         why = f"no matching index is registered{elsewhere}"
         remedy = (
-            _format_register_hint(ended)
-            if ended
+            _format_register_hint(unregistered)
+            if unregistered
             else "Check the name, or wait for the runner's next look."
         )
-        whom = "any tenant" if tenant is None else f"tenant {tenant!r}"
+        scope = "any tenant" if tenant is None else f"tenant {tenant!r}"
         Console(highlight=False).print(
-            f"There is nothing to verify for {whom}: {why}. {remedy}", markup=False
+            f"There is nothing to verify for {scope}: {why}. {remedy}", markup=False
         )
 
 
-def _format_register_hint(ended: Collection[Job]) -> str:
+def _format_register_hint(unregistered: Collection[Job]) -> str:
     tenants: dict[JobID, list[str]] = {}
-    for each in sorted(ended, key=attrgetter("name", "key")):
-        tenants.setdefault(each.name, []).append(each.key.tenant)
-    commands = [suggest_command("register", its, name) for name, its in tenants.items()]
+    for job in sorted(unregistered, key=attrgetter("name", "key")):
+        tenants.setdefault(job.name, []).append(job.key.tenant)
+    commands = [suggest_command("register", names, name) for name, names in tenants.items()]
     return f"It was unregistered; to register it again, run {' and '.join(commands)}."
 
 
-def _print_verdicts(found: Verdicts) -> None:
+def _print_verdicts(verdicts: Verdicts) -> None:
     rows = [
         (
             *(format_index_name(source, verdict.index), verdict.tenant),
@@ -134,7 +134,7 @@ def _print_verdicts(found: Verdicts) -> None:
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
             "yes" if verdict.agrees else "no",
         )
-        for source, verdict in found
+        for source, verdict in verdicts
     ]
     numbers = ("version", "rows", "missing", "extra", "differ")
     print_listing(
@@ -146,7 +146,7 @@ def _print_verdicts(found: Verdicts) -> None:
             styles={"yes": "green", "no": "red"},
         )
     )
-    for source, verdict in found:
+    for source, verdict in verdicts:
         place = format_title(format_index_name(source, verdict.index), verdict.tenant)
         if verdict.samples:
             rest = verdict.wrong - len(verdict.samples)
@@ -154,8 +154,8 @@ def _print_verdicts(found: Verdicts) -> None:
             print_line(f"{place}: {'; '.join(verdict.samples)}{more}")
         if verdict.misread:
             print_line(
-                f"{place}: {count_nouns(verdict.rows, 'row')} were read of the source, and its log "
-                f"counts {verdict.logged:,}"
+                f"{place}: {count_nouns(verdict.rows, 'row')} were read from the source, but its "
+                f"log counts {verdict.logged:,}"
             )
         if verdict.dead:
             print_line(f"{place}: {count_nouns(verdict.dead, 'dead letter')}, see `iscp dlq list`")

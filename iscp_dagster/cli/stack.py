@@ -22,7 +22,7 @@ UNWELL = 1
 
 
 def _check_services(services: list[str] | None) -> list[str] | None:
-    """The services asked for; an unknown name is a usage error."""
+    """The requested services; an unknown name is a usage error."""
     from iscp_dagster.local.services.settings import SERVICES
 
     for name in services or []:
@@ -95,7 +95,7 @@ def _list_table_paths() -> list[str | None]:
     try:
         return [source.path for source in load_tables(os.environ)]
     except IscpError:
-        # Dagster will say what is wrong with the location.
+        # Dagster will report what is wrong with the location.
         return []
 
 
@@ -155,10 +155,10 @@ def show_logs(
         typer.echo(escape_control_chars(line, colours=True))
 
     try:
-        found = tails.find_log_files(get_home(os.environ) / "logs", service or [])
+        files = tails.find_log_files(get_home(os.environ) / "logs", service or [])
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
-    tails.show(found, lines, print_log_line, follow=follow)
+    tails.show(files, lines, print_log_line, follow=follow)
 
 
 def env() -> None:

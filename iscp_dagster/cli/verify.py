@@ -58,34 +58,38 @@ def verify(
     try:
         environ = add_stack_variables(os.environ)
         deployment = open_deployment(environ)
-        held = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
-        wanted = select_indexes(index or [], load_tables(environ), {job.name for job in held})
-        with show_progress(Console(stderr=True)) as tell:
-            found = compare_tables(deployment, wanted, tenant, tell)
-        show.print_comparison(found, as_json=as_json, differs=differs, limit=limit)
-        if found.empty and tenant is not None:
-            tables = {source.name: source for source, _ in wanted}
-            theirs = [j for j in deployment.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
-            check_tenant(deployment, tables.values(), theirs, tenant)
+        index_jobs = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
+        selection = select_indexes(
+            index or [], load_tables(environ), {job.name for job in index_jobs}
+        )
+        with show_progress(Console(stderr=True)) as report:
+            comparison = compare_tables(deployment, selection, tenant, report)
+        show.print_comparison(comparison, as_json=as_json, differs=differs, limit=limit)
+        if comparison.empty and tenant is not None:
+            tables = {source.name: source for source, _ in selection}
+            jobs = [
+                job for job in deployment.log.jobs() if f"{job.name.db}.{job.name.table}" in tables
+            ]
+            check_tenant(deployment, tables.values(), jobs, tenant)
         if not as_json:
             show.print_nothing_found(
-                found, tenant, _find_unregistered_jobs(deployment, wanted, tenant)
+                comparison, tenant, _find_unregistered_jobs(deployment, selection, tenant)
             )
     except IscpError as error:
-        # Exit code 1 says that an index differs.
+        # Exit code 1 means that an index differs.
         typer.echo(f"iscp: {escape_control_chars(str(error), colours=True)}", err=True)
         raise typer.Exit(NOT_COMPARED) from error
     disconnect()
-    raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)
+    raise typer.Exit(DIFFERS if comparison.differs else 0 if comparison.whole else NOT_COMPARED)
 
 
 def _find_unregistered_jobs(
-    deployment: Deployment, wanted: Wanted, tenant: str | None
+    deployment: Deployment, selection: Wanted, tenant: str | None
 ) -> list[Job]:
-    """The jobs of the wanted indexes that a person unregistered."""
+    """The jobs of the selected indexes that a person unregistered."""
     from iscp_dagster.model.consumers.kinds import is_index
 
-    names = {source.name: indexes for source, indexes in wanted}
+    names = {source.name: indexes for source, indexes in selection}
 
     def matches(job: Job) -> bool:
         table = f"{job.name.db}.{job.name.table}"

@@ -79,9 +79,9 @@ def replay(
     from iscp_dagster.upkeep.dead_letters import replay_letters
 
     jobs, letters = _find_letters(ids, index, tenant)
-    done = replay_letters(jobs.deployment, jobs.sources, letters)
-    dlq_show.print_replay_results(done, as_json=as_json)
-    raise typer.Exit(1 if any(each.error for each in done) else 0)
+    results = replay_letters(jobs.deployment, jobs.sources, letters)
+    dlq_show.print_replay_results(results, as_json=as_json)
+    raise typer.Exit(1 if any(result.error for result in results) else 0)
 
 
 @dlq.command()
@@ -95,7 +95,7 @@ def drop(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete dead letters: those with these IDs, those matching the options, or --all.
+    """Delete dead letters: by ID, by the options, or --all.
 
     Their rows are not written: each stays out of its index until the source changes it.
     """
@@ -119,8 +119,10 @@ def _find_letters(
     from iscp_dagster.upkeep.dead_letters import find_letters
 
     jobs = api.open_jobs(os.environ)
-    chosen = to_tenant_filter(tenant)
-    found = find_letters(jobs.deployment, jobs.sources, index=index, tenant=chosen, ids=ids or ())
-    if not found:
+    tenant_filter = to_tenant_filter(tenant)
+    letters = find_letters(
+        jobs.deployment, jobs.sources, index=index, tenant=tenant_filter, ids=ids or ()
+    )
+    if not letters:
         check_known(jobs, tenant=tenant, name=index, what="index")
-    return jobs, found
+    return jobs, letters

@@ -21,7 +21,7 @@ events = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     cls=Group,
-    help="List, show and send again the events of triggers.",
+    help="List, show and resend the events of triggers.",
 )
 
 
@@ -44,12 +44,14 @@ def list_events(
 
     deliveries = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
-    chosen = _parse_selection(deliveries, names, from_, to)
-    found = deliveries.outbox.list_deliveries(chosen, limit=limit)
+    selection = _parse_selection(deliveries, names, from_, to)
+    event_deliveries = deliveries.outbox.list_deliveries(selection, limit=limit)
     if as_json:
-        write([event_json.describe_delivery(each) for each in found])
+        write([event_json.describe_delivery(delivery) for delivery in event_deliveries])
     else:
-        event_show.print_deliveries(found, limit, deliveries.outbox.count_states(chosen))
+        event_show.print_deliveries(
+            event_deliveries, limit, deliveries.outbox.count_states(selection)
+        )
 
 
 @events.command()
@@ -61,13 +63,13 @@ def show(
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    found, attempts = _open_deliveries().outbox.show(id_, endpoint)
-    if not found:
+    deliveries, attempts = _open_deliveries().outbox.show(id_, endpoint)
+    if not deliveries:
         raise _make_no_event_error(id_, endpoint)
     if as_json:
-        write(event_json.describe_event(found, attempts))
+        write(event_json.describe_event(deliveries, attempts))
     else:
-        event_show.print_event(found, attempts)
+        event_show.print_event(deliveries, attempts)
 
 
 @events.command()
@@ -77,11 +79,11 @@ def resend(
     """Send an event again, under the same id, whether it was delivered or is a dead letter."""
     from iscp_dagster.cli.parts.results import print_result
 
-    sent = _open_deliveries().outbox.resend_event(id_, endpoint)
-    if not sent:
+    number = _open_deliveries().outbox.resend_event(id_, endpoint)
+    if not number:
         raise _make_no_event_error(id_, endpoint)
-    text = f"{id_} is sent again, to {sent:,} endpoint{'s' * (sent != 1)}."
-    print_result({"event_id": id_, "endpoints": sent}, text, as_json=as_json)
+    text = f"{id_} is sent again, to {number:,} endpoint{'s' * (number != 1)}."
+    print_result({"event_id": id_, "endpoints": number}, text, as_json=as_json)
 
 
 @events.command()
@@ -100,10 +102,10 @@ def replay(
 
     deliveries = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
-    chosen = _parse_selection(deliveries, names, from_, to)
-    sent = deliveries.outbox.replay(chosen)
-    some = f"1 event of {trigger} is" if sent == 1 else f"{sent:,} events of {trigger} are"
-    print_result({"trigger": trigger, "events": sent}, f"{some} sent again.", as_json=as_json)
+    selection = _parse_selection(deliveries, names, from_, to)
+    number = deliveries.outbox.replay(selection)
+    subject = f"1 event of {trigger} is" if number == 1 else f"{number:,} events of {trigger} are"
+    print_result({"trigger": trigger, "events": number}, f"{subject} sent again.", as_json=as_json)
 
 
 def _open_deliveries() -> Deliveries:
@@ -115,7 +117,7 @@ def _open_deliveries() -> Deliveries:
 def _parse_selection(
     deliveries: Deliveries, names: Mapping[str, str | None], from_: str | None, to: str | None
 ) -> Chosen:
-    """Which events the options name. Raises ConfigError for a name or a time that is none."""
+    """The events that the options select. Raises ConfigError for a bad name or time."""
     from iscp_dagster.cli.jobs.specs import parse_time
     from iscp_dagster.webhooks.history import Chosen
 
@@ -133,9 +135,9 @@ def _check_names(deliveries: Deliveries, names: Mapping[str, str | None]) -> Non
     from iscp_dagster.webhooks.tables import DeliveryState
 
     trigger, endpoint, state = names["trigger"], names["endpoint"], names["state"]
-    known = list(dict.fromkeys(each.label for each in DeliveryState))
-    if state is not None and state not in known:
-        raise ConfigError(f"The state {state!r} is unknown; use one of {', '.join(known)}.")
+    labels = list(dict.fromkeys(delivery_state.label for delivery_state in DeliveryState))
+    if state is not None and state not in labels:
+        raise ConfigError(f"The state {state!r} is unknown; use one of {', '.join(labels)}.")
     if trigger is not None:
         deliveries.check_trigger(trigger)
     if endpoint is not None:

@@ -26,13 +26,16 @@ def send() -> None:
     endpoints = load_endpoints(environ)
     service = SenderService(environ, endpoints)
     log_to_stderr()
-    names = ", ".join(sorted(each.name for each in endpoints)) or "no endpoint: none is declared"
+    names = (
+        ", ".join(sorted(endpoint.name for endpoint in endpoints))
+        or "no endpoint: none is declared"
+    )
     typer.echo(f"Delivering to {names}.")
     asyncio.run(_run_until_signalled(service.run))
 
 
 async def _run_until_signalled(run: Run) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop.set)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
     await run(stop)

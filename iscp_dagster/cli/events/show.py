@@ -15,31 +15,33 @@ _FULL = "%Y-%m-%d %H:%M:%S UTC"
 _SHORT = "%m-%d %H:%M:%S"
 
 
-def print_deliveries(found: Sequence[EventDelivery], limit: int, counts: Mapping[str, int]) -> None:
+def print_deliveries(
+    deliveries: Sequence[EventDelivery], limit: int, counts: Mapping[str, int]
+) -> None:
     """Print counts by state, then a line per event and endpoint; a terminal gets two.
 
     One would be wider than 80 columns.
     """
-    if found:
+    if deliveries:
         print_counts(sum(counts.values()), "event", counts)
     heads = ("event\ntrigger, key", "type", "endpoint", "state\nattempts", "recorded\nnext try")
     rows = [
         (
-            (each.event_id, f"{each.trigger} {each.key}"),
-            *(each.event_type, each.endpoint),
-            (each.state.label, str(each.attempts or "")),
-            (format_time(each.recorded, _SHORT), _format_next_try(each, _SHORT)),
+            (delivery.event_id, f"{delivery.trigger} {delivery.key}"),
+            *(delivery.event_type, delivery.endpoint),
+            (delivery.state.label, str(delivery.attempts or "")),
+            (format_time(delivery.recorded, _SHORT), _format_next_try(delivery, _SHORT)),
         )
-        for each in found
+        for delivery in deliveries
     ]
     print_listing(Listing(heads=heads, rows=rows))
-    more = f", the latest; --limit shows more than {limit:,}" if len(found) == limit else ""
-    line(f"{len(found):,} event{'s' * (len(found) != 1)}{more}")
+    hint = f", the latest; --limit shows more than {limit:,}" if len(deliveries) == limit else ""
+    line(f"{len(deliveries):,} event{'s' * (len(deliveries) != 1)}{hint}")
 
 
-def print_event(found: Sequence[EventDelivery], attempts: Sequence[DeliveryAttempt]) -> None:
+def print_event(deliveries: Sequence[EventDelivery], attempts: Sequence[DeliveryAttempt]) -> None:
     """Print an event's facts and body, then its deliveries and attempts."""
-    first = found[0]
+    first = deliveries[0]
     facts = {
         "event": first.event_id,
         "trigger": first.trigger,
@@ -52,60 +54,71 @@ def print_event(found: Sequence[EventDelivery], attempts: Sequence[DeliveryAttem
         "body": json.dumps(json.loads(first.body), indent=2, ensure_ascii=False),
     }
     print_facts(facts)
-    for each in found:
+    for delivery in deliveries:
         line("")
-        print_facts(_describe_delivery(each))
-        _print_attempts([one for one in attempts if one.endpoint == each.endpoint])
+        print_facts(_describe_delivery(delivery))
+        _print_attempts([attempt for attempt in attempts if attempt.endpoint == delivery.endpoint])
 
 
-def print_endpoints(found: Sequence[EndpointSummary]) -> None:
+def print_endpoints(summaries: Sequence[EndpointSummary]) -> None:
     """Print a line per endpoint, two on a terminal, and why one is not active."""
     heads = ("endpoint\nstate", "pending\noldest", "delivered\nlast", "dead", "failing since")
     rows = [
         (
-            (each.state.name, each.state.state),
-            (f"{each.pending:,}", format_time(each.oldest, _SHORT)),
-            (f"{each.delivered:,}", format_time(each.state.delivered_at, _SHORT)),
-            f"{each.dead:,}",
-            format_time(each.state.health.failing_since, _SHORT),
+            (summary.state.name, summary.state.state),
+            (f"{summary.pending:,}", format_time(summary.oldest, _SHORT)),
+            (f"{summary.delivered:,}", format_time(summary.state.delivered_at, _SHORT)),
+            f"{summary.dead:,}",
+            format_time(summary.state.health.failing_since, _SHORT),
         )
-        for each in found
+        for summary in summaries
     ]
     print_listing(Listing(heads=heads, rows=rows))
-    for each in found:
-        if each.state.reason:
-            line(f"{each.state.name} is {each.state.state}: {' '.join(each.state.reason.split())}")
-        if not each.declared:
-            line(f"{each.state.name} is no longer declared")
-    if not found:
+    for summary in summaries:
+        if summary.state.reason:
+            reason = " ".join(summary.state.reason.split())
+            line(f"{summary.state.name} is {summary.state.state}: {reason}")
+        if not summary.declared:
+            line(f"{summary.state.name} is no longer declared")
+    if not summaries:
         line("no endpoints")
 
 
-def _describe_delivery(each: EventDelivery) -> dict[str, str]:
-    facts = {"endpoint": each.endpoint, "state": each.state.label, "attempts": str(each.attempts)}
-    if each.pending:
-        facts["next try"] = _format_next_try(each, _FULL)
-    if each.failed_at:
-        facts["failed first"] = format_time(each.failed_at, _FULL)
-    if each.ended_at:
-        facts["ended"] = format_time(each.ended_at, _FULL)
-    if each.batch_id:
-        facts["batch"] = each.batch_id
+def _describe_delivery(delivery: EventDelivery) -> dict[str, str]:
+    facts = {
+        "endpoint": delivery.endpoint,
+        "state": delivery.state.label,
+        "attempts": str(delivery.attempts),
+    }
+    if delivery.pending:
+        facts["next try"] = _format_next_try(delivery, _FULL)
+    if delivery.failed_at:
+        facts["failed first"] = format_time(delivery.failed_at, _FULL)
+    if delivery.ended_at:
+        facts["ended"] = format_time(delivery.ended_at, _FULL)
+    if delivery.batch_id:
+        facts["batch"] = delivery.batch_id
     return facts
 
 
-def _print_attempts(found: Sequence[DeliveryAttempt]) -> None:
+def _print_attempts(attempts: Sequence[DeliveryAttempt]) -> None:
     heads = ("attempt", "seconds", "status", "answer", "what follows")
-    print_listing(Listing(heads=heads, rows=list(map(_build_attempt_row, found))))
+    print_listing(Listing(heads=heads, rows=list(map(_build_attempt_row, attempts))))
 
 
-def _build_attempt_row(each: DeliveryAttempt) -> tuple[str, ...]:
-    follows = each.verdict
-    if each.next_at is not None:
-        follows = f"{each.verdict}, {format_time(each.next_at, _SHORT)}"
-    status = "none" if each.status is None else str(each.status)
-    return (format_time(each.at, _SHORT), f"{each.seconds:.2f}", status, each.answer, follows)
+def _build_attempt_row(attempt: DeliveryAttempt) -> tuple[str, ...]:
+    verdict = attempt.verdict
+    if attempt.next_at is not None:
+        verdict = f"{attempt.verdict}, {format_time(attempt.next_at, _SHORT)}"
+    status = "none" if attempt.status is None else str(attempt.status)
+    return (
+        format_time(attempt.at, _SHORT),
+        f"{attempt.seconds:.2f}",
+        status,
+        attempt.answer,
+        verdict,
+    )
 
 
-def _format_next_try(each: EventDelivery, form: str) -> str:
-    return format_time(each.next_at, form) if each.pending else ""
+def _format_next_try(delivery: EventDelivery, form: str) -> str:
+    return format_time(delivery.next_at, form) if delivery.pending else ""

@@ -22,17 +22,18 @@ class Registered:
     created: bool
     note: str = ""
     differs: bool = False
-    """Whether a job already exists with another specification than the one asked for."""
+    """Whether a job already exists with another specification than requested."""
 
     def __str__(self) -> str:
-        done = "registered" if self.created else "already exists"
+        outcome = "registered" if self.created else "already exists"
         mark = (", " if self.differs and self.wish.tenant != EVERY else "; ") if self.note else ""
-        return f"{format_title(str(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
+        title = format_title(str(self.wish.job), self.wish.tenant)
+        return f"{title}: {outcome}{mark}{self.note}"
 
     def to_json(self) -> Mapping[str, Any]:
-        told = {"note": self.note} if self.note else {}
+        note = {"note": self.note} if self.note else {}
         wish = self.wish
-        return {"tenant": wish.tenant, "job": str(wish.job), "created": self.created} | told
+        return {"tenant": wish.tenant, "job": str(wish.job), "created": self.created} | note
 
 
 def registered(jobs: Jobs, wish: Wish) -> Registered:
@@ -46,30 +47,32 @@ def registered(jobs: Jobs, wish: Wish) -> Registered:
 
 
 def _describe_difference(jobs: Jobs, wish: Wish) -> str:
-    """Say how the first existing job that differs from the wish differs; empty if none does."""
-    for place, spec in _list_existing_jobs(jobs, wish):
-        if found := wish.change.find_differences(spec):
-            said = "; ".join(_format_difference(name, *values) for name, values in found.items())
+    """How the first existing job that differs from the wish differs; empty if none does."""
+    for prefix, spec in _list_existing_jobs(jobs, wish):
+        if differences := wish.change.find_differences(spec):
+            details = "; ".join(
+                _format_difference(name, *values) for name, values in differences.items()
+            )
             change = command("update", wish.tenant, wish.job)
-            return f"{place}with another specification ({said}); change it with {change}"
+            return f"{prefix}with another specification ({details}); change it with {change}"
     return ""
 
 
 def _list_existing_jobs(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
     """The existing jobs that the wish names, each with the start of a sentence about it."""
-    name, every = wish.job, wish.tenant == EVERY
-    if every and name in (standing := jobs.list_templates()):
-        yield "for later tenants it already exists, ", standing[name]
-    for job in jobs.deployment.log.jobs(tenant=None if every else wish.tenant, name=name):
+    name, all_tenants = wish.job, wish.tenant == EVERY
+    if all_tenants and name in (templates := jobs.list_templates()):
+        yield "for later tenants it already exists, ", templates[name]
+    for job in jobs.deployment.log.jobs(tenant=None if all_tenants else wish.tenant, name=name):
         yield (
-            f"for {describe_tenant(job.key.tenant)} it already exists, " if every else "",
+            f"for {describe_tenant(job.key.tenant)} it already exists, " if all_tenants else "",
             job.spec,
         )
 
 
-def _format_difference(name: str, held: Any, asked: Any) -> str:
-    called = "trigger" if name == "job_type" else name
-    return f"{called}: {_format_value(held)}, not {_format_value(asked)}"
+def _format_difference(name: str, current: Any, requested: Any) -> str:
+    label = "trigger" if name == "job_type" else name
+    return f"{label}: {_format_value(current)}, not {_format_value(requested)}"
 
 
 def _format_value(value: Any) -> str:

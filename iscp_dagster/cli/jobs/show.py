@@ -57,40 +57,40 @@ def format_state(job: Job) -> str:
 
 
 def get_state_label(job: Job) -> str:
-    """The label by which a person asks for jobs like it: one of `STATES`."""
+    """The label that selects jobs like it: one of `STATES`."""
     return BUILDING if is_building(job) else job.state.label
 
 
 def status(
-    found: Sequence[Job],
+    job_list: Sequence[Job],
     lags: Mapping[JobKey, float | None],
-    built: Mapping[JobKey, Progress | None],
-    waiting: Collection[JobID] = (),
-    begun: Mapping[JobKey, Beginning | None] | None = None,
+    progress: Mapping[JobKey, Progress | None],
+    unserved: Collection[JobID] = (),
+    beginnings: Mapping[JobKey, Beginning | None] | None = None,
 ) -> None:
     """Print every job with its lag in seconds and its latest iteration, one line per fact."""
-    for number, job in enumerate(found):
-        facts = _describe_job(job, _format_lag(job, lags), built.get(job.key))
-        facts |= _describe_history((begun or {}).get(job.key))
-        if job.name in waiting:
+    for number, job in enumerate(job_list):
+        facts = _describe_job(job, _format_lag(job, lags), progress.get(job.key))
+        facts |= _describe_history((beginnings or {}).get(job.key))
+        if job.name in unserved:
             facts["readers see"] = "the previous generation, until every tenant is built"
         if number:
             print_line("")
         print_facts(facts)
 
 
-def count_states(found: Sequence[Job], standing: int = 0) -> None:
+def count_states(job_list: Sequence[Job], standing: int = 0) -> None:
     """Print how many jobs there are, by state, how many of them are paused, and how many standing
     registrations are listed with them.
     """
-    parts = count_labels(map(get_state_label, found), STATES)
-    parts |= {"paused": sum(bool(job.paused_at) for job in found)}
-    stand = f"{count_nouns(standing, 'standing registration')} ({EVERY})" if standing else ""
-    print_counts(len(found), "job", parts, stand)
+    parts = count_labels(map(get_state_label, job_list), STATES)
+    parts |= {"paused": sum(bool(job.paused_at) for job in job_list)}
+    beside = f"{count_nouns(standing, 'standing registration')} ({EVERY})" if standing else ""
+    print_counts(len(job_list), "job", parts, beside)
 
 
 def jobs(
-    found: Sequence[Job],
+    job_list: Sequence[Job],
     standing: Mapping[JobID, JobSpec],
     lags: Mapping[JobKey, float | None],
 ) -> None:
@@ -98,11 +98,11 @@ def jobs(
     rows = []
     for name, spec in standing.items():
         rows.append(((str(name), EVERY), "", ("", ""), _get_kind_and_trigger(spec), ""))
-    for job in found:
+    for job in job_list:
         names = (str(job.name), job.key.tenant)
-        place = (_format_version(job.watermark), _format_seconds(lags.get(job.key)))
+        position = (_format_version(job.watermark), _format_seconds(lags.get(job.key)))
         code = str(job.status.code or "")
-        rows.append((names, format_state(job), place, _get_kind_and_trigger(job.spec), code))
+        rows.append((names, format_state(job), position, _get_kind_and_trigger(job.spec), code))
     heads = ("job\ntenant", "state", "version\nlag", "type\ntrigger", "code")
     numbers = {"version\nlag", "code"}
     print_listing(
@@ -111,47 +111,49 @@ def jobs(
     )
 
 
-def print_problems(found: Sequence[Problem]) -> None:
+def print_problems(problems: Sequence[Problem]) -> None:
     """Print one line per problem of a table."""
-    for each in found:
-        print_line(str(each))
+    for problem in problems:
+        print_line(str(problem))
 
 
-def print_state_counts(found: Mapping[JobState, int]) -> None:
+def print_state_counts(counts: Mapping[JobState, int]) -> None:
     """Print one line per state."""
-    rows = [(state.label, f"{number:,}") for state, number in found.items()]
+    rows = [(state.label, f"{number:,}") for state, number in counts.items()]
     print_listing(Listing(heads=("state", "jobs"), rows=rows, numbers={"jobs"}))
 
 
-def print_statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = None) -> None:
+def print_statuses(
+    statuses: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = None
+) -> None:
     """Print how many jobs there are, then one line per job, with how its iteration ended."""
-    print_counts(len(found), "job", {})
+    print_counts(len(statuses), "job", {})
     rows = [
         (
             (str(name), tenant),
-            (_format_range(each.from_, each.to), str(each.code)),
-            (format_time(each.end_at, _DAY), format_time(each.end_at, _CLOCK)),
-            each.message,
+            (_format_range(iteration.from_, iteration.to), str(iteration.code)),
+            (format_time(iteration.end_at, _DAY), format_time(iteration.end_at, _CLOCK)),
+            iteration.message,
         )
-        for tenant, name, each in found[: limit or ROWS]
+        for tenant, name, iteration in statuses[: limit or ROWS]
     ]
     heads = ("job\ntenant", "range\ncode", "ended\nUTC", "message")
     print_listing(Listing(heads=heads, rows=rows, unwrapped=heads[1:3], spreads=True))
-    print_rest(len(rows), len(found), "`iscp job list`")
+    print_rest(len(rows), len(statuses), "`iscp job list`")
 
 
-def history(found: Sequence[HistoryEntry]) -> None:
+def history(entries: Sequence[HistoryEntry]) -> None:
     """Print a line per transition; a terminal gets two: one would be wider than 80 columns."""
     heads = ("at\nUTC", "job\ntenant", "event\nstates", "range\ncode", "who")
     rows = [
         (
-            (format_time(each.at, _DAY), format_time(each.at, _CLOCK)),
-            (str(each.name), each.key.tenant),
-            (each.event.value, _format_transition(each)),
-            (_format_range(each.from_, each.to), str(each.code or "")),
-            _UUID.sub(r"\1", each.who),
+            (format_time(entry.at, _DAY), format_time(entry.at, _CLOCK)),
+            (str(entry.name), entry.key.tenant),
+            (entry.event.value, _format_transition(entry)),
+            (_format_range(entry.from_, entry.to), str(entry.code or "")),
+            _UUID.sub(r"\1", entry.who),
         )
-        for each in found
+        for entry in entries
     ]
     listing = Listing(heads=heads, rows=rows, unwrapped={heads[0], *heads[2:4]})
     if not (rows and is_terminal()):
@@ -162,63 +164,69 @@ def history(found: Sequence[HistoryEntry]) -> None:
     Console(highlight=False).print(table)
 
 
-def usage(found: Sequence[Usage], limit: int | None = None) -> None:
+def usage(usages: Sequence[Usage], limit: int | None = None) -> None:
     """Print the totals, then one line per job and tenant, those with the most seconds first.
 
     A job has two lines where one is wider than the terminal.
     """
-    if not found:
+    if not usages:
         print_line("no usage")
         return
-    print_counts(len(found), "job", _compute_totals(found))
-    most = sorted(found, key=lambda each: -each.seconds)[: limit or ROWS]
-    wide = _build_wide_usage(most)
-    print_listing(wide if not is_terminal() or can_fit(wide) else _build_narrow_usage(most))
-    print_rest(len(most), len(found), "--tenant, --table, --since")
+    print_counts(len(usages), "job", _compute_totals(usages))
+    longest = sorted(usages, key=lambda job_usage: -job_usage.seconds)[: limit or ROWS]
+    wide = _build_wide_usage(longest)
+    print_listing(wide if not is_terminal() or can_fit(wide) else _build_narrow_usage(longest))
+    print_rest(len(longest), len(usages), "--tenant, --table, --since")
 
 
-def _compute_totals(found: Sequence[Usage]) -> dict[str, Any]:
-    totals: dict[str, Any] = {name: sum(getattr(each, name) for each in found) for name in _COUNTS}
-    return totals | {"seconds": round(sum(each.seconds for each in found), 1)}
+def _compute_totals(usages: Sequence[Usage]) -> dict[str, Any]:
+    totals: dict[str, Any] = {
+        name: sum(getattr(job_usage, name) for job_usage in usages) for name in _COUNTS
+    }
+    return totals | {"seconds": round(sum(job_usage.seconds for job_usage in usages), 1)}
 
 
-def _build_wide_usage(found: Sequence[Usage]) -> Listing:
+def _build_wide_usage(usages: Sequence[Usage]) -> Listing:
     """Leaves out counts that are 0 for all."""
-    rare = [name for name in _RARE_COUNTS if any(getattr(each, name) for each in found)]
+    rare = [name for name in _RARE_COUNTS if any(getattr(job_usage, name) for job_usage in usages)]
     counts = [name for name in _COUNTS if name not in _RARE_COUNTS or name in rare]
     rows = [
         (
-            *(str(each.name), each.tenant, *(f"{getattr(each, name):,}" for name in counts)),
-            f"{each.seconds:,.1f}",
+            *(
+                str(job_usage.name),
+                job_usage.tenant,
+                *(f"{getattr(job_usage, name):,}" for name in counts),
+            ),
+            f"{job_usage.seconds:,.1f}",
         )
-        for each in found
+        for job_usage in usages
     ]
     heads = ("job", "tenant", *counts, "seconds")
     return Listing(heads=heads, rows=rows, numbers=heads[2:])
 
 
-def _build_narrow_usage(found: Sequence[Usage]) -> Listing:
+def _build_narrow_usage(usages: Sequence[Usage]) -> Listing:
     heads = ("iterations", "failed\ncanceled", "inserted\ndeleted", "bytes", "seconds")
     rows = [
         (
-            (str(each.name), each.tenant),
-            f"{each.iterations:,}",
-            (f"{each.failed:,}", f"{each.canceled:,}"),
-            (f"{each.inserted:,}", f"{each.deleted:,}"),
-            f"{each.bytes:,}",
-            f"{each.seconds:,.1f}",
+            (str(job_usage.name), job_usage.tenant),
+            f"{job_usage.iterations:,}",
+            (f"{job_usage.failed:,}", f"{job_usage.canceled:,}"),
+            (f"{job_usage.inserted:,}", f"{job_usage.deleted:,}"),
+            f"{job_usage.bytes:,}",
+            f"{job_usage.seconds:,.1f}",
         )
-        for each in found
+        for job_usage in usages
     ]
     return Listing(heads=("job\ntenant", *heads), rows=rows, numbers=heads)
 
 
-def _describe_job(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
+def _describe_job(job: Job, lag: str, progress: Progress | None) -> dict[str, str]:
     status = job.status
     return {
         "job": str(job.name),
         "tenant": job.key.tenant,
-        "state": format_state(job) + _describe_wait(job) + _format_progress(built),
+        "state": format_state(job) + _describe_wait(job) + _format_progress(progress),
         "watermark": _format_moment(job.watermark),
         "lag": lag,
         "type": _get_kind_title(job.spec),
@@ -235,12 +243,12 @@ def _describe_job(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
     }
 
 
-def _describe_history(begun: Beginning | None) -> dict[str, str]:
+def _describe_history(beginning: Beginning | None) -> dict[str, str]:
     """Where the history of changes begins, and the versions that it lacks."""
-    if begun is None:
+    if beginning is None:
         return {}
-    gap = {"gap": begun.gap[0]} if begun.gap else {}
-    return {"changes since": _format_moment(begun.at), **gap}
+    gap = {"gap": beginning.gap[0]} if beginning.gap else {}
+    return {"changes since": _format_moment(beginning.at), **gap}
 
 
 def _get_kind_title(spec: JobSpec) -> str:
@@ -260,16 +268,16 @@ def _describe_wait(job: Job) -> str:
     return " to be tried again" if job.status.code else trigger
 
 
-def _format_progress(built: Progress | None) -> str:
-    if built is None:
+def _format_progress(progress: Progress | None) -> str:
+    if progress is None:
         return ""
-    return f", {built.done:,} rows of {'?' if built.of is None else f'{built.of:,}'}"
+    return f", {progress.done:,} rows of {'?' if progress.of is None else f'{progress.of:,}'}"
 
 
-def _format_transition(each: HistoryEntry) -> str:
-    if each.before is each.after:
-        return each.after.label
-    return f"{each.before.label if each.before is not None else ''} → {each.after.label}".strip()
+def _format_transition(entry: HistoryEntry) -> str:
+    if entry.before is entry.after:
+        return entry.after.label
+    return f"{entry.before.label if entry.before is not None else ''} → {entry.after.label}".strip()
 
 
 def _format_lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:

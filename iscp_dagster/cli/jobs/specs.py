@@ -1,4 +1,4 @@
-"""Job specs from what a person types, or writes to a file."""
+"""Job specs from command-line options, or from a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Wish:
     job: JobID
     spec: JobSpec
     change: SpecUpdate
-    """What was asked for; the rest of `spec` is as declared, or a default."""
+    """The requested fields; the rest of `spec` is as declared, or a default."""
 
 
 def build_spec_update(
@@ -52,12 +52,12 @@ def build_spec_update(
     max_versions: int | None,
     max_bytes: int | None,
 ) -> SpecUpdate:
-    """The change that the command line's options ask for. Raises ConfigError.
+    """The change that the command line's options request. Raises ConfigError.
 
     Naming a built-in trigger that takes no schedule removes the current one.
     """
-    given = {INTERVAL: interval, SHARE: share}
-    schedule = {name: value for name, value in given.items() if value is not None}
+    schedule_options = {INTERVAL: interval, SHARE: share}
+    schedule = {name: value for name, value in schedule_options.items() if value is not None}
     needless = trigger is not None and trigger in BUILT_IN and not schedule_settings(trigger)
     return SpecUpdate(
         job_type=trigger,
@@ -72,27 +72,27 @@ def build_spec_update(
     )
 
 
-def complete_schedule(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
+def complete_schedule(change: SpecUpdate, triggers: Collection[TriggerSpec]) -> SpecUpdate:
     """Fill in what `change` leaves out of a schedule from the triggers that the jobs have.
 
     Raises ConfigError if the jobs would end up with different triggers.
     """
     if not change.schedule:
         return change
-    after = [_merge_schedule(change, each) for each in held]
-    if any(each != after[0] for each in after):
+    updates = [_merge_schedule(change, trigger) for trigger in triggers]
+    if any(update != updates[0] for update in updates):
         raise ConfigError(
             "The jobs have different triggers, and --interval and --share alone do not say which "
             "to keep. Name --trigger, --interval and --share (or --no-share), or one --tenant at "
             "a time."
         )
-    return after[0] if after else change
+    return updates[0] if updates else change
 
 
-def _merge_schedule(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
-    kept = held.schedule if change.job_type in {None, held.job_type} else {}
-    schedule = {**kept, **(change.schedule or {})}
-    return replace(change, job_type=change.job_type or held.job_type, schedule=schedule)
+def _merge_schedule(change: SpecUpdate, trigger: TriggerSpec) -> SpecUpdate:
+    base = trigger.schedule if change.job_type in {None, trigger.job_type} else {}
+    schedule = {**base, **(change.schedule or {})}
+    return replace(change, job_type=change.job_type or trigger.job_type, schedule=schedule)
 
 
 def build_job_request(
@@ -100,32 +100,32 @@ def build_job_request(
 ) -> Wish:
     """A new job: its declaration, if there is one, with `change` applied.
 
-    `options`: the change comes from the command line (`asked`). Raises ConfigError.
+    `options`: the change comes from the command line (`build_spec_update`). Raises ConfigError.
     """
     with prefix_errors(job):
-        plain = jobs.get_default_spec(job, change.type)
+        default = jobs.get_default_spec(job, change.type)
         if options:
-            change = complete_schedule(change, [plain.trigger])
-        spec = change.apply_to(plain)
+            change = complete_schedule(change, [default.trigger])
+        spec = change.apply_to(default)
     # It has built nothing yet.
-    first = replace(spec.detail.consumer, generation=0)
-    spec = replace(spec, detail=replace(spec.detail, consumer=first))
+    consumer = replace(spec.detail.consumer, generation=0)
+    spec = replace(spec, detail=replace(spec.detail, consumer=consumer))
     return Wish(tenant=tenant, job=job, spec=spec, change=change)
 
 
 def read_file(jobs: Jobs, path: Path) -> list[Wish]:
-    """The jobs that a YAML file lists, all checked. Raises ConfigError."""
+    """The jobs that a YAML file lists, validated. Raises ConfigError."""
     entries = _read_yaml(path)
     if not isinstance(entries, list):
         raise ConfigError(f"{path} is not a list; write `- tenant: …`, `  job: …`, `  spec: …`.")
     wishes = {
-        f"{path}, entry {at}": _parse_entry(jobs, f"{path}, entry {at}", each)
-        for at, each in enumerate(entries, 1)
+        f"{path}, entry {number}": _parse_entry(jobs, f"{path}, entry {number}", entry)
+        for number, entry in enumerate(entries, 1)
     }
-    first: dict[JobID, str] = {}
+    first_places: dict[JobID, str] = {}
     for where, wish in wishes.items():
-        _check_same_consumer(where, wish, wishes[first.setdefault(wish.job, where)])
-    for job, where in first.items():
+        _check_same_consumer(where, wish, wishes[first_places.setdefault(wish.job, where)])
+    for job, where in first_places.items():
         tenants = {wish.tenant for wish in wishes.values() if wish.job == job}
         try:
             jobs.check_siblings(job, wishes[where].spec, tenants)
@@ -142,13 +142,13 @@ def parse_time(text: str, now: datetime) -> datetime:
     try:
         if (length := parse_duration(text)) is not None:
             return now - length
-        found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        parsed = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     except (ValueError, OverflowError):
         raise ConfigError(
             f"The time {text!r} is neither a length of time ({DURATION}) nor an ISO time such as "
             "2026-01-31T12:00."
         ) from None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
 
 
 def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
@@ -165,8 +165,9 @@ def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
 
 
 def _check_same_consumer(where: str, wish: Wish, first: Wish) -> None:
-    consumers = [each.spec.detail.consumer for each in (first, wish)]
-    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(list_kind_names()):
+    consumers = [entry.spec.detail.consumer for entry in (first, wish)]
+    types = {consumer.type for consumer in consumers}
+    if consumers[0] != consumers[1] and types & set(list_kind_names()):
         raise ConfigError(
             f"{where}: index {wish.job} differs from an earlier entry; it has one table for "
             "all its tenants, so give it the same type, columns and options in every entry."
@@ -188,8 +189,8 @@ def _split_columns(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _parse_options(given: Sequence[str]) -> Mapping[str, Any]:
-    return dict(map(_parse_option, given))
+def _parse_options(texts: Sequence[str]) -> Mapping[str, Any]:
+    return dict(map(_parse_option, texts))
 
 
 def _parse_option(text: str) -> tuple[str, Any]:

@@ -22,7 +22,7 @@ class UpdateResult:
     job: JobID
     done: Interruption
     respecified: bool
-    """Whether any spec is another one now."""
+    """Whether any spec changed."""
     interrupt: bool
     """Whether iterations under way were to be interrupted."""
 
@@ -31,10 +31,10 @@ class UpdateResult:
         return f"{format_title(str(self.job), self.tenant)}: {self._change_text}{then}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was changed; with --interrupt, of how many jobs iterations were canceled."""
-        number = {"interrupted": len(self.done.keys)} if self.interrupt else {}
+        """What changed; with --interrupt, also how many jobs were interrupted."""
+        interrupted = {"interrupted": len(self.done.keys)} if self.interrupt else {}
         changed = self.done.changed or bool(self.done.keys)
-        return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **number}
+        return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **interrupted}
 
     @property
     def _change_text(self) -> str:
@@ -56,12 +56,12 @@ def update_spec(
     jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, interrupt: bool
 ) -> UpdateResult:
     """Change the spec. Raises ConfigError, NoSuchJobError."""
-    before = jobs.list_specs(tenant, job)
-    wanted = complete_schedule(change, [each.trigger for each in before])
+    specs = jobs.list_specs(tenant, job)
+    update = complete_schedule(change, [spec.trigger for spec in specs])
     return UpdateResult(
         tenant=tenant,
         job=job,
-        done=jobs.apply_spec_change(tenant, job, wanted, interrupt=interrupt),
-        respecified=any(wanted.apply_to(each) != each for each in before),
+        done=jobs.apply_spec_change(tenant, job, update, interrupt=interrupt),
+        respecified=any(update.apply_to(spec) != spec for spec in specs),
         interrupt=interrupt,
     )

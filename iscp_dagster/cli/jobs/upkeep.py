@@ -51,12 +51,12 @@ def collect(
     from iscp_dagster.upkeep import maintenance
 
     jobs = api.open_jobs(os.environ)
-    found = maintenance.find_garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
+    garbage = maintenance.find_garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
     if not dry_run:
-        maintenance.collect(jobs.deployment, jobs.sources, found)
+        maintenance.collect(jobs.deployment, jobs.sources, garbage)
     rows = [
-        {"tenant": each.job.key.tenant, "job": str(each.job.name), "drops": each.drops}
-        for each in found
+        {"tenant": expired.job.key.tenant, "job": str(expired.job.name), "drops": expired.drops}
+        for expired in garbage
     ]
     if as_json:
         job_json.write({"dry_run": dry_run, "jobs": rows[:limit]})

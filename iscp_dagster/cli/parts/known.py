@@ -27,48 +27,48 @@ def check_known(
 
     Call it only when nothing was found: it reads all jobs. Messages call `name` a `what`.
     """
-    held, tables = jobs.list_jobs(), jobs.list_known_tables()
+    all_jobs, tables = jobs.list_jobs(), jobs.list_known_tables()
     if table is not None and table not in tables:
         check_table(table)
     _check_name("table", table, tables)
     declared = {
-        f"{source.name}/{called}"
+        f"{source.name}/{label}"
         for source in jobs.sources
-        for each in source.consumers
-        for called in (each.name, each.shown)
+        for consumer in source.consumers
+        for label in (consumer.name, consumer.shown)
     }
     if name is not None:
         _check_name(
-            what, str(parse_job_id(name, what)), declared | {str(each.name) for each in held}
+            what, str(parse_job_id(name, what)), declared | {str(job.name) for job in all_jobs}
         )
     if tenant is not None and tenant != EVERY:
         where = table or (_get_table_name(parse_job_id(name, what)) if name else None)
-        check_tenant(jobs.deployment, jobs.sources, held, tenant, where)
+        check_tenant(jobs.deployment, jobs.sources, all_jobs, tenant, where)
 
 
 def check_tenant(
     deployment: Deployment,
     sources: Iterable[SourceTable],
-    held: Iterable[Job],
+    jobs: Iterable[Job],
     tenant: str,
     table: str | None = None,
 ) -> None:
     """Raise NoSuchJobError for a tenant that has neither rows in the tables nor a job.
 
-    The error lists the tenants of `table` alone, if it is given.
+    The error lists only the tenants of `table`, if it is given.
     """
-    known: dict[str, set[str]] = {}
-    for each in held:
-        known.setdefault(_get_table_name(each.name), set()).add(each.key.tenant)
-    if any(tenant in its for its in known.values()):
+    tenants: dict[str, set[str]] = {}
+    for job in jobs:
+        tenants.setdefault(_get_table_name(job.name), set()).add(job.key.tenant)
+    if any(tenant in names for names in tenants.values()):
         return
     for source in sources:
-        its = find_tenants(deployment.delta_log(source)) or ()
-        known.setdefault(source.name, set()).update(its)
-    every = set().union(*known.values())
-    if tenant not in every:
+        names = find_tenants(deployment.delta_log(source)) or ()
+        tenants.setdefault(source.name, set()).update(names)
+    all_tenants = set().union(*tenants.values())
+    if tenant not in all_tenants:
         raise make_unknown_error(
-            "tenant", tenant, every if table is None else known[table], table or ""
+            "tenant", tenant, all_tenants if table is None else tenants[table], table or ""
         )
 
 
@@ -76,6 +76,6 @@ def _get_table_name(job: JobID) -> str:
     return f"{job.db}.{job.table}"
 
 
-def _check_name(what: str, name: str | None, known: set[str]) -> None:
-    if name is not None and name not in known:
-        raise make_unknown_error(what, name, known)
+def _check_name(what: str, name: str | None, existing: set[str]) -> None:
+    if name is not None and name not in existing:
+        raise make_unknown_error(what, name, existing)

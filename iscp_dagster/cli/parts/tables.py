@@ -1,7 +1,7 @@
 """Tables as commands print them: facts one below the other, and rows under heads.
 
-A terminal gets a table that fits its width. Whatever else reads stdout gets one line a row, however
-long: nothing is wrapped, folded or cut, and a tab is between two columns.
+A terminal gets a table that fits its width. Any other stdout gets one line a row, however long:
+nothing is wrapped, folded or cut, and tabs separate the columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Listing:
 
 
 def is_terminal() -> bool:
-    """Whether a person's terminal shows what is printed."""
+    """Whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -112,7 +112,7 @@ def build_table(listing: Listing) -> Table:
             justify="right" if head in listing.numbers else "left",
         )
     for row in listing.rows:
-        table.add_row(*(_apply_style(listing, each) for each in row))
+        table.add_row(*(_apply_style(listing, cell) for cell in row))
     return table
 
 
@@ -126,15 +126,15 @@ def print_lines(listing: Listing) -> None:
 def _flatten_row(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
     """A cell for each column; more texts than columns become one."""
     flat: list[str] = []
-    for each, span in zip(row, spans, strict=True):
-        texts = [each] if isinstance(each, str) else list(each)
+    for cell, span in zip(row, spans, strict=True):
+        texts = [cell] if isinstance(cell, str) else list(cell)
         texts = texts if len(texts) <= len(span) else [" ".join(filter(None, texts))]
         flat += texts + [""] * (len(span) - len(texts))
     return flat
 
 
-def _apply_style(listing: Listing, each: Cell) -> str:
-    if not isinstance(each, str):
-        return "\n".join(map(escape_word, each))
-    style = listing.styles.get(each)
-    return f"[{style}]{each}[/]" if style else escape_word(each)
+def _apply_style(listing: Listing, cell: Cell) -> str:
+    if not isinstance(cell, str):
+        return "\n".join(map(escape_word, cell))
+    style = listing.styles.get(cell)
+    return f"[{style}]{cell}[/]" if style else escape_word(cell)

@@ -168,7 +168,7 @@ def test_rows_that_no_reader_sees_are_missed_by_the_count_of_the_log(table, caps
     show.print_comparison(found, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     name = f"{table.source.name}/mirror, tenant c"
-    assert f"{name}: 2 rows were read of the source, and its log counts 3" in said
+    assert f"{name}: 2 rows were read from the source, but its log counts 3" in said
 
 
 def tamper(table, columns, values):

@@ -217,7 +217,7 @@ def test_invocations_are_canceled_killed_paused_resumed_and_purged(iscp, hand):
     id_ = submitted(hand)
     hand.claim()
     assert printed(iscp, "pause", id_) == f"{id_} is paused.\n"
-    assert printed(iscp, "resume", id_) == f"{id_} goes on.\n"
+    assert printed(iscp, "resume", id_) == f"{id_} is resumed.\n"
     assert printed(iscp, "resume", id_) == f"{id_} is left as it is: there is nothing to resume.\n"
     assert printed(iscp, "cancel", id_) == f"{id_} is canceled.\n"
     assert found(iscp, "kill", id_) == {"id": id_, "changed": True}
@@ -235,7 +235,7 @@ def test_an_awakeable_is_resolved_with_json_or_rejected(iscp, hand):
         hand.commit(id_, index, pb.AwakeableEntryMessage())
     first, second = (make_awakeable_id(ids.parse_id(id_), index) for index in (1, 2))
     said = refused(iscp, "resolve", first, "yes", status=2)
-    assert "'yes' is no JSON; quote a text" in said
+    assert "'yes' is not JSON; quote text" in said
     assert iscp("resolve", first, "1", "--reject", "no")[0] == 2
     assert printed(iscp, "resolve", first, '{"ok": true}') == f"{first} is resolved.\n"
     assert printed(iscp, "resolve", first) == f"{first} was completed before.\n"
@@ -270,7 +270,7 @@ def test_no_option_of_serve_is_cut_short_in_its_help(iscp, monkeypatch):
 @pytest.mark.parametrize("keep", ["", "0s", "soon"])
 def test_a_retention_that_is_none_is_an_error_of_usage(iscp, keep):
     said = refused(iscp, "serve", "--keep", keep, status=2)
-    assert "is no time" in said
+    assert "is not a duration" in said
 
 
 def test_what_cannot_be_served_is_told_before_anything_is(iscp, monkeypatch):

@@ -21,7 +21,7 @@ def find_problem(url: str, seconds: float = _SECONDS) -> str:
             "POST", "/", b"SELECT 1", _build_auth_header(parts.username, parts.password)
         )
         answer = connection.getresponse()
-        said = answer.read(1_000).decode("utf-8", "replace")
+        text = answer.read(1_000).decode("utf-8", "replace")
     except TimeoutError:
         return f"did not answer SELECT 1 within {seconds:.0f} seconds"
     except (OSError, http.client.HTTPException) as error:
@@ -33,11 +33,11 @@ def find_problem(url: str, seconds: float = _SECONDS) -> str:
         or answer.headers.get("X-ClickHouse-Exception-Code") == _BUSY
     ):
         return ""
-    return f"answers SELECT 1 with {answer.status}: {' '.join(said.split())}"
+    return f"answers SELECT 1 with {answer.status}: {' '.join(text.split())}"
 
 
 def _build_auth_header(user: str | None, password: str | None) -> dict[str, str]:
     if not user:
         return {}
-    both = f"{unquote(user)}:{unquote(password or '')}".encode()
-    return {"Authorization": f"Basic {base64.b64encode(both).decode()}"}
+    credentials = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}

@@ -43,7 +43,7 @@ def build_service(settings: StackSettings) -> Service:
             "--port",
             str(settings.clickhouse_port),
             *(("--password-env", PASSWORD_VARIABLE) if settings.secrets.password else ()),
-            # By which a stack finds its processes.
+            # The variable by which a stack finds its processes.
             *("--shown-variable", HOME),
             *_list_access_options(os.environ),
         ),
@@ -58,7 +58,7 @@ def build_service(settings: StackSettings) -> Service:
 
 
 def _list_access_options(environ: Mapping[str, str]) -> Iterator[str]:
-    """The options for what these variables let requests and queries reach."""
+    """The access options that these variables set."""
     for variable, option in _OPTIONS.items():
         if names := environ.get(variable):
             yield from (option, names)
@@ -68,7 +68,7 @@ def _list_access_options(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _build_environment(settings: StackSettings) -> dict[str, str]:
     """The child's environment: the server's password, but no addresses, which may hold secrets."""
-    kept = build_child_environment(settings)
+    environment = build_child_environment(settings)
     for name in (*ADDRESS_VARIABLES, LOG_URL):
-        kept.pop(name, None)
-    return kept | {PASSWORD_VARIABLE: settings.secrets.password}
+        environment.pop(name, None)
+    return environment | {PASSWORD_VARIABLE: settings.secrets.password}

@@ -24,7 +24,7 @@ _PING_SECONDS = 5.0
 _RELOAD_SECONDS = 60.0
 
 ERROR_FIELDS = "message errorChain { error { message } }"
-"""The fields of a PythonError that `told` reads."""
+"""The fields of a PythonError that `format_error` reads."""
 _LONGEST = 500
 
 _LOCATIONS = f"""{{ workspaceOrError {{ ... on Workspace {{ locationEntries {{ name loadStatus
@@ -57,7 +57,7 @@ class CodeHealth:
         return not await self.find_problem(since)
 
     async def reload(self) -> None:
-        """Replace the process that holds the code; runs of the old one go on."""
+        """Replace the process that holds the code; runs of the old one continue."""
         call = self._rpc.call
         # The proxy itself answers this; a proxy that hangs cannot reload.
         await asyncio.to_thread(call, "/api.DagsterApi/Heartbeat", b"", _PING_SECONDS)
@@ -96,10 +96,10 @@ class DagsterHealth:
         return answer["data"]
 
     async def _list_locations(self) -> list[Any]:
-        found: list[Any] = (await self._query_dagster(_LOCATIONS))["workspaceOrError"][
+        locations: list[Any] = (await self._query_dagster(_LOCATIONS))["workspaceOrError"][
             "locationEntries"
         ]
-        return found
+        return locations
 
     async def is_code_loaded(self, _since: float) -> bool:
         """Whether the webserver answers and has reached every location, even if code is broken."""
@@ -114,14 +114,14 @@ class DagsterHealth:
     async def find_web_problem(self, since: float) -> str:
         """The webserver's problem; empty also when the code server is at fault."""
         try:
-            lost = [
+            unreachable = [
                 entry["name"] for entry in await self._list_locations() if _is_unreachable(entry)
             ]
         except Unanswered as error:
             return f"does not answer: {error}"
-        if not lost or await self._code.find_problem(since):
+        if not unreachable or await self._code.find_problem(since):
             return ""
-        return f"does not reach code location {', '.join(lost)}"
+        return f"does not reach code location {', '.join(unreachable)}"
 
     async def note(self) -> str:
         """Why code does not load, in one line; empty when it loads or a server does not answer."""
@@ -147,9 +147,9 @@ class DagsterHealth:
     async def _list_heartbeats(self) -> list[float]:
         health = (await self._query_dagster(_HEARTBEATS))["instance"]["daemonHealth"]
         return [
-            each["lastHeartbeatTime"] or 0.0
-            for each in health["allDaemonStatuses"]
-            if each["required"]
+            status["lastHeartbeatTime"] or 0.0
+            for status in health["allDaemonStatuses"]
+            if status["required"]
         ]
 
     async def find_daemon_problem(self, since: float) -> str:
@@ -177,10 +177,14 @@ def find_idle_problem(sensor: Any, since: float, now: float) -> str:
     state = sensor.get("sensorState")
     if state is None or state["status"] != "RUNNING":
         return ""
-    last = max([since, *(tick["timestamp"] for tick in state["ticks"])])
+    last_time = max([since, *(tick["timestamp"] for tick in state["ticks"])])
     under_way = any(tick["status"] == "STARTED" for tick in state["ticks"])
     patience = HANGING_SECONDS if under_way else IDLE_SECONDS + 3 * sensor["minIntervalSeconds"]
-    return f"has not ticked sensor {SENSOR} for {now - last:.0f} s" if now - last > patience else ""
+    return (
+        f"has not ticked sensor {SENSOR} for {now - last_time:.0f} s"
+        if now - last_time > patience
+        else ""
+    )
 
 
 def format_error(error: Any) -> str:
@@ -192,7 +196,7 @@ def format_error(error: Any) -> str:
 
 
 def _format_details(error: RpcError) -> str:
-    """The details alone: the proxy quotes the whole gRPC error."""
+    """Only the details: the proxy quotes the whole gRPC error."""
     return str(error).partition(" debug_error_string")[0].rpartition("details = ")[2]
 
 

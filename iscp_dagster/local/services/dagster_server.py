@@ -51,15 +51,15 @@ _LONGEST_SOCKET = 100
 
 def services(settings: StackSettings) -> list[Service]:
     """The code server, the run server, the daemon and the webserver; call `prepare` first."""
-    socket, runs = (
+    socket, runs_socket = (
         _make_socket_path(settings, "code.sock"),
         _make_socket_path(settings, "runs.sock"),
     )
-    launching = {SOCKET_VARIABLE: runs}
-    forks = dagster_health.RunsHealth(runs)
+    launch_environment = {SOCKET_VARIABLE: runs_socket}
+    runs_health = dagster_health.RunsHealth(runs_socket)
     workspace = _write_workspace(settings, socket)
-    code = dagster_health.CodeHealth(socket)
-    health = dagster_health.DagsterHealth(settings.dagster_port, code)
+    code_health = dagster_health.CodeHealth(socket)
+    health = dagster_health.DagsterHealth(settings.dagster_port, code_health)
     python = (sys.executable, "-m")
     return [
         _build_service(
@@ -67,23 +67,23 @@ def services(settings: StackSettings) -> list[Service]:
             CODE,
             (*python, __name__, socket),
             extra={ENDING_VARIABLE: str(_get_ending_path(settings))},
-            probe=code.is_answering,
-            check=code.find_problem,
-            mend=code.reload,
+            probe=code_health.is_answering,
+            check=code_health.find_problem,
+            mend=code_health.reload,
         ),
         _build_service(
             settings,
             RUNS,
-            (*python, "iscp_dagster.runs.server", runs),
+            (*python, "iscp_dagster.runs.server", runs_socket),
             after=CODE,
-            probe=forks.is_answering,
-            check=forks.find_problem,
+            probe=runs_health.is_answering,
+            check=runs_health.find_problem,
         ),
         _build_service(
             settings,
             DAEMON,
             (*python, "dagster._daemon", "run", "-w", workspace),
-            extra=launching,
+            extra=launch_environment,
             after=CODE,
             probe=health.is_daemon_alive,
             check=health.find_daemon_problem,
@@ -159,9 +159,9 @@ def _get_ending_path(settings: StackSettings) -> Path:
 
 def _make_socket_path(settings: StackSettings, name: str) -> str:
     """The path of a server's socket, which only this user can reach."""
-    place = settings.dagster_home / name
-    if len(os.fsencode(place)) <= _LONGEST_SOCKET:
-        return str(place)
+    path = settings.dagster_home / name
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return str(path)
     folder = tempfile.mkdtemp(prefix="iscp-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return str(Path(folder) / name)
@@ -171,15 +171,15 @@ def _write_workspace(settings: StackSettings, socket: str) -> str:
     """Copy the repository's workspace.yaml with our location at the socket; return the path."""
     import yaml
 
-    named = yaml.safe_load((get_repository() / "workspace.yaml").read_text(encoding="utf-8"))
+    workspace = yaml.safe_load((get_repository() / "workspace.yaml").read_text(encoding="utf-8"))
     others = [
         entry
-        for entry in named["load_from"]
+        for entry in workspace["load_from"]
         if entry.get("python_module", {}).get("location_name") != dagster_health.LOCATION
     ]
-    own = {"grpc_server": {"socket": socket, "location_name": dagster_health.LOCATION}}
+    location = {"grpc_server": {"socket": socket, "location_name": dagster_health.LOCATION}}
     path = settings.dagster_home / "workspace.yaml"
-    path.write_text(yaml.safe_dump({"load_from": [own, *others]}), encoding="utf-8")
+    path.write_text(yaml.safe_dump({"load_from": [location, *others]}), encoding="utf-8")
     return str(path)
 
 

@@ -1,4 +1,4 @@
-"""Two file locks that tell, without process ids, whether a stack runs and whether it is gone."""
+"""Two file locks that show, without process ids, whether a stack runs and whether it is gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLL = 0.05
 class HomeLocks:
     """The locks of one home folder.
 
-    `supervisor.lock` is held by the supervisor alone: while it is, the stack is up or coming up.
+    `supervisor.lock` is held only by the supervisor: while it is, the stack is up or coming up.
     `processes.lock` is held by the supervisor and by the ward of every child: once it is free,
     no process of the stack is left, even if the supervisor was killed.
     """
@@ -52,8 +52,8 @@ class HomeLocks:
             deadline = time.monotonic() + seconds
             # `status` holds the lock for a moment while it looks.
             first = min(deadline, time.monotonic() + 1.0)
-            held = _lock_until(supervisor, first) and _lock_until(processes, deadline)
-            yield processes if held else None
+            locked = _lock_until(supervisor, first) and _lock_until(processes, deadline)
+            yield processes if locked else None
 
 
 def _is_free(path: Path) -> bool:

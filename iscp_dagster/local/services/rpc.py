@@ -44,8 +44,8 @@ class Rpc:
 
         channel = self._open_channel()
         try:
-            asked = getattr(channel, kind)(method)
-            answer = asked(message, timeout=seconds, metadata=self._metadata)
+            call = getattr(channel, kind)(method)
+            answer = call(message, timeout=seconds, metadata=self._metadata)
             return answer if isinstance(answer, bytes) else b"".join(answer)
         except grpc.RpcError as error:
             self._drop_channel(channel)
@@ -67,7 +67,7 @@ class Rpc:
     def _drop_channel(self, channel: Any) -> None:
         """Connect anew next time: once its server is gone, a channel waits longer and longer.
 
-        It is closed with the last call that uses it, as another thread's may.
+        It is closed with the last call that uses it, which may be another thread's.
         """
         if self._channel is channel:
             self._channel = None
@@ -77,14 +77,14 @@ def encode_field(number: int, value: bytes | str | int) -> bytes:
     """One field of a protobuf message: text, bytes, another message, or a natural number."""
     if isinstance(value, int):
         return _encode_varint(number << 3) + _encode_varint(value)
-    held = value.encode() if isinstance(value, str) else value
-    return _encode_varint(number << 3 | _LENGTH_DELIMITED) + _encode_varint(len(held)) + held
+    payload = value.encode() if isinstance(value, str) else value
+    return _encode_varint(number << 3 | _LENGTH_DELIMITED) + _encode_varint(len(payload)) + payload
 
 
 def _encode_varint(value: int) -> bytes:
-    written = bytearray()
+    encoded = bytearray()
     while value > _SEVEN_BITS:
-        written.append(value & _SEVEN_BITS | 0x80)
+        encoded.append(value & _SEVEN_BITS | 0x80)
         value >>= 7
-    written.append(value)
-    return bytes(written)
+    encoded.append(value)
+    return bytes(encoded)

@@ -30,7 +30,7 @@ _PROBE_SECONDS = 5.0
 class Service:
     """A child of the supervisor.
 
-    `probe` tells whether it answers. After the first start the command `warm` then runs;
+    `probe` checks whether it answers. After the first start the command `warm` then runs;
     the service is ready when that succeeds. `start_seconds` bounds both together,
     `stop_seconds` the time between SIGTERM and SIGKILL. `check` runs repeatedly while it is up;
     when it keeps finding a problem, `mend` is tried once, and then the service is restarted.

@@ -69,9 +69,9 @@ def is_clone() -> bool:
 
 def get_home(environ: Mapping[str, str]) -> Path:
     """`ISCP_HOME`, made absolute; else `.iscp` in the clone or, outside one, the current folder."""
-    named = environ.get(HOME)
-    if named:
-        return Path(named).expanduser().absolute()
+    folder = environ.get(HOME)
+    if folder:
+        return Path(folder).expanduser().absolute()
     return (get_repository() if is_clone() else Path.cwd()) / ".iscp"
 
 
@@ -156,8 +156,8 @@ def redact_address(address: str) -> str:
     host = parts.netloc.rpartition("@")[2]
     if parts.scheme.startswith("sqlite"):
         return address
-    asked = [pair for pair in parse_qsl(parts.query) if pair[0] in SHOWN_PARAMETERS]
-    return parts._replace(netloc=host, query=urlencode(asked), fragment="").geturl()
+    parameters = [pair for pair in parse_qsl(parts.query) if pair[0] in SHOWN_PARAMETERS]
+    return parts._replace(netloc=host, query=urlencode(parameters), fragment="").geturl()
 
 
 def build_child_environment(

@@ -18,7 +18,7 @@ _USER = encode_field(2, encode_field(1, "iscp"))
 
 
 class SparkHealth:
-    """Asks a server for its version, and has it run a job of one row.
+    """Requests a server's version, and runs a job of one row on it.
 
     The job queues like any other, so a busy server is not unwell as long as it answers. A server
     is unwell when it fails the job, or when it is idle and has not run it within `job_seconds`.
@@ -32,7 +32,7 @@ class SparkHealth:
             Rpc(remote.place, remote.headers, secure=remote.secure) for _ in range(2)
         )
         self._job: asyncio.Task[str] | None = None
-        self._ran = 0.0
+        self._succeeded_at = 0.0
         self._stalled = Stalled()
         self.jobs = 0
         self._session = encode_field(1, str(uuid.uuid4())) + _USER
@@ -54,7 +54,7 @@ class SparkHealth:
     async def _find_job_problem(self) -> str:
         """Start a job when one is due; return the problem that the latest one showed."""
         if self._job is None:
-            if time.monotonic() - self._ran < _JOB_EVERY:
+            if time.monotonic() - self._succeeded_at < _JOB_EVERY:
                 return ""
             self._job = asyncio.create_task(asyncio.to_thread(self._run_job))
         await asyncio.wait([self._job], timeout=_ANSWER_SECONDS)
@@ -62,10 +62,10 @@ class SparkHealth:
             return self._stalled
         job, self._job = self._job, None
         self._stalled = Stalled()
-        if isinstance(said := job.result(), Stalled):
-            self._stalled = said
+        if isinstance(problem := job.result(), Stalled):
+            self._stalled = problem
         if not job.result():
-            self._ran = time.monotonic()
+            self._succeeded_at = time.monotonic()
         return job.result()
 
     def _run_job(self) -> str:

@@ -32,14 +32,14 @@ MODULES = {DELTA: jars.MODULES, STORES: s3a.MODULES}
 
 def find_missing_modules(settings: StackSettings, environ: Mapping[str, str]) -> list[str]:
     """The names in `MODULES` whose jars are missing."""
-    where = jars.get_folder(settings.home, environ)
-    return [name for name, modules in MODULES.items() if jars.find_jars(where, modules) is None]
+    folder = jars.get_folder(settings.home, environ)
+    return [name for name, modules in MODULES.items() if jars.find_jars(folder, modules) is None]
 
 
 def fetch(settings: StackSettings, name: str, environ: Mapping[str, str]) -> None:
     """Fetch the jars of that name in `MODULES` if any is missing. Raises SetupError on failure."""
-    where = jars.get_folder(settings.home, environ)
-    jars.ensure(where, java.find(environ), environ, ivy.fetch, MODULES[name])
+    folder = jars.get_folder(settings.home, environ)
+    jars.ensure(folder, java.find(environ), environ, ivy.fetch, MODULES[name])
 
 
 def build_service(settings: StackSettings, environ: Mapping[str, str] = os.environ) -> Service:
@@ -47,19 +47,19 @@ def build_service(settings: StackSettings, environ: Mapping[str, str] = os.envir
 
     It reads tables in S3 if the jars for that are there.
     """
-    runtime, where = java.find(environ), jars.get_folder(settings.home, environ)
-    delta = jars.ensure(where, runtime, environ, ivy.fetch)
-    stores = jars.find_jars(where, s3a.MODULES) or ()
+    runtime, folder = java.find(environ), jars.get_folder(settings.home, environ)
+    delta_jars = jars.ensure(folder, runtime, environ, ivy.fetch)
+    s3_jars = jars.find_jars(folder, s3a.MODULES) or ()
     server = SparkServer(
         java=runtime,
         port=settings.spark_port,
-        jars=[*delta, *stores],
+        jars=[*delta_jars, *s3_jars],
         home=settings.home,
         memory=get_default_memory(environ),
         cores=get_default_cores(),
         python=sys.executable,
         java_options=parse_java_options(environ),
-        more=s3a.settings(environ) if stores else {},
+        more=s3a.settings(environ) if s3_jars else {},
     )
     shutil.rmtree(server.local, ignore_errors=True)
     server.prepare()

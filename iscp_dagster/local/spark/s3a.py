@@ -45,15 +45,15 @@ def has_store_path(paths: Iterable[str | None]) -> bool:
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Spark's settings that point S3A to the store of delta-rs, from the same `AWS_…` variables."""
-    found = {
+    options = {
         "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         "fs.AbstractFileSystem.s3.impl": "org.apache.hadoop.fs.s3a.S3A",
         "fs.s3a.aws.credentials.provider": CREDENTIALS,
     }
     if endpoint := environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL"):
-        found["fs.s3a.endpoint"] = endpoint
+        options["fs.s3a.endpoint"] = endpoint
         virtual = environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() == "true"
-        found["fs.s3a.path.style.access"] = "false" if virtual else "true"
+        options["fs.s3a.path.style.access"] = "false" if virtual else "true"
     if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
-        found["fs.s3a.endpoint.region"] = region
-    return {f"spark.hadoop.{name}": value for name, value in found.items()}
+        options["fs.s3a.endpoint.region"] = region
+    return {f"spark.hadoop.{name}": value for name, value in options.items()}

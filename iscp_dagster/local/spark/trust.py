@@ -12,9 +12,9 @@ _VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT
 
 def find_bundle(environ: Mapping[str, str]) -> Path | None:
     """The PEM file of trusted authorities that the environment or Python's OpenSSL names."""
-    named = [environ[name] for name in _VARIABLES if environ.get(name)]
-    usual = ssl.get_default_verify_paths()
-    for candidate in (*named, usual.cafile, usual.openssl_cafile):
+    bundles = [environ[name] for name in _VARIABLES if environ.get(name)]
+    defaults = ssl.get_default_verify_paths()
+    for candidate in (*bundles, defaults.cafile, defaults.openssl_cafile):
         if candidate and Path(candidate).is_file():
             return Path(candidate)
     return None
@@ -42,7 +42,7 @@ def add_python_authorities(jvm: Any, environ: Mapping[str, str]) -> None:
 def _list_known_authorities(jvm: Any) -> list[Any]:
     """The authorities that the JVM trusts by itself."""
     managers = _make_trust_managers(jvm, None)
-    return [found for manager in managers for found in manager.getAcceptedIssuers()]
+    return [authority for manager in managers for authority in manager.getAcceptedIssuers()]
 
 
 def _make_trust_managers(jvm: Any, store: Any) -> Any:

@@ -82,8 +82,8 @@ def _run_in_foreground(settings: StackSettings) -> int:
                 _print_ready(settings, now)
                 show.print_line("Press Ctrl-C to stop.")
 
-        last = running.run(settings, watch)
-    if last is None:
+        last_state = running.run(settings, watch)
+    if last_state is None:
         return _join_stack(settings.home)
     show.print_line("The stack is down.")
     return 0 if ready else 128 + signal.SIGINT
@@ -107,8 +107,8 @@ def _start_detached(settings: StackSettings) -> int:
         return 0
     if _end_supervisor(supervisor) == 0 or current is not None:
         return _join_stack(settings.home)
-    said = logs.read_tail(log, since=since).rpartition("iscp: ")[2]
-    raise UnavailableError(said or f"the supervisor ended; see {log}")
+    message = logs.read_tail(log, since=since).rpartition("iscp: ")[2]
+    raise UnavailableError(message or f"the supervisor ended; see {log}")
 
 
 def _print_ready(settings: StackSettings, now: StackState) -> None:
@@ -174,9 +174,9 @@ def down() -> None:
 
 def _terminate_supervisor(supervisor: int, locks: HomeLocks) -> None:
     """Ask the supervisor to stop; kill it if it does not. The wards then stop the rest."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signum in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.kill(supervisor, number)
+            os.kill(supervisor, signum)
         except ProcessLookupError:
             return
         if locks.wait_gone(STOP_SECONDS):
@@ -187,13 +187,13 @@ def status(*, as_json: bool) -> bool:
     """Print the condition of the stack's services; return whether the stack is up."""
     home = get_home(os.environ)
     current = find_running_stack(home)
-    found = current or _read_stopped_state(home)
+    stack = current or _read_stopped_state(home)
     if as_json:
-        show.print_line(json.dumps(_to_dict(found, home), indent=2))
-    elif found is None or current is None:
+        show.print_line(json.dumps(_to_dict(stack, home), indent=2))
+    elif stack is None or current is None:
         show.print_line(f"The stack in {home} is not up.")
     else:
-        show.table(found)
+        show.table(stack)
     return current is not None
 
 
@@ -202,10 +202,12 @@ def find_problems() -> list[str]:
     current = find_running_stack(get_home(os.environ))
     services = current.services if current else ()
     unwell = [
-        each for each in services if each.condition not in {Condition.READY, Condition.EXTERNAL}
+        service
+        for service in services
+        if service.condition not in {Condition.READY, Condition.EXTERNAL}
     ]
-    found = [f"{each.name} is {each.condition.value}" for each in unwell]
-    return found + _find_job_errors()
+    problems = [f"{service.name} is {service.condition.value}" for service in unwell]
+    return problems + _find_job_errors()
 
 
 def _find_job_errors() -> list[str]:
@@ -223,12 +225,12 @@ def _find_job_errors() -> list[str]:
 def show_secrets(*, as_json: bool) -> bool:
     """Print the secrets of the stack of `ISCP_HOME`; return whether it is up."""
     home = get_home(os.environ)
-    held = credentials.read(home)
+    secrets = credentials.read(home)
     facts = {
         "clickhouse_user": "default",
-        "clickhouse_password": held.password,
-        "spark_token": held.spark_token,
-        "webhook_secret": held.webhook,
+        "clickhouse_password": secrets.password,
+        "spark_token": secrets.spark_token,
+        "webhook_secret": secrets.webhook,
     }
     if as_json:
         show.print_line(json.dumps(facts, indent=2))
@@ -240,16 +242,16 @@ def show_secrets(*, as_json: bool) -> bool:
 
 def _read_stopped_state(home: Path) -> StackState | None:
     """The last written state, marked as down, since a killed supervisor could not mark it."""
-    last = state.read(home)
-    if last is None:
+    last_state = state.read(home)
+    if last_state is None:
         return None
     services = tuple(
-        replace(service, condition=Condition.DOWN, pid=None) for service in last.services
+        replace(service, condition=Condition.DOWN, pid=None) for service in last_state.services
     )
-    return replace(last, condition=Condition.DOWN, services=services)
+    return replace(last_state, condition=Condition.DOWN, services=services)
 
 
-def _to_dict(found: StackState | None, home: Path) -> dict[str, object]:
-    if found is None:
+def _to_dict(stack: StackState | None, home: Path) -> dict[str, object]:
+    if stack is None:
         return {"condition": Condition.DOWN.value, "home": str(home), "services": []}
-    return asdict(found)
+    return asdict(stack)

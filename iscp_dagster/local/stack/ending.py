@@ -20,15 +20,15 @@ def cancel_iterations(settings: StackSettings) -> int:
     iterations replay the ranges that were begun. If the log or Dagster's storage does not answer,
     logs a warning and leaves the iterations to the next look.
     """
-    shared, own = settings.log_url is not None, settings.home / "iscp_log.sqlite"
-    if DAGSTER not in settings.services or not (shared or own.exists()):
+    shared, own_log = settings.log_url is not None, settings.home / "iscp_log.sqlite"
+    if DAGSTER not in settings.services or not (shared or own_log.exists()):
         return 0
     log = SqlLog(settings.log, who="iscp down")
     try:
         active = [job for state in ACTIVE for job in log.jobs(state=state)]
         if shared:
-            mine = _find_own_runs(settings, log.list_active_runs())
-            active = [job for job in active if job.run_id in mine]
+            own_runs = _find_own_runs(settings, log.list_active_runs())
+            active = [job for job in active if job.run_id in own_runs]
         return len(log.cancel(job.key for job in active))
     except IscpError as error:
         LOGGER.warning("The iterations under way were not canceled: %s", error)

@@ -1,6 +1,6 @@
 """The project's own HTTP servers as children of the stack: GraphQL, and the runtime of invocations.
 
-Both end, and are started anew, when the declarations change.
+Both exit, and are restarted, when the declarations change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from iscp_dagster.local.services.settings import (
 
 
 def graphql(settings: StackSettings) -> Service:
-    """`iscp serve` at its port; it starts although the location's tables cannot be served yet."""
+    """`iscp serve` at its port; it starts even if the location's tables cannot be served yet."""
     return _build_service(
         settings,
         GRAPHQL,
@@ -51,10 +51,10 @@ def _build_service(
     port: int,
     health: str,
 ) -> Service:
-    healthy = make_http_probe(port, health)
+    probe = make_http_probe(port, health)
 
     async def check(since: float) -> str:
-        return "" if await healthy(since) else f"does not answer GET {health}"
+        return "" if await probe(since) else f"does not answer GET {health}"
 
     return Service(
         name=name,
@@ -66,7 +66,7 @@ def _build_service(
         environment=build_child_environment(settings),
         folder=get_module_folder(),
         log=settings.logs / f"{name}.log",
-        probe=healthy,
+        probe=probe,
         check=check,
         uses_others=True,
     )

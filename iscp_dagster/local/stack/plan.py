@@ -39,30 +39,32 @@ def resolve(
     contradict each other; SetupError when other users may read a secret.
     """
     environ = _drop_own_addresses(environ, credentials.read(home))
-    chosen: dict[str, ChosenPort] = {}
+    chosen_ports: dict[str, ChosenPort] = {}
     for service in SERVICES:
-        taken = frozenset(other.port for other in chosen.values())
-        chosen[service] = choose(service, ports.get(service), environ, taken)
+        taken = frozenset(port.port for port in chosen_ports.values())
+        chosen_ports[service] = choose(service, ports.get(service), environ, taken)
     settings = StackSettings(
         home=home,
-        clickhouse_port=chosen[CLICKHOUSE].port,
-        spark_port=chosen[SPARK].port,
-        dagster_port=chosen[DAGSTER].port,
-        graphql_port=chosen[GRAPHQL].port,
-        invocations_port=chosen[INVOCATIONS].port,
+        clickhouse_port=chosen_ports[CLICKHOUSE].port,
+        spark_port=chosen_ports[SPARK].port,
+        dagster_port=chosen_ports[DAGSTER].port,
+        graphql_port=chosen_ports[GRAPHQL].port,
+        invocations_port=chosen_ports[INVOCATIONS].port,
         clickhouse_url=_get_clickhouse_url(environ),
         clickhouse_urls=environ.get(variables.CLICKHOUSE_URLS, ""),
         spark_remote=environ.get(variables.SPARK_REMOTE) or None,
         log_url=environ.get(variables.LOG_URL) or None,
         services=services,
-        asked=frozenset(each.service for each in chosen.values() if each.asked),
+        asked=frozenset(port.service for port in chosen_ports.values() if port.asked),
     )
     return replace(settings, secrets=credentials.ensure_secrets(home))
 
 
 def describe_moved_ports(settings: StackSettings, now: StackState) -> list[str]:
     """Messages about services that got another port because their usual one was taken."""
-    ports = {each.name: urlsplit(each.address).port for each in now.services if each.address}
+    ports = {
+        service.name: urlsplit(service.address).port for service in now.services if service.address
+    }
     return [
         f"Port {USUAL[name]} is taken: {name} gets port {ports[name]} instead."
         for name in list_own_services(settings)
@@ -70,14 +72,17 @@ def describe_moved_ports(settings: StackSettings, now: StackState) -> list[str]:
     ]
 
 
-def _drop_own_addresses(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
+def _drop_own_addresses(environ: Mapping[str, str], secrets: credentials.Secrets) -> dict[str, str]:
     """`environ` without the addresses of this very stack, which `iscp env` set."""
-    kept = dict(environ)
-    own = {variables.CLICKHOUSE_URL: held.password, variables.SPARK_REMOTE: held.spark_token}
-    for variable, secret in own.items():
+    remaining = dict(environ)
+    own_secrets = {
+        variables.CLICKHOUSE_URL: secrets.password,
+        variables.SPARK_REMOTE: secrets.spark_token,
+    }
+    for variable, secret in own_secrets.items():
         if secret and secret in environ.get(variable, ""):
-            del kept[variable]
-    return kept
+            del remaining[variable]
+    return remaining
 
 
 def _get_clickhouse_url(environ: Mapping[str, str]) -> str | None:
@@ -122,8 +127,8 @@ def select_services(only: Sequence[str]) -> tuple[str, ...]:
     for name in only:
         if name not in SERVICES:
             raise ConfigError(f"there is no service {name!r}; name one of {', '.join(SERVICES)}")
-    found = tuple(name for name in SERVICES if name in only) or SERVICES
-    if {DAGSTER, GRAPHQL, INVOCATIONS}.intersection(found) and not is_clone():
+    services = tuple(name for name in SERVICES if name in only) or SERVICES
+    if {DAGSTER, GRAPHQL, INVOCATIONS}.intersection(services) and not is_clone():
         others = " ".join(f"--service {name}" for name in (CLICKHOUSE, SPARK))
         raise SetupError(
             "`iscp up` starts Dagster, the GraphQL server and the runtime of invocations only in a "
@@ -131,7 +136,7 @@ def select_services(only: Sequence[str]) -> tuple[str, ...]:
             '`eval "$(iscp env)"` and `dagster dev` in a shell, and `iscp serve` and `iscp '
             "invocations serve` in others."
         )
-    return found
+    return services
 
 
 def options(settings: StackSettings) -> list[str]:

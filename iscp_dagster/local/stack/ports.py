@@ -46,17 +46,20 @@ class ChosenPort:
 
 
 def choose(
-    service: str, asked: int | None, environ: Mapping[str, str], taken: frozenset[int] = frozenset()
+    service: str,
+    requested: int | None,
+    environ: Mapping[str, str],
+    taken: frozenset[int] = frozenset(),
 ) -> ChosenPort:
     """The port for a service; ConfigError when a requested port is invalid or taken."""
-    asked = asked if asked is not None else _read_port_variable(service, environ)
-    if asked is not None:
-        if asked in taken or not is_free(asked):
+    requested = requested if requested is not None else _read_port_variable(service, environ)
+    if requested is not None:
+        if requested in taken or not is_free(requested):
             raise ConfigError(
-                f"port {asked}, requested for {service}, is taken; "
+                f"port {requested}, requested for {service}, is taken; "
                 f"free it, or name another with --{service}-port or {VARIABLES[service]}"
             )
-        return ChosenPort(service=service, port=asked, asked=True)
+        return ChosenPort(service=service, port=requested, asked=True)
     usual = USUAL[service]
     if usual not in taken and is_free(usual):
         return ChosenPort(service=service, port=usual)
@@ -118,11 +121,11 @@ def kept(ports: Iterable[int]) -> Iterator[None]:
 
     Raises ConfigError when one is taken. Without IPv6 there is nothing to bind.
     """
-    with ExitStack() as held:
+    with ExitStack() as sockets:
         for port in ports:
             try:
-                place = held.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_STREAM))
-                place.bind((HOST_6, port))
+                blocker = sockets.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_STREAM))
+                blocker.bind((HOST_6, port))
             except OSError as error:
                 if error.errno not in _NO_SUCH_HOST:
                     raise ConfigError(f"port {port} on {HOST_6} is taken; free it") from error

@@ -1,4 +1,4 @@
-"""Runs a stack in this process until it is told to stop."""
+"""Runs a stack in this process until a stop signal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
 
 
 def build(settings: StackSettings) -> list[Service]:
-    """The services that the settings ask for, prepared to start."""
+    """The services that the settings select, prepared to start."""
     settings.logs.mkdir(parents=True, exist_ok=True)
     services = []
     if CLICKHOUSE in settings.services and settings.clickhouse_url is None:
@@ -96,14 +96,14 @@ async def _supervise_services(
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, handle_stop)
+    for signum in STOP_SIGNALS:
+        loop.add_signal_handler(signum, handle_stop)
     supervisor = Supervisor(services, report=journal.note, lock=lock)
     await supervisor.run(stop=stop, ready=lambda: journal.set_condition(Condition.READY))
 
 
 class _StateWriter:
-    """Writes stack.json at every change and tells the watcher."""
+    """Writes stack.json at every change and notifies the watcher."""
 
     def __init__(self, settings: StackSettings, watch: Watch) -> None:
         self._home = settings.home
@@ -128,7 +128,7 @@ class _StateWriter:
 
     def note(self, service: ServiceState) -> None:
         services = tuple(
-            service if known.name == service.name else known for known in self.state.services
+            service if current.name == service.name else current for current in self.state.services
         )
         self.state = replace(self.state, services=services)
         self._write_state()

@@ -42,7 +42,7 @@ class StartUp:
     def __init__(self) -> None:
         self._console = _make_console()
         self._status = self._console.status("Starting …") if self._console.is_terminal else None
-        self._seen: dict[str, Condition] = {}
+        self._conditions: dict[str, Condition] = {}
 
     def __enter__(self) -> Self:
         if self._status:
@@ -68,8 +68,8 @@ class StartUp:
             self._status.update(format_progress(now.services))
             return
         for service in now.services:
-            if self._seen.get(service.name) is not service.condition:
-                self._seen[service.name] = service.condition
+            if self._conditions.get(service.name) is not service.condition:
+                self._conditions[service.name] = service.condition
                 print_line(f"{service.name}: {service.condition.value}")
 
 
@@ -79,7 +79,10 @@ def format_progress(services: Iterable[ServiceState]) -> str:
     for service in services:
         names.setdefault(service.condition, []).append(service.name)
     ready = len(names.pop(Condition.READY, ()))
-    parts = [f"[{_get_colour(each)}]{each.value}[/] {' '.join(names[each])}" for each in names]
+    parts = [
+        f"[{_get_colour(condition)}]{condition.value}[/] {' '.join(names[condition])}"
+        for condition in names
+    ]
     if ready:
         parts.insert(0, f"{ready} [{_get_colour(Condition.READY)}]ready[/]")
     return "  ".join(parts)

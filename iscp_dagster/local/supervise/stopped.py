@@ -41,6 +41,6 @@ async def keep_going() -> None:
 
 def find_stopped(pid: int) -> set[int]:
     """Every stopped process below the given one."""
-    found = processes()
-    stopped = {each for each, _, _, state in found if state == _STOPPED}
-    return stopped & set(find_descendants(pid, found)) if stopped else set()
+    process_table = processes()
+    stopped = {process_id for process_id, _, _, state in process_table if state == _STOPPED}
+    return stopped & set(find_descendants(pid, process_table)) if stopped else set()

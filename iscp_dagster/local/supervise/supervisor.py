@@ -25,7 +25,7 @@ _UNWELL_GRACE = 3.0
 """Seconds that an unwell service gets to end after SIGTERM."""
 
 Report = Callable[[ServiceState], None]
-Each = TypeVar("Each")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Backoff:
 
 
 class Supervisor:
-    """Keeps services running until it is told to stop.
+    """Keeps services running until it is stopped.
 
     Calls `report` at every change of a service. `lock` is an open file that each child's
     ward keeps open, so that the lock on it outlives the supervisor until the children are gone.
@@ -78,20 +78,22 @@ class Supervisor:
             service.name: keeper.ready for service, keeper in self._match_services(keepers)
         }
         tasks = [asyncio.create_task(keeper.keep()) for keeper in keepers]
-        told = asyncio.create_task(stop.wait())
-        going = asyncio.create_task(keep_going())
+        stopped = asyncio.create_task(stop.wait())
+        resuming = asyncio.create_task(keep_going())
         started = asyncio.create_task(_wait_all([keeper.ready.wait() for keeper in keepers]))
         try:
-            await asyncio.wait([started, told, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            if started.done() and not told.done():
+            await asyncio.wait([started, stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if started.done() and not stopped.done():
                 ready()
-            await asyncio.wait([told, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            users = [task for each, task in self._match_services(tasks) if each.uses_others]
-            await _cancel_tasks([started, told, going, *users])
+            dependents = [
+                task for service, task in self._match_services(tasks) if service.uses_others
+            ]
+            await _cancel_tasks([started, stopped, resuming, *dependents])
             await _cancel_tasks(tasks)
 
     def record_change(self, service: Service, **fields: Any) -> None:
@@ -101,8 +103,8 @@ class Supervisor:
         _LOGGER.info("%s %s pid=%s %s", state.name, state.condition.value, state.pid, state.note)
         self._report(state)
 
-    def _match_services(self, things: Sequence[Each]) -> list[tuple[Service, Each]]:
-        return list(zip(self._services, things, strict=True))
+    def _match_services(self, items: Sequence[Item]) -> list[tuple[Service, Item]]:
+        return list(zip(self._services, items, strict=True))
 
     async def wait_for_turn(self, service: Service) -> None:
         """Wait until the service that this one starts after has been ready once."""

@@ -59,7 +59,7 @@ class Vigil:
         self._patience = patience
         self._last_note = ""
         self._failures = 0
-        self._began = 0.0
+        self._failing_since = 0.0
         self._cpu = 0.0
         self._mended = False
         self._last_usage: tuple[float, float] | None = None
@@ -70,12 +70,12 @@ class Vigil:
         self._last_note = note
         while True:
             await asyncio.sleep(self._pause())
-            looked = time.monotonic()
+            checked_at = time.monotonic()
             problem = await self._find_problem()
             if not problem:
                 await self._record_success()
                 continue
-            self._record_failure(problem, looked)
+            self._record_failure(problem, checked_at)
             mend = None if self._mended else self._service.mend
             if mend is not None and self._failures >= self._patience.failures:
                 mend = mend if await self._try_mend(mend) else None
@@ -93,8 +93,8 @@ class Vigil:
         except Exception:
             _LOGGER.exception("the check of %s raised an error", self._service.name)
             return ""
-        borne = problem and isinstance(problem, Stalled) and self._is_working()
-        return "" if borne else problem
+        only_busy = problem and isinstance(problem, Stalled) and self._is_working()
+        return "" if only_busy else problem
 
     def _is_working(self) -> bool:
         """Whether the service has used a processor since the last call; True for the first."""
@@ -109,24 +109,24 @@ class Vigil:
             self._last_note = note
             self._change(condition=Condition.READY, note=note)
 
-    def _record_failure(self, problem: str, looked: float) -> None:
-        """Count the failed check that began at `looked`; report from the second on."""
+    def _record_failure(self, problem: str, checked_at: float) -> None:
+        """Count the failed check that began at `checked_at`; report from the second on."""
         self._failures += 1
         if self._failures == 1:
-            self._began, self._cpu = looked, measure_cpu(self._pid)
+            self._failing_since, self._cpu = checked_at, measure_cpu(self._pid)
         elif problem != self._last_note:
             self._last_note = problem
             self._change(condition=Condition.UNWELL, note=problem)
 
     def _should_restart(self) -> bool:
-        lasted = time.monotonic() - self._began
+        lasted = time.monotonic() - self._failing_since
         used = measure_cpu(self._pid) - self._cpu
         busy = used > self._patience.busy * lasted
         seconds = self._patience.busy_seconds if busy else self._patience.idle_seconds
         return self._failures >= self._patience.failures and lasted >= seconds
 
     async def _try_mend(self, mend: Callable[[], Any]) -> bool:
-        """Mend the service, which is gentler than a restart; later checks tell whether it helped.
+        """Mend the service, which is gentler than a restart; later checks show whether it helped.
 
         Returns False when the attempt itself failed.
         """
@@ -142,7 +142,7 @@ class Vigil:
 
 
 async def read_note(service: Service) -> str:
-    """What a service that is up says of itself; empty where it says nothing, or that fails."""
+    """The note of a service that is up; empty if it has none, or if reading it fails."""
     try:
         return await service.note() if service.note else ""
     except Exception:

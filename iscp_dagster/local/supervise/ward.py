@@ -52,8 +52,8 @@ def _watch_signals() -> int:
     os.set_blocking(writer, False)
     os.set_blocking(reader, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (*_STOP_SIGNALS, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
+    for signum in (*_STOP_SIGNALS, signal.SIGCHLD):
+        signal.signal(signum, lambda *_: None)
     return reader
 
 
@@ -80,8 +80,8 @@ def _execute_command(command: list[str], ward: int) -> None:
         os._exit(128 + signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     # A shell starts background jobs with signals ignored, and a child inherits that.
-    for number in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
+    for signum in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -105,10 +105,10 @@ def _wait_for_child(child: int, wakeup: int, deadline: float | None) -> int:
         status = _collect_ended(child)
         if status is not None:
             return status
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
+        remaining = None if deadline is None else deadline - time.monotonic()
+        if remaining is not None and remaining <= 0:
             raise _Stop
-        readable, _, _ = select.select(watched, [], [], left)
+        readable, _, _ = select.select(watched, [], [], remaining)
         if deadline is None and _is_stop_requested(readable, wakeup):
             raise _Stop
 
@@ -117,22 +117,22 @@ def _is_stop_requested(readable: list[int], wakeup: int) -> bool:
     if 0 in readable and not os.read(0, 4096):
         return True
     numbers = os.read(wakeup, 4096) if wakeup in readable else b""
-    return any(number in _STOP_SIGNALS for number in numbers)
+    return any(signum in _STOP_SIGNALS for signum in numbers)
 
 
 def _collect_ended(child: int) -> int | None:
     """Collect every ended process; the child's status when it is among them."""
-    found = None
+    exit_code = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return exit_code
         if pid == 0:
-            return found
+            return exit_code
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
-            found = code if code >= 0 else 128 - code
+            exit_code = code if code >= 0 else 128 - code
 
 
 def _terminate_child(child: int, wakeup: int, grace: float) -> int:
@@ -163,25 +163,27 @@ def _list_living_descendants(child: int) -> list[int]:
     """Every living process below the ward; without Linux's /proc, the child's group."""
     if not _LINUX:
         return _list_group(child)
-    return find_descendants(os.getpid(), [each for each in processes() if each[3] not in _ENDED])
+    return find_descendants(
+        os.getpid(), [process for process in processes() if process[3] not in _ENDED]
+    )
 
 
-def find_descendants(ancestor: int, found: list[tuple[int, int, int, bytes]]) -> list[int]:
-    """The ids of the processes in `found` that descend from `ancestor`."""
+def find_descendants(ancestor: int, process_table: list[tuple[int, int, int, bytes]]) -> list[int]:
+    """The ids of the processes in `process_table` that descend from `ancestor`."""
     children: dict[int, list[int]] = {}
-    for pid, parent, _, _ in found:
+    for pid, parent, _, _ in process_table:
         children.setdefault(parent, []).append(pid)
     descendants: list[int] = []
-    fresh = children.get(ancestor, [])
-    while fresh:
-        descendants += fresh
-        fresh = [each for pid in fresh for each in children.get(pid, [])]
+    level = children.get(ancestor, [])
+    while level:
+        descendants += level
+        level = [child for pid in level for child in children.get(pid, [])]
     return descendants
 
 
 def processes() -> list[tuple[int, int, int, bytes]]:
     """(process id, parent's id, session, state) of each process, from Linux's /proc."""
-    found = []
+    process_table = []
     for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib is slow to import)
         if not name.isdigit():
             continue
@@ -190,8 +192,8 @@ def processes() -> list[tuple[int, int, int, bytes]]:
                 state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
         except OSError:
             continue
-        found.append((int(name), int(parent), int(session), state))
-    return found
+        process_table.append((int(name), int(parent), int(session), state))
+    return process_table
 
 
 def _list_group(child: int) -> list[int]:
@@ -202,9 +204,9 @@ def _list_group(child: int) -> list[int]:
     return [-child]
 
 
-def _send_signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, signum: int) -> None:
     try:
-        os.kill(pid, number)
+        os.kill(pid, signum)
     except ProcessLookupError:
         return
 

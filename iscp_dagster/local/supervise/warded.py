@@ -61,9 +61,9 @@ def _list_session(leader: int) -> list[int]:
     return [pid for pid, _, session, state in processes() if session == leader and state != b"Z"]
 
 
-def _send_signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, signum: int) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, signum)
 
 
 async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:

@@ -41,8 +41,8 @@ class GuardedWebserver(DagsterWebserver[Any, Any]):
     ) -> JSONResponse:
         """Execute as Dagster does, but mutations and subscriptions only for a POST."""
         if request.method != "POST" and (reason := explain_refusal(query)):
-            told = {"data": None, "errors": [{"message": reason}]}
-            return JSONResponse(told, status_code=_NOT_ALLOWED, headers={"Allow": "POST"})
+            body = {"data": None, "errors": [{"message": reason}]}
+            return JSONResponse(body, status_code=_NOT_ALLOWED, headers={"Allow": "POST"})
         return await super().execute_graphql_request(request, query, variables, operation_name)
 
 

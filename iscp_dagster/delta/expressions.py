@@ -1,7 +1,7 @@
 """Checks the expressions of views and triggers; one clear error for each that cannot be used.
 
-Spark itself analyzes them, over no rows and with the source's columns alone: one request for each
-stage of a view. They must depend on the row alone, so that the same commits give the same events.
+Spark analyzes them, over no rows and with only the source's columns: one request for each stage of
+a view. They must depend only on the row, so that the same commits give the same events.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CLOCK_WORDS = frozenset(
         *("current_path",),
     }
 )
-"""Functions that need no parentheses, and whose value is not that of the row."""
+"""Functions that need no parentheses, and whose value does not depend on the row."""
 CLOCKS = CLOCK_WORDS | {
     *("now", "curdate", "getdate", "current_timezone", "version", "aes_encrypt"),
     *("reflect", "java_method", "try_reflect"),
     *("input_file_name", "spark_partition_id", "monotonically_increasing_id"),
 }
-"""Functions whose value is not that of the row; Spark takes most of them for deterministic."""
-WINDOWS = "puts rows into windows of time, but each row is looked at alone"
+"""Functions whose value does not depend on the row; Spark calls most of them deterministic."""
+WINDOWS = "puts rows into time windows, but each row is evaluated by itself"
 CALLS: Mapping[str, str] = MappingProxyType(
     {
         "window": WINDOWS,
@@ -59,27 +59,27 @@ CALLS: Mapping[str, str] = MappingProxyType(
         "identifier": "hides a name in identifier(); write the name itself",
     }
 )
-"""Functions that Spark takes, and why they cannot be used."""
+"""Functions that Spark accepts, and why they cannot be used."""
 FAULTS: Mapping[str, str] = MappingProxyType(
     {
         "AGGREGATE_FUNCTION_WITH_NONDETERMINISTIC_EXPRESSION": (
-            "gives another value each time; it must depend on the row alone"
+            "gives another value each time; it must depend only on the row"
         ),
-        "NESTED_AGGREGATE_FUNCTION": "is an aggregate, but each row is looked at alone",
+        "NESTED_AGGREGATE_FUNCTION": "is an aggregate, but each row is evaluated by itself",
         "UNRESOLVED_ROUTINE": "calls a function that Spark does not have",
-        "UNSUPPORTED_GENERATOR": "makes several rows of one",
+        "UNSUPPORTED_GENERATOR": "makes several rows from one",
     }
 )
-"""What Spark's conditions mean here, by how they begin."""
+"""What Spark's error conditions mean here, by prefix."""
 CONTEXTS = ("SQL", "DataFrame")
-"""What PySpark has a logger for errors in."""
+"""The parts of PySpark that have an error logger."""
 UNKNOWN = "UNRESOLVED_COLUMN"
 OVER = "window function"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """One expression, and what it is for a message."""
+    """One expression, and what messages call it."""
 
     what: str
     """Such as `the predicate`."""
@@ -88,7 +88,7 @@ class Said:
 
 
 class _FaultError(Exception):
-    """What is wrong with an expression, before it is said whose it is."""
+    """What is wrong with an expression, without its owner."""
 
 
 def analyze_expressions(
@@ -109,165 +109,170 @@ def analyze_expressions(
 def _analyze_stages(
     spark: Any, fields: tuple[DeltaField, ...], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
-    held, found = [*fields], list[DeltaField]()
+    columns, calculated = [*fields], list[DeltaField]()
     for stage in transitions.stages:
-        types = _resolve_types(spark, held, _get_stage_expressions(stage))
-        made = [replace(types[name], name=name, physical=name) for name, _ in stage.columns]
-        _check_names(held, made)
-        held, found = [*held, *made], [*found, *made]
+        types = _resolve_types(spark, columns, _get_stage_expressions(stage))
+        new_columns = [replace(types[name], name=name, physical=name) for name, _ in stage.columns]
+        _check_names(columns, new_columns)
+        columns, calculated = [*columns, *new_columns], [*calculated, *new_columns]
     if transitions.conditions:
-        _resolve_types(spark, held, _get_condition_expressions(transitions.conditions))
-    return tuple(found)
+        _resolve_types(spark, columns, _get_condition_expressions(transitions.conditions))
+    return tuple(calculated)
 
 
 def _get_stage_expressions(stage: Stage) -> dict[str, Said]:
-    found = {name: Said(what=f"the column {name!r}", text=text) for name, text in stage.columns}
+    expressions = {
+        name: Said(what=f"the column {name!r}", text=text) for name, text in stage.columns
+    }
     if stage.where is not None:
-        found[""] = Said(what="the predicate", text=stage.where, boolean=True)
-    return found
+        expressions[""] = Said(what="the predicate", text=stage.where, boolean=True)
+    return expressions
 
 
 def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[str, Said]:
     return {
-        f"{which} {each.name}": Said(
-            what=f"the condition {which}= of trigger {each.name!r}", text=text, boolean=True
+        f"{which} {trigger.name}": Said(
+            what=f"the condition {which}= of trigger {trigger.name!r}", text=text, boolean=True
         )
-        for each in conditions
-        for which, text in (("match", each.match), ("unmatch", each.unmatch))
+        for trigger in conditions
+        for which, text in (("match", trigger.match), ("unmatch", trigger.unmatch))
         if text is not None
     }
 
 
 def _resolve_types(
-    spark: Any, held: Sequence[DeltaField], said: Mapping[str, Said]
+    spark: Any, columns: Sequence[DeltaField], expressions: Mapping[str, Said]
 ) -> dict[str, DeltaField]:
     """The types of the expressions over these columns, by name."""
-    for each in said.values():
-        _check_words(held, each)
+    for expression in expressions.values():
+        _check_words(columns, expression)
     try:
-        found = _query_types(spark, held, list(said.values()))
+        fields = _query_types(spark, columns, list(expressions.values()))
     except Exception as error:
         if (gone := _to_unavailable(error)) is not None:
             raise gone from error
-        for each in said.values():
-            _check_expression(spark, held, each)
+        for expression in expressions.values():
+            _check_expression(spark, columns, expression)
         raise
-    types = dict(zip(said, found, strict=True))
-    for name, each in said.items():
-        _check_type(each, str(types[name].type))
+    types = dict(zip(expressions, fields, strict=True))
+    for name, expression in expressions.items():
+        _check_type(expression, str(types[name].type))
     return types
 
 
-def _query_types(spark: Any, held: Sequence[DeltaField], said: Sequence[Said]) -> list[DeltaField]:
-    """Their types. An aggregate takes neither another one, nor what gives another value each time,
-    a window or several rows.
+def _query_types(
+    spark: Any, columns: Sequence[DeltaField], expressions: Sequence[Said]
+) -> list[DeltaField]:
+    """The types of the expressions, each within an aggregate: there Spark rejects aggregates,
+    windows, generators and nondeterministic functions.
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.types import StructType
 
-    rows = spark.createDataFrame([], StructType.fromJson(to_schema_json(held)))
-    asked = [F.any_value(F.expr(each.text)).alias(f"e{n}") for n, each in enumerate(said)]
+    rows = spark.createDataFrame([], StructType.fromJson(to_schema_json(columns)))
+    aggregates = [
+        F.any_value(F.expr(expression.text)).alias(f"e{n}")
+        for n, expression in enumerate(expressions)
+    ]
     with _suspend_error_logs():
-        found = rows.agg(*asked).schema
-    return list(parse_schema(json.dumps(found.jsonValue())))
+        schema = rows.agg(*aggregates).schema
+    return list(parse_schema(json.dumps(schema.jsonValue())))
 
 
 @contextmanager
 def _suspend_error_logs() -> Iterator[None]:
-    """Keep PySpark from printing the server's stack for an error that is reported in our words."""
+    """Keep PySpark from logging the server's stack for an error that is reported anyway."""
     from pyspark.logger import PySparkLogger
 
-    loggers = [PySparkLogger.getLogger(f"{each}QueryContextLogger") for each in CONTEXTS]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.CRITICAL + 1)
+    loggers = [PySparkLogger.getLogger(f"{context}QueryContextLogger") for context in CONTEXTS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
-def _check_expression(spark: Any, held: Sequence[DeltaField], said: Said) -> None:
+def _check_expression(spark: Any, columns: Sequence[DeltaField], expression: Said) -> None:
     try:
-        _query_types(spark, held, [said])
+        _query_types(spark, columns, [expression])
     except Exception as error:
         if (gone := _to_unavailable(error)) is not None:
             raise gone from error
-        raise _build_fault(said, _describe_fault(error, held)) from error
+        raise _build_fault(expression, _describe_fault(error, columns)) from error
 
 
 def _to_unavailable(error: Exception) -> UnavailableError | None:
-    """The error of a Spark that does not answer; None for any other."""
-    known = translate_error("Spark", error)
-    return known if isinstance(known, UnavailableError) else None
+    """The error if Spark does not answer; None for any other."""
+    translated = translate_error("Spark", error)
+    return translated if isinstance(translated, UnavailableError) else None
 
 
-def _describe_fault(error: Exception, held: Sequence[DeltaField]) -> str:
+def _describe_fault(error: Exception, columns: Sequence[DeltaField]) -> str:
     condition = getattr(error, "getCondition", lambda: "")() or ""
     parameters: Mapping[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     if condition.startswith(UNKNOWN):
         name = str(parameters.get("objectName", "")).replace("`", "")
-        return _describe_unknown_column(name, held)
+        return _describe_unknown_column(name, columns)
     for start, meaning in FAULTS.items():
         if condition.startswith(start):
             return meaning
     words = summarize_message(str(error))
     if OVER in words:
-        return "is a window function, but each row is looked at alone"
+        return "is a window function, but each row is evaluated by itself"
     return f"is not Spark SQL that can be evaluated here: {words}"
 
 
-def _describe_unknown_column(name: str, held: Sequence[DeltaField]) -> str:
-    known = ", ".join(each.name for each in held)
+def _describe_unknown_column(name: str, columns: Sequence[DeltaField]) -> str:
+    names = ", ".join(column.name for column in columns)
     if name.casefold() in {*SYSTEM_COLUMNS, *IMAGE_COLUMNS}:
-        return (
-            f"names {name}, which is beside the row and not in it; it can use its columns: {known}"
-        )
-    return f"names a column {name} that is not there; it can use: {known}"
+        return f"names {name}, a system column outside the row; it can use: {names}"
+    return f"names a column {name} that does not exist; it can use: {names}"
 
 
-def _check_words(held: Sequence[DeltaField], said: Said) -> None:
-    """Refuse subqueries, and functions whose value is not that of the row."""
-    uncommented = APART.sub(lambda found: found["quoted"] or " ", said.text)
+def _check_words(columns: Sequence[DeltaField], expression: Said) -> None:
+    """Reject subqueries, and functions whose value does not depend on the row."""
+    uncommented = APART.sub(lambda match: match["quoted"] or " ", expression.text)
     if clock := NOW_LITERAL.search(uncommented):
-        raise _build_fault(said, f"depends on the time it is evaluated ({clock[0]}…)")
-    columns = {each.name.casefold() for each in held}
+        raise _build_fault(expression, f"depends on the time it is evaluated ({clock[0]}…)")
+    names = {column.name.casefold() for column in columns}
     bare = APART.sub(
-        lambda found: "''" if found["quoted"] else " ", QUOTED_CALL.sub(r"\g<name>", uncommented)
+        lambda match: "''" if match["quoted"] else " ", QUOTED_CALL.sub(r"\g<name>", uncommented)
     )
     if SUBQUERY.search(bare):
-        raise _build_fault(said, "has a subquery, but only the row is looked at")
-    for found in WORD.finditer(bare):
-        word, called = found["word"].casefold(), bool(found["call"])
-        if called and word in CALLS:
-            raise _build_fault(said, CALLS[word])
-        within = bare[: found.start()].rstrip().endswith(".")
-        alone = not called and not within and word in CLOCK_WORDS and word not in columns
-        timed = word == "unix_timestamp" and bool(found["argument"])
-        if alone or timed or (called and word in CLOCKS):
-            fault = f"calls {word}, whose value is not the row's; it must depend on the row alone"
-            raise _build_fault(said, fault)
+        raise _build_fault(expression, "has a subquery, but it must depend only on the row")
+    for match in WORD.finditer(bare):
+        word, is_call = match["word"].casefold(), bool(match["call"])
+        if is_call and word in CALLS:
+            raise _build_fault(expression, CALLS[word])
+        is_qualified = bare[: match.start()].rstrip().endswith(".")
+        is_clock = not is_call and not is_qualified and word in CLOCK_WORDS and word not in names
+        is_now = word == "unix_timestamp" and bool(match["argument"])
+        if is_clock or is_now or (is_call and word in CLOCKS):
+            fault = f"calls {word}, whose value does not depend on the row, as it must"
+            raise _build_fault(expression, fault)
 
 
-def _check_type(said: Said, type_: str) -> None:
-    if said.boolean and type_ != "boolean":
-        raise _build_fault(said, f"is of type {type_}, not boolean")
+def _check_type(expression: Said, type_: str) -> None:
+    if expression.boolean and type_ != "boolean":
+        raise _build_fault(expression, f"is of type {type_}, not boolean")
     if type_ == "void":
-        raise _build_fault(said, "is always NULL, of no type; cast it to one")
+        raise _build_fault(expression, "is always NULL and has no type; cast it to one")
 
 
-def _check_names(held: Sequence[DeltaField], made: Sequence[DeltaField]) -> None:
-    """Refuse calculated columns that hide others: Spark ignores the case of names."""
-    taken = {each.name.casefold(): each.name for each in held}
-    for each in made:
-        other = taken.setdefault(each.name.casefold(), each.name)
-        if any(each.name.casefold() == one.name.casefold() for one in held):
+def _check_names(columns: Sequence[DeltaField], new_columns: Sequence[DeltaField]) -> None:
+    """Reject calculated columns that hide others: Spark ignores the case of names."""
+    names = {column.name.casefold(): column.name for column in columns}
+    for column in new_columns:
+        hidden = names.setdefault(column.name.casefold(), column.name)
+        if any(column.name.casefold() == existing.name.casefold() for existing in columns):
             raise _FaultError(
-                f"the calculated column {each.name!r} hides the column {other!r}; give it "
+                f"the calculated column {column.name!r} hides the column {hidden!r}; give it "
                 "another name."
             )
 
 
-def _build_fault(said: Said, fault: str) -> _FaultError:
-    return _FaultError(f"{said.what} `{said.text}` {fault.rstrip('.')}.")
+def _build_fault(expression: Said, fault: str) -> _FaultError:
+    return _FaultError(f"{expression.what} `{expression.text}` {fault.rstrip('.')}.")

@@ -16,7 +16,7 @@ from iscp_dagster.model.moment import START
 
 @dataclass(frozen=True, kw_only=True)
 class FeedState:
-    """Whether the change feed of a range is whole; `reason` says why not."""
+    """Whether the change feed of a range is complete; `reason` says why not."""
 
     available: bool
     reason: str = ""
@@ -28,7 +28,7 @@ WHOLE = FeedState(available=True)
 def read_range(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> ReadPlan:
-    """Plan from the log alone how to read (after, upto], for some `tenants` or all.
+    """Plan how to read (after, upto] from only the log, for some `tenants` or all.
 
     A TAIL may still fail with FeedGoneError while Spark reads (a VACUUM in between); the caller
     then reads a snapshot.
@@ -56,12 +56,12 @@ class ChangeFeed:
         default_factory=dict, init=False, repr=False
     )
     _drops: dict[tuple[int, int], int | None] = field(default_factory=dict, init=False, repr=False)
-    _opened: dict[str | None, list[tuple[int, str]]] = field(
+    _opened_files: dict[str | None, list[tuple[int, str]]] = field(
         default_factory=dict, init=False, repr=False
     )
     """By tenant (None: all), version and path of each file that a reader of its feed opens."""
     _loaded_versions: set[int] = field(default_factory=set, init=False, repr=False)
-    """The versions that `_opened` covers."""
+    """The versions that `_opened_files` covers."""
 
     def state(self, after: int, upto: int, tenants: Collection[str] | None = None) -> FeedState:
         """Check whether the change feed of (after, upto] can be read.
@@ -88,14 +88,14 @@ class ChangeFeed:
     def _get_file_state(self, after: int, upto: int, tenants: Collection[str] | None) -> FeedState:
         """Check the files of these tenants; those of others are not opened, and may be gone."""
         self._load_opened_files(after, upto)
-        read = self._opened if tenants is None else {*tenants, None}
-        opened = [
+        owners = self._opened_files if tenants is None else {*tenants, None}
+        paths = [
             path
-            for tenant in read
-            for version, path in self._opened.get(tenant, ())
+            for tenant in owners
+            for version, path in self._opened_files.get(tenant, ())
             if after < version <= upto
         ]
-        if self.log.files.find_missing(opened) is None:
+        if self.log.files.find_missing(paths) is None:
             return WHOLE
         # One reason for all tenants, so that they are read together.
         return _build_unavailable(
@@ -109,13 +109,13 @@ class ChangeFeed:
                 continue
             self._loaded_versions.add(version)
             for tenant, path in self.log.list_opened_files(version):
-                self._opened.setdefault(tenant, []).append((version, path))
+                self._opened_files.setdefault(tenant, []).append((version, path))
 
 
 def feed_state(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> FeedState:
-    """Check once what `Feed.state` checks for many."""
+    """Check one range as `ChangeFeed.state` does."""
     return ChangeFeed(log=log).state(after, upto, tenants)
 
 
@@ -125,17 +125,21 @@ def _build_unavailable(reason: str) -> FeedState:
 
 def _find_break(log: DeltaLog, after: int, upto: int) -> FeedState | None:
     """Why nobody can read the range: commits are gone, the feed was off, or columns changed."""
-    found = list(log.read_commits(after, upto))
-    commits = [commit for commit in found if commit is not None]
-    if len(commits) < len(found):
-        return _build_unavailable(f"commit {after + 1 + found.index(None)} is no longer in the log")
+    entries = list(log.read_commits(after, upto))
+    commits = [commit for commit in entries if commit is not None]
+    if len(commits) < len(entries):
+        return _build_unavailable(
+            f"commit {after + 1 + entries.index(None)} is no longer in the log"
+        )
     return _find_metadata_break(log, after, commits)
 
 
 def _find_metadata_break(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
     """Why the range is broken: the feed was off, or columns changed other than by additions."""
-    stated = [(each.version, each.metadata) for each in commits if each.metadata is not None]
-    if not stated and log.get_facts(commits[-1].version).metadata.feed_enabled:
+    metadata_changes = [
+        (commit.version, commit.metadata) for commit in commits if commit.metadata is not None
+    ]
+    if not metadata_changes and log.get_facts(commits[-1].version).metadata.feed_enabled:
         return None
     try:
         start = log.get_facts(after)
@@ -143,16 +147,16 @@ def _find_metadata_break(log: DeltaLog, after: int, commits: Sequence[Commit]) -
         return _build_unavailable(f"the log no longer describes the table at version {after}")
     if commits[0].metadata is None and not start.metadata.feed_enabled:
         return _build_unavailable(f"the change data feed was off at version {after + 1}")
-    before, partitioned = start.fields, sorted(start.metadata.partition_columns)
+    before, partition_columns = start.fields, sorted(start.metadata.partition_columns)
     if commits[0].metadata is not None and has_only_drops(before, commits[0]):
         # The feed is read from that commit on, with the columns that are left.
         before = parse_stored_columns(commits[0].metadata.schema)
-    for version, metadata in stated:
+    for version, metadata in metadata_changes:
         if not metadata.feed_enabled:
             return _build_unavailable(f"the change data feed was off at version {version}")
         fields = parse_stored_columns(metadata.schema)
         change = _find_schema_change(before, fields)
-        if not change and sorted(metadata.partition_columns) != partitioned:
+        if not change and sorted(metadata.partition_columns) != partition_columns:
             change = "the table was partitioned by other columns"
         if change:
             return _build_unavailable(f"{change} at version {version}")
@@ -187,13 +191,13 @@ def has_only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
 
 def _find_schema_change(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:
     """How the first column was renamed, dropped or retyped; empty if none was."""
-    now = {each.physical: each for each in after}
-    for each in before:
-        other = now.get(each.physical)
-        if other is None:
-            return f"column {each.name!r} was dropped"
-        if other.name != each.name:
-            return f"column {each.name!r} was renamed to {other.name!r}"
-        if format_visible_type(other.type) != format_visible_type(each.type):
-            return f"column {each.name!r} changed from {each.type} to {other.type}"
+    by_physical_name = {column.physical: column for column in after}
+    for column in before:
+        current = by_physical_name.get(column.physical)
+        if current is None:
+            return f"column {column.name!r} was dropped"
+        if current.name != column.name:
+            return f"column {column.name!r} was renamed to {current.name!r}"
+        if format_visible_type(current.type) != format_visible_type(column.type):
+            return f"column {column.name!r} changed from {column.type} to {current.type}"
     return ""

@@ -58,13 +58,13 @@ class FeedRows:
         """
         import pyarrow as pa
 
-        found = [self._read_file(part) for part in self.parts]
-        return pa.concat_tables(found).combine_chunks()
+        tables = [self._read_file(part) for part in self.parts]
+        return pa.concat_tables(tables).combine_chunks()
 
     def few(self, most: int) -> pa.Table | None:
-        """`whole`; None for more than `most` bytes, or for rows that Spark would read differently.
+        """All rows; None if they exceed `most` bytes, or if Spark would read them differently.
 
-        Its feed has U+FFFD for what is not UTF-8. Raises as `Files.read` does otherwise.
+        Spark's feed has U+FFFD for what is not UTF-8. Otherwise raises as `Files.read` does.
         """
         import pyarrow as pa
 
@@ -80,13 +80,14 @@ class FeedRows:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        said = part.kind not in KINDS
+        has_kinds = part.kind not in KINDS
         files = replace(
-            self.files, fields=(*self.files.fields, *([_CHANGE_TYPE_FIELD] if said else []))
+            self.files,
+            fields=(*self.files.fields, *([_CHANGE_TYPE_FIELD] if has_kinds else [])),
         )
         rows = pa.Table.from_batches(files.read(part.slice_), schema=files.build_schema())
         count = rows.num_rows
-        if said:
+        if has_kinds:
             kinds = rows[checks.CHANGE_TYPE].combine_chunks()
             rows = rows.drop_columns([checks.CHANGE_TYPE])
         else:
@@ -120,8 +121,8 @@ class FeedScan(FeedRows):
 
     def _read_changes(self) -> pa.Table:
         """Raises as `Files.read` does, before any row is handed on."""
-        whole = self.read_table()
-        return _keep_latest(whole, self) if self.keyed else _sort_changes(whole, self)
+        rows = self.read_table()
+        return _keep_latest(rows, self) if self.keyed else _sort_changes(rows, self)
 
 
 _CHANGE_TYPE_FIELD = schema.DeltaField(name=checks.CHANGE_TYPE, type=schema.Primitive("string"))
@@ -140,17 +141,17 @@ def plan_feed(
     """The scan of these files of the feed, or None where Spark must read them.
 
     It runs in one task, in memory: for few rows. Spark must read files that do not hold the rows as
-    they are (`filescan.plain_files`), and rows that it orders or compares differently.
+    they are (`filescan.is_plain`), and rows that it orders or compares differently.
     """
-    found = plan_rows(location, facts, feed, [*output, *identity], tenant)
-    if found is None:
+    feed_rows = plan_rows(location, facts, feed, [*output, *identity], tenant)
+    if feed_rows is None:
         return None
-    types = {each.name: each.type for each in found.files.fields}
+    types = {field.name: field.type for field in feed_rows.files.fields}
     if not all(_is_sortable(types[name]) for name in identity):
         return None
     return FeedScan(
-        files=found.files,
-        parts=found.parts,
+        files=feed_rows.files,
+        parts=feed_rows.parts,
         output=tuple(output),
         identity=tuple(identity),
         tenant=tenant,
@@ -184,13 +185,13 @@ def _build_commit_file(
     at: Moment, file: FeedFile, partitioned: Collection[schema.DeltaField], tenant: str | None
 ) -> CommitFile:
     values = dict(file.place)
-    known = {
+    partition = {
         f.name: _parse_partition_value(values.get(f.physical or f.name), str(f.type))
         for f in partitioned
     }
-    if tenant is not None and known.get(tenant) == Unheld(""):
-        known[tenant] = None
-    slice_ = filescan.Slice(path=file.path, partition=known, bytes=file.bytes)
+    if tenant is not None and partition.get(tenant) == Unheld(""):
+        partition[tenant] = None
+    slice_ = filescan.Slice(path=file.path, partition=partition, bytes=file.bytes)
     return CommitFile(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
 
 
@@ -232,9 +233,9 @@ def _keep_latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
     starts = np.flatnonzero(first)
     ends = np.append(starts[1:], count) - 1
     repeats = np.logical_or.reduceat(twin, starts) if count else twin
-    found = rows.take(pa.array(starts)).select([*scan.output, schema.VERSION, schema.TIMESTAMP])
+    latest = rows.take(pa.array(starts)).select([*scan.output, schema.VERSION, schema.TIMESTAMP])
     return (
-        found.append_column(schema.DELETED, pa.array(~upsert[starts]))
+        latest.append_column(schema.DELETED, pa.array(~upsert[starts]))
         .append_column(checks.REPEATS, pa.array(repeats))
         .append_column(checks.FRESH, pa.array(upsert[ends] if count else twin))
     )
@@ -247,8 +248,8 @@ def _sort_changes(rows: pa.Table, scan: FeedScan) -> pa.Table:
 
     by = (*filter(None, [scan.tenant]), schema.VERSION, *scan.identity)
     rows = _sort_rows(rows, [(name, "ascending") for name in by])
-    found = rows.select([*scan.output, schema.VERSION, schema.TIMESTAMP])
-    return found.append_column(schema.DELETED, pa.repeat(False, rows.num_rows)).append_column(
+    changes = rows.select([*scan.output, schema.VERSION, schema.TIMESTAMP])
+    return changes.append_column(schema.DELETED, pa.repeat(False, rows.num_rows)).append_column(
         checks.REPEATS, pc.invert(rows[checks.INSERT])
     )
 
@@ -280,8 +281,8 @@ def _find_key_starts(rows: pa.Table, identity: Sequence[str]) -> Any:
     begins = np.zeros(rows.num_rows, dtype=bool)
     begins[:1] = True
     for name in identity:
-        one, other = rows[name].slice(1), rows[name].slice(0, max(rows.num_rows - 1, 0))
-        unlike = pc.fill_null(pc.not_equal(one, other), False)
-        nulls = pc.not_equal(one.is_null(), other.is_null())
-        begins[1:] |= pc.or_(unlike, nulls).to_numpy().astype(bool)
+        current, previous = rows[name].slice(1), rows[name].slice(0, max(rows.num_rows - 1, 0))
+        values_differ = pc.fill_null(pc.not_equal(current, previous), False)
+        nulls_differ = pc.not_equal(current.is_null(), previous.is_null())
+        begins[1:] |= pc.or_(values_differ, nulls_differ).to_numpy().astype(bool)
     return begins

@@ -76,7 +76,7 @@ class Files:
         """The schema of the batches read."""
         import pyarrow as pa
 
-        return pa.schema([(each.name, arrow.to_arrow_type(each.type)) for each in self.fields])
+        return pa.schema([(field.name, arrow.to_arrow_type(field.type)) for field in self.fields])
 
     @cached_property
     def plain(self) -> bool:
@@ -92,7 +92,7 @@ class Files:
 
         plain = self.plain and slice_.deleted is None
         try:
-            for piece in _make_fragments(*self._open_slice(slice_), slice_, known=plain):
+            for piece in _make_fragments(*self._open_slice(slice_), slice_, fill_partition=plain):
                 self._check_plain(piece, slice_)
                 yield from self._scan_plain(piece) if plain else self._scan_by_column(piece, slice_)
         except FileNotFoundError as error:
@@ -136,20 +136,20 @@ class Files:
         import numpy as np
         import pyarrow as pa
 
-        schema, held = self.build_schema(), set(piece.physical_schema.names)
-        stored = [_get_stored_name(f) for f in self.fields if _get_stored_name(f) in held]
+        schema, stored_names = self.build_schema(), set(piece.physical_schema.names)
+        names = [_get_stored_name(f) for f in self.fields if _get_stored_name(f) in stored_names]
         deleted = np.frombuffer(slice_.deleted or b"", dtype=np.int64)
         begin = 0
-        for batch in piece.scanner(columns=stored, **SCANNING).to_batches():
+        for batch in piece.scanner(columns=names, **SCANNING).to_batches():
             count = batch.num_rows
             columns = [self._build_column(batch, f, slice_) for f in self.fields]
             rows = pa.record_batch(columns, schema=schema) if columns else batch
-            here = deleted[(deleted >= begin) & (deleted < begin + count)] - begin
+            positions = deleted[(deleted >= begin) & (deleted < begin + count)] - begin
             begin += count
-            if len(here):
-                kept = np.ones(count, dtype=bool)
-                kept[here] = False
-                rows = rows.filter(pa.array(kept))
+            if len(positions):
+                mask = np.ones(count, dtype=bool)
+                mask[positions] = False
+                rows = rows.filter(pa.array(mask))
             yield rows
 
     def _build_column(self, batch: pa.RecordBatch, field: DeltaField, slice_: Slice) -> pa.Array:
@@ -165,19 +165,19 @@ class Files:
     def _check_plain(self, piece: Any, slice_: Slice) -> None:
         """Raises NotPlainError for a file that Spark would read differently.
 
-        Spark finds a column whatever its case, where Arrow would take it for missing and give
-        nulls; and it corrects dates and times in the calendar that Spark 2 wrote.
+        Spark finds a column in any case, where Arrow would read nulls; and it corrects dates and
+        times in the old calendar, which Spark 2 wrote.
         """
-        held = piece.physical_schema
-        wrong = _find_difference(self.fields, held)
-        if wrong:
-            raise NotPlainError(f"{self.location}: {slice_.path} {wrong}.")
-        timed = [
+        stored = piece.physical_schema
+        difference = _find_difference(self.fields, stored)
+        if difference:
+            raise NotPlainError(f"{self.location}: {slice_.path} {difference}.")
+        time_columns = [
             _get_stored_name(f)
             for f in self.fields
-            if arrow.has_times(f.type) and _get_stored_name(f) in held.names
+            if arrow.has_times(f.type) and _get_stored_name(f) in stored.names
         ]
-        if timed and _has_old_calendar(piece.metadata, timed):
+        if time_columns and _has_old_calendar(piece.metadata, time_columns):
             raise NotPlainError(f"{self.location}: {slice_.path} holds times of the old calendar.")
 
 
@@ -200,15 +200,15 @@ def plan_tasks(
     location: str, facts: TableFacts, files: Sequence[DataFile], columns: Sequence[str], least: int
 ) -> FileScan | None:
     """The scan of `files` in at least `least` tasks; None where Spark must read the table."""
-    found = plan_files(location, facts, columns)
-    if found is None or any(is_outside_table(each.path) for each in files):
+    table_files = plan_files(location, facts, columns)
+    if table_files is None or any(is_outside_table(file.path) for file in files):
         return None
-    known = set(facts.metadata.partition_columns).intersection(columns)
-    if any(isinstance(each.partition.get(name), Unheld) for name in known for each in files):
+    names = set(facts.metadata.partition_columns).intersection(columns)
+    if any(isinstance(file.partition.get(name), Unheld) for name in names for file in files):
         return None
-    if VECTORS in facts.reader_features and any(each.deleted is None for each in files):
+    if VECTORS in facts.reader_features and any(file.deleted is None for file in files):
         return None
-    return FileScan(files=found, tasks=_deal_slices(_slice_files(files, columns), least))
+    return FileScan(files=table_files, tasks=_deal_slices(_slice_files(files, columns), least))
 
 
 def plan_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Files | None:
@@ -261,15 +261,15 @@ def _deal_slices(slices: Iterable[tuple[int, Slice]], least: int) -> tuple[tuple
     """Deal the slices out, largest first, each to the task with the fewest bytes."""
     import heapq
 
-    sized = sorted(slices, key=lambda each: (-each[0], each[1].path, each[1].part))
-    number = max(least, ceil(sum(size for size, _ in sized) / BYTES_PER_TASK))
-    held: list[list[Slice]] = [[] for _ in range(number)]
+    largest_first = sorted(slices, key=lambda pair: (-pair[0], pair[1].path, pair[1].part))
+    number = max(least, ceil(sum(size for size, _ in largest_first) / BYTES_PER_TASK))
+    tasks: list[list[Slice]] = [[] for _ in range(number)]
     loads = [(0, task) for task in range(number)]
-    for size, slice_ in sized:
+    for size, slice_ in largest_first:
         load, task = heapq.heappop(loads)
-        held[task].append(slice_)
+        tasks[task].append(slice_)
         heapq.heappush(loads, (load + size, task))
-    return tuple(tuple(task) for task in held)
+    return tuple(tuple(task) for task in tasks)
 
 
 def _get_stored_name(field: DeltaField) -> str:
@@ -277,57 +277,57 @@ def _get_stored_name(field: DeltaField) -> str:
     return field.physical or field.name
 
 
-def _find_difference(fields: Iterable[DeltaField], held: Any) -> str:
+def _find_difference(fields: Iterable[DeltaField], arrow_fields: Any) -> str:
     """How Spark would read a file's columns differently from Arrow; empty if it would not."""
-    names = {each.name: each.type for each in held}
-    for each in fields:
-        stored = _get_stored_name(each)
-        if sum(name.lower() == stored.lower() for name in names) > (stored in names):
+    arrow_types = {column.name: column.type for column in arrow_fields}
+    for column in fields:
+        stored = _get_stored_name(column)
+        if sum(name.lower() == stored.lower() for name in arrow_types) > (stored in arrow_types):
             return f"has {stored!r} in another case"
-        if stored in names:
-            wrong = _find_type_difference(each.type, names[stored])
-            if wrong:
-                return wrong
+        if stored in arrow_types:
+            difference = _find_type_difference(column.type, arrow_types[stored])
+            if difference:
+                return difference
     return ""
 
 
-def _find_type_difference(type_: DeltaType, held: Any) -> str:
-    if not arrow.is_stored_as(type_, held):
-        return f"stores {type_} as {held}"
+def _find_type_difference(type_: DeltaType, arrow_type: Any) -> str:
+    if not arrow.is_stored_as(type_, arrow_type):
+        return f"stores {type_} as {arrow_type}"
     if isinstance(type_, Array):
-        return _find_type_difference(type_.element, held.value_type)
+        return _find_type_difference(type_.element, arrow_type.value_type)
     if isinstance(type_, Map):
-        key = _find_type_difference(type_.key, held.key_type)
-        return key or _find_type_difference(type_.value, held.item_type)
+        key = _find_type_difference(type_.key, arrow_type.key_type)
+        return key or _find_type_difference(type_.value, arrow_type.item_type)
     if not isinstance(type_, Struct):
         return ""
-    if not {each.name for each in held} & {_get_stored_name(each) for each in type_.fields}:
+    if not {f.name for f in arrow_type} & {_get_stored_name(f) for f in type_.fields}:
         return "has a struct without any of its fields"
-    return _find_difference(type_.fields, held)
+    return _find_difference(type_.fields, arrow_type)
 
 
-def _has_old_calendar(footer: Any, timed: Collection[str]) -> bool:
+def _has_old_calendar(footer: Any, time_columns: Collection[str]) -> bool:
     """Whether the Spark that wrote the file may have used the old calendar in these columns."""
-    said = footer.metadata or {}
-    named = WRITTEN_BY.match(said.get(WRITER, b""))
-    writer = tuple(map(int, named.groups())) if named else NEW_INT96
-    old_int96 = writer < NEW_INT96 and _has_int96(footer.schema, timed)
-    return writer < NEW_CALENDAR or old_int96 or bool(LEGACY & set(said))
+    metadata = footer.metadata or {}
+    match = WRITTEN_BY.match(metadata.get(WRITER, b""))
+    writer = tuple(map(int, match.groups())) if match else NEW_INT96
+    old_int96 = writer < NEW_INT96 and _has_int96(footer.schema, time_columns)
+    return writer < NEW_CALENDAR or old_int96 or bool(LEGACY & set(metadata))
 
 
 def _has_int96(schema: Any, stored: Collection[str]) -> bool:
     """Whether any of these columns holds INT96 times."""
     leaves = (schema.column(number) for number in range(len(schema)))
-    within = tuple(f"{name}." for name in stored)
+    prefixes = tuple(f"{name}." for name in stored)
     return any(
-        leaf.physical_type == "INT96" and f"{leaf.path}.".startswith(within) for leaf in leaves
+        leaf.physical_type == "INT96" and f"{leaf.path}.".startswith(prefixes) for leaf in leaves
     )
 
 
-def _make_fragments(file: Any, store: Any, slice_: Slice, *, known: bool) -> Iterator[Any]:
+def _make_fragments(file: Any, store: Any, slice_: Slice, *, fill_partition: bool) -> Iterator[Any]:
     """The file as one Arrow fragment, or its slice of row groups as one fragment each.
 
-    If `known`, Arrow fills in the partition columns.
+    If `fill_partition`, Arrow fills in the partition columns.
     """
     import pyarrow.dataset as ds
 
@@ -336,7 +336,7 @@ def _make_fragments(file: Any, store: Any, slice_: Slice, *, known: bool) -> Ite
     fragment = ds.ParquetFileFormat(read_options=options).make_fragment(
         file,
         filesystem=store,
-        partition_expression=_to_arrow_expression(slice_.partition) if known else None,
+        partition_expression=_to_arrow_expression(slice_.partition) if fill_partition else None,
     )
     if slice_.parts == 1:
         return iter([fragment])
@@ -350,8 +350,8 @@ def _to_arrow_expression(partition: Mapping[str, Any]) -> Any:
 
     import pyarrow.compute as pc
 
-    known = [
+    conditions = [
         pc.field(name).is_null() if value is None else pc.field(name) == value
         for name, value in sorted(partition.items())
     ]
-    return reduce(and_, known) if known else None
+    return reduce(and_, conditions) if conditions else None

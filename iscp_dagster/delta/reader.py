@@ -2,7 +2,7 @@
 
 Both give the selected columns, `_version` (bigint), `_timestamp` (bigint, microseconds since the
 epoch, of the row's last commit) and `_deleted` (boolean): source timestamps are beside the data,
-never in it. Frames are lazy: put every action inside `failures.reading`.
+never in it. Frames are lazy: put every action inside `failures.wrap_spark_errors`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TableSelection:
     types: Mapping[str, DeltaType] = field(default_factory=dict)
     tenants: frozenset[str] | None = None
     order: Sequence[str] = ()
-    """The columns that order rows without a key: all of the table's, whichever are selected."""
+    """The columns that order rows without a key: all of the table's, selected or not."""
     folded: Sequence[str] = ()
     """Key columns that some index compares without regard to case."""
 
@@ -93,7 +93,7 @@ def changes(
     Without keys, every change, with `_repeats` set on those that are not inserts.
 
     Adds two columns to those of a snapshot. `_repeats` (boolean) is true where a key was written
-    twice in one commit, or inserted again by a later one: a later delete may be of either row, so
+    twice in one commit, or inserted again by a later one: a later delete may concern either, so
     take a snapshot then. It is also true where two changed keys differ only in the case of
     `folded` columns. `_fresh` (boolean, with keys only) is true where the key's first change is an
     insert: if the key existed before the range, take a snapshot as well.
@@ -109,14 +109,14 @@ def changes(
     rows, by = _group_by_key(rows, selection, partitions)
     newest = [F.col(VERSION).desc(), F.col(checks.UPSERT).desc()]
     window = Window.partitionBy(*by).orderBy(*newest)
-    whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    span = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     twin = F.col(checks.UPSERT) & F.lag(checks.UPSERT).over(window)
     twin = twin & (
         (F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(checks.INSERT).over(window)
     )
     ranked = rows.withColumn(checks.REPEATS, F.coalesce(twin, F.lit(False)) | F.col(checks.FOLDED))
-    ranked = ranked.withColumn(checks.REPEATS, F.max(checks.REPEATS).over(whole))
-    ranked = ranked.withColumn(checks.FRESH, F.last(checks.UPSERT).over(whole))
+    ranked = ranked.withColumn(checks.REPEATS, F.max(checks.REPEATS).over(span))
+    ranked = ranked.withColumn(checks.FRESH, F.last(checks.UPSERT).over(span))
     ranked = ranked.withColumn(checks.RANK, F.row_number().over(window))
     return ranked.filter(F.col(checks.RANK) == 1).select(
         *columns(selection.output),
@@ -144,11 +144,11 @@ def _group_by_key(rows: Any, selection: TableSelection, partitions: int) -> tupl
         return distribute_rows(rows, identity).withColumn(checks.FOLDED, F.lit(False)), identity
     rows = rows.withColumn(checks.LOWER, F.array(*map(F.lower, folded)))
     exact = [name for name in selection.identity if name not in selection.folded]
-    alike = [*columns(exact), F.col(checks.LOWER)]
-    window, spelled = Window.partitionBy(*alike), F.array(*folded)
-    several = F.min(spelled).over(window) != F.max(spelled).over(window)
+    folded_key = [*columns(exact), F.col(checks.LOWER)]
+    window, spelled = Window.partitionBy(*folded_key), F.array(*folded)
+    is_folded = F.min(spelled).over(window) != F.max(spelled).over(window)
     # Includes the columns that rows are spread by, or Spark would shuffle again.
-    return distribute_rows(rows, alike).withColumn(checks.FOLDED, several), [
+    return distribute_rows(rows, folded_key).withColumn(checks.FOLDED, is_folded), [
         *identity,
         F.col(checks.LOWER),
     ]
@@ -194,12 +194,12 @@ def feed(spark: Any, selection: TableSelection, after: Moment, upto: Moment) -> 
     spark.conf.set("spark.sql.datetime.java8API.enabled", "true")
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     reader = reader.option("startingVersion", after.version + 1)
-    found = reader.option("endingVersion", upto.version).load(to_spark_path(selection.path))
-    return filter_tenants(found, selection)
+    rows = reader.option("endingVersion", upto.version).load(to_spark_path(selection.path))
+    return filter_tenants(rows, selection)
 
 
 def list_stamp_columns() -> list[Any]:
-    """A feed's version, time, and whether the row is there after the commit."""
+    """The feed's version and time, and whether the row exists after the commit."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     return [
@@ -215,15 +215,15 @@ def filter_tenants(frame: Any, selection: TableSelection) -> Any:
 
     tenants = selection.tenants
     if selection.tenant_column is None:
-        wanted = tenants is None or DEFAULT_TENANT in tenants
-        return frame if wanted else frame.filter(F.lit(False))
+        is_selected = tenants is None or DEFAULT_TENANT in tenants
+        return frame if is_selected else frame.filter(F.lit(False))
     tenant = get_column(selection.tenant_column)
     if tenants is None:
         return frame.filter(tenant.isNotNull())
     if not tenants:
         return frame.filter(F.lit(False))
     return frame.filter(
-        tenant.isin(*(F.lit(each).cast(_get_tenant_type(selection)) for each in sorted(tenants)))
+        tenant.isin(*(F.lit(value).cast(_get_tenant_type(selection)) for value in sorted(tenants)))
     )
 
 

@@ -1,8 +1,8 @@
 """The changes of a view, commit by commit, as image rows (`model/declared/images.py`).
 
 The view is applied to both images of each change, so that a row enters it, leaves it or changes in
-it. What the rows of a commit are does not depend on the range that it is read in. Frames are lazy:
-put every action inside `failures.reading`. Check the expressions first (`delta/expressions.py`).
+it. A commit's image rows do not depend on the range in which it is read. Frames are lazy: put every
+action inside `failures.wrap_spark_errors`. Check the expressions first (`delta/expressions.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ViewRead:
     selection: TableSelection
     transitions: Transitions
     calculated: Sequence[DeltaField] = ()
-    """With their types, see `expressions.analyzed`."""
+    """With their types, see `expressions.analyze_expressions`."""
 
     @classmethod
     def of(
@@ -82,8 +82,8 @@ class ViewRead:
         calculated: Sequence[DeltaField],
     ) -> ViewRead:
         """Read the view with all columns of the source's `schema` that its expressions may name."""
-        chosen = transitions.columns or ()
-        names = [f.name for f in schema if f.name in chosen or not is_reserved(f.name)]
+        view_columns = transitions.columns or ()
+        names = [f.name for f in schema if f.name in view_columns or not is_reserved(f.name)]
         types = {field.name: field.type for field in schema}
         selection = replace(selection, columns=names, types=types)
         return cls(selection=selection, transitions=transitions, calculated=calculated)
@@ -91,19 +91,21 @@ class ViewRead:
     @property
     def output(self) -> tuple[str, ...]:
         """The columns of an image."""
-        given = self.selection
-        return self.transitions.select_columns(given.output, given.identity)
+        selection = self.selection
+        return self.transitions.select_columns(selection.output, selection.identity)
 
     @property
     def types(self) -> dict[str, DeltaType]:
         """The columns' types."""
-        return {**self.selection.types, **{each.name: each.type for each in self.calculated}}
+        return {**self.selection.types, **{field.name: field.type for field in self.calculated}}
 
     @property
     def conditions(self) -> list[str]:
         """The names of the conditions' columns."""
-        found = self.transitions.conditions
-        return [each.format_column_name(which) for each in found for which in (MATCH, UNMATCH)]
+        triggers = self.transitions.conditions
+        return [
+            trigger.format_column_name(which) for trigger in triggers for which in (MATCH, UNMATCH)
+        ]
 
     @property
     def based(self) -> list[str]:
@@ -112,7 +114,7 @@ class ViewRead:
 
     @property
     def imaged(self) -> list[str]:
-        """The columns of `images`."""
+        """The columns of `read_images`."""
         return [*self.based, *SYSTEM_COLUMNS, REPEATS, FRESH]
 
 
@@ -133,10 +135,10 @@ def read_images(
 
 
 def build_images(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
-    """The image rows, as `images` gives them, of rows of the feed that were read already.
+    """The image rows, as `read_images` gives them, of feed rows that were read already.
 
-    They have the columns of the selection, `_version`, `_timestamp` and `_iscp_upsert`, and texts
-    in UTF-8; Spark gets them with the request.
+    `rows` have the selection's columns, `_version`, `_timestamp` and `_iscp_upsert`, and text in
+    UTF-8; Spark gets them with the request.
     """
     from pyspark.sql.types import StructType
 
@@ -144,17 +146,17 @@ def build_images(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
     types = {**read.types, VERSION: LONG, TIMESTAMP: LONG, UPSERT: BOOLEAN}
     names = [*read.selection.output, VERSION, TIMESTAMP, UPSERT]
     schema = to_schema_json([DeltaField(name=name, type=types[name]) for name in names])
-    given = spark.createDataFrame(rows.select(names), StructType.fromJson(schema))
-    return _apply_schema(_derive_images(given, read, 1), read)
+    frame = spark.createDataFrame(rows.select(names), StructType.fromJson(schema))
+    return _apply_schema(_derive_images(frame, read, 1), read)
 
 
 def _apply_schema(rows: Any, read: ViewRead) -> Any:
-    """The image rows with a schema that PySpark knows, where it would ask for it."""
+    """The image rows with a declared schema, where PySpark would request it from Spark."""
     from pyspark.sql.types import StructType
 
     if any(map(has_variant, read.types.values())):
         return rows
-    types = {each.name: each.type for each in IMAGE_FIELDS}
+    types = {field.name: field.type for field in IMAGE_FIELDS}
     types |= read.types | dict.fromkeys(read.conditions, BOOLEAN)
     types |= {VERSION: LONG, TIMESTAMP: LONG, DELETED: BOOLEAN, REPEATS: BOOLEAN, FRESH: BOOLEAN}
     fields = [DeltaField(name=name, type=to_nullable(types[name])) for name in read.imaged]
@@ -165,8 +167,8 @@ def _derive_images(rows: Any, read: ViewRead, partitions: int) -> Any:
     """The image rows of rows of the feed."""
     rows = _select_view(rows, read, VERSION, TIMESTAMP, UPSERT)
     tenant = columns([read.selection.tenant_column] if read.selection.tenant_column else [])
-    alone = partitions == 1 or not tenant
-    rows = rows.coalesce(1) if alone else rows.repartition(partitions, *tenant)
+    is_single = partitions == 1 or not tenant
+    rows = rows.coalesce(1) if is_single else rows.repartition(partitions, *tenant)
     return _rank_changes(_derive_changes(rows, read), read, tenant)
 
 
@@ -191,7 +193,7 @@ def read_base(spark: Any, read: ViewRead, at: Moment) -> Any:
 
 
 def _set_utc(spark: Any) -> None:
-    """Have expressions give the same wherever Spark runs: their dates and hours are UTC's."""
+    """Make expressions give the same wherever Spark runs: dates and hours are in UTC."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
@@ -208,7 +210,7 @@ def apply_view(rows: Any, transitions: Transitions) -> Any:
 
 
 def _select_view(rows: Any, read: ViewRead, *system: str) -> Any:
-    """The view's rows with its columns, the conditions' and those of the `system`."""
+    """The view's rows with its columns, the conditions' columns and the `system` columns."""
     variants = {name: type_ for name, type_ in read.types.items() if has_variant(type_)}
     output = [
         as_text(get_column(name), variants[name]).alias(name)
@@ -227,50 +229,50 @@ def _build_conditions(transitions: Transitions) -> list[Any]:
     def is_met(text: str) -> Any:
         return F.coalesce(F.expr(text), F.lit(False))
 
-    found = []
-    for each in transitions.conditions:
-        unmatch = ~is_met(each.match) if each.unmatch is None else is_met(each.unmatch)
-        found += [
-            is_met(each.match).alias(each.format_column_name(MATCH)),
-            unmatch.alias(each.format_column_name(UNMATCH)),
+    condition_columns = []
+    for trigger in transitions.conditions:
+        unmatch = ~is_met(trigger.match) if trigger.unmatch is None else is_met(trigger.unmatch)
+        condition_columns += [
+            is_met(trigger.match).alias(trigger.format_column_name(MATCH)),
+            unmatch.alias(trigger.format_column_name(UNMATCH)),
         ]
-    return found
+    return condition_columns
 
 
 def _derive_changes(rows: Any, read: ViewRead) -> Any:
-    """Each row with what it is: the images of a commit's change of a key meet in a window."""
+    """Each row with its kind of change; a window pairs a commit's two images of a key."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 
     selection = read.selection
-    others = [name for name in read.output if name not in selection.identity]
-    values = [to_comparable(get_column(name), read.types[name]) for name in others]
+    value_columns = [name for name in read.output if name not in selection.identity]
+    values = [to_comparable(get_column(name), read.types[name]) for name in value_columns]
     numbered = (value.alias(f"c{n}") for n, value in enumerate(values))
-    here = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *numbered)
+    image = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *numbered)
     window = Window.partitionBy(*columns(selection.identity)).orderBy(VERSION, UPSERT)
     rows = _mark_folded(rows, selection)
-    rows = rows.withColumn(OLDER, F.lag(here).over(window))
-    rows = rows.withColumn(NEWER, F.lead(here).over(window))
+    rows = rows.withColumn(OLDER, F.lag(image).over(window))
+    rows = rows.withColumn(NEWER, F.lead(image).over(window))
     older, newer, upsert = F.col(OLDER), F.col(NEWER), F.col(UPSERT)
-    known = F.lit(True)
+    has_key = F.lit(True)
     for key in columns(selection.keys):
-        known = known & key.isNotNull()
+        has_key = has_key & key.isNotNull()
 
-    def beside(other: Any, up: Any) -> Any:
-        same = (other["v"] == F.col(VERSION)) & (other["up"] == up)
-        return known & F.coalesce(same, F.lit(False))
+    def beside(neighbor: Any, is_upsert: Any) -> Any:
+        same = (neighbor["v"] == F.col(VERSION)) & (neighbor["up"] == is_upsert)
+        return has_key & F.coalesce(same, F.lit(False))
 
     paired = F.when(upsert, beside(older, F.lit(False))).otherwise(beside(newer, F.lit(True)))
     twin = beside(older, upsert) | beside(newer, upsert)
-    left = known & upsert & ~paired & F.coalesce(older["up"], F.lit(False))
-    # Rows without their key are told while some are there at the end of the range: no reader takes
-    # them. Once they are gone, nothing is left to tell.
-    whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    lasting = F.last(UPSERT).over(whole) | (F.sum(F.when(upsert, 1).otherwise(-1)).over(whole) > 0)
-    other = F.when(upsert, older).otherwise(newer)
+    reinserted = has_key & upsert & ~paired & F.coalesce(older["up"], F.lit(False))
+    # Rows whose key is null are kept, for readers to reject, only if some remain at the end of the
+    # range.
+    span = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    lasting = F.last(UPSERT).over(span) | (F.sum(F.when(upsert, 1).otherwise(-1)).over(span) > 0)
+    counterpart = F.when(upsert, older).otherwise(newer)
     changed = [
-        F.when(~value.eqNullSafe(other[f"c{n}"]), F.lit(name))
-        for n, (name, value) in enumerate(zip(others, values, strict=True))
+        F.when(~value.eqNullSafe(counterpart[f"c{n}"]), F.lit(name))
+        for n, (name, value) in enumerate(zip(value_columns, values, strict=True))
     ]
     fields = F.array_compact(F.array(*changed)) if changed else F.array()
     kind = F.when(upsert, int(ChangeKind.INSERT)).otherwise(int(ChangeKind.DELETE))
@@ -280,18 +282,18 @@ def _derive_changes(rows: Any, read: ViewRead) -> Any:
         VERSION,
         TIMESTAMP,
         UPSERT,
-        (twin | left | F.col(FOLDED)).alias(REPEATS),
+        (twin | reinserted | F.col(FOLDED)).alias(REPEATS),
         (upsert & ~paired & older.isNull()).alias(FRESH),
         F.when(paired, int(ChangeKind.UPDATE)).otherwise(kind).cast("tinyint").alias(CHANGE),
         F.when(paired, fields.cast(NO_FIELDS)).otherwise(F.array().cast(NO_FIELDS)).alias(FIELDS),
-        (known | (lasting & upsert)).alias(LOWER),
+        (has_key | (lasting & upsert)).alias(LOWER),
     )
-    here = (F.col(CHANGE) != int(ChangeKind.UPDATE)) | (F.size(FIELDS) > 0) | F.col(REPEATS)
-    return rows.filter(here & F.col(LOWER))
+    is_kept = (F.col(CHANGE) != int(ChangeKind.UPDATE)) | (F.size(FIELDS) > 0) | F.col(REPEATS)
+    return rows.filter(is_kept & F.col(LOWER))
 
 
 def _rank_changes(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
-    """The rows with the place of each change in its commit, in that order."""
+    """The rows with each change's place in its commit, in that order."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 
@@ -313,7 +315,7 @@ def _rank_changes(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
 
 
 def _mark_folded(rows: Any, selection: TableSelection) -> Any:
-    """The rows with `FOLDED`: whether an index takes the key for another one of the range."""
+    """The rows with `FOLDED`: whether some index treats the key as equal to another one."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 

@@ -86,7 +86,7 @@ class Commit:
     `changed` is None when an action gives no partition, so that it is unknown who changed.
     `taken` holds the partition values whose rows were deleted or updated, None for the same reason.
     `probes` are the first files that a reader of this version's change feed opens. `feed` holds all
-    files of that feed; None if files alone do not make it up (deletion vectors), a partition is
+    files of that feed; None if it is more than files (deletion vectors), a partition is
     missing, or there are too many.
     """
 
@@ -106,9 +106,9 @@ def parse_commit(version: int, content: bytes) -> Commit:
     try:
         return _parse_actions(version, content)
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}"
         message = (
-            f"Commit {version} of the Delta log is not JSON lines of actions ({what}); restore it."
+            f"Commit {version} of the Delta log is not JSON lines of actions ({cause}); restore it."
         )
         raise SourceError(message) from error
 
@@ -130,7 +130,8 @@ def _parse_actions(version: int, content: bytes) -> Commit:
         feed=_list_feed_files(data),
         metadata=next(map(_parse_metadata, actions["metaData"]), None),
         reader_features=next(
-            (frozenset(each.get("readerFeatures") or ()) for each in actions["protocol"]), None
+            (frozenset(protocol.get("readerFeatures") or ()) for protocol in actions["protocol"]),
+            None,
         ),
     )
 
@@ -140,12 +141,12 @@ def _list_data_actions(
 ) -> list[tuple[str, dict[str, Any]]]:
     """As the change feed has them: the cdc files if any, else adds and removes of data."""
     if actions.get("cdc"):
-        return [("cdc", each) for each in actions["cdc"]]
+        return [("cdc", action) for action in actions["cdc"]]
     return [
-        (kind, each)
+        (kind, action)
         for kind in ("add", "remove")
-        for each in actions.get(kind, ())
-        if each.get("dataChange", True)
+        for action in actions.get(kind, ())
+        if action.get("dataChange", True)
     ]
 
 
@@ -159,14 +160,14 @@ def _list_probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
 
 
 def _list_feed_files(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None:
-    found = []
+    files = []
     for kind, action in data if len(data) <= MAX_PROBES else ():
         place = _get_partition(action)
         if place is None or action.get("deletionVector"):
             return None
         size = int(action.get("size") or 0)
-        found.append(FeedFile(kind, action["path"], place, size, _parse_row_count(action)))
-    return tuple(found) if len(found) == len(data) else None
+        files.append(FeedFile(kind, action["path"], place, size, _parse_row_count(action)))
+    return tuple(files) if len(files) == len(data) else None
 
 
 def _sum_volumes(
@@ -184,21 +185,21 @@ def _sum_volumes(
 def _measure_volume(kind: str, action: Mapping[str, Any]) -> Volume:
     """The bytes written, and the rows written or removed."""
     size = int(action.get("size") or 0)
-    said = _parse_row_count(action)
-    return Volume(0 if kind == "remove" else size, size // LEAST_ROW if said is None else said)
+    rows = _parse_row_count(action)
+    return Volume(0 if kind == "remove" else size, size // LEAST_ROW if rows is None else rows)
 
 
 def _parse_row_count(action: Mapping[str, Any]) -> int | None:
-    said = _ROWS.search(action.get("stats") or "")
-    return int(said[1]) if said else None
+    match = _ROWS.search(action.get("stats") or "")
+    return int(match[1]) if match else None
 
 
 def _list_taken_partitions(
     data: Iterable[tuple[str, dict[str, Any]]],
 ) -> frozenset[PartitionValues] | None:
     places = [_get_partition(action) for kind, action in data if kind != "add"]
-    known = frozenset(place for place in places if place is not None)
-    return None if None in places else known
+    partitions = frozenset(place for place in places if place is not None)
+    return None if None in places else partitions
 
 
 def _get_partition(action: Mapping[str, Any]) -> PartitionValues | None:

@@ -72,40 +72,40 @@ class DeltaLog:
         self.files = log_files(self.location, dict(self.options))
         self.log = CommitLog(self.location, self.files)
 
-    def poll(self, known: LogMark | None = None) -> LogMark:
-        """The mark of the latest commit; `known` itself when nothing happened since.
+    def poll(self, prior: LogMark | None = None) -> LogMark:
+        """The mark of the latest commit; `prior` itself when nothing happened since.
 
         A mark of another table means that the table was recreated; a mark of the same table
-        whose moment is not after `known` means that its log was restored to an earlier state.
+        whose moment is not after `prior` means that its log was restored to an earlier state.
         """
         self._snapshot_reader = None
-        return self._poll(known)
+        return self._poll(prior)
 
-    def _poll(self, known: LogMark | None) -> LogMark:
+    def _poll(self, prior: LogMark | None) -> LogMark:
         self._polled_at = self.monotonic()
-        if self._mark not in {None, known} and not self._is_mark_valid_now(self._mark):
+        if self._mark not in {None, prior} and not self._is_mark_valid_now(self._mark):
             self._clear_caches()
-        if known is not None and self._is_mark_valid(known) and self._is_last(known.moment.version):
-            self._mark = known
-            return known
+        if prior is not None and self._is_mark_valid(prior) and self._is_last(prior.moment.version):
+            self._mark = prior
+            return prior
         # Facts about the table are kept across the next commit, if the log is still the same.
-        stands = self._is_mark_valid_now(known)
-        if not stands:
+        is_valid = self._is_mark_valid_now(prior)
+        if not is_valid:
             self._clear_caches()
         last = self.log.find_last_version(
-            known.moment.version if known is not None and stands else None
+            prior.moment.version if prior is not None and is_valid else None
         )
         self._mark = self._make_mark(last)
         return self._mark
 
-    def is_latest(self, known: LogMark) -> bool:
-        """Whether `known` is still the latest commit; changes nothing."""
-        return self._is_mark_valid(known) and self._is_last(known.moment.version)
+    def is_latest(self, mark: LogMark) -> bool:
+        """Whether `mark` is still the latest commit; changes nothing."""
+        return self._is_mark_valid(mark) and self._is_last(mark.moment.version)
 
     def latest(self) -> Moment:
         """The latest commit; after the first call it costs as much as `poll`, or nothing."""
-        asked = self.monotonic() - self._polled_at
-        if self._mark is not None and not self.files.local and asked < LATEST_SECONDS:
+        age = self.monotonic() - self._polled_at
+        if self._mark is not None and not self.files.local and age < LATEST_SECONDS:
             return self._mark.moment
         return self._poll(self._mark).moment
 
@@ -119,14 +119,14 @@ class DeltaLog:
 
     def get_facts(self, version: int | None = None) -> TableFacts:
         """Schema, partition columns, properties and protocol as of `version` (None: the latest)."""
-        wanted = self.latest().version if version is None else version
-        if wanted not in self._facts:
-            self._facts[wanted] = self._derive_facts(wanted) or self._get_snapshot_reader().at(
-                wanted
+        target = self.latest().version if version is None else version
+        if target not in self._facts:
+            self._facts[target] = self._derive_facts(target) or self._get_snapshot_reader().at(
+                target
             )
             if len(self._facts) > MAX_FACTS_HELD:
                 self._facts.popitem(last=False)
-        return self._facts[wanted]
+        return self._facts[target]
 
     def get_moment(self, version: int) -> Moment:
         """The commit's moment. Raises FeedGoneError when the log no longer holds the commit."""
@@ -169,21 +169,21 @@ class DeltaLog:
         return map(self.log.commit, range(after + 1, upto + 1))
 
     def changed_tenants(self, after: int, upto: int) -> set[str] | None:
-        """The tenants with changed rows in (after, upto]; None when the log cannot tell.
+        """The tenants with changed rows in (after, upto]; None when the log does not say.
 
         Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant; rows without
-        a tenant (`tenant_name`) are left out (see `unnamed`).
+        a tenant (`parse_tenant`) are left out (see `has_unnamed_changes`).
         """
-        written = self._sum_changed_bytes(after, upto)
-        return None if written is None else {each for each in written if each is not None}
+        totals = self._sum_changed_bytes(after, upto)
+        return None if totals is None else {tenant for tenant in totals if tenant is not None}
 
     def has_unnamed_changes(self, after: int, upto: int) -> bool:
         """Whether rows without a tenant were added or removed in (after, upto], or may be."""
-        written = self._sum_changed_bytes(after, upto)
-        return written is None or None in written
+        totals = self._sum_changed_bytes(after, upto)
+        return totals is None or None in totals
 
     def get_unnamed_size(self, version: int | None = None) -> TenantSize | None:
-        """The size of the snapshot's rows without a tenant (`tenant_name`); None if it has none."""
+        """The size of the snapshot's rows without a tenant (`parse_tenant`); None if none."""
         if self.tenant_column is None:
             return None
         column, at = self.partition_column(version), self.get_facts(version).version
@@ -195,7 +195,7 @@ class DeltaLog:
         )
 
     def find_last_changes(self, after: int, upto: int) -> dict[str, int] | None:
-        """Per tenant the last version in (after, upto] that changed its rows; None: cannot tell."""
+        """Per tenant the last version in (after, upto] that changed its rows; None if unknown."""
         changes = self._read_changes(after, upto)
         if changes is None:
             return None
@@ -208,50 +208,50 @@ class DeltaLog:
     def find_first_change(self, tenant: str, after: int, upto: int) -> int | None:
         """The first version in (after, upto] that changed the tenant's rows; None: none did.
 
-        Valid only for a range that the log `tells`.
+        Valid only for a range where `can_tell_tenants`.
         """
         changes = self._index_changes(after, upto) or {}
         return next((version for version, _ in changes.get(tenant, ()) if version > after), None)
 
     def find_first_column_change(self, after: int, upto: int) -> int | None:
-        """The first version in (after, upto] from which rows that stay may read otherwise, or that
-        the log lacks; None: the columns show what they did (`visible_columns`).
+        """The first version in (after, upto] from which existing rows may read differently, or that
+        the log lacks; None if the columns show the same (`get_visible_columns`).
         """
-        seen: VisibleColumns | None = None
+        columns: VisibleColumns | None = None
         for version, commit in enumerate(self.read_commits(after, upto), start=after + 1):
             if commit is None:
                 return version
             if commit.metadata is None:
                 continue
-            seen = self._get_visible_columns(version - 1) if seen is None else seen
-            if get_visible_columns(parse_stored_columns(commit.metadata.schema)) != seen:
+            columns = self._get_visible_columns(version - 1) if columns is None else columns
+            if get_visible_columns(parse_stored_columns(commit.metadata.schema)) != columns:
                 return version
         return None
 
     def written(
         self, after: int, upto: int, tenants: Collection[str]
     ) -> list[tuple[int, Volume]] | None:
-        """(version, bytes and rows) of every change of these tenants; None: cannot tell."""
+        """(version, bytes and rows) of every change of these tenants; None if unknown."""
         changes = self._index_changes(after, upto)
         if changes is None:
             return None
-        found = [each for tenant in tenants for each in changes.get(tenant, ())]
-        return sorted((each for each in found if each[0] > after), key=itemgetter(0))
+        tenant_changes = [change for tenant in tenants for change in changes.get(tenant, ())]
+        return sorted((change for change in tenant_changes if change[0] > after), key=itemgetter(0))
 
     def has_only_adds(self, after: int, upto: int, tenants: Collection[str]) -> bool:
         """Whether these tenants only gained rows in (after, upto]; False where that is unknown."""
-        column, lacking = self._get_physical_tenant(upto), False
+        column, lacks_tenant = self._get_physical_tenant(upto), False
         for commit in self.read_commits(after, upto):
             if commit is None or commit.taken is None:
                 return False
-            lacking = lacking or _has_unnamed_tenant(commit.taken, column)
-            unsure = lacking and commit.metadata is not None
+            lacks_tenant = lacks_tenant or _has_unnamed_tenant(commit.taken, column)
+            unsure = lacks_tenant and commit.metadata is not None
             if unsure or any(_has_rows_of(values, column, tenants) for values in commit.taken):
                 return False
         return True
 
     def list_opened_files(self, version: int) -> list[tuple[str | None, str]]:
-        """(tenant, path) of the first files that readers of the commit's feed open; None: all do.
+        """(tenant or None for all, path) of the first files that readers of the commit's feed open.
 
         Empty for a commit that the log no longer holds.
         """
@@ -264,36 +264,36 @@ class DeltaLog:
     ) -> list[tuple[int, FeedFile]] | None:
         """(version, file) of every file in these tenants' feed of (after, upto].
 
-        None where files alone do not make up the feed, or the log cannot tell.
+        None where the feed is more than files, or the log does not say.
         """
-        column, facts, unlike = self._get_physical_tenant(upto), self.get_facts(upto), False
-        named = {facts.get_physical_name(each) for each in facts.metadata.partition_columns}
-        found = []
+        column, facts, differs = self._get_physical_tenant(upto), self.get_facts(upto), False
+        names = {facts.get_physical_name(name) for name in facts.metadata.partition_columns}
+        files = []
         for commit in self.read_commits(after, upto):
             if commit is None or commit.feed is None:
                 return None
-            unlike = unlike or any(dict(file.place).keys() != named for file in commit.feed)
-            if unlike and commit.metadata is not None:
+            differs = differs or any(dict(file.place).keys() != names for file in commit.feed)
+            if differs and commit.metadata is not None:
                 return None
-            found += [
+            files += [
                 (commit.version, file)
                 for file in commit.feed
                 if _has_rows_of(file.place, column, tenants)
             ]
-        return found
+        return files
 
     def get_bytes_written(self, after: int, upto: int) -> Mapping[str, int]:
-        """Bytes written in (after, upto] per tenant; empty where the log cannot tell."""
-        written = self._sum_changed_bytes(after, upto) or {}
-        return {tenant: size for tenant, size in written.items() if tenant is not None}
+        """Bytes written in (after, upto] per tenant; empty where the log does not say."""
+        totals = self._sum_changed_bytes(after, upto) or {}
+        return {tenant: size for tenant, size in totals.items() if tenant is not None}
 
     def tenants(self, version: int | None = None) -> list[str]:
         """All tenants in the snapshot that have a name, sorted."""
         facts = self.get_facts(version)
         if self.tenant_column is None:
             return [DEFAULT_TENANT]
-        found = self._get_snapshot_reader().tenants(self.partition_column(version), facts.version)
-        return sorted(tenant for tenant in found if tenant is not None)
+        tenants = self._get_snapshot_reader().tenants(self.partition_column(version), facts.version)
+        return sorted(tenant for tenant in tenants if tenant is not None)
 
     def get_tenant_sizes(self, version: int | None = None) -> dict[str, TenantSize]:
         """Files, bytes and stored rows per tenant of the snapshot."""
@@ -312,26 +312,26 @@ class DeltaLog:
         if self.tenant_column is None:
             return files if DEFAULT_TENANT in tenants else []
         column = self.partition_column(version)
-        return [each for each in files if each.tenant(column) in tenants]
+        return [file for file in files if file.tenant(column) in tenants]
 
     def row_counts(self, version: int, tenants: Collection[str]) -> dict[str, int]:
         """How many rows these tenants have at the version, by the statistics of their files.
 
-        Lacks the tenants of whose files the log does not say how many rows they have, or had.
+        Leaves out tenants with a file whose row count, or deleted rows, are unknown.
         """
         column = None if self.tenant_column is None else self.partition_column(version)
         vectors = VECTORS in self.get_facts(version).reader_features
         counts: dict[str, int | None] = dict.fromkeys(tenants, 0)
         for file in self.list_data_files(version, tenants):
             tenant = DEFAULT_TENANT if column is None else str(file.tenant(column))
-            known, live = counts[tenant], file.live_rows if vectors else file.rows
-            counts[tenant] = None if known is None or live is None else known + live
+            total, live = counts[tenant], file.live_rows if vectors else file.rows
+            counts[tenant] = None if total is None or live is None else total + live
         return {tenant: count for tenant, count in counts.items() if count is not None}
 
     def partition_column(self, version: int | None = None) -> str:
         """The tenant column. Raises SourceError unless the table is partitioned by it."""
         facts = self.get_facts(version)
-        columns, names = facts.metadata.partition_columns, [each.name for each in facts.fields]
+        columns, names = facts.metadata.partition_columns, [field.name for field in facts.fields]
         if self.tenant_column in columns:
             return str(self.tenant_column)
         if self.tenant_column not in names:
@@ -340,13 +340,13 @@ class DeltaLog:
                 f"are: {', '.join(names)}. Correct tenant=."
             )
         table = f"delta.{quote_identifier(to_spark_path(self.location))}"
-        held = f"declare one of them as the tenant (tenant={columns[0]!r}), or " if columns else ""
+        hint = f"declare one of them as the tenant (tenant={columns[0]!r}), or " if columns else ""
         raise SourceError(
             f"The tenant column {self.tenant_column!r} of {self.location} is not a partition "
-            f"column; these are: {', '.join(columns) or 'none'}. Either {held}declare no tenant, "
-            "so that all rows are of the one tenant 'default', or partition the table by it, "
+            f"column; these are: {', '.join(columns) or 'none'}. Either {hint}declare no tenant, "
+            "so that all rows belong to the one tenant 'default', or partition the table by it, "
             "and write its other properties, its constraints and its columns' comments into the "
-            "statement too, since the new table has nothing but what is said there: "
+            "statement too, since the new table has only what it says: "
             f"CREATE OR REPLACE TABLE {table} USING delta "
             f"PARTITIONED BY ({quote_identifier(str(self.tenant_column))}) "
             f"TBLPROPERTIES ({FEED_PROPERTY} = true) "
@@ -364,23 +364,23 @@ class DeltaLog:
 
     def _read_changes(self, after: int, upto: int) -> list[tuple[int, str | None, Volume]] | None:
         """Version, tenant and volume of every change in (after, upto], in order."""
-        found: list[tuple[int, str | None, Volume]] = []
-        column, lacking = self._get_physical_tenant(upto), False
+        changes: list[tuple[int, str | None, Volume]] = []
+        column, lacks_tenant = self._get_physical_tenant(upto), False
         for commit in self.read_commits(after, upto):
             if commit is None or commit.changed is None:
                 return None
-            lacking = lacking or _has_unnamed_tenant(commit.changed, column)
-            if lacking and commit.metadata is not None:
+            lacks_tenant = lacks_tenant or _has_unnamed_tenant(commit.changed, column)
+            if lacks_tenant and commit.metadata is not None:
                 return None
             for values, volume in commit.changed.items():
                 tenant = (
                     DEFAULT_TENANT if column is None else parse_tenant(dict(values).get(column))
                 )
-                found.append((commit.version, tenant, volume))
-        return found
+                changes.append((commit.version, tenant, volume))
+        return changes
 
     def _index_changes(self, after: int, upto: int) -> _ByTenant | None:
-        """The changes of (after, upto], or of more, by tenant: one pass serves many tenants."""
+        """The changes of (after, upto], or more, by tenant: one pass serves many tenants."""
         if self._index is None or self._index[1] != upto or after < self._index[0]:
             changes = self._read_changes(after, upto)
             if changes is None:
@@ -399,7 +399,7 @@ class DeltaLog:
 
     def _derive_facts(self, version: int) -> TableFacts | None:
         """The facts, derived without deltalake from another version's and the commits between."""
-        earlier = max((each for each in self._facts if each < version), default=None)
+        earlier = max((candidate for candidate in self._facts if candidate < version), default=None)
         if earlier is None:
             return self._derive_earlier_facts(version)
         if version - earlier > MAX_CARRIED:
@@ -413,7 +413,7 @@ class DeltaLog:
 
     def _derive_earlier_facts(self, version: int) -> TableFacts | None:
         """The facts of a later version, if no commit in between changed them."""
-        later = min((each for each in self._facts if each > version), default=None)
+        later = min((candidate for candidate in self._facts if candidate > version), default=None)
         if version < 0 or later is None or later - version > MAX_CARRIED:
             return None
         for commit in self.read_commits(version, later):
@@ -433,10 +433,10 @@ class DeltaLog:
         now = self.monotonic()
         if not self.files.local and self._checked_mark == mark and now - self._checked_at < within:
             return True
-        found = self.files.mark(commit_name(mark.moment.version))
-        stands = found is not None and found.identity == mark.identity
-        self._checked_mark, self._checked_at = mark if stands else None, now
-        return stands
+        file_mark = self.files.mark(commit_name(mark.moment.version))
+        is_valid = file_mark is not None and file_mark.identity == mark.identity
+        self._checked_mark, self._checked_at = mark if is_valid else None, now
+        return is_valid
 
     def _is_mark_valid_now(self, mark: LogMark | None) -> bool:
         return mark is not None and self._is_mark_valid(mark, within=0.0)

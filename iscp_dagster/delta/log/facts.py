@@ -1,4 +1,4 @@
-"""What `deltalake` tells about a table's snapshot: identity, schema, properties, protocol, tenants.
+"""What `deltalake` says about a table's snapshot: identity, schema, properties, protocol, tenants.
 
 Opening a table costs 2-5 ms on a local disk, more with many files: deltalake reads all of the
 snapshot's actions. Nothing here runs while nothing changes.
@@ -47,7 +47,7 @@ class TableFacts:
 
     def get_physical_name(self, column: str) -> str:
         """The column's name in the log's actions; its own name without column mapping."""
-        return next((each.physical for each in self.fields if each.name == column), column)
+        return next((field.physical for field in self.fields if field.name == column), column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +89,17 @@ class DataFile:
     rows: int | None
     partition: Mapping[str, Any] = field(default_factory=dict)
     deleted: Places | None = field(default=None, repr=False)
-    """The rows in its deletion vector; None: not asked for, or unknown."""
+    """The rows in its deletion vector; None: not requested, or unknown."""
 
     @property
     def live_rows(self) -> int | None:
-        """The rows outside of its deletion vector; None where one of the counts is not known."""
+        """The rows outside its deletion vector; None where a count is unknown."""
         if self.rows is None or self.deleted is None:
             return None
         return self.rows - len(self.deleted) // PLACE_BYTES
 
     def tenant(self, column: str | None) -> str | None:
-        """The tenant, see `tenant_name`; None without a tenant column, too."""
+        """The tenant, see `parse_tenant`; also None without a tenant column."""
         return None if column is None else _parse_typed_tenant(self.partition[column])
 
 
@@ -109,7 +109,7 @@ class DeltaFacts:
 
     location: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    _opened: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tables: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The last table opened, by its version: opening one takes many requests."""
 
     def at(self, version: int | None = None) -> TableFacts:
@@ -131,10 +131,10 @@ class DeltaFacts:
         )
 
     def tenants(self, column: str, version: int | None = None) -> set[str | None]:
-        """The tenants of the snapshot, see `tenant_name`."""
+        """The tenants of the snapshot, see `parse_tenant`."""
         with wrap_store_errors(self.location):
             partitions = self._open_table(version).partitions()
-        return {parse_tenant(each[column]) for each in partitions}
+        return {parse_tenant(partition[column]) for partition in partitions}
 
     def list_data_files(
         self, version: int | None = None, *, vectors: bool = False
@@ -148,12 +148,12 @@ class DeltaFacts:
         count, names = actions.num_rows, actions.column_names
         rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
         paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
-        named = [f"/{unquote(path)}" for path in paths]
-        known = deleted if deleted is not None and deleted.keys() <= set(named) else None
-        places = [None if known is None else known.get(name, b"") for name in named]
+        relative_paths = [f"/{unquote(path)}" for path in paths]
+        matched = deleted if deleted is not None and deleted.keys() <= set(relative_paths) else None
+        places = [None if matched is None else matched.get(path, b"") for path in relative_paths]
         return [
-            DataFile(path=path, bytes=size, rows=stored, partition=values, deleted=gone)
-            for path, size, stored, values, gone in zip(
+            DataFile(path=path, bytes=size, rows=stored, partition=values, deleted=vector)
+            for path, size, stored, values, vector in zip(
                 paths, sizes, rows, partitions, places, strict=True
             )
         ]
@@ -163,16 +163,16 @@ class DeltaFacts:
     ) -> dict[str | None, TenantSize]:
         """Per tenant (one entry None without a tenant column): files, bytes, stored rows."""
         grouped: dict[str | None, list[DataFile]] = defaultdict(list)
-        for each in self.list_data_files(version):
-            grouped[each.tenant(column)].append(each)
+        for file in self.list_data_files(version):
+            grouped[file.tenant(column)].append(file)
         return {tenant: _sum_sizes(files) for tenant, files in grouped.items()}
 
     def _open_table(self, version: int | None = None) -> Any:
-        if version is not None and version in self._opened:
-            return self._opened[version]
+        if version is not None and version in self._tables:
+            return self._tables[version]
         table = open_table(self.location, self.options, version)
-        self._opened.clear()
-        self._opened[table.version()] = table
+        self._tables.clear()
+        self._tables[table.version()] = table
         return table
 
 
@@ -184,16 +184,21 @@ def _read_partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
     if "partition" not in actions.column_names:
         return [{}] * int(actions.num_rows)
     try:
-        found = list(actions["partition"].to_pylist())
+        partitions = list(actions["partition"].to_pylist())
     except ValueError:
-        found = _convert_partitions(actions["partition"])
-    if not any(None in each.values() for each in found):
-        return found
-    said = (each.items() for each in table.partitions())
-    unsure = dict.fromkeys((name for each in said for name, text in each if text == ""), Unheld(""))
+        partitions = _convert_partitions(actions["partition"])
+    if not any(None in partition.values() for partition in partitions):
+        return partitions
+    texts = (partition.items() for partition in table.partitions())
+    replacements = dict.fromkeys(
+        (name for items in texts for name, text in items if text == ""), Unheld("")
+    )
     return [
-        {name: unsure.get(name) if value is None else value for name, value in each.items()}
-        for each in found
+        {
+            name: replacements.get(name) if value is None else value
+            for name, value in partition.items()
+        }
+        for partition in partitions
     ]
 
 
@@ -202,8 +207,8 @@ def _convert_partitions(partitions: Any) -> list[dict[str, Any]]:
     import pyarrow as pa
 
     table = pa.Table.from_struct_array(pa.chunked_array(partitions))
-    columns = [[_to_python(each) for each in column] for column in table.columns]
-    return [dict(zip(table.column_names, each, strict=True)) for each in zip(*columns, strict=True)]
+    columns = [[_to_python(scalar) for scalar in column] for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _to_python(scalar: Any) -> Any:
@@ -225,7 +230,7 @@ def _read_deleted_rows(table: Any) -> dict[str, Places] | None:
     import pyarrow as pa
     from deltalake.exceptions import DeltaError
 
-    root, found = unquote(table.table_uri).rstrip("/"), {}
+    root, deleted_by_path = unquote(table.table_uri).rstrip("/"), {}
     try:
         batches = table.deletion_vectors()
     except DeltaError:
@@ -234,14 +239,14 @@ def _read_deleted_rows(table: Any) -> dict[str, Places] | None:
         for uri, kept in zip(batch["filepath"], batch["selection_vector"], strict=True):
             places = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
             name = unquote(uri.as_py()).removeprefix(root)
-            found[name] = places.astype(np.int64).tobytes()
-    return found
+            deleted_by_path[name] = places.astype(np.int64).tobytes()
+    return deleted_by_path
 
 
 def parse_tenant(value: str | None) -> str | None:
     """The tenant that a partition value names.
 
-    None for null (also stored for the empty string) and for a text that is no name (`is_name`).
+    None for null (also stored for the empty string) and for a text that is not a name (`is_name`).
     """
     return value if value and is_name(value) else None
 
@@ -256,11 +261,11 @@ def _parse_typed_tenant(value: Any) -> str | None:
 def _sum_sizes(files: list[DataFile]) -> TenantSize:
     return TenantSize(
         files=len(files),
-        bytes=sum(each.bytes for each in files),
-        rows=_sum_counts([each.rows for each in files]),
+        bytes=sum(file.bytes for file in files),
+        rows=_sum_counts([file.rows for file in files]),
     )
 
 
 def _sum_counts(counts: list[int | None]) -> int | None:
-    known = [each for each in counts if each is not None]
-    return sum(known) if len(known) == len(counts) else None
+    known_counts = [count for count in counts if count is not None]
+    return sum(known_counts) if len(known_counts) == len(counts) else None

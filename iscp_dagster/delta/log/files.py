@@ -105,7 +105,7 @@ class ObjectFiles:
     """An object store through deltalake: each call is a request of 10-50 ms.
 
     deltalake blocks all other threads of the process while it opens or lists files, however long
-    the store hangs, but not while it asks for a file's mark: so the mark is asked for first.
+    the store hangs, but not while it gets a file's mark: so that comes first.
     """
 
     local: ClassVar[bool] = False
@@ -174,7 +174,7 @@ def to_local_path(location: str) -> str | None:
 
 
 def to_spark_path(location: str) -> str:
-    """The location as Spark takes it, for which a percent escape in a file's URL is no escape."""
+    """The location for Spark, which does not decode percent escapes in a file's URL."""
     folder = to_local_path(location) if location.startswith("file:") else None
     return location if folder is None else f"file://{folder}"
 

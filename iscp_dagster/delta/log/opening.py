@@ -1,4 +1,4 @@
-"""Opens a table with deltalake, also where its log has a wrong hint; says what it cannot open."""
+"""Opens a table with deltalake, even if its log has a wrong hint; explains why it cannot."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
 
     deltalake ignores a hint that is later than the version which it opens, and reads on from there.
     """
-    hinted = _read_hint(location, options)
+    hint = _read_hint(location, options)
     try:
-        table = _open_delta_table(location, options, None if hinted is None else hinted - 1)
+        table = _open_delta_table(location, options, None if hint is None else hint - 1)
         if version is None:
             table.update_incremental()
         else:
             table.load_as_version(version)
     except Exception as error:
-        known = translate_store_error(location, error)
-        if isinstance(known, UnavailableError):
-            raise known from error
-        named = "a checkpoint" if hinted is None else f"checkpoint {hinted}"
+        translated = translate_store_error(location, error)
+        if isinstance(translated, UnavailableError):
+            raise translated from error
+        checkpoint = "a checkpoint" if hint is None else f"checkpoint {hint}"
         raise SourceError(
-            f"No Delta table can be opened at {location}: its {HINT} names {named}, which is not "
-            f"there ({reason(error)}). Delete that file: readers then look for the checkpoints "
-            "that there are."
+            f"No Delta table can be opened at {location}: its {HINT} names {checkpoint}, which is "
+            f"missing ({reason(error)}). Delete that file: readers then look for the checkpoints "
+            "that exist."
         ) from error
     return table
 
@@ -77,19 +77,19 @@ def _read_hint(location: str, options: Mapping[str, str]) -> int | None:
 
 
 def _translate_error(location: str, version: int | None, error: Exception) -> IscpError:
-    known = translate_store_error(location, error)
-    if isinstance(known, UnavailableError):
-        return known
+    translated = translate_store_error(location, error)
+    if isinstance(translated, UnavailableError):
+        return translated
     if _SAYS_MANAGED in str(error):
         return SourceError(
             f"{location} is a catalog-managed Delta table (feature catalogManaged): its catalog "
             "keeps its commits, so that nobody can follow them by the table's path. Have the "
-            "catalog let go of it (ALTER TABLE ... DROP FEATURE catalogManaged), or declare a copy "
-            "without that feature, made by CREATE TABLE ... AS SELECT and kept up by MERGE INTO."
+            "catalog release it (ALTER TABLE ... DROP FEATURE catalogManaged), or declare a copy "
+            "without that feature, made by CREATE TABLE ... AS SELECT and updated by MERGE INTO."
         )
-    wanted = "" if version is None else f" at version {version}"
+    at_version = "" if version is None else f" at version {version}"
     return SourceError(
-        f"No Delta table can be opened at {location}{wanted}: {reason(error)}. "
+        f"No Delta table can be opened at {location}{at_version}: {reason(error)}. "
         "Correct the path of the source table, or create and fill the table first."
     )
 
@@ -97,14 +97,14 @@ def _translate_error(location: str, version: int | None, error: Exception) -> Is
 def to_table_url(location: str) -> str:
     """The URL for deltalake; for a local path a file URL, where `#` and `?` have no meaning.
 
-    Raises SourceError for a path with `%41` or the like: in a local one deltalake decodes it twice,
-    and in another store's URL, which it decodes, Spark does not.
+    Raises SourceError for a path with a percent escape such as `%41`: deltalake decodes a local one
+    twice; in another store's URL it decodes it, but Spark does not.
     """
     folder = to_local_path(location)
     if folder is None and ESCAPE.search(location):
         raise SourceError(
-            f"The path {location} holds a percent escape, which is a character for deltalake and "
-            "three for Spark. Write the character itself, or move the table to a path without one."
+            f"The path {location} holds a percent escape, which deltalake decodes and Spark does "
+            "not. Write the character itself, or move the table to a path without one."
         )
     if folder is None:
         return location

@@ -18,7 +18,7 @@ STORE_DOWN = re.compile(r"HTTP error|status code[^0-9a-z]+5\d\d")
 QUERY = re.compile(r"\?.*")
 LONGEST = 300
 PANICS = "pyo3_runtime"
-"""The module of the error that a Rust panic raises, which is no Exception."""
+"""The module of the error that a Rust panic raises, which is not an Exception."""
 
 
 @contextmanager
@@ -51,22 +51,22 @@ def catch_panics() -> Iterator[None]:
 
 def translate_store_error(location: str, error: Exception) -> IscpError:
     """The project's error, with the same text for the same cause, so that it is reported once."""
-    place, said = QUERY.sub("", location), reason(error)
+    place, cause = QUERY.sub("", location), reason(error)
     if isinstance(error, OSError) or STORE_FAILED.search(str(error)):
         return UnavailableError(
-            f"{place} cannot be read now: {said}. It is retried automatically; check that its "
+            f"{place} cannot be read now: {cause}. It is retried automatically; check that its "
             "store answers and lets this process read, and that the path is correct."
         )
-    return SourceError(f"{place} cannot be read: {said}. Correct the path of the source table.")
+    return SourceError(f"{place} cannot be read: {cause}. Correct the path of the source table.")
 
 
 def translate_data_error(location: str, error: Exception) -> IscpError:
     """The error for one data file: UnreadableError unless its whole store is down."""
-    known = translate_store_error(location, error)
-    down = STORE_DOWN.search(COLOUR.sub("", str(error)))
-    if down or not isinstance(known, UnavailableError):
-        return known
-    return UnreadableError(str(known))
+    translated = translate_store_error(location, error)
+    is_down = STORE_DOWN.search(COLOUR.sub("", str(error)))
+    if is_down or not isinstance(translated, UnavailableError):
+        return translated
+    return UnreadableError(str(translated))
 
 
 def reason(error: Exception) -> str:
@@ -74,5 +74,5 @@ def reason(error: Exception) -> str:
     text = COLOUR.sub("", str(error)).partition("\n   0:")[0]
     text = text.removeprefix("Kernel error -> ")
     parts = [" ".join(part.split()).strip(" .") for part in text.split("\u21b3")]
-    told = [part for part in parts if part and not ATTEMPT.match(part)]
-    return ": ".join(dict.fromkeys(told))[:LONGEST] or type(error).__name__
+    messages = [part for part in parts if part and not ATTEMPT.match(part)]
+    return ": ".join(dict.fromkeys(messages))[:LONGEST] or type(error).__name__

@@ -14,12 +14,12 @@ GROUP = 5
 def get_vector_path(action: Mapping[str, Any]) -> str | None:
     """The file's path, relative to the table or absolute; None without one (inline, no vector)."""
     descriptor = action.get("deletionVector") or {}
-    where = descriptor.get("pathOrInlineDv", "")
+    path = descriptor.get("pathOrInlineDv", "")
     if descriptor.get("storageType") == "p":
-        return str(where)
+        return str(path)
     if descriptor.get("storageType") != "u":
         return None
-    prefix, name = where[:-UUID_LENGTH], decode_uuid(where[-UUID_LENGTH:])
+    prefix, name = path[:-UUID_LENGTH], decode_uuid(path[-UUID_LENGTH:])
     return f"{prefix}/deletion_vector_{name}.bin" if prefix else f"deletion_vector_{name}.bin"
 
 

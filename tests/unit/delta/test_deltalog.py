@@ -974,7 +974,7 @@ class TestFiles:
         table = Table(tmp_path / "per%41cent").create()
         with pytest.raises(SourceError, match="percent escape"):
             table.log().get_table_id()
-        with pytest.raises(SourceError, match="a character for deltalake and three for Spark"):
+        with pytest.raises(SourceError, match="which deltalake decodes and Spark does not"):
             to_table_url("s3://bucket/per%20cent")
 
     @pytest.mark.parametrize(

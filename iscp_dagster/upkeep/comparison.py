@@ -58,38 +58,42 @@ class ComparisonResult:
 
 def compare_tables(
     deployment: Deployment,
-    wanted: Wanted,
+    requested: Wanted,
     tenant: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> ComparisonResult:
-    """Compare the built indexes, for one tenant or all. An error of one stops no other.
+    """Compare the built indexes, for one tenant or all. An error in one does not stop the others.
 
     `tell` is called with a line about each comparison as it begins.
     """
-    found, tenants = ComparisonResult(), None if tenant is None else [tenant]
-    for source, names in wanted:
+    comparison, tenants = ComparisonResult(), None if tenant is None else [tenant]
+    for source, names in requested:
         try:
-            held = read_positions(deployment, source, tenants=tenants, indexes=names)
+            positions = read_positions(deployment, source, tenants=tenants, indexes=names)
             results = compare_indexes(deployment, source, tenants=tenants, indexes=names, tell=tell)
             stranded = _find_stranded_jobs(deployment, source, tenant, names)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
-            found.problems.append(make_problem(source, error))
+            comparison.problems.append(make_problem(source, error))
             continue
-        found.verdicts += [(source, each) for each in results if isinstance(each, IndexVerdict)]
-        found.failures += [(source, each) for each in results if isinstance(each, Failure)]
-        found.unbuilt += [
-            (source, _make_unbuilt(each.job))
-            for each in held
-            if is_index(each.consumer) and not each.built
+        comparison.verdicts += [
+            (source, result) for result in results if isinstance(result, IndexVerdict)
         ]
-        found.unbuilt += [(source, _make_unbuilt(job)) for job in stranded]
-    return found
+        comparison.failures += [
+            (source, result) for result in results if isinstance(result, Failure)
+        ]
+        comparison.unbuilt += [
+            (source, _make_unbuilt(position.job))
+            for position in positions
+            if is_index(position.consumer) and not position.built
+        ]
+        comparison.unbuilt += [(source, _make_unbuilt(job)) for job in stranded]
+    return comparison
 
 
 def _find_stranded_jobs(
     deployment: Deployment, source: SourceTable, tenant: str | None, names: list[str] | None
 ) -> list[Job]:
-    """The jobs of those indexes whose rows are of an earlier table of that name."""
+    """The jobs of these indexes whose rows come from an earlier table of the same name."""
     earlier = find_earlier_ids(deployment, source, deployment.delta_log(source).get_table_id())
     return [
         job

@@ -1,4 +1,4 @@
-"""Dead letters of a deployment: found, replayed into their index, or dropped."""
+"""Finds a deployment's dead letters, replays them into their index, or drops them."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def find_letters(
     """
     if "" in ids:
         raise ConfigError("An id is empty; see `iscp dlq list`.")
-    found = [
+    matches = [
         letter
         for letters, name in _list_letter_tables(deployment, sources, index)
         for letter in letters.found(index=name, tenant=tenant, ids=ids)
     ]
     for id_ in ids:
-        if not any(letter.id.startswith(id_) for letter in found):
+        if not any(letter.id.startswith(id_) for letter in matches):
             raise ConfigError(f"There is no dead letter {id_!r}; see `iscp dlq list`.")
-    return found
+    return matches
 
 
 def drop_letters(
@@ -71,9 +71,9 @@ def drop_letters(
 ) -> None:
     """Drop the letters; their rows stay out of the index. Idempotent."""
     for index in sorted({letter.index for letter in letters}):
-        mine = [each for each in letters if each.index == index]
-        for held, _ in _list_letter_tables(deployment, sources, index):
-            held.drop(mine)
+        group = [letter for letter in letters if letter.index == index]
+        for table, _ in _list_letter_tables(deployment, sources, index):
+            table.drop(group)
 
 
 def replay_letters(
@@ -82,49 +82,54 @@ def replay_letters(
     """Write the rows to their index as it is now, each under its own version.
 
     So a later version in the index hides the row, and replaying twice changes nothing. Of letters
-    with one key the last one counts. A letter that is refused again stays, and so do all letters of
-    an index that cannot be written, which stops no other index. A tenant with a letter
-    of a whole range is rebuilt, which brings all its rows.
+    with the same key only the last is written. A letter that is rejected again stays, and so do all
+    letters of an index that cannot be written; other indexes continue. A tenant with a letter for a
+    whole range is rebuilt, with all its rows.
     """
-    found = []
+    outcomes = []
     for name in sorted({letter.index for letter in letters}):
-        mine = [letter for letter in letters if letter.index == name]
+        group = [letter for letter in letters if letter.index == name]
         try:
-            store = _open_store(deployment, sources, mine[0])
-            done = _replay_index(deployment, store, mine)
-            _get_letters(store).drop([each.letter for each in done if each.error is None])
-        except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
-            done = [Replayed(letter=letter, error=as_ours(error)) for letter in mine]
-        found += done
-    return found
+            store = _open_store(deployment, sources, group[0])
+            replayed = _replay_index(deployment, store, group)
+            _get_letters(store).drop(
+                [outcome.letter for outcome in replayed if outcome.error is None]
+            )
+        except Exception as error:  # noqa: BLE001 - an index's error must not stop the others
+            replayed = [Replayed(letter=letter, error=as_ours(error)) for letter in group]
+        outcomes += replayed
+    return outcomes
 
 
 def _replay_index(
     deployment: Deployment, store: IndexStore, letters: Sequence[DeadLetter]
 ) -> list[Replayed]:
-    found = [_rebuild_tenant(deployment, letter) for letter in letters if letter.whole_range]
-    built = {(each.letter.tenant, each.letter.registration) for each in found if each.rebuilt}
-    rows_of = [letter for letter in letters if not letter.whole_range]
-    found += [
+    outcomes = [_rebuild_tenant(deployment, letter) for letter in letters if letter.whole_range]
+    rebuilt_letters = [outcome.letter for outcome in outcomes if outcome.rebuilt]
+    rebuilt = {(letter.tenant, letter.registration) for letter in rebuilt_letters}
+    row_letters = [letter for letter in letters if not letter.whole_range]
+    outcomes += [
         Replayed(letter=letter, rebuilt=True)
-        for letter in rows_of
-        if (letter.tenant, letter.registration) in built
+        for letter in row_letters
+        if (letter.tenant, letter.registration) in rebuilt
     ]
-    letters = [each for each in rows_of if (each.tenant, each.registration) not in built]
+    letters = [
+        letter for letter in row_letters if (letter.tenant, letter.registration) not in rebuilt
+    ]
     if not letters:
-        return found
+        return outcomes
     rows = dict(zip(letters, _get_letters(store).rows(letters), strict=True))
     # Before checking that the jobs are idle: a run that rebuilds one later rejects this insert.
     store = store.enter()
-    kept = _find_last_letters(store, letters[0].index)
+    last_ids = _find_last_letters(store, letters[0].index)
     for letter in letters:
-        if letter.id not in kept or letter.deleted:
-            found.append(Replayed(letter=letter, superseded=True))
-        elif (unserved := _find_obstacle(deployment, letter)) is not None:
-            found.append(Replayed(letter=letter, error=unserved))
+        if letter.id not in last_ids or letter.deleted:
+            outcomes.append(Replayed(letter=letter, superseded=True))
+        elif (obstacle := _find_obstacle(deployment, letter)) is not None:
+            outcomes.append(Replayed(letter=letter, error=obstacle))
         else:
-            found.append(_write_letter(store, letter, rows[letter]))
-    return found
+            outcomes.append(_write_letter(store, letter, rows[letter]))
+    return outcomes
 
 
 def _rebuild_tenant(deployment: Deployment, letter: DeadLetter) -> Replayed:
@@ -135,39 +140,39 @@ def _rebuild_tenant(deployment: Deployment, letter: DeadLetter) -> Replayed:
         message = f"The table of {letter.index} was dropped or recreated; drop the letter."
         return Replayed(letter=letter, error=TableGoneError(message))
     if not deployment.log.rebuild([job.key for job in jobs]):
-        missing = NoSuchJobError(
+        error = NoSuchJobError(
             f"Job {letter.index} of {letter.tenant} is no longer registered; drop the letter."
         )
-        return Replayed(letter=letter, error=missing)
+        return Replayed(letter=letter, error=error)
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
     return Replayed(letter=letter, rebuilt=True)
 
 
 def _list_jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
-    table, _, name = letter.index.partition("/")
-    database, _, short = table.partition(".")
-    job = JobID(db=database, table=short, job=name)
-    return deployment.log.jobs(tenant=letter.tenant, name=job)
+    table, _, job_name = letter.index.partition("/")
+    database, _, table_name = table.partition(".")
+    job_id = JobID(db=database, table=table_name, job=job_name)
+    return deployment.log.jobs(tenant=letter.tenant, name=job_id)
 
 
 def _find_last_letters(store: IndexStore, index: str) -> set[str]:
     """The ids of the last letter of each key in the index."""
-    database, target = _get_letters(store), store.target(staged=False)
-    letters = [each for each in database.found(index=index) if not each.whole_range]
-    every = sorted(letters, key=lambda each: each.version)
-    last: dict[tuple[str, str], str] = {}
-    for letter, row in zip(every, database.rows(every), strict=True):
-        last[letter.tenant, hash_key(row, target) or letter.id] = letter.id
-    return set(last.values())
+    table, target = _get_letters(store), store.target(staged=False)
+    letters = [letter for letter in table.found(index=index) if not letter.whole_range]
+    ordered = sorted(letters, key=lambda letter: letter.version)
+    last_ids: dict[tuple[str, str], str] = {}
+    for letter, row in zip(ordered, table.rows(ordered), strict=True):
+        last_ids[letter.tenant, hash_key(row, target) or letter.id] = letter.id
+    return set(last_ids.values())
 
 
 def _find_obstacle(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
-    """Why the letter's row cannot be written yet: its job is behind the row, or at work."""
-    for held in _list_jobs(deployment, letter):
-        behind = held.watermark.version < letter.to_version
-        if held.registration == letter.registration and (behind or held.active):
+    """Why the letter's row cannot be written yet: its job is behind the row, or is running."""
+    for job in _list_jobs(deployment, letter):
+        is_behind = job.watermark.version < letter.to_version
+        if job.registration == letter.registration and (is_behind or job.active):
             return FenceError(
-                f"Job {held.key} has not reached version {letter.to_version}, or is running; "
+                f"Job {job.key} has not reached version {letter.to_version}, or is running; "
                 "replay the letter when the job is idle."
             )
     return None
@@ -176,8 +181,8 @@ def _find_obstacle(deployment: Deployment, letter: DeadLetter) -> IscpError | No
 def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     target = store.target(staged=False)
     # Columns that the index has gained since get their defaults.
-    there = tuple(name for name in target.columns if name in row.schema.names)
-    narrow = replace(target, columns=there)
+    columns = tuple(name for name in target.columns if name in row.schema.names)
+    narrow = replace(target, columns=columns)
     try:
         fit = fitted(narrow, row)
         if store.placement is not None and not store.placement.select_rows(row).num_rows:
@@ -203,14 +208,14 @@ def _open_store(
     deployment: Deployment, sources: Sequence[SourceTable], letter: DeadLetter
 ) -> IndexStore:
     """The tables that serve the letter's index, with the columns that the source has now."""
-    table, _, job = letter.index.partition("/")
-    source = next((each for each in sources if each.name == table), None)
+    table, _, job_name = letter.index.partition("/")
+    source = next((candidate for candidate in sources if candidate.name == table), None)
     if source is None:
         raise ConfigError(f"Table {table!r} of dead letter {letter.id} is no longer declared.")
-    name = JobID(db=source.database, table=source.table, job=job)
-    held = deployment.log.jobs(tenant=letter.tenant, name=name)
-    specs = [each.spec for each in held] or [
-        make_job_spec(source, index) for index in source.indexes if index.name == job
+    name = JobID(db=source.database, table=source.table, job=job_name)
+    jobs = deployment.log.jobs(tenant=letter.tenant, name=name)
+    specs = [job.spec for job in jobs] or [
+        make_job_spec(source, index) for index in source.indexes if index.name == job_name
     ]
     consumer = specs[0].detail.consumer if specs else None
     if consumer is None or not is_index(consumer):
@@ -231,17 +236,17 @@ def _list_letter_tables(
     """Where letters are, and under which index name: for a declared index, on the server of each
     of its shards; else in the databases of all servers.
     """
-    named = [
-        (deployment.get_endpoint(each), source.database, f"{source.name}/{each.name}")
+    locations = [
+        (deployment.get_endpoint(shard), source.database, f"{source.name}/{shard.name}")
         for source in sources
-        for each in source.indexes
-        if index in {f"{source.name}/{each.name}", f"{source.name}/{each.shown}"}
+        for shard in source.indexes
+        if index in {f"{source.name}/{shard.name}", f"{source.name}/{shard.shown}"}
     ]
-    for endpoint, database, name in named:
+    for endpoint, database, name in locations:
         yield DeadLetters(endpoint=endpoint, database=endpoint.resolve_database(database)), name
-    if named:
+    if locations:
         return
-    of = {index.partition(".")[0]} if index else {source.database for source in sources}
+    databases = {index.partition(".")[0]} if index else {source.database for source in sources}
     for endpoint in deployment.endpoints:
-        for database in sorted({endpoint.resolve_database(each) for each in of}):
+        for database in sorted({endpoint.resolve_database(name) for name in databases}):
             yield DeadLetters(endpoint=endpoint, database=database), index

@@ -40,7 +40,7 @@ class Flushed:
 def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> Flushed:
     """Write to the ISCP log how far the watermarks of idle jobs moved in memory.
 
-    A restart then asks for changes since the last flush, not since the last change. Reads the
+    A restart then reads changes since the last flush, not since the last change. Reads the
     tables' logs; touches no state and no status. Idempotent.
     """
     flushed = Flushed()
@@ -49,7 +49,7 @@ def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> 
             continue  # it has no jobs, and may not be there yet
         try:
             flushed.moved[source.name] = _flush_table(deployment, source)
-        except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
+        except Exception as error:  # noqa: BLE001 - a table's error must not stop the others
             flushed.problems.append(str(make_problem(source, error)))
     return flushed
 
@@ -82,14 +82,14 @@ def find_garbage(
     ]
     dropped.sort(key=_get_name)
     staying = _find_self_registering(deployment, sources, dropped)
-    found: list[Garbage] = []
+    garbage: list[Garbage] = []
     for name, group in groupby(dropped, key=_get_name):
-        found += _build_garbage(deployment, name, list(group), staying)
-    return found
+        garbage += _build_garbage(deployment, name, list(group), staying)
+    return garbage
 
 
 def collect(
-    deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
+    deployment: Deployment, sources: Sequence[SourceTable], garbage: Sequence[Garbage]
 ) -> int:
     """Drop the data, then the rows; returns how many rows. Resumes an interrupted call.
 
@@ -98,33 +98,33 @@ def collect(
     """
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten, errors = 0, list[IscpError]()
-    for group in _group_alike(_refresh_garbage(deployment, sources, found)):
+    for group in _group_alike(_refresh_garbage(deployment, sources, garbage)):
         name = group[0].job.name
-        gone, problems = _drop_or_split(deployment, group, columns[name.db, name.table])
+        dropped, problems = _drop_or_split(deployment, group, columns[name.db, name.table])
         errors += problems
-        if deployment.states is not None and gone:
-            deployment.states().forget([make_state_key(each.job) for each in gone])
-        deployment.log.mark_collected([each.job for each in gone if each.stays])
-        forgotten += deployment.log.forget([each.job for each in gone if not each.stays])
+        if deployment.states is not None and dropped:
+            deployment.states().forget([make_state_key(piece.job) for piece in dropped])
+        deployment.log.mark_collected([piece.job for piece in dropped if piece.stays])
+        forgotten += deployment.log.forget([piece.job for piece in dropped if not piece.stays])
     if errors:
         raise errors[0]
     return forgotten
 
 
-def _group_alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
+def _group_alike(garbage: Iterable[Garbage]) -> Iterator[list[Garbage]]:
     """The garbage in groups whose data is dropped by the same statements."""
     groups: dict[tuple[Any, ...], list[Garbage]] = {}
-    for each in found:
-        info = each.job.spec.detail.consumer
-        same = (each.job.name, shard_of(info.options), each.drops, each.letters)
-        groups.setdefault(same, []).append(each)
+    for piece in garbage:
+        info = piece.job.spec.detail.consumer
+        group_key = (piece.job.name, shard_of(info.options), piece.drops, piece.letters)
+        groups.setdefault(group_key, []).append(piece)
     yield from groups.values()
 
 
 def _drop_or_split(
     deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None
 ) -> tuple[Sequence[Garbage], Sequence[IscpError]]:
-    """Those whose data was dropped, and the errors of the others.
+    """The garbage whose data was dropped, and the errors of the rest.
 
     A group that fails is dropped one by one, since one tenant may be the cause.
     """
@@ -132,18 +132,20 @@ def _drop_or_split(
         _drop_data(deployment, group, tenant_column)
     except UnavailableError as error:
         return [], [error]
-    except Exception as error:  # noqa: BLE001 - whatever one tenant raises stops it alone
+    except Exception as error:  # noqa: BLE001 - a tenant's error must not stop the others
         if len(group) == 1:
             return [], [as_ours(error)]
-        each = [_drop_or_split(deployment, [one], tenant_column) for one in group]
-        return [one for gone, _ in each for one in gone], [e for _, errors in each for e in errors]
+        results = [_drop_or_split(deployment, [piece], tenant_column) for piece in group]
+        return [piece for dropped, _ in results for piece in dropped], [
+            failure for _, errors in results for failure in errors
+        ]
     return group, []
 
 
 def _drop_data(deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None) -> None:
     """Drop the data of a group's jobs in ClickHouse, and their dead letters."""
     first = group[0]
-    name, tenants = first.job.name, [each.job.key.tenant for each in group]
+    name, tenants = first.job.name, [piece.job.key.tenant for piece in group]
     data = deployment.data(first.job.spec.detail.consumer)
     if data is None:
         return
@@ -157,12 +159,12 @@ def _drop_data(deployment: Deployment, group: Sequence[Garbage], tenant_column: 
 
 
 def _refresh_garbage(
-    deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
+    deployment: Deployment, sources: Sequence[SourceTable], garbage: Sequence[Garbage]
 ) -> Iterator[Garbage]:
     """The garbage, looked up again just before use: without jobs registered again meanwhile."""
-    ids = {(each.job.key, each.job.registration) for each in found}
-    staying = _find_self_registering(deployment, sources, [each.job for each in found])
-    for name in sorted({each.job.name for each in found}):
+    ids = {(piece.job.key, piece.job.registration) for piece in garbage}
+    staying = _find_self_registering(deployment, sources, [piece.job for piece in garbage])
+    for name in sorted({piece.job.name for piece in garbage}):
         rows = deployment.log.jobs(name=name, include_dropped=True)
         dropped = [job for job in rows if job.drop_at and (job.key, job.registration) in ids]
         yield from _build_garbage(deployment, name, dropped, staying)
@@ -172,15 +174,17 @@ def _find_self_registering(
     deployment: Deployment, sources: Sequence[SourceTable], dropped: Sequence[Job]
 ) -> set[tuple[JobID, str]]:
     """The jobs, by name and table id, that the runner would register again without their rows."""
-    standing, kept = deployment.log.list_standing(), set()
+    standing, staying = deployment.log.list_standing(), set()
     tables = {(job.name.db, job.name.table) for job in dropped}
     for source in sources:
         if (source.database, source.table) not in tables:
             continue
-        names = {name_of(source, each) for each in source.consumers if each.auto_register}
-        names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
-        kept |= set(product(names, _find_table_ids(deployment, source, dropped)))
-    return kept
+        names = {
+            name_of(source, consumer) for consumer in source.consumers if consumer.auto_register
+        }
+        names |= {id_ for id_ in standing if (id_.db, id_.table) == (source.database, source.table)}
+        staying |= set(product(names, _find_table_ids(deployment, source, dropped)))
+    return staying
 
 
 def _find_table_ids(
@@ -189,14 +193,14 @@ def _find_table_ids(
     """The table's id; where it cannot be read, every id that it may be."""
     try:
         return {deployment.delta_log(source).get_table_id()}
-    except Exception:  # noqa: BLE001 - whatever a table raises stops it alone
+    except Exception:  # noqa: BLE001 - a table's error must not stop the others
         return {job.key.table_id for job in dropped}
 
 
 def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> list[str]:
     """Drop the staging tables of dead runs; returns the problems, which stop no other index."""
     problems = []
-    for source, index in [(table, each) for table in sources for each in table.indexes]:
+    for source, index in [(table, index) for table in sources for index in table.indexes]:
         try:
             endpoint, view = deployment.get_endpoint(index), view_name(source.table, index.shown)
             data = IndexData(
@@ -208,7 +212,7 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
                 find_leftover_tables(staged, deployment.log.list_active_runs()) if staged else []
             ):
                 data.drop_staging(table)
-        except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
+        except Exception as error:  # noqa: BLE001 - an index's error must not stop the others
             problems.append(f"{source.name}/{index.name}: {make_problem(source, error).message}")
     return problems
 
@@ -237,29 +241,29 @@ def _build_garbage(
     names = _list_sharing_names(name, dropped)
     rows = [
         job
-        for each in names
-        for job in deployment.log.jobs(name=each, include_dropped=True)
-        if each == name or _is_twin(job)
+        for job_id in names
+        for job in deployment.log.jobs(name=job_id, include_dropped=True)
+        if job_id == name or _is_twin(job)
     ]
-    gone = {(job.key, job.registration) for job in dropped}
-    held = [job for job in rows if job.collected_at is None]
-    others = [job for job in held if (job.key, job.registration) not in gone]
-    served = {job.key.tenant for job in others}
-    named = {job.key.tenant for job in others if job.name == name}
+    dropped_keys = {(job.key, job.registration) for job in dropped}
+    uncollected = [job for job in rows if job.collected_at is None]
+    remaining = [job for job in uncollected if (job.key, job.registration) not in dropped_keys]
+    served_tenants = {job.key.tenant for job in remaining}
+    named_tenants = {job.key.tenant for job in remaining if job.name == name}
     # The last one drops the table, unless it serves other jobs.
-    last = next((job for job in reversed(dropped) if job.collected_at is None), None)
-    found = []
+    last_job = next((job for job in reversed(dropped) if job.collected_at is None), None)
+    garbage = []
     for job in dropped:
         stays = (name, job.key.table_id) in staying
         if stays and job.collected_at is not None:
             continue
-        drops = "table" if job is last and not served else "tenant"
-        ours = is_index(job.spec.detail.consumer) and job.collected_at is None
-        if not ours or job.key.tenant in served:
+        drops = "table" if job is last_job and not served_tenants else "tenant"
+        has_data = is_index(job.spec.detail.consumer) and job.collected_at is None
+        if not has_data or job.key.tenant in served_tenants:
             drops = "nothing"
-        letters = ours and job.key.tenant not in named
-        found.append(Garbage(job=job, drops=drops, letters=letters, stays=stays))
-    return found
+        letters = has_data and job.key.tenant not in named_tenants
+        garbage.append(Garbage(job=job, drops=drops, letters=letters, stays=stays))
+    return garbage
 
 
 def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
@@ -268,8 +272,8 @@ def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
     if shards - {None, 0}:
         return [name]
     bases = {strip_shard_suffix(name.job, shard) for shard in shards}
-    found = {name.job, *bases, *(f"{base}{format_suffix(0)}" for base in bases)}
-    return [replace(name, job=job) for job in sorted(found)]
+    names = {name.job, *bases, *(f"{base}{format_suffix(0)}" for base in bases)}
+    return [replace(name, job=job) for job in sorted(names)]
 
 
 def _is_twin(job: Job) -> bool:

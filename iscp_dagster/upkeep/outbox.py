@@ -23,7 +23,7 @@ def open_outbox(deployment: Deployment) -> Outbox:
 def prune_events(deployment: Deployment, kept: timedelta = EVENTS) -> int:
     """Delete events and attempts that ended longer ago than `kept`; returns how many.
 
-    What is pending stays. Idempotent.
+    Pending events stay. Idempotent.
     """
     return open_outbox(deployment).prune(deployment.clock() - kept)
 
@@ -35,12 +35,12 @@ def describe_events(deployment: Deployment, trigger: Trigger) -> dict[str, Any]:
     """
     if not trigger.endpoints:
         return {}
-    found = open_outbox(deployment).summarize_trigger(trigger.name, trigger.endpoints)
+    summary = open_outbox(deployment).summarize_trigger(trigger.name, trigger.endpoints)
     return {
-        **{f"events_{state}": number for state, number in found.events.items()},
-        "oldest_pending": found.oldest,
+        **{f"events_{state}": number for state, number in summary.events.items()},
+        "oldest_pending": summary.oldest,
         "endpoints": {
-            name: f"{each.state}: {each.reason}" if each.reason else each.state
-            for name, each in found.endpoints.items()
+            name: f"{endpoint.state}: {endpoint.reason}" if endpoint.reason else endpoint.state
+            for name, endpoint in summary.endpoints.items()
         },
     }

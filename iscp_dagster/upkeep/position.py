@@ -16,7 +16,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 @dataclass(frozen=True, kw_only=True)
 class JobPosition:
-    """One job against its source."""
+    """One job, compared with its source."""
 
     job: Job
     latest: Moment
@@ -66,15 +66,15 @@ def read_positions(
     table_id = delta_log.get_table_id(latest.version)
     check_sole(deployment, source, table_id)
     jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
-    chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
+    selected = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
         JobPosition(
             job=job,
             latest=latest,
-            watermark=moved.watermark,
-            in_step=is_in_step(moved, latest),
+            watermark=effective.watermark,
+            in_step=is_in_step(effective, latest),
         )
-        for job, moved in zip(
-            chosen, compute_effective_jobs(delta_log, chosen, latest), strict=True
+        for job, effective in zip(
+            selected, compute_effective_jobs(delta_log, selected, latest), strict=True
         )
     ]

@@ -13,16 +13,17 @@ from iscp_dagster.sync.deployment import Deployment
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Rows staged, and rows in all; None for one of several shards, or if the files do not say."""
+    """Rows staged, and rows in total; None for one of several shards, or if the log lacks it."""
 
     done: int
     of: int | None
 
 
 def progress(deployment: Deployment, source: SourceTable, job: Job) -> Progress | None:
-    """How far the job's index is built; None for a consumer that is no index.
+    """How far the job's index is built; None for a consumer that is not an index.
 
-    Asks ClickHouse and reads the table's log. Rows masked by deletion vectors count as to do.
+    Queries ClickHouse and reads the table's log. The total includes rows masked by deletion
+    vectors.
     """
     info = job.spec.detail.consumer
     if not is_index(info):

@@ -47,7 +47,7 @@ from iscp_dagster.upkeep.samples import Sampling
 
 ATTEMPTS = 5
 TENANTS_TRIED = 8
-"""How many tenants in a row must each fail alone before the failure is taken to concern all."""
+"""How many tenants in a row must each fail before the failure is assumed to concern all."""
 OF_ROWS = (SourceError, UnreadableError)
 """Errors that the rows of one tenant may cause."""
 SAMPLES = 3
@@ -64,7 +64,7 @@ EXACT_TIMES = MappingProxyType(
         "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     }
 )
-"""Options of `to_json` under which samples show what tells rows apart."""
+"""Options of `to_json` with which samples show how rows differ."""
 
 
 class MovingError(IscpError):
@@ -91,8 +91,8 @@ class IndexVerdict:
     dead: int = 0
     """Dead letters: rows that the index could not take, and batches that it may have in part."""
     logged: int | None = None
-    """Rows in the source as its log's statistics count them, which no reader's filter touches; None
-    where they do not, or the index has only some of the rows."""
+    """Rows in the source by its log's statistics, which no reader's filter affects; None where they
+    lack it, or the index has only some of the rows."""
     samples: tuple[str, ...] = ()
     """What some of those rows are, and what is wrong with each, for people."""
 
@@ -163,8 +163,8 @@ def compare_indexes(
     for _ in range(ATTEMPTS):
         before = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         # A job whose consumer changed during its run still follows the earlier one.
-        settled = [each for each in before if each.built and not each.job.rebuild]
-        built = [each for each in settled if is_index(each.consumer)]
+        settled = [position for position in before if position.built and not position.job.rebuild]
+        built = [position for position in settled if is_index(position.consumer)]
         results = list(_compare_built(deployment, source, built, tell))
         after = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         moved = _get_fences(before) ^ _get_fences(after)
@@ -174,7 +174,7 @@ def compare_indexes(
 
 
 def _get_fences(positions: Iterable[JobPosition]) -> set[tuple[JobKey, int]]:
-    return {(each.job.key, each.job.seq) for each in positions}
+    return {(position.job.key, position.job.seq) for position in positions}
 
 
 def _replace_moved(
@@ -206,35 +206,35 @@ def _compare_built(
 ) -> Iterator[IndexVerdict | Failure]:
     """One comparison per index and watermark, for all its tenants together."""
 
-    def place(each: JobPosition) -> tuple[str, int, str]:
+    def get_group_key(position: JobPosition) -> tuple[str, int, str]:
         # Tenants may still keep an earlier generation of the index.
-        return each.index, each.watermark.version, repr(each.consumer)
+        return position.index, position.watermark.version, repr(position.consumer)
 
-    for _, group in groupby(sorted(built, key=place), key=place):
+    for _, group in groupby(sorted(built, key=get_group_key), key=get_group_key):
         members = list(group)
-        tenants = sorted(each.tenant for each in members)
+        tenants = sorted(position.tenant for position in members)
         yield from _compare_tenants(deployment, source, members[0], tenants, tell)
 
 
 def _compare_tenants(
     deployment: Deployment,
     source: SourceTable,
-    place: JobPosition,
+    position: JobPosition,
     tenants: Sequence[str],
     tell: Callable[[str], None] | None,
 ) -> Iterator[IndexVerdict | Failure]:
-    """Compare these tenants, all at `place`; where rows cannot be read, in halves, to tell whose.
+    """Compare these tenants, all at `position`; if rows cannot be read, in halves, to find whose.
 
-    When too many in a row fail alone, those that are left are not tried alone.
+    If too many single tenants in a row fail, the rest are not tried one by one.
     """
     waiting, failed_alone = [tenants], 0
     while waiting:
         tenants = waiting.pop()
         try:
-            at = _find_readable_moment(deployment, source, place)
+            at = _find_readable_moment(deployment, source, position)
             if tell is not None:
-                tell(_describe_comparison(source, place, tenants, at))
-            yield from _read_verdicts(deployment, source, place.consumer, at, frozenset(tenants))
+                tell(_describe_comparison(source, position, tenants, at))
+            yield from _read_verdicts(deployment, source, position.consumer, at, frozenset(tenants))
             failed_alone = 0
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             half = len(tenants) // 2
@@ -242,37 +242,37 @@ def _compare_tenants(
                 waiting += [tenants[half:], tenants[:half]]
                 continue
             failed_alone += 1
-            yield _make_failure(place, tenants, error)
+            yield _make_failure(position, tenants, error)
 
 
-def _make_failure(place: JobPosition, tenants: Sequence[str], error: Exception) -> Failure:
-    version = place.watermark.version
+def _make_failure(position: JobPosition, tenants: Sequence[str], error: Exception) -> Failure:
+    version = position.watermark.version
     return Failure(
-        index=place.index,
+        index=position.index,
         tenants=tuple(tenants),
         error=as_ours(error),
-        as_of=None if version == place.latest.version else version,
+        as_of=None if version == position.latest.version else version,
     )
 
 
 def _find_readable_moment(
-    deployment: Deployment, source: SourceTable, place: JobPosition
+    deployment: Deployment, source: SourceTable, position: JobPosition
 ) -> Moment:
     """The watermark, or the latest moment where the log's cleanup has taken that version."""
-    at = place.watermark
-    return at if deployment.delta_log(source).can_open(at.version) else place.latest
+    at = position.watermark
+    return at if deployment.delta_log(source).can_open(at.version) else position.latest
 
 
 def _describe_comparison(
-    source: SourceTable, place: JobPosition, tenants: Sequence[str], at: Moment
+    source: SourceTable, position: JobPosition, tenants: Sequence[str], at: Moment
 ) -> str:
     first, *others = tenants
     more = f" and {len(others):,} more" if others else ""
-    told = f"comparing {source.name}/{place.index}, {first}{more}, at version {at.version}"
-    reached = place.watermark.version
-    if reached == at.version:
-        return told
-    return f"{told}: the index has version {reached}, which is no longer in the table's log"
+    message = f"comparing {source.name}/{position.index}, {first}{more}, at version {at.version}"
+    version = position.watermark.version
+    if version == at.version:
+        return message
+    return f"{message}: the index has version {version}, which is no longer in the table's log"
 
 
 def _read_verdicts(
@@ -295,12 +295,14 @@ def _read_verdicts(
         types={field.name: field.type for field in store.shape.fields},
         tenants=tenants,
     )
-    compared = _compare_by_key if source.keys else _compare_by_count
+    compare = _compare_by_key if source.keys else _compare_by_count
     with wrap_spark_errors(selection.path):
-        held = _convert_source_rows(store, _read_source_rows(deployment, store, selection, at))
-        served = _read_index_rows(deployment.spark(), store, at, tenants, held.schema)
-        found = compared(held, served, source, selection).collect()
-    rows = {row["tenant"]: row for row in found}
+        source_rows = _convert_source_rows(
+            store, _read_source_rows(deployment, store, selection, at)
+        )
+        index_rows = _read_index_rows(deployment.spark(), store, at, tenants, source_rows.schema)
+        results = compare(source_rows, index_rows, source, selection).collect()
+    rows_by_tenant = {row["tenant"]: row for row in results}
     letters = _count_letters(deployment, source, index)
     has_all = store.placement is None and index.transitions is None
     logged = deployment.delta_log(source).row_counts(at.version, tenants) if has_all else {}
@@ -311,7 +313,7 @@ def _read_verdicts(
         flags=store.shape.flags,
     )
     for tenant in sorted(tenants):
-        counts = rows[tenant].asDict() if tenant in rows else {}
+        counts = rows_by_tenant[tenant].asDict() if tenant in rows_by_tenant else {}
         samples = tuple(map(sampling.describe, counts.pop("samples", ())))
         counts.pop("tenant", None)
         yield IndexVerdict(
@@ -338,7 +340,7 @@ def _read_source_rows(
         selection,
         schema,
         transitions,
-        [each for each in shape.fields if each.name in transitions.calculated],
+        [field for field in shape.fields if field.name in transitions.calculated],
     )
     return read_base(deployment.spark(), read, at).select(*columns(read.output))
 
@@ -346,24 +348,26 @@ def _read_source_rows(
 def _get_stored_columns(store: IndexStore) -> dict[str, Stored]:
     """How the columns of the source's, or the view's, rows are kept."""
     flag = Stored(source=Primitive("boolean"), type=parse_type("Bool"))
-    kept = store.shape.stored | dict.fromkeys(store.shape.flags, flag)
+    stored = store.shape.stored | dict.fromkeys(store.shape.flags, flag)
     images = IMAGE_COLUMNS if store.shape.index.of_images else ()
-    return {name: each for name, each in kept.items() if name not in images}
+    return {name: column for name, column in stored.items() if name not in images}
 
 
-def _convert_source_rows(store: IndexStore, held: Any) -> Any:
+def _convert_source_rows(store: IndexStore, rows: Any) -> Any:
     """The source's rows that belong to the index, written as the index gives them back."""
     if store.placement is not None:
-        held = map_in_arrow(held, make_shard_filter(store.placement), held.schema)
+        rows = map_in_arrow(rows, make_shard_filter(store.placement), rows.schema)
     if json := _list_json_columns(store):
-        held = map_in_arrow(held, make_json_rewriter(json), held.schema)
-    if spelled := {
-        name: each for name, each in _get_stored_columns(store).items() if needs_respelling(each)
+        rows = map_in_arrow(rows, make_json_rewriter(json), rows.schema)
+    if respelled := {
+        name: column
+        for name, column in _get_stored_columns(store).items()
+        if needs_respelling(column)
     }:
-        texts = frozenset(name for name, each in spelled.items() if each.is_text)
-        schema = as_nullable(held.schema, texts, store.shape.flags)
-        held = map_in_arrow(held, make_value_rewriter(spelled, store.shape.flags), schema)
-    return held
+        texts = frozenset(name for name, column in respelled.items() if column.is_text)
+        schema = as_nullable(rows.schema, texts, store.shape.flags)
+        rows = map_in_arrow(rows, make_value_rewriter(respelled, store.shape.flags), schema)
+    return rows
 
 
 def _read_index_rows(
@@ -394,7 +398,9 @@ def _compute_slices(rows: int) -> int:
 
 def _list_json_columns(store: IndexStore) -> tuple[str, ...]:
     return tuple(
-        n for n, each in _get_stored_columns(store).items() if each.type.bare.name == "JSON"
+        name
+        for name, column in _get_stored_columns(store).items()
+        if column.type.bare.name == "JSON"
     )
 
 
@@ -402,83 +408,89 @@ def _count_letters(deployment: Deployment, source: SourceTable, index: Index) ->
     """How many dead letters each tenant of the index has."""
     if index.errors != "dead_letter":
         return Counter()
-    found = find_letters(deployment, [source], index=f"{source.name}/{index.name}")
-    return Counter(each.tenant for each in found)
+    letters = find_letters(deployment, [source], index=f"{source.name}/{index.name}")
+    return Counter(letter.tenant for letter in letters)
 
 
-def _compare_by_key(held: Any, served: Any, source: SourceTable, selection: TableSelection) -> Any:
+def _compare_by_key(
+    source_rows: Any, index_rows: Any, source: SourceTable, selection: TableSelection
+) -> Any:
     """Rows in either, per tenant: how many agree, are missing, extra or different."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    # Compared as one value: Spark's client takes no expression as deep as there are columns.
-    values = F.struct(*_select_comparable(held))
-    left = held.select(values.alias("h"), *_select_keys(selection.identity), F.lit(1).alias("in_h"))
-    right = served.select(
+    # Compared as one value: with many columns, one expression is too deep for Spark's client.
+    values = F.struct(*_select_comparable(source_rows))
+    left = source_rows.select(
+        values.alias("h"), *_select_keys(selection.identity), F.lit(1).alias("in_h")
+    )
+    right = index_rows.select(
         values.alias("s"), *_select_keys(selection.identity), F.lit(1).alias("in_s")
     )
     keys = [f"key_{number}" for number, _ in enumerate(selection.identity)]
-    both = left.join(right, on=keys, how="full_outer")
+    joined = left.join(right, on=keys, how="full_outer")
     same = F.col("h").eqNullSafe(F.col("s"))
-    in_h, in_s = F.col("in_h").isNotNull(), F.col("in_s").isNotNull()
-    differs = in_h & in_s & ~same
+    in_source, in_index = F.col("in_h").isNotNull(), F.col("in_s").isNotNull()
+    differs = in_source & in_index & ~same
     tenant = F.col(keys[0]).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
-    parts = (F.when(~F.col("h")[n].eqNullSafe(F.col("s")[n]), F.lit(n)) for n in held.columns)
+    parts = (
+        F.when(~F.col("h")[n].eqNullSafe(F.col("s")[n]), F.lit(n)) for n in source_rows.columns
+    )
     sample = F.struct(
         F.array(*(F.col(key).cast("string") for key in keys)).alias("identity"),
-        in_h.alias("in_source"),
-        in_s.alias("in_index"),
+        in_source.alias("in_source"),
+        in_index.alias("in_index"),
         F.when(differs, F.array_compact(F.array(*parts))).alias("different"),
     )
-    wrong = F.when(~(in_h & in_s & same), sample)
-    return both.groupBy(tenant.alias("tenant")).agg(
-        F.count_if(in_h).alias("rows"),
-        F.count_if(~in_s).alias("missing"),
-        F.count_if(~in_h).alias("extra"),
+    wrong = F.when(~(in_source & in_index & same), sample)
+    return joined.groupBy(tenant.alias("tenant")).agg(
+        F.count_if(in_source).alias("rows"),
+        F.count_if(~in_index).alias("missing"),
+        F.count_if(~in_source).alias("extra"),
         F.count_if(differs).alias("different"),
         F.slice(F.array_sort(F.collect_set(wrong)), 1, SAMPLES).alias("samples"),
     )
 
 
 def _compare_by_count(
-    held: Any, served: Any, source: SourceTable, selection: TableSelection
+    source_rows: Any, index_rows: Any, source: SourceTable, selection: TableSelection
 ) -> Any:
-    """Like `_joined` where no key tells rows apart: how often each row is in either."""
+    """Like `_compare_by_key` without a key: how often each row is on each side."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     del selection
     tenant = get_column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
     def count_rows(frame: Any, name: str) -> Any:
-        row = F.struct(*_select_comparable(held))
-        told = frame.select(tenant.alias("tenant"), row.alias("row"))
-        return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
+        row = F.struct(*_select_comparable(source_rows))
+        rows = frame.select(tenant.alias("tenant"), row.alias("row"))
+        return rows.groupBy("tenant", "row").agg(F.count("*").alias(name))
 
-    both = count_rows(held, "in_h").join(
-        count_rows(served, "in_s"), on=["tenant", "row"], how="full_outer"
+    joined = count_rows(source_rows, "in_h").join(
+        count_rows(index_rows, "in_s"), on=["tenant", "row"], how="full_outer"
     )
-    in_h, in_s = (F.coalesce(F.col(name), F.lit(0)) for name in ("in_h", "in_s"))
+    in_source, in_index = (F.coalesce(F.col(name), F.lit(0)) for name in ("in_h", "in_s"))
     sample = F.struct(
         F.to_json("row", dict(EXACT_TIMES)).alias("row"),
-        in_h.alias("in_source"),
-        in_s.alias("in_index"),
+        in_source.alias("in_source"),
+        in_index.alias("in_index"),
     )
-    wrong = F.when(in_h != in_s, sample)
-    return both.groupBy("tenant").agg(
-        F.sum(in_h).alias("rows"),
-        F.sum(F.greatest(in_h - in_s, F.lit(0))).alias("missing"),
-        F.sum(F.greatest(in_s - in_h, F.lit(0))).alias("extra"),
+    wrong = F.when(in_source != in_index, sample)
+    return joined.groupBy("tenant").agg(
+        F.sum(in_source).alias("rows"),
+        F.sum(F.greatest(in_source - in_index, F.lit(0))).alias("missing"),
+        F.sum(F.greatest(in_index - in_source, F.lit(0))).alias("extra"),
         F.lit(0).cast("bigint").alias("different"),
         F.slice(F.array_sort(F.collect_set(wrong)), 1, SAMPLES).alias("samples"),
     )
 
 
 def _select_keys(identity: Sequence[str]) -> list[Any]:
-    return [each.alias(f"key_{number}") for number, each in enumerate(columns(identity))]
+    return [column.alias(f"key_{number}") for number, column in enumerate(columns(identity))]
 
 
-def _select_comparable(held: Any) -> list[Any]:
+def _select_comparable(rows: Any) -> list[Any]:
     """The columns of the source's rows, and so of the index's, as Spark compares them."""
     return [
         to_comparable(get_column(field.name), field.type).alias(field.name)
-        for field in parse_schema(held.schema.json())
+        for field in parse_schema(rows.schema.json())
     ]

@@ -51,7 +51,9 @@ class Barrier:
         """Read the barrier from an existing constraint."""
         names, epochs, floor = _CHECK.findall(expression)[-1]
         pairs = zip(names.split(","), map(int, epochs.split(",")), strict=True)
-        tenants = {bytes.fromhex(each).decode(): n for each, n in pairs if each != _NOBODY}
+        tenants = {
+            bytes.fromhex(encoded).decode(): epoch for encoded, epoch in pairs if encoded != _NOBODY
+        }
         return cls(epoch=int(name.removeprefix(NAME)), floor=int(floor), tenants=tenants)
 
     def raise_epochs(self, tenants: Collection[str]) -> Barrier:
@@ -61,8 +63,8 @@ class Barrier:
         also rejects inserts of earlier runs for other tenants; those runs need one more attempt.
         """
         epoch = self.epoch + 1
-        kept, left = _keep_latest({**self.tenants, **dict.fromkeys(tenants, epoch)})
-        floor = max([self.floor, *left])
+        kept, dropped = _keep_latest({**self.tenants, **dict.fromkeys(tenants, epoch)})
+        floor = max([self.floor, *dropped])
         return Barrier(
             epoch=epoch, floor=floor, tenants={name: n for name, n in kept.items() if n > floor}
         )
@@ -82,12 +84,12 @@ class Barrier:
         tenant = f"toString({quote_identifier(column)})" if column else f"'{DEFAULT_TENANT}'"
         names = ",".join([_NOBODY, *map(_to_hex, self.tenants)])
         epochs = ",".join(map(str, [0, *self.tenants.values()]))
-        least = (
+        least_epoch = (
             f"transform(hex({tenant}), splitByChar(',', '{names}'), "
             f"CAST(splitByChar(',', '{epochs}'), 'Array(UInt64)'), toUInt64({self.floor}))"
         )
-        shown = "toUInt64OrZero(splitByChar(' ', getSetting('log_comment'))[-1])"
-        return f"CONSTRAINT {self.name} CHECK {least} <= {shown}"
+        shown_epoch = "toUInt64OrZero(splitByChar(' ', getSetting('log_comment'))[-1])"
+        return f"CONSTRAINT {self.name} CHECK {least_epoch} <= {shown_epoch}"
 
 
 def fence_settings(database: str, table: str, epoch: int = 0) -> dict[str, str]:
@@ -101,15 +103,15 @@ def log_comment_prefix(database: str, table: str) -> str:
 
 
 def _keep_latest(tenants: Mapping[str, int]) -> tuple[dict[str, int], Iterable[int]]:
-    """Return the tenants raised last, as many as fit, and the epochs of the others."""
-    kept, left, size = dict[str, int](), list[int](), 0
-    for name, epoch in sorted(tenants.items(), key=lambda each: (-each[1], each[0])):
+    """Return the latest raised tenants, as many as fit, and the epochs of the others."""
+    kept, dropped, size = dict[str, int](), list[int](), 0
+    for name, epoch in sorted(tenants.items(), key=lambda pair: (-pair[1], pair[0])):
         size += len(_to_hex(name)) + len(str(epoch)) + 2
         if size > MOST_BYTES or len(kept) == MOST_TENANTS:
-            left.append(epoch)
+            dropped.append(epoch)
         else:
             kept[name] = epoch
-    return kept, left
+    return kept, dropped
 
 
 def _to_hex(name: str) -> str:

@@ -49,9 +49,9 @@ class Endpoint:
         """
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES or not parts.hostname:
-            shown = f"{parts.scheme}://{parts.hostname or ''}"
+            redacted = f"{parts.scheme}://{parts.hostname or ''}"
             raise ConfigError(
-                f"CLICKHOUSE_URL {shown!r} is not http[s]://[user:password@]host[:port]."
+                f"CLICKHOUSE_URL {redacted!r} is not http[s]://[user:password@]host[:port]."
             )
         try:
             port = parts.port
@@ -64,11 +64,11 @@ class Endpoint:
         if parts.path not in {"", "/"} or parts.fragment:
             raise ConfigError(
                 f"The CLICKHOUSE_URL of {parts.hostname!r} has a path, {parts.path!r}, which is "
-                "not allowed: an index lies in its source table's database, or in that of "
+                "not allowed: an index lies in its source table's database, or in the one in "
                 "?database=NAME. Write http[s]://[user:password@]host[:port]; a proxy that "
                 "serves ClickHouse below a path needs a host or port of its own."
             )
-        asked = _parse_settings(parts.query)
+        settings = _parse_settings(parts.query)
         secure = parts.scheme == "https"
         return cls(
             host=parts.hostname,
@@ -76,8 +76,8 @@ class Endpoint:
             secure=secure,
             user=unquote(parts.username or "default"),
             password=unquote(parts.password or ""),
-            insert_quorum=asked.get("insert_quorum", ""),
-            database=asked.get("database", ""),
+            insert_quorum=settings.get("insert_quorum", ""),
+            database=settings.get("database", ""),
             **timeouts,
         )
 
@@ -117,8 +117,10 @@ class Endpoint:
 
         On a server that hangs, a query would wait for the longer `query_timeout`.
         """
-        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-        connection = kind(self.host, self.port, timeout=self.connect_timeout)
+        connection_class = (
+            http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        )
+        connection = connection_class(self.host, self.port, timeout=self.connect_timeout)
         try:
             connection.request("GET", "/ping")
             connection.getresponse().read()
@@ -157,10 +159,10 @@ class Endpoint:
         try:
             yield
         except Exception as error:
-            known = map_error(error, self.address, doing)
-            if known is None:
+            mapped = map_error(error, self.address, doing)
+            if mapped is None:
                 raise
-            raise known from error
+            raise mapped from error
 
 
 def split_urls(text: str) -> list[str]:
@@ -173,30 +175,32 @@ def parse_endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoi
 
     Raises ConfigError if two of them are the same, or if CLICKHOUSE_URL is set but not the first.
     """
-    found = tuple(Endpoint.parse(each, **timeouts) for each in split_urls(urls) or [url])
-    _check_duplicates(found)
-    first = Endpoint.parse(url, **timeouts) if url else found[0]
-    if first.address != found[0].address:
+    endpoints = tuple(
+        Endpoint.parse(server_url, **timeouts) for server_url in split_urls(urls) or [url]
+    )
+    _check_duplicates(endpoints)
+    first = Endpoint.parse(url, **timeouts) if url else endpoints[0]
+    if first.address != endpoints[0].address:
         raise ConfigError(
             f"CLICKHOUSE_URL is {first.address}, but the first of CLICKHOUSE_URLS is "
-            f"{found[0].address}; set only one of them, or make them agree."
+            f"{endpoints[0].address}; set only one of them, or make them agree."
         )
-    return found
+    return endpoints
 
 
 def _check_duplicates(shards: Sequence[Endpoint]) -> None:
-    servers = Counter(each.server for each in shards)
-    places = Counter((each.server, each.database) for each in shards)
-    for each in shards:
-        if servers[each.server] > 1 and not each.database:
+    servers = Counter(shard.server for shard in shards)
+    places = Counter((shard.server, shard.database) for shard in shards)
+    for shard in shards:
+        if servers[shard.server] > 1 and not shard.database:
             raise ConfigError(
-                f"CLICKHOUSE_URLS names {each.server} {servers[each.server]} times, but not always "
-                "with a database: shards on one server each need a database of their own. Write "
-                f"{each.server}/?database=NAME for each, or name other servers."
+                f"CLICKHOUSE_URLS names {shard.server} {servers[shard.server]} times, but not "
+                "always with a database: shards on one server each need a database of their own. "
+                f"Write {shard.server}/?database=NAME for each, or name other servers."
             )
-        if places[each.server, each.database] > 1:
+        if places[shard.server, shard.database] > 1:
             raise ConfigError(
-                f"CLICKHOUSE_URLS names {each.address} twice, but each shard needs a server or a "
+                f"CLICKHOUSE_URLS names {shard.address} twice, but each shard needs a server or a "
                 "database of its own. Change one of them."
             )
 
@@ -204,17 +208,17 @@ def _check_duplicates(shards: Sequence[Endpoint]) -> None:
 def _parse_settings(query: str) -> dict[str, str]:
     """Parse the settings in a URL's query. Raises ConfigError for invalid ones."""
     pairs = parse_qsl(query, keep_blank_values=True)
-    asked = dict(pairs)
-    quorum = asked.get("insert_quorum", "")
-    strange = sorted({*asked} - {"insert_quorum", "database"})
-    if strange or len(asked) < len(pairs) or not (quorum in {"", "auto"} or quorum.isdigit()):
+    settings = dict(pairs)
+    quorum = settings.get("insert_quorum", "")
+    unknown = sorted({*settings} - {"insert_quorum", "database"})
+    if unknown or len(settings) < len(pairs) or not (quorum in {"", "auto"} or quorum.isdigit()):
         raise ConfigError(
-            f"CLICKHOUSE_URL has invalid settings ({', '.join(strange or asked)}); it takes "
+            f"CLICKHOUSE_URL has invalid settings ({', '.join(unknown or settings)}); it takes "
             "database=NAME and insert_quorum=N (or auto), once each."
         )
-    if "database" in asked:
-        check_database(asked["database"])
-    return asked
+    if "database" in settings:
+        check_database(settings["database"])
+    return settings
 
 
 @lru_cache(maxsize=64)

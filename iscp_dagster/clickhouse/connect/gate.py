@@ -47,12 +47,12 @@ class Gate:
         that it replaces, so the server refuses one of two racing calls. Raises IscpError.
         """
         for _ in range(RACES):
-            held = self._read_barrier()
-            raised = held.raise_epochs(tenants)
+            barrier = self._read_barrier()
+            raised = barrier.raise_epochs(tenants)
             try:
-                self._replace_constraint(held, raised)
+                self._replace_constraint(barrier, raised)
             except ClickHouseError:
-                if self._read_barrier().epoch == held.epoch:
+                if self._read_barrier().epoch == barrier.epoch:
                     raise
                 continue
             self._await_earlier_statements()
@@ -69,42 +69,42 @@ class Gate:
         )
         parameters = {"database": self.database, "table": self.table, "head": NAME}
         with self.endpoint.errors("read the barrier"):
-            found = self.endpoint.client().query(query, parameters=parameters).result_rows
-        if len(found) != 1:
+            constraints = self.endpoint.client().query(query, parameters=parameters).result_rows
+        if len(constraints) != 1:
             raise ClickHouseError(
-                f"{self.database}.{self.table} has {len(found)} constraints {NAME}…, but needs "
-                "exactly the one it was created with, which rejects late inserts. Somebody changed "
-                "them. Rebuild an index with `iscp job rebuild --tenant '*'`; for a table of dead "
-                "letters, replay the letters and drop the table, and it is created again."
+                f"{self.database}.{self.table} has {len(constraints)} constraints {NAME}…, but "
+                "needs exactly the one it was created with, which rejects late inserts. Somebody "
+                "changed them. Rebuild an index with `iscp job rebuild --tenant '*'`; for a table "
+                "of dead letters, replay the letters and drop the table, and it is created again."
             )
-        return Barrier.read(*found[0])
+        return Barrier.read(*constraints[0])
 
-    def _replace_constraint(self, held: Barrier, raised: Barrier) -> None:
+    def _replace_constraint(self, barrier: Barrier, raised: Barrier) -> None:
         name = quote_identifier(self.database, self.table)
         with self.endpoint.errors(f"raise the barrier of {self.database}.{self.table}"):
             self.endpoint.client().command(
-                f"ALTER TABLE {name} DROP CONSTRAINT {held.name}, ADD {raised.sql(self.column)}",
+                f"ALTER TABLE {name} DROP CONSTRAINT {barrier.name}, ADD {raised.sql(self.column)}",
                 settings=EVERYWHERE,
             )
 
     def _await_earlier_statements(self) -> None:
         """Wait for statements that began under the earlier constraint; kill the slow ones."""
-        seen = self._list_running()
-        if self._wait_for_end(seen, PATIENCE):
+        running = self._list_running()
+        if self._wait_for_end(running, PATIENCE):
             return
         with self.endpoint.errors(f"kill late statements on {self.database}.{self.table}"):
-            ids = ", ".join(map(text, sorted(seen)))
+            ids = ", ".join(map(text, sorted(running)))
             self.endpoint.client().command(f"KILL QUERY WHERE query_id IN ({ids}) ASYNC")
-        if not self._wait_for_end(seen, ENDING):
+        if not self._wait_for_end(running, ENDING):
             raise ClickHouseBusyError(
                 f"ClickHouse at {self.endpoint.address}: statements of an earlier run on "
-                f"{self.database}.{self.table} do not end ({', '.join(sorted(seen))}), so its rows "
-                "stay unchanged. The next iteration tries again."
+                f"{self.database}.{self.table} do not end ({', '.join(sorted(running))}), so its "
+                "rows stay unchanged. The next iteration tries again."
             )
 
-    def _wait_for_end(self, seen: Collection[str], seconds: float) -> bool:
+    def _wait_for_end(self, query_ids: Collection[str], seconds: float) -> bool:
         waited = 0.0
-        while self._list_running(seen):
+        while self._list_running(query_ids):
             if waited >= seconds:
                 return False
             self.sleep(LOOK_SECONDS)
@@ -121,6 +121,6 @@ class Gate:
         )
         parameters = {"told": log_comment_prefix(self.database, self.table)}
         with self.endpoint.errors("list running statements"):
-            found = self.endpoint.client().query(query, parameters=parameters).result_rows
-        ids = frozenset(str(id_) for (id_,) in found)
+            rows = self.endpoint.client().query(query, parameters=parameters).result_rows
+        ids = frozenset(str(id_) for (id_,) in rows)
         return ids if among is None else ids & frozenset(among)

@@ -13,7 +13,7 @@ MOST_CHARACTERS = 12_000
 
 
 def split_names(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the names in order, in portions; a name above the limit goes alone."""
+    """Yield the names in order, in portions; a name above the limit is a portion by itself."""
     return split_into_portions(
         names,
         most=MOST_NAMES,

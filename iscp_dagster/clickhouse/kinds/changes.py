@@ -43,7 +43,7 @@ class Changes(IndexKind):
         if self.errors != "stop":
             raise ConfigError(
                 f"Index {self.name!r}: errors={self.errors!r}, but a changes index without some of "
-                "its rows would tell of changes that never were; leave errors= out, and keep the "
+                "its rows would show changes that never happened; leave errors= out, and keep the "
                 "column as another type with types={...}."
             )
         if self.exclude:
@@ -53,7 +53,7 @@ class Changes(IndexKind):
             )
         if self.append:
             raise ConfigError(
-                f"Index {self.name!r}: append=True, but a change is a change of a key; declare the "
+                f"Index {self.name!r}: append=True, but changes are tracked by key; declare the "
                 "table's key=, and leave append= out."
             )
         if self.sharding is not None:
@@ -69,18 +69,18 @@ class Changes(IndexKind):
 
     @property
     def transitions(self) -> Transitions:
-        """What its image rows are read of."""
+        """What its image rows are read from."""
         return Transitions.of(self.view, self.columns)
 
     @property
     def definition(self) -> dict[str, Any]:
-        return super().definition | {"view": [dict(each) for each in self.view]}
+        return super().definition | {"view": [dict(step) for step in self.view]}
 
     def described(self, fields: Sequence[DeltaField]) -> dict[str, Any]:
         """Keep the calculated columns' types, so that no Spark is needed to open the table."""
         names = self.transitions.calculated
-        made = [each for each in fields if each.name in names]
-        return {CALCULATED: to_schema_json(made)["fields"]} if made else {}
+        calculated = [field for field in fields if field.name in names]
+        return {CALCULATED: to_schema_json(calculated)["fields"]} if calculated else {}
 
     def sorted_after(self) -> Sequence[str]:
         return (VERSION, IMAGE)
@@ -96,8 +96,8 @@ class Changes(IndexKind):
             quote_identifier(IMAGE),
             quote_identifier(VERSION),
         )
-        held = f"argMaxIf({image}, ({version}, {image}), {change} >= {ChangeKind.BASE})"
-        return f"countIf({change} >= {ChangeKind.BASE}) > 0 AND {held} = {AFTER}"
+        latest_image = f"argMaxIf({image}, ({version}, {image}), {change} >= {ChangeKind.BASE})"
+        return f"countIf({change} >= {ChangeKind.BASE}) > 0 AND {latest_image} = {AFTER}"
 
     def select(self, shape: TableShape, selected: Sequence[str]) -> str:
         columns = [name for name in selected if name not in IMAGE_COLUMNS]
@@ -116,13 +116,13 @@ class Changes(IndexKind):
         """Return the SELECT of the user's columns of the view's rows as of `version`, in SQL."""
         source = shape.source
         key = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
-        by = ", ".join(map(quote_identifier, key))
+        quoted_key = ", ".join(map(quote_identifier, key))
         columns = [name for name in shape.columns if name not in IMAGE_COLUMNS]
         newest = f"{quote_identifier(VERSION)} DESC, {quote_identifier(IMAGE)} DESC"
         return (
             f"SELECT {', '.join(map(quote_identifier, columns))} FROM (SELECT * FROM {shape.final} "
             f"WHERE {quote_identifier(VERSION)} <= {version} AND {quote_identifier(CHANGE)} >= "
             f"{ChangeKind.BASE} "
-            f"ORDER BY {by}, {newest} LIMIT 1 BY {by}) "
+            f"ORDER BY {quoted_key}, {newest} LIMIT 1 BY {quoted_key}) "
             f"WHERE {quote_identifier(IMAGE)} = {AFTER} SETTINGS {settings(EXACT_FINAL)}"
         )

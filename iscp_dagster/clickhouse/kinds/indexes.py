@@ -33,7 +33,7 @@ class Indexes(ConsumerKind):
 
     @property
     def of_images(self) -> bool:  # type: ignore[override] # each kind of index says so itself
-        # A package's kind that cannot be loaded fails the jobs of indexes, each in its own part.
+        # If a package's kind cannot be loaded, each of its jobs fails later, by itself.
         with suppress(ConfigError):
             return bool(kinds()[self.type].of_images)
         return False
@@ -56,16 +56,16 @@ class Indexes(ConsumerKind):
             return None
         info, schema = job.spec.detail.consumer, deployment.delta_log(source).facts().fields
         store = deployment.store(source, index_of(source, info), schema, info.generation)
-        found: Mapping[str, Beginning] = store.begins([job.key.tenant])
-        return found.get(job.key.tenant)
+        beginnings: Mapping[str, Beginning] = store.begins([job.key.tenant])
+        return beginnings.get(job.key.tenant)
 
 
 def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
-    """The index that a job keeps: as declared, with the changes that its spec makes.
+    """Return the index that a job keeps: as declared, with the changes in its spec.
 
     Raises ConfigError for options that the kind does not have.
     """
-    declared = next((each for each in source.indexes if each.name == info.job), None)
+    declared = next((index for index in source.indexes if index.name == info.job), None)
     changes: dict[str, Any] = dict(info.options)
     shard = changes.pop(SHARD, None)
     if shard is not None and declared is not None and declared.kind != info.type:
@@ -79,11 +79,11 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     elif "exclude" in changes:
         changes["columns"] = None
     kind = _get_kind(info.type)
-    known = {each.name for each in fields(kind)} - {"sharding"}
-    if unknown := sorted(set(changes) - known):
+    options = {field.name for field in fields(kind)} - {"sharding"}
+    if unknown := sorted(set(changes) - options):
         raise ConfigError(
             f"{_format_job(source, info)}: a {info.type} index has no option "
-            f"{unknown[0]!r}; it has: {', '.join(sorted(known - {'name'}))}."
+            f"{unknown[0]!r}; it has: {', '.join(sorted(options - {'name'}))}."
         )
     try:
         if isinstance(declared, kind):
@@ -131,13 +131,15 @@ def _get_kind(name: str) -> type[IndexKind]:
 
 
 def _check_required_options(
-    source: SourceTable, info: ConsumerInfo, kind: type[IndexKind], given: Collection[str]
+    source: SourceTable, info: ConsumerInfo, kind: type[IndexKind], options: Collection[str]
 ) -> None:
-    """Raises ConfigError for a required option of the kind that is not given."""
-    needed = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
-    if missing := [name for name in needed if name not in given]:
-        asked = " ".join(f"--option {name}=..." for name in missing)
+    """Raises ConfigError for a required option of the kind that is missing."""
+    required = [
+        field.name for field in fields(kind) if field.default is field.default_factory is MISSING
+    ]
+    if missing := [name for name in required if name not in options]:
+        arguments = " ".join(f"--option {name}=..." for name in missing)
         raise ConfigError(
             f"{_format_job(source, info)}: a {info.type} index needs "
-            f"{' and '.join(missing)}; give {asked}, or declare the index."
+            f"{' and '.join(missing)}; give {arguments}, or declare the index."
         )

@@ -76,7 +76,7 @@ class IndexKind(Index):
 
     @property
     def transitions(self) -> Transitions | None:
-        """What its image rows are read of; None: it keeps none."""
+        """What its image rows are read from; None: it keeps none."""
         return None
 
     def kept(self, source: SourceTable, field: DeltaField) -> DeltaType:
@@ -85,23 +85,23 @@ class IndexKind(Index):
         return field.type
 
     def check_stored(
-        self, source: SourceTable, field: DeltaField, stored: Stored, asked: str | None
+        self, source: SourceTable, field: DeltaField, stored: Stored, requested: str | None
     ) -> None:
-        """Raise SchemaError if the kind cannot use a column as `stored`; messages show `asked`."""
+        """Raise SchemaError if the kind cannot use a column as `stored`; it shows `requested`."""
 
     def skip_indexes(self) -> Sequence[str]:
         """Return the INDEX clauses of the table."""
         return ()
 
     def system_columns(self) -> Mapping[str, str]:
-        """Return columns that the table has for the kind alone, with their types; views hide them.
+        """Return the columns that only this kind needs, with their types; views hide them.
 
-        Rows from before there was such a column have its type's default there.
+        Rows older than such a column have its type's default there.
         """
         return {}
 
     def table_settings(self) -> Mapping[str, int]:
-        """Return MergeTree settings of new tables; those made before keep theirs."""
+        """Return MergeTree settings of new tables; existing tables keep theirs."""
         return {}
 
     def described(self, fields: Sequence[DeltaField]) -> Mapping[str, Any]:
@@ -110,11 +110,11 @@ class IndexKind(Index):
         return {}
 
     def sorted_after(self) -> Sequence[str]:
-        """Return the columns that tell rows of one key apart; none: the last one replaces them."""
+        """Return the columns that distinguish rows of one key; none: the last row replaces them."""
         return ()
 
     def live(self) -> str:
-        """Return the condition of a GROUP BY the key that holds where a key has a row."""
+        """Return the HAVING condition, grouped by the key, that is true if the key has a row."""
         return f"argMax({quote_identifier(DELETED)}, {quote_identifier(VERSION)}) = 0"
 
     def select(self, shape: TableShape, selected: Sequence[str]) -> str:
@@ -138,11 +138,11 @@ class IndexKind(Index):
         return {}
 
     def neighbourhood(self) -> Neighbourhood | None:
-        """Return where its query field finds neighbours of a vector; None: it pages over rows."""
+        """Return where its query field finds a vector's neighbours; None: it pages over rows."""
         return None
 
     def note(self) -> str:
-        """Return what readers of the index views should know, for the comments of these; or ''."""
+        """Return a note to readers of the index views, for the views' comments; or ''."""
         return ""
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:

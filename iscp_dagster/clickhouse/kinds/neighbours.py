@@ -18,10 +18,10 @@ GIVEN = "{query:Array(Nullable(Float32))}"
 """The query vector with its NULLs, which ClickHouse takes for 0 where the type has none."""
 COUNT = "{k:UInt32}"
 CANDIDATES = f"greatest({COUNT}, least({COUNT} * 3 + 100, 1000))"
-"""How many candidates the graph names; of more than 1,000 ClickHouse asks no graph."""
+"""How many candidates the graph names; above 1,000 ClickHouse does not use the graph."""
 EXACT_ROWS, EXACT_FLOATS = 100_000, 12_000_000
-"""A tenant with no more rows, counting those that merges will drop, nor more floats in its vectors,
-is searched without a graph, which takes less (bench/RESULTS.md, "neighbours")."""
+"""A tenant with at most so many rows, before merges, and floats in its vectors is searched without
+the graph, which is faster (bench/RESULTS.md, "neighbours")."""
 SHORTEST = 1e-150
 """A shorter vector has no direction: its square is beyond the range of 64 bits."""
 
@@ -40,14 +40,14 @@ class NeighbourSelects:
     selected: str
     """The SELECT list of the user's columns."""
     exact_rows: int
-    """A tenant with no more stored rows is measured whole."""
+    """A tenant with no more stored rows is searched without the graph."""
     append: bool
     """Whether rows are only appended: then no row is deleted or replaced."""
     lacks: str
-    """The column that marks rows without a vector, which are neighbours of none."""
+    """The column that marks rows without a vector, which are nobody's neighbours."""
 
     def select_distances(self) -> str:
-        """Return the SELECT of every live row with its distance, by no graph."""
+        """Return the SELECT of every live row with its distance, without the graph."""
         rows = f"{self.shape.final}{self._render_where(self._query_check, self._vector_condition)}"
         return (
             f"SELECT {self.selected}, {self._render_distance()} AS {self._distance_alias} "
@@ -57,7 +57,7 @@ class NeighbourSelects:
     def select_nearest(self) -> str:
         """Return the SELECT of the `k` live rows that are nearest, nearest first.
 
-        If fewer than `k` candidates are live, all rows are measured. So `k` rows come if `k` live.
+        If fewer than `k` candidates are live, all rows are measured, so `k` rows come if `k` live.
         """
         source = self._render_appended_source() if self.append else self._render_live_source()
         return (
@@ -70,15 +70,15 @@ class NeighbourSelects:
     def _render_appended_source(self) -> str:
         lacks = quote_identifier(self.lacks)
         columns = f"{self.selected}, {lacks}"
-        named = (
+        candidate_count = (
             f"(SELECT countIf({self._vector_condition}) FROM (SELECT {lacks} "
             f"{self._render_graph_search()}))"
         )
         return (
             f"(SELECT * FROM (SELECT {columns} {self._render_graph_search()}) "
-            f"WHERE {self._vector_condition} AND {named} >= {COUNT} UNION ALL "
+            f"WHERE {self._vector_condition} AND {candidate_count} >= {COUNT} UNION ALL "
             f"SELECT {columns} FROM {self.shape.every}"
-            f"{self._render_where(self._vector_condition, f'{named} < {COUNT}')})"
+            f"{self._render_where(self._vector_condition, f'{candidate_count} < {COUNT}')})"
         )
 
     def _render_live_source(self) -> str:
@@ -93,8 +93,8 @@ class NeighbourSelects:
             f"{self.shape.final}{self._render_where(self._vector_condition, candidate)}"
         )
         exact = f"{small} OR ({live}) < {COUNT}"
-        either = self._render_where(self._vector_condition, f"({candidate} OR {exact})")
-        return f"{self.shape.final}{either}"
+        where = self._render_where(self._vector_condition, f"({candidate} OR {exact})")
+        return f"{self.shape.final}{where}"
 
     def _render_graph_search(self, *conditions: str) -> str:
         """Return what follows a SELECT list to get the rows that the graph names."""
@@ -109,7 +109,7 @@ class NeighbourSelects:
 
     def _render_distance(self) -> str:
         """Return the distance in 64 bits, where no square of a 32-bit float is out of range."""
-        # Of a plain column the engine would take the graph's own distance, also of dead rows.
+        # For a plain column the engine would take the graph's distance, even of dead rows.
         vector = f"CAST(materialize({quote_identifier(self.vector)}), 'Array(Float64)')"
         if not self._is_angle:
             return f"{self.function}({vector}, CAST({QUERY}, 'Array(Float64)'))"
@@ -117,19 +117,19 @@ class NeighbourSelects:
         return f"if(L2Norm({vector}) < {SHORTEST}, nan, {angle})"
 
     def _render_scaled_query(self) -> str:
-        """Return the query vector in 64 bits, with 1 as its largest part: its length is no matter.
+        """Return the query vector in 64 bits, scaled to a largest part of 1: only its angle counts.
 
-        A query of zeros stays one.
+        A query of zeros stays so.
         """
         largest = f"greatest(arrayMax(part -> abs(part), {QUERY}), 1e-45)"
         return f"arrayMap(part -> part / {largest}, CAST({QUERY}, 'Array(Float64)'))"
 
     @property
     def _query_check(self) -> str:
-        """Return a condition that holds, or refuses the query vector before any row is read."""
+        """Return a condition that is true, or refuses the query vector before any row is read."""
         fault = f"length({GIVEN}) != {self.dimension} OR has({GIVEN}, NULL)"
-        said = f"query: a vector of {self.dimension} numbers is expected, none of them NULL"
-        return f"NOT (SELECT throwIf({fault}, {text(said)}))"
+        message = f"query: a vector of {self.dimension} numbers is expected, none of them NULL"
+        return f"NOT (SELECT throwIf({fault}, {text(message)}))"
 
     @property
     def _vector_condition(self) -> str:
@@ -141,9 +141,9 @@ class NeighbourSelects:
 
     @property
     def _distance_alias(self) -> str:
-        # A column that the source has lost is selected, too.
-        taken = quote_identifier("distance") in self.selected.split(", ")
-        return quote_identifier("_distance" if taken else "distance")
+        # A column that the source has lost is selected too.
+        is_taken = quote_identifier("distance") in self.selected.split(", ")
+        return quote_identifier("_distance" if is_taken else "distance")
 
     @property
     def _keys(self) -> tuple[str, ...]:
@@ -152,6 +152,6 @@ class NeighbourSelects:
     def _render_where(self, *conditions: str) -> str:
         tenant = self.shape.source.tenant
         type_ = self.shape.get_column_types()[tenant] if tenant else ""
-        of_tenant = [f"{quote_identifier(tenant)} = {{tenant:{type_}}}"] if tenant else []
-        parts = [*of_tenant, *conditions]
+        tenant_condition = [f"{quote_identifier(tenant)} = {{tenant:{type_}}}"] if tenant else []
+        parts = [*tenant_condition, *conditions]
         return f" WHERE {' AND '.join(parts)}" if parts else ""

@@ -26,8 +26,8 @@ class FullText(IndexKind):
 
     `tokenizer` is a tokenizer expression of ClickHouse's text index, such as
     `splitByNonAlpha` or `ngrams(3)`. Texts and words are folded by Unicode's NFKC_Casefold, so
-    neither case nor the form of an accent matters; of a column kept as FixedString only the case
-    of ASCII. ClickHouse folds in a WHERE alone, see `NOTE`.
+    neither case nor the form of an accent matters; in a column kept as FixedString, only ASCII
+    case is folded. ClickHouse folds only in a WHERE, see `NOTE`.
     """
 
     text: str | Sequence[str]
@@ -37,9 +37,9 @@ class FullText(IndexKind):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        several = isinstance(self.text, list | tuple) and self.text
-        texts = self.text if several else [self.text]
-        if not all(isinstance(each, str) and each for each in texts):
+        is_list = isinstance(self.text, list | tuple) and self.text
+        columns = self.text if is_list else [self.text]
+        if not all(isinstance(column, str) and column for column in columns):
             raise ConfigError(
                 f"Full-text index {self.name!r}: text {self.text!r} names no column; give the name "
                 "of one, or a list of names."
@@ -72,8 +72,8 @@ class FullText(IndexKind):
         }
 
     def _render_words_condition(self, words: str) -> str:
-        texts = map(quote_identifier, self.needed_columns)
-        return f"({' OR '.join(f'hasAllTokens({each}, {words})' for each in texts)})"
+        columns = map(quote_identifier, self.needed_columns)
+        return f"({' OR '.join(f'hasAllTokens({column}, {words})' for column in columns)})"
 
     def note(self) -> str:
         return NOTE

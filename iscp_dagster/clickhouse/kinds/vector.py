@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.types.stored import Stored
 
 NO_VECTOR = "_no_vector"
-"""The system column of rows that have no vector; the graph has another in its place."""
+"""The system column that marks rows without a vector; the graph has a filler for them."""
 NEAREST, DISTANCES = "nearest", "distances"
-"""The ends of the names of its views beside the first."""
+"""The ends of the names of its views beside the index view."""
 ROWS_PER_MARK = 256
-"""Rows that are read together. With MergeTree's 8,192, a hundred candidates are the whole table."""
+"""Rows per granule. With MergeTree's 8,192, reading a hundred candidates reads the whole table."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Vector(IndexKind):
 
     `dimension` is the number of floats in every vector of the column. `metric` is
     `cosine` or `l2`; `quantization` one of ClickHouse's (`f64 f32 f16 bf16 i8 b1`).
-    A row whose vector is null or empty is in the index, and nobody's neighbour.
+    A row whose vector is null or empty is in the index, but is nobody's neighbour.
     """
 
     vector: str
@@ -89,7 +89,7 @@ class Vector(IndexKind):
         )
 
     def check_stored(
-        self, source: SourceTable, field: DeltaField, stored: Stored, asked: str | None
+        self, source: SourceTable, field: DeltaField, stored: Stored, requested: str | None
     ) -> None:
         if field.name == self.vector and stored.is_text:
             raise SchemaError(
@@ -99,12 +99,12 @@ class Vector(IndexKind):
         if field.name == self.vector and stored.members[0].type.name not in FLOATS:
             raise SchemaError(
                 f"Vector column {field.name!r} of {source.name!r} cannot be kept as "
-                f"{asked!r}; the graph needs Array(T), where T is one of {', '.join(FLOATS)}."
+                f"{requested!r}; the graph needs Array(T), where T is one of {', '.join(FLOATS)}."
             )
 
     @property
     def exact_rows(self) -> int:
-        """How many rows of a tenant are rather measured all than searched by the graph."""
+        """Up to how many rows a tenant is searched without the graph."""
         return min(EXACT_ROWS, EXACT_FLOATS // self.dimension)
 
     def skip_indexes(self) -> Sequence[str]:
@@ -120,9 +120,9 @@ class Vector(IndexKind):
         return {"index_granularity": ROWS_PER_MARK}
 
     def select(self, shape: TableShape, selected: Sequence[str]) -> str:
-        own = quote_identifier(self.vector)
-        # An ORDER BY of the plain column's distance would have the graph answer, dead rows too.
-        vector = f"if({quote_identifier(NO_VECTOR)}, [], materialize({own})) AS {own}"
+        quoted = quote_identifier(self.vector)
+        # For ORDER BY the plain column's distance, the graph would answer, with dead rows too.
+        vector = f"if({quote_identifier(NO_VECTOR)}, [], materialize({quoted})) AS {quoted}"
         columns = ", ".join(
             vector if name == self.vector else quote_identifier(name) for name in selected
         )
@@ -146,7 +146,7 @@ class Vector(IndexKind):
         return Neighbourhood(dimension=self.dimension, nearest=NEAREST, distances=DISTANCES)
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
-        """Check every live vector; give the rows without one, which are marked, another."""
+        """Check every live vector; mark the rows without one, and give them fillers."""
         from iscp_dagster.clickhouse.kinds.lengths import fit_vectors
 
         return fit_vectors(target, rows, self.vector, self.dimension, NO_VECTOR)

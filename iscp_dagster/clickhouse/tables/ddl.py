@@ -80,7 +80,7 @@ MADE_BY = "version"
 """The key, in a view's comment, for the version of this package that made the view."""
 
 SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
-"""Keep Nested as one column; accept every LowCardinality that a declaration asks for."""
+"""Keep Nested as one column; accept every LowCardinality in a declaration."""
 
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
@@ -101,7 +101,7 @@ class IndexTable:
     index: IndexKind
     fields: Sequence[DeltaField]
     generation: int = 0
-    """Which set of the index's tables; counts up when the index is changed or rebuilt."""
+    """The number of this set of tables; it grows when the index is changed or rebuilt."""
     database: str = ""
     """The tables' database; empty: the one in the source's name."""
 
@@ -113,9 +113,9 @@ class IndexTable:
                     f"Source table {self.source.name!r} has a column {field.name!r}, a name that "
                     "every index reserves; rename it, or leave it out with exclude=[...]."
                 )
-        if strange := [name for name in self.sharding_key if name not in self.columns]:
+        if missing := [name for name in self.sharding_key if name not in self.columns]:
             raise SchemaError(
-                f"Index {self.source.name}.{self.index.name}: the sharding key has {strange[0]!r}, "
+                f"Index {self.source.name}.{self.index.name}: the sharding key has {missing[0]!r}, "
                 f"which the source lacks; it has: {', '.join(self.columns)}."
             )
         if unknown := sorted(set(self.index.types) - set(self.carried)):
@@ -158,7 +158,7 @@ class IndexTable:
 
     @cached_property
     def flags(self) -> Mapping[str, str]:
-        """By name, the columns that tell whether a column of the source was null."""
+        """By name, the columns that say whether a column of the source was null."""
         return {
             nulls.format_flag_name(field.name): field.name
             for field in self.fields
@@ -184,15 +184,15 @@ class IndexTable:
             return (*self.order_by, VERSION)
         return (*self.order_by, *self.index.sorted_after())
 
-    def name(self, which: str) -> str:
+    def name(self, table: str) -> str:
         """Return the quoted, qualified name of one of its tables or views."""
-        return quote_identifier(self.database, which)
+        return quote_identifier(self.database, table)
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
-        """How the user's columns are kept. Raises SchemaError for one that cannot be."""
+        """How the user's columns are kept. Raises SchemaError if one cannot be kept."""
         stored = {field.name: self._resolve_stored_type(field) for field in self.fields}
-        check_parts(self.source.name, {name: each.type for name, each in stored.items()})
+        check_parts(self.source.name, {name: column.type for name, column in stored.items()})
         return stored
 
     def get_column_types(self) -> Mapping[str, str]:
@@ -201,9 +201,9 @@ class IndexTable:
 
     @cached_property
     def _column_types(self) -> Mapping[str, str]:
-        own = {name: str(each.type) for name, each in self.stored.items()}
+        columns = {name: str(column.type) for name, column in self.stored.items()}
         flags = dict.fromkeys(self.flags, "Bool")
-        return {**own, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
+        return {**columns, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
 
     def render_column(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""
@@ -211,20 +211,20 @@ class IndexTable:
         return f"{quote_identifier(name)} {type_}{default}"
 
     def _resolve_stored_type(self, field: DeltaField) -> Stored:
-        type_, asked = self.index.kept(self.source, field), self.index.types.get(field.name)
+        type_, requested = self.index.kept(self.source, field), self.index.types.get(field.name)
         key = field.name in self.order_by
         nullable = field.nullable and not key
         rule = self._get_null_rule(field)
         stored = resolve_stored_type(
-            type_, asked, nullable=nullable, at=field.name, ordered=key, nulls=rule
+            type_, requested, nullable=nullable, at=field.name, ordered=key, nulls=rule
         )
-        self.index.check_stored(self.source, field, stored, asked)
-        # A tenant's name is the text of its value: a date's is none of a number.
+        self.index.check_stored(self.source, field, stored, requested)
+        # A tenant's name is its value's text, and a date's text is not a number's.
         tenants = ("String",) if type_ == Primitive("date") else TENANTS
-        if asked and field.name == self.source.tenant and stored.type.bare.name not in tenants:
+        if requested and field.name == self.source.tenant and stored.type.bare.name not in tenants:
             raise SchemaError(
                 f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
-                f"{asked!r}: it is {type_}; use one of {', '.join(tenants)}."
+                f"{requested!r}: it is {type_}; use one of {', '.join(tenants)}."
             )
         if field.name in self.sharding_key and stored.type.bare.name in FLOATS:
             raise SchemaError(
@@ -238,11 +238,11 @@ class IndexTable:
     def definition(self) -> str:
         """What determines the tables besides the source's columns, as JSON: their comment."""
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
-        said = {**self.index.definition, **self.index.described(self.fields), **source}
-        # Tables that were made before there were rules name none.
+        definition = {**self.index.definition, **self.index.described(self.fields), **source}
+        # Tables made before there were rules have none in their definition.
         rules = nulls.list_null_rules(self.source, self.index)
-        said |= {"nulls": rules} if rules else {}
-        return json.dumps(said | {OWNER: self.owner}, sort_keys=True)
+        definition |= {"nulls": rules} if rules else {}
+        return json.dumps(definition | {OWNER: self.owner}, sort_keys=True)
 
     @property
     def owner(self) -> str:
@@ -279,7 +279,7 @@ class IndexTable:
         ]
 
     def render_view_selects(self, lost: Sequence[str] = ()) -> dict[str, str]:
-        """Return the views' SELECTs; the plain view, which says what is served, is the last."""
+        """Return the views' SELECTs; the index view, which says what is served, comes last."""
         columns = (*self.columns, *lost)
         selected = ", ".join(map(quote_identifier, columns))
         beside = {
@@ -289,14 +289,14 @@ class IndexTable:
         return {**beside, self.view: self.index.select(self, columns)}
 
     def view_comment(self, select: str) -> str:
-        """Return the comment of a view: by it a view that was made otherwise is recognized."""
+        """Return a view's comment, which differs if the view was made differently."""
         note = {"note": self.index.note()} if self.index.note() else {}
         digest = hashlib.sha256(select.encode()).hexdigest()[:16]
-        said = {OWNER: self.owner, MADE_BY: version("iscp_dagster"), "select": digest, **note}
-        return json.dumps(said, ensure_ascii=False)
+        comment = {OWNER: self.owner, MADE_BY: version("iscp_dagster"), "select": digest, **note}
+        return json.dumps(comment, ensure_ascii=False)
 
     def _render_view_drops(self) -> Iterator[str]:
-        """Drop the views of other kinds: an earlier generation may have been of one."""
+        """Drop the views of other kinds, which an earlier generation may have made."""
         if self.generation:
             for end in list_view_suffixes():
                 if end not in self.index.beside:
@@ -322,8 +322,8 @@ class IndexTable:
         types, comments = self.get_column_types(), {f.name: f.comment for f in self.fields}
         parts = [
             *(
-                self.render_column(*each) + _render_comment(comments.get(each[0]))
-                for each in types.items()
+                self.render_column(name, type_) + _render_comment(comments.get(name))
+                for name, type_ in types.items()
             ),
             *self.index.skip_indexes(),
             *([barrier.sql(self.source.tenant)] if barrier else []),

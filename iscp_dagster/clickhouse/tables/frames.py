@@ -1,8 +1,8 @@
-"""Tables of whole frames: their rows are replaced, all of them or partition by partition.
+"""Tables of whole frames: their rows are replaced, all at once or partition by partition.
 
 Rows are staged in a table that only the attempt knows, and then swapped: readers see the old rows
 of a partition or the new ones, and an attempt that dies in the middle changes no partition that it
-has not replaced. Again with the same rows it changes nothing.
+has not replaced. Repeating it with the same rows changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from iscp_dagster.model.errors import SchemaError
 
 STAGED = "__staged_"
 LEFT_OVER_HOURS = 24
-"""What was staged longer ago is left over from an attempt that died."""
+"""Tables staged longer ago are left over from an attempt that died."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class FrameTable:
         return f"{self.database}.{self.name}"
 
     def replace(self, rows: pa.Table, *, partitions: Sequence[str] = (), run_id: str) -> None:
-        """Replace these partitions, or without a partition column all rows, by `rows`.
+        """Replace these partitions, or all rows if there is no partition column, by `rows`.
 
         Partitions are named by texts, which ClickHouse casts to the column's type; one that has no
         rows becomes empty. Makes the table, and the columns that it lacks. Idempotent, and may be
-        interrupted. Raises SchemaError for rows that the table or none of the partitions takes, and
-        IscpError.
+        interrupted. Raises SchemaError for rows that do not fit the table or are in none
+        of the partitions, and IscpError.
         """
         rows = widen_types(rows)
         with self.endpoint.errors(f"write {self.shown}"):
@@ -70,28 +70,28 @@ class FrameTable:
         self.endpoint.client().command(statement, settings=settings)
 
     def _run_query(self, statement: str, **parameters: object) -> Sequence[Sequence[object]]:
-        found: Sequence[Sequence[object]]
-        found = self.endpoint.client().query(statement, parameters=parameters).result_rows
-        return found
+        rows: Sequence[Sequence[object]]
+        rows = self.endpoint.client().query(statement, parameters=parameters).result_rows
+        return rows
 
     def load(self, partitions: Sequence[str] | None) -> pa.Table:
-        """The rows of these partitions, or without any all rows. Raises IscpError."""
+        """Return the rows of these partitions; None: all rows. Raises IscpError."""
         table, where = self._quote_name(self.name), ""
         with self.endpoint.errors(f"read {table}"):
             if self.partition is not None and partitions is not None:
-                of = quote_identifier(self.partition)
-                # Without such a column it is the query that fails.
+                column = quote_identifier(self.partition)
+                # If the column is missing, the query fails.
                 values = _render_partition_values(
                     self._read_column_types().get(self.partition, "String")
                 )
-                where = f" WHERE {of} IN (SELECT {values})"
+                where = f" WHERE {column} IN (SELECT {values})"
             return self.endpoint.client().query_arrow(
                 f"SELECT * FROM {table}{where}", parameters={"partitions": list(partitions or ())}
             )
 
     def _check_table(self) -> None:
-        """Raise SchemaError for a view, and for a table that is partitioned otherwise."""
-        for engine, by in self._run_query(
+        """Raise SchemaError for a view, and for a table partitioned by another column."""
+        for engine, partition_key in self._run_query(
             "SELECT engine, partition_key FROM system.tables "
             "WHERE database = {database:String} AND name = {name:String}",
             database=self.endpoint.resolve_database(self.database),
@@ -102,19 +102,19 @@ class FrameTable:
                     f"Table {self.shown} is a {engine}, which frames do not replace. Give the "
                     "asset another key."
                 )
-            if self.partition is not None and by not in {
+            if self.partition is not None and partition_key not in {
                 self.partition,
                 quote_identifier(self.partition),
             }:
                 raise SchemaError(
-                    f"Table {self.shown} is partitioned by {by or 'nothing'}, and its asset by "
-                    f"{quote_identifier(self.partition)}. Drop the table and write all of its "
-                    "partitions."
+                    f"Table {self.shown} is partitioned by {partition_key or 'nothing'}, and its "
+                    f"asset by {quote_identifier(self.partition)}. Drop the table and write all of "
+                    "its partitions."
                 )
 
     def _check_columns(self, types: Mapping[str, str]) -> None:
-        wanted = [*filter(None, [self.partition]), *self.order_by]
-        if missing := [name for name in wanted if name not in types]:
+        required = [*filter(None, [self.partition]), *self.order_by]
+        if missing := [name for name in required if name not in types]:
             raise SchemaError(
                 f"Table {self.shown}: the frame has no column {missing[0]!r}; it has: "
                 f"{', '.join(types)}."
@@ -128,40 +128,40 @@ class FrameTable:
         )
         table = self._quote_name(self.name)
         self._run_command(self._render_create_table(f"TABLE IF NOT EXISTS {table}", types))
-        # One that is replaced as a whole is swapped with its columns.
-        held = types if self.partition is None else self._read_column_types()
+        # A table replaced as a whole gets its columns in the swap.
+        existing = types if self.partition is None else self._read_column_types()
         for name, type_ in types.items():
-            if name not in held:
+            if name not in existing:
                 column = f"{quote_identifier(name)} {type_}"
                 self._run_command(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
-            elif held[name] != type_:
+            elif existing[name] != type_:
                 raise SchemaError(
-                    f"Table {self.shown}: column {name!r} is {held[name]} and the frame's is "
+                    f"Table {self.shown}: column {name!r} is {existing[name]} and the frame's is "
                     f"{type_}. Cast the frame's, or drop the table and write all of its partitions."
                 )
 
     def _read_column_types(self) -> dict[str, str]:
-        """The table's columns and their types; none where there is no table."""
-        found = self._run_query(
+        """The table's columns and their types; empty if there is no table."""
+        columns = self._run_query(
             "SELECT name, type FROM system.columns "
             "WHERE database = {database:String} AND table = {name:String} ORDER BY position",
             database=self.endpoint.resolve_database(self.database),
             name=self.name,
         )
-        return {str(name): str(type_) for name, type_ in found}
+        return {str(name): str(type_) for name, type_ in columns}
 
     def _render_create_table(self, table: str, types: Mapping[str, str]) -> str:
         columns = ", ".join(f"{quote_identifier(name)} {type_}" for name, type_ in types.items())
-        by = f"PARTITION BY {quote_identifier(self.partition)} " if self.partition else ""
+        partition_by = f"PARTITION BY {quote_identifier(self.partition)} " if self.partition else ""
         order = ", ".join(map(quote_identifier, self.order_by))
         return (
-            f"CREATE {table} ({columns}) ENGINE = {ALL_ROWS} {by}ORDER BY ({order}) "
+            f"CREATE {table} ({columns}) ENGINE = {ALL_ROWS} {partition_by}ORDER BY ({order}) "
             "SETTINGS allow_nullable_key = 1"
         )
 
     @contextmanager
     def _stage_rows(self, rows: pa.Table, types: Mapping[str, str], run_id: str) -> Iterator[str]:
-        """Give the name of a table that has the rows, for as long as the block lasts."""
+        """Yield the name of a table that has the rows until the block ends."""
         self._drop_leftovers()
         name = f"{self.name}{STAGED}{make_attempt_id(run_id)}"
         staged = self._quote_name(name)
@@ -171,8 +171,8 @@ class FrameTable:
             self._run_command(f"CREATE TABLE {staged} AS {self._quote_name(self.name)}")
         try:
             if rows.num_rows:
-                # Those without a value are left to their default; a name with a dot is quoted here.
-                rows = rows.select([each.name for each in rows.schema if each.type != pa.null()])
+                # Columns without values get their default; a name with a dot is quoted here.
+                rows = rows.select([field.name for field in rows.schema if field.type != pa.null()])
                 settings = {"max_partitions_per_insert_block": 0}
                 self.endpoint.client().insert_arrow(staged, rows, settings=settings)
             yield staged
@@ -180,7 +180,7 @@ class FrameTable:
             self._run_command(f"DROP TABLE IF EXISTS {staged} SYNC")
 
     def _drop_leftovers(self) -> None:
-        found = self._run_query(
+        leftovers = self._run_query(
             "SELECT name FROM system.tables WHERE database = {database:String} AND "
             "startsWith(name, {head:String}) AND "
             "metadata_modification_time < now() - toIntervalHour({hours:Int32})",
@@ -188,17 +188,17 @@ class FrameTable:
             head=f"{self.name}{STAGED}",
             hours=LEFT_OVER_HOURS,
         )
-        for (name,) in found:
+        for (name,) in leftovers:
             self._run_command(f"DROP TABLE IF EXISTS {self._quote_name(str(name))} SYNC")
 
     def _check_rows(self, staged: str, type_: str, partitions: Sequence[str]) -> None:
         column = quote_identifier(str(self.partition))
-        strange = self._run_query(
+        strays = self._run_query(
             f"SELECT toString({column}) FROM {staged} WHERE {column} IS NULL OR {column} NOT IN "
             f"(SELECT {_render_partition_values(type_)}) LIMIT 1",
             partitions=list(partitions),
         )
-        for (value,) in strange:
+        for (value,) in strays:
             raise SchemaError(
                 f"Table {self.shown}: a row has {value!r} in its partition column "
                 f"{self.partition!r}, and the run writes {', '.join(map(repr, partitions))}. Leave "
@@ -210,14 +210,14 @@ class FrameTable:
             f"SELECT partitionId({_render_partition_values(type_)})",
             partitions=sorted(partitions),
         )
-        for (each,) in ids:
+        for (partition_id,) in ids:
             self._run_command(
-                f"ALTER TABLE {self._quote_name(self.name)} REPLACE PARTITION ID {text(str(each))} "
-                f"FROM {staged}",
+                f"ALTER TABLE {self._quote_name(self.name)} REPLACE PARTITION ID "
+                f"{text(str(partition_id))} FROM {staged}",
                 allow_replace_partition_from_empty_source=1,
             )
 
 
 def _render_partition_values(type_: str) -> str:
-    """The expression of the values that the parameter `partitions` names by texts."""
+    """Return the expression of the values whose texts are in the parameter `partitions`."""
     return f"CAST(arrayJoin({{partitions:Array(String)}}) AS {type_})"

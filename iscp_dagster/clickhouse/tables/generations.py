@@ -39,13 +39,13 @@ class IndexData:
             "SELECT as_select FROM system.tables "
             "WHERE database = {database:String} AND name = {view:String}"
         )
-        found = self._query_names(query, database=self.database, view=self.view)
-        return read_generation(self.view, found[0]) if found else None
+        selects = self._query_names(query, database=self.database, view=self.view)
+        return read_generation(self.view, selects[0]) if selects else None
 
     def has_rows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
         """Whether a generation has rows of any of the tenants; without a `column`, any rows.
 
-        Where its tenants are in a column of another name, it may have.
+        True if it has no such column, since its tenants may be in another one.
         """
         if not tenants:
             return False
@@ -80,10 +80,10 @@ class IndexData:
 
     def _clear_partitions(self, table: str, generation: int, partitions: Sequence[str]) -> None:
         """Replace the partitions by empty ones, from a temporary table of this call."""
-        nothing = self._make_temporary_name(generation)
+        empty = self._make_temporary_name(generation)
         name, source = (
             quote_identifier(self.database, table),
-            quote_identifier(self.database, nothing),
+            quote_identifier(self.database, empty),
         )
         self._run_statement(f"CREATE TABLE {source} AS {name}", SETTINGS)
         try:
@@ -98,7 +98,7 @@ class IndexData:
                 },
             )
         finally:
-            self._drop_table(nothing)
+            self._drop_table(empty)
 
     def _alter_partitions(
         self,
@@ -108,8 +108,8 @@ class IndexData:
         source: str = "",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        for some in split_names(partitions):
-            actions = ", ".join(f"{action} {text(each)}{source}" for each in some)
+        for portion in split_names(partitions):
+            actions = ", ".join(f"{action} {text(partition)}{source}" for partition in portion)
             self._run_statement(
                 f"ALTER TABLE {quote_identifier(self.database, table)} {actions}", settings
             )
@@ -149,8 +149,8 @@ class IndexData:
         try:
             self._run_statement(f"RENAME TABLE {ticket} TO {used}, {name} TO {away}")
         finally:
-            for each in (ticket, used):
-                self._run_statement(f"DROP TABLE IF EXISTS {each}")
+            for temporary in (ticket, used):
+                self._run_statement(f"DROP TABLE IF EXISTS {temporary}")
         self._run_statement(f"DROP TABLE IF EXISTS {away} SYNC")
 
     def _make_temporary_name(self, generation: int) -> str:
@@ -159,8 +159,8 @@ class IndexData:
 
     def drop_before(self, generation: int) -> None:
         """Drop the tables of earlier generations; queries that still read them run to the end."""
-        for table, its in self.tables().items():
-            if its < generation:
+        for table, table_generation in self.tables().items():
+            if table_generation < generation:
                 self._drop_table(table)
 
     def tables(self) -> dict[str, int]:
@@ -170,16 +170,16 @@ class IndexData:
             "SELECT name FROM system.tables WHERE database = {database:String} "
             "AND arrayExists(head -> startsWith(name, head), {heads:Array(String)})"
         )
-        found = self._query_names(query, database=self.database, heads=heads)
+        names = self._query_names(query, database=self.database, heads=heads)
         return {
             name: int(parts["generation"] or 0)
-            for name in sorted(found, reverse=True)
+            for name in sorted(names, reverse=True)
             if (parts := _TABLE.fullmatch(name)) and parts["view"] == self.view
         }
 
-    def _drop_table(self, table: str, how: str = "") -> None:
+    def _drop_table(self, table: str, modifier: str = "") -> None:
         self._run_statement(
-            f"DROP TABLE IF EXISTS {quote_identifier(self.database, table)} {how}".rstrip()
+            f"DROP TABLE IF EXISTS {quote_identifier(self.database, table)} {modifier}".rstrip()
         )
 
     def _list_partitions(
@@ -193,8 +193,10 @@ class IndexData:
         query = (
             f"SELECT DISTINCT _partition_id FROM {quote_identifier(self.database, table)} {where}"
         )
-        found = (self._query_names(query, tenants=some) for some in split_names(sorted(tenants)))
-        return sorted({name for names in found for name in names})
+        partitions = (
+            self._query_names(query, tenants=portion) for portion in split_names(sorted(tenants))
+        )
+        return sorted({name for names in partitions for name in names})
 
     def _list_columns(self, table: str) -> list[str]:
         query = (
@@ -205,8 +207,8 @@ class IndexData:
 
     def _query_names(self, query: str, **parameters: object) -> list[str]:
         with self.endpoint.errors(f"look for the data of {self.database}.{self.view}"):
-            found = self.endpoint.client().query(query, parameters=parameters)
-        return [str(name) for (name,) in found.result_rows]
+            result = self.endpoint.client().query(query, parameters=parameters)
+        return [str(name) for (name,) in result.result_rows]
 
     def _run_statement(self, statement: str, settings: Mapping[str, Any] | None = None) -> None:
         with self.endpoint.errors(statement):
@@ -220,15 +222,15 @@ def is_table_of(view: str, name: str) -> bool:
 
 
 def _get_role(table: str) -> str:
-    found = _TABLE.fullmatch(table)
-    return found["role"] if found else ""
+    match = _TABLE.fullmatch(table)
+    return match["role"] if match else ""
 
 
 def read_generation(view: str, select: str) -> int:
     """Return the generation of the rows that a view's SELECT reads."""
     head = re.escape(format_table_name(view, "rows", 0))
-    found = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
-    return int(found[1] or 0) if found else 0
+    match = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
+    return int(match[1] or 0) if match else 0
 
 
 def find_unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
@@ -243,13 +245,16 @@ def find_unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
     with endpoint.errors(f"look for the indexes of {database}"):
         rows = endpoint.client().query(query, {"database": database}).result_rows
     selects = {name: select for name, select, _ in rows}
-    old = {name for name, _, comment in rows if not _is_current_version(comment)}
+    outdated = {name for name, _, comment in rows if not _is_current_version(comment)}
     tables = [parts for name in selects if (parts := _TABLE.fullmatch(name))]
     return frozenset(
         parts["view"]
         for parts in tables
         if (view := parts["view"]) in selects
-        and (view in old or read_generation(view, selects[view]) != int(parts["generation"] or 0))
+        and (
+            view in outdated
+            or read_generation(view, selects[view]) != int(parts["generation"] or 0)
+        )
     )
 
 

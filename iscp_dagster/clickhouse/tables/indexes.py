@@ -44,7 +44,7 @@ class IndexStore:
     endpoint: Endpoint
     shape: IndexTable
     attempt: str = "r00000000_00000000"
-    """The attempt at building tenants, which alone uses its staging table; see `new_attempt`."""
+    """The attempt at building tenants, the only one to use its staging table."""
     epochs: Epochs = field(default_factory=Epochs)
     """The epochs that it shows to the barriers; see `enter` and `take_over`."""
     clock: Clock = get_utc_now
@@ -93,20 +93,20 @@ class IndexStore:
         Raises SchemaError if the index's definition changed, if a table or view is not its own, or
         if a column changed to a type that does not hold its old values.
         """
-        found = find_existing_tables(self.endpoint, self.shape)
-        if self.shape.rows not in found:
+        existing = find_existing_tables(self.endpoint, self.shape)
+        if self.shape.rows not in existing:
             for statement in self.shape.create_statements(Barrier.create_initial(self.clock())):
                 self._run_statement(statement)
-            found = find_existing_tables(self.endpoint, self.shape)
-        check_owned(self.shape, found)
+            existing = find_existing_tables(self.endpoint, self.shape)
+        check_owned(self.shape, existing)
         if self._keeps_dead_letters:
             self._dead_letters.ensure()
-        self._check_definition(found[self.shape.rows].definition)
-        self._check_generation(found.get(self.shape.view))
-        held, view = found[self.shape.rows].columns, found.get(self.shape.view)
+        self._check_definition(existing[self.shape.rows].definition)
+        self._check_generation(existing.get(self.shape.view))
+        columns, view = existing[self.shape.rows].columns, existing.get(self.shape.view)
         for name in self.shape.get_column_types():
-            self._fit_column(name, held.get(name))
-        missing = self._has_lost_view() if view is None else self._has_old_views(found)
+            self._fit_column(name, columns.get(name))
+        missing = self._has_lost_view() if view is None else self._has_old_views(existing)
         if missing and self._is_served():
             self.ensure_views()
 
@@ -118,30 +118,30 @@ class IndexStore:
     def renew_views(self) -> bool:
         """Replace views that another version of this package made; return whether there were any.
 
-        Idempotent. Leaves alone an index that has no view, serves another generation, or lacks
+        Idempotent. Skips an index that has no view, serves another generation, or lacks
         columns that its next iteration adds.
         """
-        found = find_existing_tables(self.endpoint, self.shape)
-        held = found[self.shape.rows].columns if self.shape.rows in found else {}
-        has_all = held.keys() >= self.shape.get_column_types().keys()
-        is_shown = has_all and self.shape.view in found
-        has_old = is_shown and self._has_old_views(found) and self._is_served()
+        existing = find_existing_tables(self.endpoint, self.shape)
+        columns = existing[self.shape.rows].columns if self.shape.rows in existing else {}
+        has_all = columns.keys() >= self.shape.get_column_types().keys()
+        is_shown = has_all and self.shape.view in existing
+        has_old = is_shown and self._has_old_views(existing) and self._is_served()
         if has_old:
             self.ensure_views()
         return has_old
 
-    def _has_old_views(self, found: Mapping[str, Existing]) -> bool:
-        """Whether a view is missing or made otherwise than it would be now, or shows less."""
-        shape, view, table = self.shape, found[self.shape.view], found.get(self.shape.rows)
-        held, types = table.columns if table else {}, shape.get_column_types()
-        selects = shape.render_view_selects([name for name in held if name not in types])
-        return self._is_view_narrower(view.columns, held) or any(
-            name not in found or found[name].comment != shape.view_comment(select)
+    def _has_old_views(self, existing: Mapping[str, Existing]) -> bool:
+        """Whether a view is missing, would be made differently now, or lacks columns."""
+        shape, view, table = self.shape, existing[self.shape.view], existing.get(self.shape.rows)
+        columns, types = table.columns if table else {}, shape.get_column_types()
+        selects = shape.render_view_selects([name for name in columns if name not in types])
+        return self._is_view_narrower(view.columns, columns) or any(
+            name not in existing or existing[name].comment != shape.view_comment(select)
             for name, select in selects.items()
         )
 
     def _has_lost_view(self) -> bool:
-        """Whether a delayed drop of an earlier index of this name took the view of served rows."""
+        """Whether a delayed drop of an earlier index of this name dropped this one's view."""
         if self.shape.generation:
             return False
         with self.endpoint.errors("look for rows that have no view"):
@@ -167,7 +167,7 @@ class IndexStore:
         return f"({shape.render_view_selects()[shape.view]})"
 
     def size(self) -> int:
-        """Count the rows of all tenants, also those that merges will drop; 0 without a table.
+        """Count the rows of all tenants, before merges; 0 without a table.
 
         This is cheap: ClickHouse keeps the sum (`system.tables`).
         """
@@ -176,32 +176,34 @@ class IndexStore:
             "WHERE database = {database:String} AND name = {table:String}"
         )
         parameters = {"database": self.shape.database, "table": self.shape.rows}
-        with self.endpoint.errors("ask for the index's size"):
-            found = self.endpoint.client().query(query, parameters=parameters).result_rows
-        return int(found[0][0] or 0)
+        with self.endpoint.errors("read the index's size"):
+            rows = self.endpoint.client().query(query, parameters=parameters).result_rows
+        return int(rows[0][0] or 0)
 
     def kept(self, columns: Sequence[str], tenants: Collection[str]) -> Mapping[str, str]:
         """Return the first of the columns that already has values in a tenant's rows, by tenant."""
-        held, found = self._read_columns(), dict[str, str]()
+        stored_types, first_columns = self._read_columns(), dict[str, str]()
         for name in columns:
-            if name in held:
+            if name in stored_types:
                 flag = format_flag_name(name)
-                flagged = flag in self.shape.flags and flag in held
-                given = (
+                has_flag = flag in self.shape.flags and flag in stored_types
+                condition = (
                     f"NOT {quote_identifier(flag)}"
-                    if flagged
-                    else _render_given_condition(name, held[name])
+                    if has_flag
+                    else _render_given_condition(name, stored_types[name])
                 )
-                counted = f"countIf({given})"
+                counted = f"countIf({condition})"
                 counts = self._count_by_tenant(counted, self.shape.rows, tenants)
-                found = {tenant: name for tenant, (count,) in counts.items() if count} | found
-        return found
+                first_columns = {
+                    tenant: name for tenant, (count,) in counts.items() if count
+                } | first_columns
+        return first_columns
 
     def find_replaced_tenants(self, tenants: Collection[str], version: int) -> frozenset[str]:
         """Return the tenants whose rows are all later than `version`, as a snapshot leaves them."""
-        old = f"countIf({quote_identifier(VERSION)} <= {{version:Int64}})"
-        found = self._count_by_tenant(old, self.shape.rows, tenants, version=version)
-        return frozenset(tenant for tenant, (count,) in found.items() if not count)
+        old_count = f"countIf({quote_identifier(VERSION)} <= {{version:Int64}})"
+        counts = self._count_by_tenant(old_count, self.shape.rows, tenants, version=version)
+        return frozenset(tenant for tenant, (count,) in counts.items() if not count)
 
     @property
     def gate(self) -> Gate:
@@ -209,7 +211,7 @@ class IndexStore:
         return self.data.get_barrier(self.shape.rows, self.shape.source.tenant)
 
     def enter(self) -> IndexStore:
-        """Return a copy with the barriers' current epochs; see `Gate.epoch` for when to call it."""
+        """Return a copy with the barriers' current epochs; see `Gate.read_epoch` for when."""
         letters = self._dead_letters.read_epoch() if self._keeps_dead_letters else 0
         return replace(self, epochs=Epochs(rows=self.gate.read_epoch(), letters=letters))
 
@@ -230,16 +232,16 @@ class IndexStore:
         `alive` returns the runs that work on the index for other tenants. The caller holds the
         tenants' claims. Raises IscpError.
         """
-        found = self.shut_out(tenants)
+        store = self.shut_out(tenants)
         staged = [table for table in self.data.list_staging_tables() if table != self.staging]
-        gone = find_leftover_tables(staged, alive()) if staged else []
+        leftovers = find_leftover_tables(staged, alive()) if staged else []
         for table in staged:
-            if table in gone:
+            if table in leftovers:
                 self.data.drop_staging(table)
             else:
-                for some in split_names(sorted(tenants)):
-                    self._alter_partitions(table, "DROP PARTITION", some)
-        return found
+                for portion in split_names(sorted(tenants)):
+                    self._alter_partitions(table, "DROP PARTITION", portion)
+        return store
 
     def stage(self) -> None:
         """Create the table in which the attempt builds its tenants."""
@@ -278,17 +280,17 @@ class IndexStore:
         refused: dict[str, IscpError] = {}
         for empty in (False, True):
             settings = {"allow_replace_partition_from_empty_source": 1} if empty else {}
-            for some in split_names(
+            for portion in split_names(
                 tenant for tenant, number in rows.items() if empty == (not number)
             ):
                 refused |= self._try_alter(
-                    self.shape.rows, "REPLACE PARTITION", some, source, settings
+                    self.shape.rows, "REPLACE PARTITION", portion, source, settings
                 )
         if self._is_served():
             self.ensure_views()
         if self._keeps_dead_letters:
-            done = {tenant: registrations[tenant] for tenant in rows if tenant not in refused}
-            self._dead_letters.drop_older(self.target(staged=False), done, version=version)
+            rebuilt = {tenant: registrations[tenant] for tenant in rows if tenant not in refused}
+            self._dead_letters.drop_older(self.target(staged=False), rebuilt, version=version)
         return refused
 
     def begin(self, tenants: Collection[str], at: Moment, gap: Sequence[str] = ()) -> None:
@@ -297,47 +299,47 @@ class IndexStore:
         The marks are put in place with the rows: a tenant without rows has one, too.
         """
         column = self.shape.source.tenant
-        given = [CHANGE, IMAGE, FIELDS, VERSION, TIMESTAMP]
+        columns = [CHANGE, IMAGE, FIELDS, VERSION, TIMESTAMP]
         values = [
             *(str(int(ChangeKind.BEGIN)), str(BEFORE), "{gap:Array(String)}"),
             *("{version:UInt64}", "fromUnixTimestamp64Micro({micros:Int64}, 'UTC')"),
         ]
         if column:
             type_ = str(parse_type(self.shape.get_column_types()[column]).bare)
-            given, values = [column, *given], [f"CAST(tenant, {text(type_)})", *values]
+            columns, values = [column, *columns], [f"CAST(tenant, {text(type_)})", *values]
         statement = (
             f"INSERT INTO {self.shape.name(self.staging)} "
-            f"({', '.join(map(quote_identifier, given))}) "
+            f"({', '.join(map(quote_identifier, columns))}) "
             f"SELECT {', '.join(values)} FROM (SELECT arrayJoin({{tenants:Array(String)}}) AS "
             "tenant)"
         )
-        for some in split_names(sorted(tenants)):
-            bound = {"tenants": some if column else [DEFAULT_TENANT], "gap": list(gap)}
+        for portion in split_names(sorted(tenants)):
+            bound = {"tenants": portion if column else [DEFAULT_TENANT], "gap": list(gap)}
             shown_ = fence_settings(self.shape.database, self.staging, self.epochs.rows)
             places = {"version": at.version, "micros": at.micros}
             self._run_statement(statement, {**bound, **places}, **shown_)
 
     def read_beginnings(self, tenants: Collection[str] | None = None) -> Mapping[str, Beginning]:
-        """Return where each tenant's history begins; a tenant that is not built has none."""
+        """Return where each tenant's history begins; a tenant not yet built is left out."""
         column = self.shape.source.tenant
-        named = f"toString({quote_identifier(column)})" if column else text(DEFAULT_TENANT)
-        where = f"AND {named} IN {{tenants:Array(String)}}" if tenants is not None else ""
+        tenant_text = f"toString({quote_identifier(column)})" if column else text(DEFAULT_TENANT)
+        where = f"AND {tenant_text} IN {{tenants:Array(String)}}" if tenants is not None else ""
         query = (
-            f"SELECT {named}, {quote_identifier(VERSION)}, "
+            f"SELECT {tenant_text}, {quote_identifier(VERSION)}, "
             f"toUnixTimestamp64Micro({quote_identifier(TIMESTAMP)}), "
             f"{quote_identifier(FIELDS)} FROM {self.shape.final} WHERE {quote_identifier(CHANGE)} "
             f"= {ChangeKind.BEGIN} "
             f"{where}"
         )
-        with self.endpoint.errors("ask where the index's histories begin"):
-            found = self.endpoint.client().query(
+        with self.endpoint.errors("read where the index's histories begin"):
+            result = self.endpoint.client().query(
                 query,
                 parameters={"tenants": sorted(tenants or ())},
                 settings=self.endpoint.read_settings,
             )
             return {
                 tenant: Beginning(at=Moment(version, micros), gap=tuple(gap))
-                for tenant, version, micros, gap in found.result_rows
+                for tenant, version, micros, gap in result.result_rows
             }
 
     def count_staged(self, tenant: str) -> int:
@@ -358,21 +360,21 @@ class IndexStore:
         key = ", ".join(map(quote_identifier, self.shape.source.keys))
         counted = f"{f'uniqExact({key})' if key else 'count()'}, "
         counted += f"countIf({quote_identifier(VERSION)} != {{version:UInt64}}), count()"
-        held = self._count_by_tenant(counted, self.staging, rows, version=version)
-        wrong: dict[str, IscpError] = {}
+        counts = self._count_by_tenant(counted, self.staging, rows, version=version)
+        errors: dict[str, IscpError] = {}
         for tenant, number in rows.items():
-            keys, stray, found = held.get(tenant, (0, 0, 0))
+            keys, stray, total = counts.get(tenant, (0, 0, 0))
             if keys == number and not stray:
                 continue
-            if found == number and not stray:
-                wrong[tenant] = KeyColumnError(self._describe_repeated_key(tenant))
+            if total == number and not stray:
+                errors[tenant] = KeyColumnError(self._describe_repeated_key(tenant))
                 continue
-            wrong[tenant] = failures.LostRowsError(
+            errors[tenant] = failures.LostRowsError(
                 f"{self.staging}, tenant {tenant!r}: {number} rows were sent, but it has "
-                f"{found}, with {keys} different keys and {stray} of another version. The next "
+                f"{total}, with {keys} different keys and {stray} of another version. The next "
                 "iteration rebuilds the tenant."
             )
-        return wrong
+        return errors
 
     def check_appended(
         self, rows: Mapping[str, int], *, range_: Range
@@ -382,22 +384,24 @@ class IndexStore:
         """
         if not self.shape.index.append:
             return {}
-        within = (
+        in_range = (
             f"countIf({quote_identifier(VERSION)} > {{after:UInt64}} AND "
             f"{quote_identifier(VERSION)} <= {{upto:UInt64}})"
         )
-        ends = {"after": range_.from_.version, "upto": range_.to.version}
-        held = self._count_by_tenant(within, self.shape.rows, rows, **ends)
-        wrong: dict[str, failures.LostRowsError | failures.DoubledRowsError] = {}
+        bounds = {"after": range_.from_.version, "upto": range_.to.version}
+        counts = self._count_by_tenant(in_range, self.shape.rows, rows, **bounds)
+        errors: dict[str, failures.LostRowsError | failures.DoubledRowsError] = {}
         for tenant, number in rows.items():
-            (found,) = held.get(tenant, (0,))
-            if found != number:
-                kind = failures.LostRowsError if found < number else failures.DoubledRowsError
-                wrong[tenant] = kind(
-                    f"{self.shape.rows}, tenant {tenant!r}: {number} rows of versions {range_} "
-                    f"were sent, {found} are there. The next iteration rebuilds the tenant."
+            (count,) = counts.get(tenant, (0,))
+            if count != number:
+                error_class = (
+                    failures.LostRowsError if count < number else failures.DoubledRowsError
                 )
-        return wrong
+                errors[tenant] = error_class(
+                    f"{self.shape.rows}, tenant {tenant!r}: {number} rows of versions {range_} "
+                    f"were sent, {count} are there. The next iteration rebuilds the tenant."
+                )
+        return errors
 
     @property
     def _dead_letters(self) -> DeadLetters:
@@ -413,14 +417,16 @@ class IndexStore:
         return self.data.find_served_generation() in {None, self.shape.generation}
 
     def _check_definition(self, made_as: Mapping[str, Any]) -> None:
-        shape, wanted = self.shape, json.loads(self.shape.definition)
-        changed = [n for n in sorted({*made_as, *wanted}) if made_as.get(n) != wanted.get(n)]
+        shape, definition = self.shape, json.loads(self.shape.definition)
+        changed = [
+            n for n in sorted({*made_as, *definition}) if made_as.get(n) != definition.get(n)
+        ]
         if changed:
             (name, *_) = changed
             raise SchemaError(
                 f"Index {self._index_name}: {name} was {_format_option(made_as.get(name))} when "
                 "its table "
-                f"{shape.name(shape.rows)} was made, and is {_format_option(wanted.get(name))} "
+                f"{shape.name(shape.rows)} was made, and is {_format_option(definition.get(name))} "
                 "now. "
                 f"{self._remedy}"
             )
@@ -431,7 +437,7 @@ class IndexStore:
         if served > self.shape.generation:
             raise SchemaError(
                 f"Index {self._index_name}: {self.shape.name(self.shape.view)} serves generation "
-                f"{served}, but the ISCP log asks for {self.shape.generation}: the log was lost or "
+                f"{served}, but the ISCP log has {self.shape.generation}: the log was lost or "
                 f"restored, or the index was declared and rebuilt before. {self._remedy}"
             )
 
@@ -444,40 +450,44 @@ class IndexStore:
         command = f"`iscp job rebuild {self._index_name} --tenant '*'`"
         return f"Rebuild the index ({command}); the old rows are served until then."
 
-    def _is_view_narrower(self, shown: Mapping[str, str], held: Mapping[str, str]) -> bool:
+    def _is_view_narrower(
+        self, view_columns: Mapping[str, str], table_columns: Mapping[str, str]
+    ) -> bool:
         """Whether the view was made for fewer columns, or for other types."""
         return any(
-            name not in shown
-            or not is_same_type(shown[name], self._derive_column_type(name, held.get(name)))
+            name not in view_columns
+            or not is_same_type(
+                view_columns[name], self._derive_column_type(name, table_columns.get(name))
+            )
             for name in self.shape.columns
         )
 
-    def _derive_column_type(self, name: str, held: str | None) -> str:
-        """Return the column's type once the table, which holds `held`, is made ready."""
-        wanted = self.shape.get_column_types()[name]
-        return wanted if name in self.shape.order_by else keep_old_fields(held, wanted)
+    def _derive_column_type(self, name: str, existing: str | None) -> str:
+        """Return the column's type once the table, where it is `existing`, is made ready."""
+        target = self.shape.get_column_types()[name]
+        return target if name in self.shape.order_by else keep_old_fields(existing, target)
 
     def _read_columns(self) -> Mapping[str, str]:
-        """The columns of the table that is served, with their types; none where it is missing."""
-        held = find_existing_tables(self.endpoint, self.shape).get(self.shape.rows)
-        return held.columns if held else {}
+        """The served table's columns and their types; empty if there is no table."""
+        table = find_existing_tables(self.endpoint, self.shape).get(self.shape.rows)
+        return table.columns if table else {}
 
-    def _fit_column(self, name: str, held: str | None) -> None:
-        table, kept = self.shape.rows, self._derive_column_type(name, held)
-        column = self.shape.render_column(name, kept)
-        if held is not None and is_same_type(held, kept):
+    def _fit_column(self, name: str, existing: str | None) -> None:
+        table, target = self.shape.rows, self._derive_column_type(name, existing)
+        column = self.shape.render_column(name, target)
+        if existing is not None and is_same_type(existing, target):
             return
-        if held is None:
+        if existing is None:
             self._run_statement(
                 f"ALTER TABLE {self.shape.name(table)} ADD COLUMN IF NOT EXISTS {column}"
             )
-        elif can_widen(held, kept) and name not in self.shape.order_by:
+        elif can_widen(existing, target) and name not in self.shape.order_by:
             self._run_statement(f"ALTER TABLE {self.shape.name(table)} MODIFY COLUMN {column}")
         else:
             raise SchemaError(
                 f"Column {name!r} of {self.shape.source.name!r} has become "
                 f"{self.shape.get_column_types()[name]}, and index {self.shape.index.name!r} holds "
-                f"{held} (table {self.shape.name(table)}). {self._remedy}"
+                f"{existing} (table {self.shape.name(table)}). {self._remedy}"
             )
 
     def _describe_repeated_key(self, tenant: str) -> str:
@@ -516,16 +526,18 @@ class IndexStore:
     ) -> dict[str, IscpError]:
         """Alter these tenants' partitions; return an error for each tenant refused.
 
-        After a permanent error each is tried alone; a temporary one is returned for all of them,
-        which are retried together.
+        After a permanent error each is tried by itself; a temporary one is returned for all of
+        them, which are retried together.
         """
         try:
             self._alter_partitions(table, action, tenants, source, **settings)
         except IscpError as error:
             if len(tenants) == 1 or not error.permanent:
                 return dict.fromkeys(tenants, error)
-            alone = (self._try_alter(table, action, [each], source, settings) for each in tenants)
-            return {tenant: why for each in alone for tenant, why in each.items()}
+            results = (
+                self._try_alter(table, action, [tenant], source, settings) for tenant in tenants
+            )
+            return {tenant: reason for errors in results for tenant, reason in errors.items()}
         return {}
 
     def _alter_partitions(
@@ -557,21 +569,21 @@ class IndexStore:
     def _count_by_tenant(
         self, counted: str, table: str, tenants: Collection[str], **parameters: Any
     ) -> dict[str, tuple[Any, ...]]:
-        """Return the `counted` values of each of the tenants that has rows in the table."""
+        """Return the `counted` values of each tenant that has rows in the table."""
         column = self.shape.source.tenant
         rows = f"FROM {self.shape.name(table)}"
         counts, external_ = f"tuple({counted}) AS counts", None
         query = f"SELECT {text(DEFAULT_TENANT)}, {counts} {rows} HAVING count() > 0"
         if column:
             type_ = str(parse_type(self.shape.get_column_types()[column]).bare)
-            named = f"(SELECT tenant, CAST(tenant, {text(type_)}) AS value FROM tenants)"
+            tenant_values = f"(SELECT tenant, CAST(tenant, {text(type_)}) AS value FROM tenants)"
             groups = (
                 f"SELECT {quote_identifier(column)} AS value, {counts} {rows} "
-                f"WHERE value IN (SELECT value FROM {named}) GROUP BY value"
+                f"WHERE value IN (SELECT value FROM {tenant_values}) GROUP BY value"
             )
             # Name tenants as the caller does: ClickHouse may write a value differently.
-            held = f"({groups}) AS held JOIN {named} AS named USING value"
-            query = f"SELECT tenant, counts FROM {held}"
+            joined = f"({groups}) AS held JOIN {tenant_values} AS named USING value"
+            query = f"SELECT tenant, counts FROM {joined}"
             names = pa.table({"tenant": pa.array(sorted(tenants), pa.string())})
             external_ = build_external_data("tenants", names, ["String"])
         with self.endpoint.errors("count the index's rows"):
@@ -604,7 +616,7 @@ def _format_option(value: Any) -> str:
 
 
 def _render_given_condition(column: str, type_: str) -> str:
-    """Return the condition that the column has a value other than what it was added with."""
+    """Return the condition that the column has a value other than its initial default."""
     if not type_.startswith(("Array(", "Map(", "Tuple(", "Nested(")):
         return f"{quote_identifier(column)} IS NOT NULL"
     return (

@@ -37,8 +37,8 @@ class Existing:
     def definition(self) -> dict[str, Any]:
         """The definition that an index's table was made from; empty for any other table."""
         with suppress(ValueError):
-            found = json.loads(self.comment)
-            return found if isinstance(found, dict) else {}
+            parsed = json.loads(self.comment)
+            return parsed if isinstance(parsed, dict) else {}
         return {}
 
 
@@ -53,11 +53,9 @@ def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, Exi
         "shown": [shape.rows, shape.view],
     }
     with endpoint.errors(f"look for tables named like {shape.database}.{shape.view}"):
-        found = list(
-            endpoint.client().query(_EXISTING_QUERY, parameters=parameters).named_results()
-        )
-    named = [row for row in found if row["name"] in views or is_table_of(shape.view, row["name"])]
-    return {row["name"]: _build_existing(row) for row in named}
+        rows = list(endpoint.client().query(_EXISTING_QUERY, parameters=parameters).named_results())
+    matching = [row for row in rows if row["name"] in views or is_table_of(shape.view, row["name"])]
+    return {row["name"]: _build_existing(row) for row in matching}
 
 
 def read_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
@@ -68,8 +66,8 @@ def read_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
     )
     parameters = {"database": shape.database, "table": shape.rows}
     with endpoint.errors(f"look for {shape.database}.{shape.rows}"):
-        found = endpoint.client().query(query, parameters=parameters).result_rows
-    comment = found[0][0] if found else ""
+        rows = endpoint.client().query(query, parameters=parameters).result_rows
+    comment = rows[0][0] if rows else ""
     return Existing(name=shape.rows, engine="", comment=comment, as_select="").definition
 
 
@@ -78,19 +76,19 @@ def _build_existing(row: Mapping[str, Any]) -> Existing:
     return Existing(**{**row, "columns": columns})
 
 
-def check_owned(shape: IndexTable, found: dict[str, Existing]) -> None:
+def check_owned(shape: IndexTable, existing: dict[str, Existing]) -> None:
     """Reject tables and views that are not the index's own. Raises SchemaError."""
-    for name, each in found.items():
-        whose = each.definition.get(OWNER)
-        view = name in shape.views
-        own = f"{shape.view}__rows" in each.as_select if view else whose == shape.owner
-        if not own:
-            said = (
-                f"belongs to index {whose}"
-                if whose
-                else f"is a {each.engine} that belongs to no index"
+    for name, table in existing.items():
+        owner = table.definition.get(OWNER)
+        is_view = name in shape.views
+        is_own = f"{shape.view}__rows" in table.as_select if is_view else owner == shape.owner
+        if not is_own:
+            problem = (
+                f"belongs to index {owner}"
+                if owner
+                else f"is a {table.engine} that belongs to no index"
             )
             raise SchemaError(
-                f"Index {shape.owner}: {shape.name(name)} {said}. Give the index another name, or "
-                "drop what is there."
+                f"Index {shape.owner}: {shape.name(name)} {problem}. Give the index another name, "
+                "or drop what is there."
             )

@@ -25,10 +25,10 @@ def check_parts(table: str, types: Mapping[str, ChType]) -> None:
                 f"reserves; {_format_remedy(column)}"
             )
         for part in _list_subcolumns(column, type_):
-            other = owners.setdefault(part, column)
-            if other != column:
+            owner = owners.setdefault(part, column)
+            if owner != column:
                 raise SchemaError(
-                    f"Columns {other!r} and {column!r} of {table!r} both have a part {part!r} in "
+                    f"Columns {owner!r} and {column!r} of {table!r} both have a part {part!r} in "
                     f"ClickHouse; {_format_remedy(column)}"
                 )
 
@@ -39,16 +39,16 @@ def _format_remedy(column: str) -> str:
 
 def _list_subcolumns(name: str, type_: ChType) -> Iterator[str]:
     """Yield the names of the innermost parts that the column is kept in."""
-    bare = type_.bare.structure
-    if bare.name == "Map":
-        for part, inner in zip(_OF_A_MAP, bare.parts, strict=True):
+    structure = type_.bare.structure
+    if structure.name == "Map":
+        for part, inner in zip(_OF_A_MAP, structure.parts, strict=True):
             yield from _list_subcolumns(f"{name}.{part}", inner)
-    elif bare.name == "Tuple":
-        names = bare.names or tuple(str(n) for n, _ in enumerate(bare.parts, 1))
-        for part, inner in zip(names, bare.parts, strict=True):
+    elif structure.name == "Tuple":
+        names = structure.names or tuple(str(n) for n, _ in enumerate(structure.parts, 1))
+        for part, inner in zip(names, structure.parts, strict=True):
             yield from _list_subcolumns(f"{name}.{part}", inner)
-    elif bare.name == "Array":
-        yield from _list_subcolumns(name, bare.parts[0])
+    elif structure.name == "Array":
+        yield from _list_subcolumns(name, structure.parts[0])
     else:
         yield name
 

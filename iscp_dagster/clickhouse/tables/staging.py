@@ -22,9 +22,11 @@ def make_attempt_id(run_id: str) -> str:
 
 def find_leftover_tables(tables: Collection[str], alive: Collection[str]) -> list[str]:
     """Return the staging tables that belong to none of the runs `alive`."""
-    marks = {_hash_run_id(run) for run in alive}
+    hashes = {_hash_run_id(run) for run in alive}
     return sorted(
-        table for table in tables if (it := _ATTEMPT.fullmatch(table)) and it["run"] not in marks
+        table
+        for table in tables
+        if (match := _ATTEMPT.fullmatch(table)) and match["run"] not in hashes
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks the types that a declaration asks for, before its source is known."""
+"""Checks the types in a declaration before its source is known."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ KNOWN = frozenset(
 def check_types(source: SourceTable, index: Index) -> None:
     """Reject a type that no column could be kept as, and unknown `nulls`. Raises ConfigError."""
     check_nulls(source, index)
-    for column, asked in index.types.items():
+    for column, requested in index.types.items():
         try:
-            unknown = [name for name in _list_type_names(parse_type(asked)) if name not in KNOWN]
-            wrong = f"no column can be kept as {unknown[0]!r}" if unknown else ""
+            unknown = [
+                name for name in _list_type_names(parse_type(requested)) if name not in KNOWN
+            ]
+            problem = f"no column can be kept as {unknown[0]!r}" if unknown else ""
         except TypeTextError as error:
-            wrong = str(error)
-        if wrong:
+            problem = str(error)
+        if problem:
             raise ConfigError(
-                f"Index {source.name}/{index.name}: types has {asked!r} for the column {column!r}: "
-                f"{wrong}. Use a type from docs/types.md."
+                f"Index {source.name}/{index.name}: types has {requested!r} for the column "
+                f"{column!r}: {problem}. Use a type from docs/types.md."
             )
 
 

@@ -21,19 +21,19 @@ _ODD = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
 def to_json_texts(values: pa.Array, type_: DeltaType) -> pa.Array:
     """Return each value as JSON text; null stays null.
 
-    Raises Misfit for texts not in UTF-8, and for dates and times that Python has not.
+    Raises Misfit for texts not in UTF-8, and for dates and times that Python lacks.
     """
     try:
         texts = [None if v is None else to_json_text(v, type_) for v in values.to_pylist()]
     except UnicodeDecodeError as error:
-        raise Misfit("JSON text holds no text that is not UTF-8") from error
+        raise Misfit("JSON text holds only text in UTF-8") from error
     except (ValueError, OverflowError) as error:
         raise Misfit("JSON text holds the dates and times of the years 1 to 9999") from error
     return pa.array(texts, pa.string())
 
 
 def to_json_texts_or_null(values: pa.Array, type_: DeltaType) -> pa.Array:
-    """Return what `json_texts` does, and null for each value for which that raises."""
+    """Like `to_json_texts`, but with null for each value for which that raises."""
     try:
         return to_json_texts(values, type_)
     except Misfit:
@@ -41,7 +41,7 @@ def to_json_texts_or_null(values: pa.Array, type_: DeltaType) -> pa.Array:
             return pa.array([None], pa.string())
         half = len(values) // 2
         parts = (values.slice(0, half), values.slice(half))
-        return pa.concat_arrays([to_json_texts_or_null(each, type_) for each in parts])
+        return pa.concat_arrays([to_json_texts_or_null(part, type_) for part in parts])
 
 
 def to_json_text(value: Any, type_: DeltaType) -> str:

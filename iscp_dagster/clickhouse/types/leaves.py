@@ -40,7 +40,7 @@ class Misfit(Exception):  # noqa: N818 - not in the tree of errors; the catcher 
 
 
 def unify_floats(values: pa.Array) -> pa.Array:
-    """Write floats that Spark holds equal as one: 0.0 for -0.0, one NaN for all of them.
+    """Write floats that Spark considers equal alike: 0.0 for -0.0, one NaN for all NaNs.
 
     ClickHouse orders them as equal, but hashes and looks them up apart.
     """
@@ -77,15 +77,15 @@ def boolean(values: pa.Array, _: ChType) -> pa.Array:
 
 def fit_floats(values: pa.Array, type_: ChType) -> pa.Array:
     """Convert numbers that the type holds exactly."""
-    made = values.cast(FLOATS[type_.name])
-    if pa.types.is_floating(values.type) and made.type != values.type:
-        _check_all(pc.or_(pc.equal(made.cast(values.type), values), pc.is_nan(values)))
+    converted = values.cast(FLOATS[type_.name])
+    if pa.types.is_floating(values.type) and converted.type != values.type:
+        _check_all(pc.or_(pc.equal(converted.cast(values.type), values), pc.is_nan(values)))
     if pa.types.is_integer(values.type):
-        _check_all(pc.equal(made.cast(values.type), values))
+        _check_all(pc.equal(converted.cast(values.type), values))
     if type_.name == "BFloat16":
-        low = pc.bit_wise_and(made.view(pa.uint32()), pa.scalar(0xFFFF, pa.uint32()))
-        _check_all(pc.or_(pc.equal(low, 0), pc.is_nan(made)))
-    return made
+        low = pc.bit_wise_and(converted.view(pa.uint32()), pa.scalar(0xFFFF, pa.uint32()))
+        _check_all(pc.or_(pc.equal(low, 0), pc.is_nan(converted)))
+    return converted
 
 
 def decimal(values: pa.Array, type_: ChType) -> pa.Array:
@@ -111,8 +111,8 @@ def fit_fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
 def fit_enum_members(values: pa.Array, type_: ChType) -> pa.Array:
     """Check that the values are names of the Enum's members."""
     names = pa.array([name.encode() for name in type_.names], pa.binary())
-    known = values.cast(pa.binary())
-    _check_all(pc.or_(pc.is_in(known, value_set=names), pc.is_null(known)))
+    encoded = values.cast(pa.binary())
+    _check_all(pc.or_(pc.is_in(encoded, value_set=names), pc.is_null(encoded)))
     return values
 
 
@@ -123,8 +123,8 @@ def uuid(values: pa.Array, _: ChType) -> pa.Array:
 
 def lower_uuids(values: pa.Array) -> pa.Array:
     """Write UUIDs as ClickHouse writes them; leave other texts unchanged."""
-    known = pc.match_substring_regex(values.cast(pa.binary()), UUID)
-    return pc.if_else(known, pc.ascii_lower(values), values)
+    is_uuid = pc.match_substring_regex(values.cast(pa.binary()), UUID)
+    return pc.if_else(is_uuid, pc.ascii_lower(values), values)
 
 
 def fit_ipv4(values: pa.Array, _: ChType) -> pa.Array:
@@ -157,8 +157,8 @@ def fit_timestamps(values: pa.Array, type_: ChType) -> pa.Array:
     else:
         _check_range(micros, *(NANOS if digits == NANO_DIGITS else MICROS))
     if digits < DIGITS:
-        whole = pa.scalar(10 ** (DIGITS - digits), pa.int64())
-        _check_all(pc.equal(pc.multiply(pc.divide(micros, whole), whole), micros))
+        unit = pa.scalar(10 ** (DIGITS - digits), pa.int64())
+        _check_all(pc.equal(pc.multiply(pc.divide(micros, unit), unit), micros))
     return micros.cast(UTC)
 
 
@@ -168,8 +168,8 @@ def _check_pattern(values: pa.Array, pattern: str) -> pa.Array:
 
 
 def _check_range(values: pa.Array, least: int | None, most: int | None) -> None:
-    found = pc.min_max(values)
-    low, high = found["min"].as_py(), found["max"].as_py()
+    bounds = pc.min_max(values)
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
     if low is not None and (
         (least is not None and low < least) or (most is not None and high > most)
     ):

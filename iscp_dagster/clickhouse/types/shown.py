@@ -27,8 +27,8 @@ def _to_printable(scalar: Any) -> Any:
         value = scalar.as_py()
         return str(value) if isinstance(value, date | Decimal) else value
     except UnicodeDecodeError:
-        texts = pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
-        return scalar.cast(pa.binary()).as_py() if texts else f"{scalar.type} that is not UTF-8"
+        is_text = pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
+        return scalar.cast(pa.binary()).as_py() if is_text else f"{scalar.type} that is not UTF-8"
     except (ValueError, OverflowError):
         return f"{scalar.type} {_format_far_time(scalar)}"
 
@@ -37,8 +37,8 @@ def _format_far_time(scalar: Any) -> str:
     """A time before the year 1 or after 9999, which Python does not have, as its number."""
     if not pa.types.is_temporal(scalar.type):
         return "with a time before the year 1 or after 9999"
-    whole = pa.int32() if pa.types.is_date32(scalar.type) else pa.int64()
-    return f"{scalar.cast(whole).as_py()} since 1970"
+    integer_type = pa.int32() if pa.types.is_date32(scalar.type) else pa.int64()
+    return f"{scalar.cast(integer_type).as_py()} since 1970"
 
 
 def _shorten_text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""How an index stores a column: by its Delta type's default, or as the declaration asks."""
+"""How an index stores a column: by its Delta type's default, or as declared."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Stored:
     as_written: bool = False
     """Whether to hold only values that ClickHouse returns exactly as written."""
     key: bool = False
-    """Whether it names rows, so that values which Spark holds equal are written alike."""
+    """Whether it names rows, so that values which Spark considers equal are written alike."""
     nulls: str = EMPTY
-    """What there is for null arrays, maps and structs within it."""
+    """The rule for null arrays, maps and structs within it."""
 
     @property
     def takes_nulls(self) -> bool:
-        """Whether ClickHouse can tell a null here from a value."""
+        """Whether ClickHouse distinguishes a null here from a value."""
         return can_hold_null(self.type)
 
     @property
@@ -83,39 +83,41 @@ class Stored:
 
 def resolve_stored_type(
     type_: DeltaType,
-    asked: str | None,
+    requested: str | None,
     *,
     nullable: bool,
     at: str,
     ordered: bool = False,
     nulls: str = EMPTY,
 ) -> Stored:
-    """Return how the column `at` is stored: as `asked`, or by default.
+    """Return how the column `at` is stored: as `requested`, or by default.
 
-    `nullable` tells whether the source has nulls in it; an `ordered` column needs a type with an
-    order and without nulls. Raises SchemaError for a type that cannot hold the source's, naming
-    those that can.
+    `nullable` says whether the source has nulls in it; an `ordered` column needs a type with an
+    order and without nulls. Raises SchemaError, which names the alternatives, for a type that
+    cannot hold the source's.
     """
     if nulls == JSON and has_parts(type_):
-        return _make_json_type(type_, asked, nullable=nullable, at=at)
-    if asked is None:
+        return _make_json_type(type_, requested, nullable=nullable, at=at)
+    if requested is None:
         default = to_clickhouse_type(type_, nullable=nullable, at=at)
         return Stored(source=type_, type=parse_type(default), nulls=nulls)
     try:
-        made = _resolve_override(type_, parse_type(asked), nullable=nullable, ordered=ordered)
+        resolved = _resolve_override(
+            type_, parse_type(requested), nullable=nullable, ordered=ordered
+        )
     except (_TypeRefused, TypeTextError) as error:
         raise SchemaError(
-            f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. "
+            f"Column {at!r} is {type_} and cannot be kept as {requested!r}: {error}. "
             f"{_format_remedy(type_)}"
         ) from error
-    return Stored(source=type_, type=made, nulls=nulls)
+    return Stored(source=type_, type=resolved, nulls=nulls)
 
 
-def _make_json_type(type_: DeltaType, asked: str | None, *, nullable: bool, at: str) -> Stored:
-    """Return the column as JSON text. Raises SchemaError where another type is asked for."""
-    if asked is not None:
+def _make_json_type(type_: DeltaType, requested: str | None, *, nullable: bool, at: str) -> Stored:
+    """Return the column as JSON text. Raises SchemaError if another type is requested."""
+    if requested is not None:
         raise SchemaError(
-            f"Column {at!r} is to be kept as {asked!r} by types={{...}} and as JSON text by "
+            f"Column {at!r} is to be kept as {requested!r} by types={{...}} and as JSON text by "
             f"nulls='json'; leave out one of them, or give nulls={{{at!r}: 'empty'}} for it."
         )
     text = parse_type("String")
@@ -148,77 +150,83 @@ def _describe_allowed_types(type_: DeltaType) -> str:
     cells = CELLS.get(get_family(type_) or "", ())
     if not cells:
         return ""
-    shown = [cell.shown.replace("`", "") for cell in cells]
-    return ", ".join([*shown, "LowCardinality(...) of them", "Dynamic", "Variant(...)"])
+    names = [cell.shown.replace("`", "") for cell in cells]
+    return ", ".join([*names, "LowCardinality(...) of them", "Dynamic", "Variant(...)"])
 
 
 class _TypeRefused(Exception):  # noqa: N818 - never leaves this module
     """Why a type cannot be used."""
 
 
-def _resolve_override(type_: DeltaType, asked: ChType, *, nullable: bool, ordered: bool) -> ChType:
-    if ordered and (asked.bare.name in UNORDERED or can_hold_null(asked)):
+def _resolve_override(
+    type_: DeltaType, requested: ChType, *, nullable: bool, ordered: bool
+) -> ChType:
+    if ordered and (requested.bare.name in UNORDERED or can_hold_null(requested)):
         raise _TypeRefused("a key needs an ordered type without nulls")
-    return _add_nullable(type_, asked, nullable=nullable, top=True)
+    return _add_nullable(type_, requested, nullable=nullable, top=True)
 
 
-def _add_nullable(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False) -> ChType:
-    """Return `asked`, with Nullable where the source has nulls. Raises _Refused."""
+def _add_nullable(
+    type_: DeltaType, requested: ChType, *, nullable: bool, top: bool = False
+) -> ChType:
+    """Return `requested`, with Nullable where the source has nulls. Raises _TypeRefused."""
     if isinstance(type_, Primitive | Decimal):
-        return _add_leaf_nullable(type_, asked, nullable=nullable, top=top)
-    inside, structure = _list_inner_types(type_), asked.structure
-    wanted = {Array: "Array", Map: "Map", Struct: "Tuple"}[type(type_)]
-    if structure.name != wanted or len(structure.parts) != len(inside):
-        raise _TypeRefused(f"{asked} does not have the same parts")
+        return _add_leaf_nullable(type_, requested, nullable=nullable, top=top)
+    inner_types, structure = _list_inner_types(type_), requested.structure
+    expected = {Array: "Array", Map: "Map", Struct: "Tuple"}[type(type_)]
+    if structure.name != expected or len(structure.parts) != len(inner_types):
+        raise _TypeRefused(f"{requested} does not have the same parts")
     if isinstance(type_, Struct) and structure.names not in {(), _list_field_names(type_)}:
         raise _TypeRefused(f"its members must be named {', '.join(_list_field_names(type_))}")
     # The members of a null struct are null.
-    within = nullable and isinstance(type_, Struct)
+    in_null_struct = nullable and isinstance(type_, Struct)
     parts = tuple(
-        _add_nullable(each, part, nullable=null or within)
-        for each, part, null in zip(inside, structure.parts, _list_nullability(type_), strict=True)
+        _add_nullable(inner, part, nullable=null or in_null_struct)
+        for inner, part, null in zip(
+            inner_types, structure.parts, _list_nullability(type_), strict=True
+        )
     )
-    if asked.name == "Nested":
-        return replace(asked, parts=parts[0].parts)
-    # A geo type stays as asked: its numbers are never null.
-    return replace(asked, parts=parts) if asked.parts else asked
+    if requested.name == "Nested":
+        return replace(requested, parts=parts[0].parts)
+    # A geo type stays as requested: its numbers are never null.
+    return replace(requested, parts=parts) if requested.parts else requested
 
 
-def _add_leaf_nullable(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool) -> ChType:
-    if asked.name == "Nullable" and len(asked.parts) == 1:
-        return _add_leaf_nullable(type_, asked.parts[0], nullable=True, top=top)
-    if asked.name == "LowCardinality" and len(asked.parts) == 1:
-        inner = _add_leaf_nullable(type_, asked.parts[0], nullable=nullable, top=top)
+def _add_leaf_nullable(type_: DeltaType, requested: ChType, *, nullable: bool, top: bool) -> ChType:
+    if requested.name == "Nullable" and len(requested.parts) == 1:
+        return _add_leaf_nullable(type_, requested.parts[0], nullable=True, top=top)
+    if requested.name == "LowCardinality" and len(requested.parts) == 1:
+        inner = _add_leaf_nullable(type_, requested.parts[0], nullable=nullable, top=top)
         if inner.bare.name not in LOW_CARDINALITY:
             raise _TypeRefused(f"LowCardinality does not take {inner.bare.name}")
         return of("LowCardinality", inner)
-    if asked.name in OPEN:
-        return _check_open_type(type_, asked)
-    cell = find_cell(type_, asked)
+    if requested.name in OPEN:
+        return _check_open_type(type_, requested)
+    cell = find_cell(type_, requested)
     if cell is None:
-        raise _TypeRefused(f"{asked} does not hold it")
-    _check_arguments(type_, asked, top=top)
-    return of("Nullable", asked) if nullable else asked
+        raise _TypeRefused(f"{requested} does not hold it")
+    _check_arguments(type_, requested, top=top)
+    return of("Nullable", requested) if nullable else requested
 
 
-def _check_open_type(type_: DeltaType, asked: ChType) -> ChType:
+def _check_open_type(type_: DeltaType, requested: ChType) -> ChType:
     default = get_default_type(type_)
-    if asked.name == "Variant" and default not in asked.parts:
+    if requested.name == "Variant" and default not in requested.parts:
         raise _TypeRefused(f"{default} is not among its members")
-    return asked
+    return requested
 
 
-def _check_arguments(type_: DeltaType, asked: ChType, *, top: bool) -> None:
-    numbers = NUMBERS.get(asked.name, len(asked.names))
-    if len(asked.numbers) != numbers or asked.parts:
-        raise _TypeRefused(f"{asked.name} takes {numbers or 'no'} numeric argument(s)")
-    if not OPTIONS.issuperset(name for name, _ in asked.options):
+def _check_arguments(type_: DeltaType, requested: ChType, *, top: bool) -> None:
+    numbers = NUMBERS.get(requested.name, len(requested.names))
+    if len(requested.numbers) != numbers or requested.parts:
+        raise _TypeRefused(f"{requested.name} takes {numbers or 'no'} numeric argument(s)")
+    if not OPTIONS.issuperset(name for name, _ in requested.options):
         raise _TypeRefused(
             f"its only options that keep all values are {', '.join(sorted(OPTIONS))}"
         )
-    if asked.name == "JSON" and not top:
+    if requested.name == "JSON" and not top:
         raise _TypeRefused("JSON within another type cannot be compared with its source")
-    zoned = asked.name.startswith("DateTime") and asked.zone != "UTC"
+    zoned = requested.name.startswith("DateTime") and requested.zone != "UTC"
     if zoned and type_ == Primitive("timestamp_ntz"):
         raise _TypeRefused("a time without zone must be kept in 'UTC', where it shows unchanged")
 
@@ -228,7 +236,7 @@ def _list_inner_types(type_: DeltaType) -> Sequence[DeltaType]:
         return (type_.element,)
     if isinstance(type_, Map):
         return (type_.key, type_.value)
-    return [each.type for each in type_.fields] if isinstance(type_, Struct) else ()
+    return [field.type for field in type_.fields] if isinstance(type_, Struct) else ()
 
 
 def _list_nullability(type_: DeltaType) -> Sequence[bool]:
@@ -236,8 +244,8 @@ def _list_nullability(type_: DeltaType) -> Sequence[bool]:
         return (type_.nullable,)
     if isinstance(type_, Map):
         return (False, type_.nullable)
-    return [each.nullable for each in type_.fields] if isinstance(type_, Struct) else ()
+    return [field.nullable for field in type_.fields] if isinstance(type_, Struct) else ()
 
 
 def _list_field_names(type_: Struct) -> tuple[str, ...]:
-    return tuple(each.name for each in type_.fields)
+    return tuple(field.name for field in type_.fields)

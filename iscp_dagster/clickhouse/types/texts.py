@@ -1,4 +1,4 @@
-"""Texts that ClickHouse stores parsed: finds those that it returns unchanged."""
+"""Texts that ClickHouse stores parsed: which of them it returns unchanged."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def normalize_json_columns(rows: pa.Table, columns: Collection[str]) -> pa.Table
     """Rewrite the JSON in these columns in its canonical form."""
     for at, name in enumerate(rows.schema.names):
         if name in columns:
-            texts = [each and normalize_json(each) for each in rows[name].to_pylist()]
+            texts = [text and normalize_json(text) for text in rows[name].to_pylist()]
             field = rows.schema.field(at)
             rows = rows.set_column(at, field, pa.array(texts, field.type))
     return rows
@@ -96,9 +96,9 @@ def normalize_json(text: str) -> str:
 
 def _check_each(values: pa.Array, fits: Callable[[str], bool]) -> pa.Array:
     """Check each distinct value once. Raises Misfit."""
-    known = values.cast(pa.binary()).dictionary_encode().dictionary.to_pylist()
+    distinct = values.cast(pa.binary()).dictionary_encode().dictionary.to_pylist()
     try:
-        if all(fits(each.decode()) for each in known):
+        if all(fits(value.decode()) for value in distinct):
             return values
     except UnicodeDecodeError:
         pass
@@ -116,8 +116,8 @@ def _parse_exact_number(text: str) -> float:
 def _parse_number(text: str) -> int | float:
     """Return an integer if the float's shortest form is whole, else the float."""
     shortest = Decimal(repr(float(text)))
-    whole = shortest.is_finite() and shortest == shortest.to_integral_value()
-    return int(shortest) if whole else float(text)
+    is_whole = shortest.is_finite() and shortest == shortest.to_integral_value()
+    return int(shortest) if is_whole else float(text)
 
 
 def _refuse_constant(text: str) -> Any:
@@ -125,34 +125,35 @@ def _refuse_constant(text: str) -> Any:
 
 
 def _collect_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs) or any("." in name for name in found):
+    members = dict(pairs)
+    if len(members) < len(pairs) or any("." in name for name in members):
         raise ValueError(pairs)
-    return found
+    return members
 
 
-def _is_preserved(value: Any, deep: int) -> bool:
+def _is_preserved(value: Any, depth: int) -> bool:
     if isinstance(value, dict):
         members = value.values()
-        return deep > 0 and all(
-            each is not None and each != {} and _is_preserved(each, deep - 1) for each in members
+        return depth > 0 and all(
+            member is not None and member != {} and _is_preserved(member, depth - 1)
+            for member in members
         )
     if isinstance(value, list):
         alike = _has_one_type(value) and _has_one_type(list(_list_leaves(value)))
-        return deep > 0 and alike and all(_is_preserved(each, deep - 1) for each in value)
+        return depth > 0 and alike and all(_is_preserved(element, depth - 1) for element in value)
     if isinstance(value, str):
-        value.encode()  # a lone surrogate is no text
+        value.encode()  # a lone surrogate is not text
         return TIME.fullmatch(value) is None or _is_date(value)
     return isinstance(value, bool) or not isinstance(value, int) or value in WHOLE
 
 
 def _list_leaves(values: list[Any]) -> Iterator[Any]:
     """Yield the elements of arrays in the array, at any depth."""
-    for each in values:
-        if isinstance(each, list):
-            yield from _list_leaves(each)
+    for element in values:
+        if isinstance(element, list):
+            yield from _list_leaves(element)
         else:
-            yield each
+            yield element
 
 
 def _get_kind(value: Any) -> Any:
@@ -170,11 +171,11 @@ def _is_date(text: str) -> bool:
 
 def _has_one_type(values: list[Any]) -> bool:
     """Whether one type of array elements holds them all."""
-    kinds = {_get_kind(each) for each in values if each is not None}
+    kinds = {_get_kind(value) for value in values if value is not None}
     # Only nulls: they take the type of the path's arrays in other rows, and may become {} there.
     if None in values and (not kinds or kinds & {list, dict}):
         return False
     # The path's arrays may hold doubles in another row, which makes these doubles too.
-    if not all(abs(each) <= EXACT for each in values if type(each) is int):
+    if not all(abs(value) <= EXACT for value in values if type(value) is int):
         return False
     return len(kinds) < 2 or kinds == {int, float}  # noqa: PLR2004 - one kind, or none

@@ -46,11 +46,11 @@ def to_clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
             to_clickhouse_type(f.type, nullable=f.nullable or nullable, at=f"{at}.{f.name}")
             for f in type_.fields
         )
-        named = (
+        members = (
             f"{quote_identifier(f.name)} {part}"
             for f, part in zip(type_.fields, parts, strict=True)
         )
-        return f"Tuple({', '.join(named)})"
+        return f"Tuple({', '.join(members)})"
     scalar = _to_scalar_type(type_, at)
     return f"Nullable({scalar})" if nullable else scalar
 
@@ -58,11 +58,11 @@ def to_clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
 def _to_scalar_type(type_: Primitive | Decimal, at: str) -> str:
     if isinstance(type_, Decimal):
         return f"Decimal({type_.precision}, {type_.scale})"
-    found = PRIMITIVES.get(type_.name)
-    if found is None:
+    scalar = PRIMITIVES.get(type_.name)
+    if scalar is None:
         raise SchemaError(
             f"Column {at!r} is {type_}, which has no ClickHouse type here; leave it out with "
             f"exclude=[...], or cast it in the source. Known: {', '.join(PRIMITIVES)}, "
             "decimal, array, map, struct."
         )
-    return found
+    return scalar

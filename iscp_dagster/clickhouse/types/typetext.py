@@ -53,8 +53,8 @@ class ChType:
     options: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        inside = ", ".join(_format_arguments(self))
-        return f"{self.name}({inside})" if inside else self.name
+        arguments = ", ".join(_format_arguments(self))
+        return f"{self.name}({arguments})" if arguments else self.name
 
     @property
     def bare(self) -> ChType:
@@ -79,10 +79,10 @@ class ChType:
 def parse_type(written: str) -> ChType:
     """The type that `written` names. Raises TypeTextError."""
     tokens = _TokenReader(written)
-    found = _parse_tokens(tokens)
+    parsed = _parse_tokens(tokens)
     if tokens.ahead is not None:
         raise tokens.make_error("the end")
-    return found
+    return parsed
 
 
 def of(name: str, *parts: ChType) -> ChType:
@@ -100,79 +100,79 @@ class _TokenReader:
 
     def take(self) -> tuple[str, str]:
         """Return the kind and text of the token ahead, and advance."""
-        taken = self.ahead
+        token = self.ahead
         match = TOKEN.match(self.written, self.at)
         if match is None and (rest := self.written[self.at :].strip()):
             raise TypeTextError(f"expected a name, a number or a mark, found {rest[0]!r}")
         self.ahead = match and (str(match.lastgroup), match[str(match.lastgroup)])
         self.at = match.end() if match else len(self.written)
-        return taken or ("", "")
+        return token or ("", "")
 
     def takes(self, mark: str) -> bool:
         """Take `mark` if it is ahead; return whether it was."""
         return self.ahead == ("mark", mark) and bool(self.take())
 
-    def take_expected(self, kind: str, what: str) -> str:
+    def take_expected(self, kind: str, description: str) -> str:
         if self.ahead is None or self.ahead[0] != kind:
-            raise self.make_error(what)
+            raise self.make_error(description)
         return self.take()[1]
 
-    def make_error(self, wanted: str) -> TypeTextError:
-        found = repr(self.ahead[1]) if self.ahead else "the end"
-        return TypeTextError(f"expected {wanted}, found {found}")
+    def make_error(self, expected: str) -> TypeTextError:
+        actual = repr(self.ahead[1]) if self.ahead else "the end"
+        return TypeTextError(f"expected {expected}, found {actual}")
 
 
 def _parse_tokens(tokens: _TokenReader) -> ChType:
     name = tokens.take_expected("word", "a type's name")
-    known = ChType(name=name)
+    type_ = ChType(name=name)
     if not tokens.takes("("):
-        return _normalize_type(known)
+        return _normalize_type(type_)
     while not tokens.takes(")"):
-        known = _add_argument(known, tokens)
+        type_ = _add_argument(type_, tokens)
         if not tokens.takes(",") and tokens.ahead != ("mark", ")"):
             raise tokens.make_error("',' or ')'")
-    return _normalize_type(known)
+    return _normalize_type(type_)
 
 
-def _add_argument(known: ChType, tokens: _TokenReader) -> ChType:
+def _add_argument(type_: ChType, tokens: _TokenReader) -> ChType:
     kind, written = tokens.ahead or ("", "")
     if kind == "number":
         tokens.take()
-        return replace(known, numbers=(*known.numbers, int(written)))
+        return replace(type_, numbers=(*type_.numbers, int(written)))
     if kind == "text":
         tokens.take()
-        return _add_text(known, _unquote_text(written), tokens)
-    if known.name in {"JSON", "Dynamic"}:
+        return _add_text(type_, _unquote_text(written), tokens)
+    if type_.name in {"JSON", "Dynamic"}:
         option = tokens.take_expected("word", "an option's name")
         if not tokens.takes("="):
             raise tokens.make_error("'='")
         value = int(tokens.take_expected("number", "a number"))
-        return replace(known, options=(*known.options, (option, value)))
-    return _add_part(known, tokens)
+        return replace(type_, options=(*type_.options, (option, value)))
+    return _add_part(type_, tokens)
 
 
-def _add_text(known: ChType, value: str, tokens: _TokenReader) -> ChType:
-    if not known.name.startswith("Enum"):
-        return replace(known, zone=value)
-    numbers = known.numbers
+def _add_text(type_: ChType, value: str, tokens: _TokenReader) -> ChType:
+    if not type_.name.startswith("Enum"):
+        return replace(type_, zone=value)
+    numbers = type_.numbers
     number = numbers[-1] + 1 if numbers else 1
     if tokens.takes("="):
         number = int(tokens.take_expected("number", "a number"))
-    return replace(known, names=(*known.names, value), numbers=(*numbers, number))
+    return replace(type_, names=(*type_.names, value), numbers=(*numbers, number))
 
 
-def _add_part(known: ChType, tokens: _TokenReader) -> ChType:
+def _add_part(type_: ChType, tokens: _TokenReader) -> ChType:
     """Parse a type, and before it the name that a tuple's member may have."""
     name = ""
     if tokens.ahead and tokens.ahead[0] == "quoted":
         name = _unquote_text(tokens.take()[1])
-    elif known.name in {"Tuple", "Nested"}:
-        after = TOKEN.match(tokens.written, tokens.at)
-        if after and after.lastgroup == "word":
+    elif type_.name in {"Tuple", "Nested"}:
+        following = TOKEN.match(tokens.written, tokens.at)
+        if following and following.lastgroup == "word":
             name = tokens.take_expected("word", "a member's name")
     part = _parse_tokens(tokens)
-    names = (*known.names, name) if name else known.names
-    return replace(known, parts=(*known.parts, part), names=names)
+    names = (*type_.names, name) if name else type_.names
+    return replace(type_, parts=(*type_.parts, part), names=names)
 
 
 def _unquote_text(written: str) -> str:
@@ -182,33 +182,33 @@ def _unquote_text(written: str) -> str:
     return ESCAPED.sub(unescape_match, written[1:-1])
 
 
-def _normalize_type(known: ChType) -> ChType:
+def _normalize_type(type_: ChType) -> ChType:
     """Return the one value for all texts of the type. Raises TypeTextError if it is impossible."""
-    if known.name in DECIMALS:
-        return ChType(name="Decimal", numbers=(DECIMALS[known.name], *known.numbers))
-    if known.name == "Decimal":
+    if type_.name in DECIMALS:
+        return ChType(name="Decimal", numbers=(DECIMALS[type_.name], *type_.numbers))
+    if type_.name == "Decimal":
         return replace(
-            known, numbers=(*known.numbers, 0) if len(known.numbers) == 1 else known.numbers
+            type_, numbers=(*type_.numbers, 0) if len(type_.numbers) == 1 else type_.numbers
         )
-    if known.name == "DateTime64" and not known.numbers:
-        return replace(known, numbers=(3,))
-    if known.name == "Variant":
-        return replace(known, parts=tuple(sorted(known.parts, key=str)))
-    if known.name.startswith("Enum"):
-        return _normalize_enum(known)
-    if known.names and len(known.names) != len(known.parts):
-        raise TypeTextError(f"either all members of a {known.name} have names or none")
-    return known
+    if type_.name == "DateTime64" and not type_.numbers:
+        return replace(type_, numbers=(3,))
+    if type_.name == "Variant":
+        return replace(type_, parts=tuple(sorted(type_.parts, key=str)))
+    if type_.name.startswith("Enum"):
+        return _normalize_enum(type_)
+    if type_.names and len(type_.names) != len(type_.parts):
+        raise TypeTextError(f"either all members of a {type_.name} have names or none")
+    return type_
 
 
-def _normalize_enum(known: ChType) -> ChType:
-    members = sorted(zip(known.numbers, known.names, strict=False))
+def _normalize_enum(type_: ChType) -> ChType:
+    members = sorted(zip(type_.numbers, type_.names, strict=False))
     numbers, names = tuple(n for n, _ in members), tuple(name for _, name in members)
     if not members or len(set(numbers)) < len(numbers) or len(set(names)) < len(names):
         raise TypeTextError("an Enum needs members with unique names and numbers")
     small = all(number in ENUM8 for number in numbers)
-    name = ("Enum8" if small else "Enum16") if known.name == "Enum" else known.name
-    return replace(known, name=name, names=names, numbers=numbers)
+    name = ("Enum8" if small else "Enum16") if type_.name == "Enum" else type_.name
+    return replace(type_, name=name, names=names, numbers=numbers)
 
 
 def _format_arguments(type_: ChType) -> list[str]:

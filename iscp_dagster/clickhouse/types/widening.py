@@ -12,34 +12,34 @@ from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, o
 INTEGER = re.compile(r"(U?)Int(\d+)")
 LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
 EXACT_BITS = 32
-"""The bits of the integers that Float64 holds all of."""
+"""Float64 holds all integers of up to so many bits."""
 MOST_DIGITS = 6
-"""Of a second, in the DateTime64 that has all of Date32's days."""
+"""Most digits of a second in a DateTime64 that holds all of Date32's days."""
 WITHOUT_NULLS = frozenset({"Array", "Map", "Tuple", "Nested", "JSON", "Dynamic", "Variant", *GEO})
 """Types that Nullable does not take; a field without a value is empty there."""
 
 
-def is_same_type(held: str, wanted: str) -> bool:
+def is_same_type(existing: str, target: str) -> bool:
     """Whether the two texts name one type; the server may write a type differently."""
-    return held == wanted or _parse_known_type(held) == parse_type(wanted)
+    return existing == target or _parse_known_type(existing) == parse_type(target)
 
 
-def can_widen(held: str, wanted: str) -> bool:
-    """Whether ClickHouse's type `wanted` holds every value of `held`, so that rows can stay."""
-    before = _parse_known_type(held)
-    return before is not None and _can_hold(before, parse_type(wanted))
+def can_widen(existing: str, target: str) -> bool:
+    """Whether ClickHouse's type `target` holds every value of `existing`, so that rows can stay."""
+    before = _parse_known_type(existing)
+    return before is not None and _can_hold(before, parse_type(target))
 
 
-def keep_old_fields(held: str | None, wanted: str) -> str:
-    """Return `wanted` with the fields that only `held` has in its tuples, after its own.
+def keep_old_fields(existing: str | None, target: str) -> str:
+    """Return `target` with the fields that only `existing` has in its tuples, after its own.
 
-    A field that the source renamed or dropped stays, as a column would, so that whoever still reads
-    an earlier version finds it. Map keys stay as they are wanted: another field is another key.
+    A field that the source renamed or dropped stays, as a column would, for readers of earlier
+    versions. Map keys are those of `target`: another field is another key.
     """
-    before, after = held and _parse_known_type(held), parse_type(wanted)
+    before, after = existing and _parse_known_type(existing), parse_type(target)
     kept = _merge_types(before, after) if before else after
-    # Unchanged, it is written as it was.
-    return wanted if kept == after else str(kept)
+    # An unchanged type keeps its spelling.
+    return target if kept == after else str(kept)
 
 
 def _merge_types(before: ChType, after: ChType) -> ChType:
@@ -59,8 +59,8 @@ def _merge_types(before: ChType, after: ChType) -> ChType:
 def _merge_field(before: ChType | None, after: ChType | None) -> ChType:
     """Return the type of a field; where some rows lack it, it is null if it can be."""
     if before and after:
-        both = _merge_types(before, after)
-        return _make_nullable(both) if _is_nullable(before) else both
+        merged = _merge_types(before, after)
+        return _make_nullable(merged) if _is_nullable(before) else merged
     (only,) = filter(None, (before, after))
     return _make_nullable(only)
 
@@ -96,7 +96,7 @@ def _can_hold_parts(before: ChType, after: ChType) -> bool:
 
 
 def _can_hold_fields(before: ChType, after: ChType) -> bool:
-    """Whether a named tuple has all fields of another; those added must have a value for no value.
+    """Whether a named tuple has all fields of another; added ones must be nullable or may be empty.
 
     Every tenant is read again as a snapshot after its source's structures changed.
     """
@@ -105,7 +105,7 @@ def _can_hold_fields(before: ChType, after: ChType) -> bool:
     old, new = before.fields, after.fields
     kept = old.keys() <= new.keys() and all(_can_hold(old[name], new[name]) for name in old)
     added = [new[name] for name in new.keys() - old.keys()]
-    return kept and all(_is_nullable(each) or each.name in WITHOUT_NULLS for each in added)
+    return kept and all(_is_nullable(type_) or type_.name in WITHOUT_NULLS for type_ in added)
 
 
 def _has_digits(before: ChType, after: ChType) -> bool:

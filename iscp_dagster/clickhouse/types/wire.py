@@ -18,13 +18,13 @@ from iscp_dagster.model.declared.schema import Array, Map, Struct
 
 Change = Callable[[pa.Array, Stored], pa.Array]
 NO_NULL = "holds no null"
-"""Said of a type, in a Misfit."""
+"""Follows the type in a Misfit's message."""
 
 
 def encode_column(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
     """Convert the column to what ClickHouse accepts. Raises Misfit, which says why."""
-    made = [_encode_values(chunk, stored) for chunk in column.chunks]
-    return pa.chunked_array(made) if made else column
+    chunks = [_encode_values(chunk, stored) for chunk in column.chunks]
+    return pa.chunked_array(chunks) if chunks else column
 
 
 def find_misfits(
@@ -51,12 +51,14 @@ def make_filler(stored: Stored) -> Any:
         return []
     if isinstance(stored.source, Struct):
         fields = stored.source.fields
-        return {f.name: make_filler(each) for f, each in zip(fields, stored.members, strict=True)}
-    cell, kept = stored.leaf
-    if kept.name == "FixedString":
-        return b"\0" * kept.numbers[0]
-    if kept.names:
-        return kept.names[0]
+        return {
+            f.name: make_filler(member) for f, member in zip(fields, stored.members, strict=True)
+        }
+    cell, type_ = stored.leaf
+    if type_.name == "FixedString":
+        return b"\0" * type_.numbers[0]
+    if type_.names:
+        return type_.names[0]
     return BLANKS.get(get_family(stored.source) or "", 0) if cell.blank is None else cell.blank
 
 
@@ -87,14 +89,14 @@ def _get_read_type(stored: Stored) -> ChType:
             "Array" if isinstance(stored.source, Array) else "Map", *map(_get_read_type, members)
         )
     if isinstance(stored.source, Struct):
-        names = tuple(each.name for each in stored.source.fields)
+        names = tuple(field.name for field in stored.source.fields)
         return ChType(name="Tuple", parts=tuple(map(_get_read_type, members)), names=names)
-    cell, kept = stored.leaf
+    cell, type_ = stored.leaf
     if cell.read == DEFAULT:
-        kept = get_default_type(stored.source)
+        type_ = get_default_type(stored.source)
     elif cell.read is not None:
-        kept = parse_type(cell.read)
-    return of("Nullable", kept) if stored.takes_nulls else kept
+        type_ = parse_type(cell.read)
+    return of("Nullable", type_) if stored.takes_nulls else type_
 
 
 def _has_fields(type_: ChType) -> bool:
@@ -115,8 +117,8 @@ def _to_text_type(type_: pa.DataType) -> pa.DataType:
 
 def respell_column(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
     """Rewrite the column's values as ClickHouse returns them, where that differs."""
-    made = [_respell_values(chunk, stored) for chunk in column.chunks]
-    return pa.chunked_array(made) if made else column
+    chunks = [_respell_values(chunk, stored) for chunk in column.chunks]
+    return pa.chunked_array(chunks) if chunks else column
 
 
 def needs_respelling(stored: Stored) -> bool:
@@ -130,7 +132,7 @@ def needs_respelling(stored: Stored) -> bool:
 
 def _respell_values(values: pa.Array, stored: Stored) -> pa.Array:
     if stored.is_text:
-        # What no text holds is in no index, so it is not compared.
+        # A value without a JSON text is in no index, so it is not compared.
         return to_json_texts_or_null(values, stored.source)
     if stored.has_parts:
         return _map_parts(_fill_nulls(values, stored), stored, _respell_values)
@@ -146,16 +148,16 @@ def _encode_values(values: pa.Array, stored: Stored) -> pa.Array:
         return to_json_texts(values, stored.source)
     if stored.has_parts:
         return _map_parts(values, stored, _encode_values)
-    cell, kept = stored.leaf
-    holds = f"{kept} holds {cell.holds}"
+    cell, type_ = stored.leaf
+    holds = f"{type_} holds {cell.holds}"
     values = unify_floats(values) if stored.key else values
     try:
-        made = cell.fit(values, kept)
+        encoded = cell.fit(values, type_)
     except (Misfit, pa.ArrowException) as error:
         raise Misfit(holds) from error
-    if stored.as_written and cell.respell is not None and not made.equals(values):
+    if stored.as_written and cell.respell is not None and not encoded.equals(values):
         raise Misfit(holds)
-    return made
+    return encoded
 
 
 def _fill_nulls(values: pa.Array, stored: Stored) -> pa.Array:
@@ -171,12 +173,12 @@ def _fill_nulls(values: pa.Array, stored: Stored) -> pa.Array:
 def _map_parts(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
     """Apply `change` to each part of the values; return the same values if no part changed."""
     old = _list_parts(values)
-    new = [change(part, each) for part, each in zip(old, stored.members, strict=True)]
-    if all(made is part for made, part in zip(new, old, strict=True)):
+    new = [change(part, member) for part, member in zip(old, stored.members, strict=True)]
+    if all(changed is part for changed, part in zip(new, old, strict=True)):
         return values
     nulls = values.is_null() if values.null_count else None
     if isinstance(stored.source, Struct):
-        return pa.StructArray.from_arrays(new, [each.name for each in values.type], mask=nulls)
+        return pa.StructArray.from_arrays(new, [field.name for field in values.type], mask=nulls)
     kind = pa.MapArray if isinstance(stored.source, Map) else pa.ListArray
     return kind.from_arrays(_compute_offsets(values), *new, mask=nulls)
 
@@ -184,8 +186,8 @@ def _map_parts(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
 def _list_parts(values: pa.Array) -> list[pa.Array]:
     if pa.types.is_struct(values.type):
         return list(values.flatten())
-    inside = [values.keys, values.items] if pa.types.is_map(values.type) else [values.values]
-    return [_slice_content(values, each) for each in inside]
+    contents = [values.keys, values.items] if pa.types.is_map(values.type) else [values.values]
+    return [_slice_content(values, content) for content in contents]
 
 
 def _compute_offsets(values: pa.Array) -> pa.Array:

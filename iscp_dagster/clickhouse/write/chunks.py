@@ -1,4 +1,4 @@
-"""Arrow rows cut into chunks whose content alone decides their identity."""
+"""Arrow rows cut into chunks, which are identified only by their content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ snapshot."""
 def compute_chunks_per_task(tasks: int) -> int:
     """Return the most chunks of changes that each of so many tasks writes.
 
-    All of them together write no more than the fewest tasks may: ClickHouse remembers the tokens
+    Together they write no more than the fewest tasks may: ClickHouse remembers the tokens
     of so many chunks, whatever the cluster.
     """
     return MOST_CHUNKS * FEWEST_TASKS // max(tasks, FEWEST_TASKS)
@@ -47,22 +47,22 @@ def cut_chunks(
     no chunk is empty.
     """
     if apart is not None:
-        for _, some in groupby(_split_runs(batches, apart), key=itemgetter(0)):
-            yield from cut_chunks((each for _, each in some), rows)
+        for _, run in groupby(_split_runs(batches, apart), key=itemgetter(0)):
+            yield from cut_chunks((batch for _, batch in run), rows)
         return
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         rest = batch
         while count + rest.num_rows >= rows:
             head, rest = rest.slice(0, rows - count), rest.slice(rows - count)
-            yield pa.Table.from_batches([*held, head])
-            held, count = [], 0
+            yield pa.Table.from_batches([*pending, head])
+            pending, count = [], 0
         if rest.num_rows:
-            held.append(rest)
+            pending.append(rest)
             count += rest.num_rows
-    if held:
-        yield pa.Table.from_batches(held)
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def _split_runs(
@@ -70,8 +70,8 @@ def _split_runs(
 ) -> Iterator[tuple[Any, pa.RecordBatch]]:
     """Yield the batches, cut where the column's value changes, each with that value."""
     for batch in batches:
-        found, start = pc.run_end_encode(batch[column]), 0
-        for value, end in zip(found.values.to_pylist(), found.run_ends.to_pylist(), strict=True):
+        runs, start = pc.run_end_encode(batch[column]), 0
+        for value, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
             yield value, batch.slice(start, end - start)
             start = end
 
@@ -79,7 +79,7 @@ def _split_runs(
 def cut_pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, pa.Table]]:
     """Cut the chunk into pieces of at most `size` bytes, each with its first row's number.
 
-    A larger row goes alone. The same rows give the same pieces, as only the values' bytes count.
+    A larger row goes by itself. The same rows give the same pieces: only the values' bytes count.
     Each consumer cuts for itself: a replay may be for one of them, and read fewer or more columns.
     """
     ends = np.concatenate([[0], np.cumsum(compute_row_sizes(chunk))])
@@ -110,7 +110,7 @@ def cut_batches(rows: pa.Table) -> Iterator[pa.Table]:
     if rows.nbytes * 2 <= BYTES_AT_ONCE:
         yield rows
         return
-    yield from (some for _, some in cut_pieces(rows, BYTES_AT_ONCE))
+    yield from (piece for _, piece in cut_pieces(rows, BYTES_AT_ONCE))
 
 
 def _compute_value_sizes(values: pa.Array) -> Numbers:

@@ -114,31 +114,31 @@ class IndexConsumer:
     def _write_rows(
         self, retriever: DataRetriever, write: Write, rows: pa.Table, start: int
     ) -> list[Refusal]:
-        """Write the rows; return those that are refused, if the index sets them aside.
+        """Write the rows; return the refused ones, if the index sets them aside.
 
         Each of several tenants is stopped by its own rows only. A chunk of several tenants has a
         key: without one, parts of it would be repeated under other tokens.
         """
 
-        def write_some(some: pa.Table) -> list[Refusal]:
+        def write_some(part: pa.Table) -> list[Refusal]:
             if self.target.buries:
-                return list(isolate_refusals(write, some, start))
-            write(some, start)
+                return list(isolate_refusals(write, part, start))
+            write(part, start)
             return []
 
-        def write_alone(some: pa.Table) -> list[Refusal]:
+        def write_alone(part: pa.Table) -> list[Refusal]:
             if self.target.buries:
-                return write_some(some)
-            self._write_or_stop(write, some, start)
+                return write_some(part)
+            self._write_or_stop(write, part, start)
             return []
 
         column = self.target.tenant
         if column is None or len(retriever.tenants) == 1:
             return write_alone(rows)
-        found, wrong = bisect_tenants(rows, column, write_some, TENANTS_OWN, write_alone)
-        for tenant, error in wrong.items():
+        refusals, errors = bisect_tenants(rows, column, write_some, TENANTS_OWN, write_alone)
+        for tenant, error in errors.items():
             retriever.refuse(tenant, error)
-        return [each for some in found for each in some]
+        return [refusal for part in refusals for refusal in part]
 
     def _write_or_stop(self, write: Write, rows: pa.Table, start: int) -> None:
         """Write the rows; if ClickHouse refuses one, find out which it is.
@@ -149,14 +149,14 @@ class IndexConsumer:
         try:
             write(rows, start)
         except RefusedRowsError:
-            gone = []
+            deleted = []
             for refused in isolate_refusals(write, rows, start) if self.target.keys else ():
                 if not refused.row[self.target.deleted][0].as_py():
                     raise _make_stop_error(self.target, refused) from None
-                gone.append(refused.row)
-            if not gone:
+                deleted.append(refused.row)
+            if not deleted:
                 raise
-            self._delete_earlier_rows(pa.concat_tables(gone))
+            self._delete_earlier_rows(pa.concat_tables(deleted))
 
     def _write_piece(
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
@@ -188,10 +188,10 @@ class IndexConsumer:
             chunk=number,
         ):
             retriever.report_resend()
-        live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
-        retriever.set_aside(Counter(get_tenant(each.row, target) for each in live))
+        live = [refusal for refusal in refusals if not refusal.row[target.deleted][0].as_py()]
+        retriever.set_aside(Counter(get_tenant(refusal.row, target) for refusal in live))
         if retriever.data_type is DataType.TAIL:
-            self._stop_serving(write, pa.concat_tables([each.row for each in refusals]))
+            self._stop_serving(write, pa.concat_tables([refusal.row for refusal in refusals]))
 
     def _stop_serving(self, write: Write, rows: pa.Table) -> None:
         """Stop serving earlier versions of the rows with these keys; later ones stay.
@@ -208,13 +208,13 @@ class IndexConsumer:
 
     def _delete_earlier_rows(self, rows: pa.Table) -> None:
         """Delete earlier versions of the rows with these keys; later ones stay."""
-        for each in pc.unique(rows[VERSION]).to_pylist():
-            self._delete_keys(rows.filter(pc.equal(rows[VERSION], each)), each)
+        for version in pc.unique(rows[VERSION]).to_pylist():
+            self._delete_keys(rows.filter(pc.equal(rows[VERSION], version)), version)
 
     def _delete_keys(self, rows: pa.Table, before: int) -> None:
         target = self.target
-        held = fit_keys(target, rows.select([*target.identity]).drop_null())
-        keys = [tuple(each.values()) for each in held.to_pylist()]
+        key_rows = fit_keys(target, rows.select([*target.identity]).drop_null())
+        keys = [tuple(row.values()) for row in key_rows.to_pylist()]
         if not target.keys or not keys:
             return
         names, types = (
@@ -266,8 +266,8 @@ def _mark_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
     for column in identity:
         rows = rows.filter(pc.is_valid(rows[column]))
     place, marks = rows.schema.get_field_index(DELETED), rows[DELETED].type
-    gone = pa.repeat(pa.scalar(1).cast(marks), rows.num_rows)
-    return rows.set_column(place, rows.schema.field(place), gone)
+    deleted = pa.repeat(pa.scalar(1).cast(marks), rows.num_rows)
+    return rows.set_column(place, rows.schema.field(place), deleted)
 
 
 def insert_fitted_rows(
@@ -291,27 +291,27 @@ def insert_fitted_rows(
 
 
 def isolate_refusals(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
-    """Write the rows, except those that are refused: find these by halving, and yield them.
+    """Write the rows; find the refused ones by halving, and yield them.
 
     Raises TooManyRefusedError once there are more than a person could look at.
     """
-    waiting, found = [(rows, start)], 0
+    waiting, count = [(rows, start)], 0
     while waiting:
-        some, at = waiting.pop()
+        part, at = waiting.pop()
         try:
-            write(some, at)
+            write(part, at)
         except (KeyColumnError, SchemaError, RefusedRowsError) as error:
-            if some.num_rows > 1:
-                half = some.num_rows // 2
-                waiting += [(some.slice(half), at + half), (some.slice(0, half), at)]
+            if part.num_rows > 1:
+                half = part.num_rows // 2
+                waiting += [(part.slice(half), at + half), (part.slice(0, half), at)]
                 continue
-            found += 1
-            if found > MOST_REFUSED:
+            count += 1
+            if count > MOST_REFUSED:
                 raise TooManyRefusedError(
                     f"More than {MOST_REFUSED} rows of one chunk were refused, the last because: "
                     f"{error} Correct the source or the index's types; no more rows are set aside."
                 ) from error
-            yield Refusal(row=some, error=error)
+            yield Refusal(row=part, error=error)
 
 
 def _make_stop_error(target: Target, refusal: Refusal) -> IscpError:

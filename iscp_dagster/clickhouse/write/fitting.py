@@ -41,66 +41,66 @@ def fit_keys(target: Target, rows: pa.Table) -> pa.Table:
 
 def _fit_column(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
     """Return the column to send; values of deleted rows that do not fit are blanked."""
-    kept, values = target.stored.get(column), chunk[column]
-    if kept is None:
+    stored, values = target.stored.get(column), chunk[column]
+    if stored is None:
         return values
     try:
-        return encode_column(values, kept)
+        return encode_column(values, stored)
     except Misfit:
-        gone = pc.cast(chunk[DELETED], pa.bool_()).to_pylist()
-        wrong = [False] * len(values)
-        for row, why in find_misfits(values, kept):
-            if not gone[row]:
-                raise _make_misfit_error(target, chunk.slice(row, 1), column, why) from None
-            wrong[row] = True
-        return encode_column(_fill_misfits(values, wrong, kept), kept)
+        deleted = pc.cast(chunk[DELETED], pa.bool_()).to_pylist()
+        misfits = [False] * len(values)
+        for row, reason in find_misfits(values, stored):
+            if not deleted[row]:
+                raise _make_misfit_error(target, chunk.slice(row, 1), column, reason) from None
+            misfits[row] = True
+        return encode_column(_fill_misfits(values, misfits, stored), stored)
 
 
-def _fill_misfits(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.ChunkedArray:
-    """Put blanks in the wrong rows; the others keep their place."""
-    filler = pa.array([make_filler(kept)], values.type)
+def _fill_misfits(values: pa.ChunkedArray, misfits: list[bool], stored: Stored) -> pa.ChunkedArray:
+    """Put blanks in place of the misfits; the other values stay."""
+    filler = pa.array([make_filler(stored)], values.type)
     pieces = [*values.chunks, filler]
-    places = [len(values) if each else row for row, each in enumerate(wrong)]
+    places = [len(values) if is_misfit else row for row, is_misfit in enumerate(misfits)]
     return pa.chunked_array(pieces).take(pa.array(places, pa.int64()))
 
 
 def _drop_unheld_deletes(target: Target, chunk: pa.Table) -> pa.Table:
     """Drop deletes of rows whose key the index cannot hold, and so never held."""
-    gone = pc.cast(chunk[DELETED], pa.bool_())
-    if not pc.any(gone).as_py():
+    deleted = pc.cast(chunk[DELETED], pa.bool_())
+    if not pc.any(deleted).as_py():
         return chunk
-    return _drop_unheld_keys(target, chunk, gone.to_pylist())
+    return _drop_unheld_keys(target, chunk, deleted.to_pylist())
 
 
 def _drop_unheld_keys(target: Target, rows: pa.Table, among: list[bool] | None = None) -> pa.Table:
     """Drop rows whose key `target` cannot hold; with `among`, only rows marked there."""
-    strange = {
+    unheld = {
         row
         for column in target.identity
         if column in target.stored
         for row, _ in find_misfits(rows[column], target.stored[column])
         if among is None or among[row]
     }
-    if not strange:
+    if not unheld:
         return rows
-    return rows.filter(pa.array([row not in strange for row in range(rows.num_rows)]))
+    return rows.filter(pa.array([row not in unheld for row in range(rows.num_rows)]))
 
 
-def _make_misfit_error(target: Target, row: pa.Table, column: str, why: str) -> SchemaError:
+def _make_misfit_error(target: Target, row: pa.Table, column: str, reason: str) -> SchemaError:
     value, key = row[column][0], format_row(row.select(list(target.keys)))
     culprit = f"{target.name}: column {column!r} is"
-    kept = target.stored[column]
-    if kept.nulls == REFUSE and has_parts(kept.source) and why.endswith(NO_NULL):
+    stored = target.stored[column]
+    if stored.nulls == REFUSE and has_parts(stored.source) and reason.endswith(NO_NULL):
         return SchemaError(
             f"{culprit} {format_value(value) if value.is_valid else 'null'} in row {key}, but "
             "ClickHouse has no null arrays, maps or tuples, and nulls='refuse' is set for it. Fill "
             "it in the source and repair the job, or give nulls='empty', 'flag' or 'json' and "
             f"rebuild the index (`iscp job rebuild {target.name} --tenant '*'`)."
         )
-    without = "" if column in target.identity else ", or leave it out with exclude=[...]"
+    exclusion = "" if column in target.identity else ", or leave it out with exclude=[...]"
     return SchemaError(
-        f"{culprit} {format_value(value)} in row {key}, but {why}. Correct it in the source, keep "
-        f"the column as another type with types={{...}}{without}."
+        f"{culprit} {format_value(value)} in row {key}, but {reason}. Correct it in the source, "
+        f"keep the column as another type with types={{...}}{exclusion}."
     )
 
 
@@ -115,7 +115,7 @@ def _cast_timestamps(rows: pa.Table) -> pa.Table:
 
 
 def refuse_nulls(name: str, chunk: pa.Table, column: str, keys: Sequence[str]) -> None:
-    """Raise KeyColumnError if a row lacks its key; `name` is who cannot take it."""
+    """Raise KeyColumnError if a row lacks its key; `name` is the consumer's, for the message."""
     if chunk[column].null_count:
         row = chunk.filter(pc.is_null(chunk[column])).slice(0, 1).select(list(keys))
         raise KeyColumnError(
@@ -140,6 +140,6 @@ def drop_null_key_deletes(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Drop deletes whose key is null: no index ever held their rows."""
     for column in keys:
         if rows[column].null_count:
-            gone = pc.cast(rows[DELETED], pa.bool_())
-            rows = rows.filter(pc.invert(pc.and_(gone, pc.is_null(rows[column]))))
+            deleted = pc.cast(rows[DELETED], pa.bool_())
+            rows = rows.filter(pc.invert(pc.and_(deleted, pc.is_null(rows[column]))))
     return rows

@@ -40,7 +40,7 @@ ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
 MOST_NAMES = 16_000
-"""Bytes of columns' names in a statement that goes in a URL, where each may be three."""
+"""Most bytes of column names in a statement in the URL, where each may take three."""
 MERGING_ATTEMPTS = 8
 """Attempts while ClickHouse has to merge parts first: about a minute in all."""
 
@@ -90,12 +90,12 @@ def insert(
             settings = _read_insert_settings(endpoint) | endpoint.insert_settings
             settings |= fence_settings(database, table, epoch)
             settings["insert_deduplication_token"] = token
-            told = _send_rows(client, database, table, rows, settings)
+            summary = _send_rows(client, database, table, rows, settings)
         # The count includes rows that a token drops, and those of materialized views.
-        if told.written_rows < rows.num_rows:
+        if summary.written_rows < rows.num_rows:
             raise UnconfirmedError(
                 f"{name}: {rows.num_rows} rows were sent to {database}.{table}, but ClickHouse "
-                f"confirms {told.written_rows}; the chunk is sent again."
+                f"confirms {summary.written_rows}; the chunk is sent again."
             )
 
     call_with_retries(attempt, sleep)
@@ -122,12 +122,12 @@ def _send_rows(
 def _read_insert_settings(endpoint: Endpoint) -> dict[str, Any]:
     # The user's profile may truncate the client's own list of server settings.
     query = "SELECT count() FROM system.settings WHERE name = {name:String}"
-    ((known,),) = endpoint.client().query(query, {"name": _SINCE_26}).result_rows
-    return {name: value for name, value in EXACTLY.items() if known or name != _SINCE_26}
+    ((supported,),) = endpoint.client().query(query, {"name": _SINCE_26}).result_rows
+    return {name: value for name, value in EXACTLY.items() if supported or name != _SINCE_26}
 
 
-def call_with_retries(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    """Ask ClickHouse; after a temporary error ask a few times more, with a new client."""
+def call_with_retries(call: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    """Call ClickHouse; after a temporary error, retry a few times with a new client."""
     return Retrying(
         retry=retry_if_exception(_is_temporary),
         stop=_should_give_up,
@@ -135,7 +135,7 @@ def call_with_retries(ask: Callable[[], T], sleep: Callable[[float], None]) -> T
         before_sleep=lambda _: get_shared_client.cache_clear(),
         sleep=sleep,
         reraise=True,
-    )(ask)
+    )(call)
 
 
 def _should_give_up(state: RetryCallState) -> bool:

@@ -130,7 +130,7 @@ class DeadLetters:
         )
 
     def read_epoch(self) -> int:
-        """Return the epoch that a letter must show; see `Gate.epoch`."""
+        """Return the epoch that a letter must show; see `Gate.read_epoch`."""
         return self._barrier.read_epoch()
 
     def shut_out(self, index: str, tenants: Collection[str]) -> int:
@@ -149,21 +149,21 @@ class DeadLetters:
     ) -> bool:
         """Write one chunk's refused rows; return whether they were sent again. Raises IscpError.
 
-        `registrations` are those of the jobs, by tenant.
+        `registrations` has the jobs' registrations, by tenant.
         """
-        seen: Counter[str] = Counter()
-        # Without a key, equal rows are told apart by their task and chunk.
+        occurrences: Counter[str] = Counter()
+        # Without a key, their task and chunk distinguish equal rows.
         place = [] if target.keys else [task, chunk]
         rows = []
-        for each in refusals:
-            text = as_json(each.row, target)
-            tenant = get_tenant(each.row, target)
+        for refusal in refusals:
+            text = as_json(refusal.row, target)
+            tenant = get_tenant(refusal.row, target)
             registration = registrations[tenant]
-            seen[text] += 1
+            occurrences[text] += 1
             rows.append(
                 {
                     "id": make_letter_id(
-                        target, each.row, [registration, text, *place, seen[text]]
+                        target, refusal.row, [registration, text, *place, occurrences[text]]
                     ),
                     "index": target.name,
                     "tenant": tenant,
@@ -172,13 +172,13 @@ class DeadLetters:
                     "to_version": range_.to.version,
                     "task": task,
                     "chunk": chunk,
-                    "deleted": bool(each.row[DELETED][0].as_py()),
-                    "code": each.error.code,
-                    "reason": str(each.error),
+                    "deleted": bool(refusal.row[DELETED][0].as_py()),
+                    "code": refusal.error.code,
+                    "reason": str(refusal.error),
                     "row": text,
-                    "arrow": as_arrow(each.row),
-                    "version": each.row[VERSION][0].as_py(),
-                    "timestamp": each.row[TIMESTAMP].cast(pa.int64())[0].as_py(),
+                    "arrow": as_arrow(refusal.row),
+                    "version": refusal.row[VERSION][0].as_py(),
+                    "timestamp": refusal.row[TIMESTAMP].cast(pa.int64())[0].as_py(),
                 }
             )
         return self._insert_rows(target, rows)
@@ -217,11 +217,11 @@ class DeadLetters:
 
     def _insert_rows(self, target: Target, rows: Sequence[Mapping[str, Any]]) -> bool:
         stamps, epoch = pa.timestamp("us", tz="UTC"), target.epochs.letters
-        barred = [
+        stamped = [
             {**row, _OWNER: _format_owner(row["index"], row["tenant"]), "epoch": epoch}
             for row in rows
         ]
-        table = pa.Table.from_pylist(barred)
+        table = pa.Table.from_pylist(stamped)
         at = table.schema.get_field_index("timestamp")
         table = table.set_column(at, "timestamp", table["timestamp"].cast(stamps))
         # No two writes share a token: a letter that was dropped may be written again.
@@ -254,11 +254,11 @@ class DeadLetters:
 
     def rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
         """Return the row of each letter, as it was refused."""
-        where, parameters = _build_filter(None, None, [each.id for each in letters])
+        where, parameters = _build_filter(None, None, [letter.id for letter in letters])
         query = f"SELECT id, base64Encode(arrow) FROM {self._quoted_name} FINAL {where}"
         with self.endpoint.errors("read the dead letters"):
-            held = dict(self._run_query(query, parameters).result_rows)
-        return [_from_arrow(base64.b64decode(held[each.id])) for each in letters]
+            arrow_by_id = dict(self._run_query(query, parameters).result_rows)
+        return [_from_arrow(base64.b64decode(arrow_by_id[letter.id])) for letter in letters]
 
     def _run_query(self, query: str, parameters: dict[str, Any]) -> QueryResult:
         """Run a query that sees every confirmed letter, whichever replica answers."""
@@ -268,22 +268,22 @@ class DeadLetters:
     def drop(self, letters: Sequence[DeadLetter]) -> None:
         """Delete the letters as they were found; one written since under a later epoch stays."""
         if letters:
-            ids, epoch = [each.id for each in letters], max(each.epoch for each in letters)
+            ids, epoch = [letter.id for letter in letters], max(letter.epoch for letter in letters)
             self._delete_where("id IN {ids:Array(String)}", epoch, ids=ids)
 
     def drop_tenants(self, index: str, tenants: Collection[str]) -> None:
-        """Delete tenants' letters, and reject those in flight; `index` is as letters name it."""
+        """Delete tenants' letters, and reject those in flight; `index` as in `DeadLetter.index`."""
         if not self._has_table():
             return
         epoch = self.shut_out(index, tenants)
-        for some in split_names(sorted(tenants)):
-            which = "index = {index:String} AND tenant IN {tenants:Array(String)}"
-            self._delete_where(which, epoch, index=index, tenants=some)
+        for portion in split_names(sorted(tenants)):
+            condition = "index = {index:String} AND tenant IN {tenants:Array(String)}"
+            self._delete_where(condition, epoch, index=index, tenants=portion)
 
     def drop_older(self, target: Target, registrations: Mapping[str, int], *, version: int) -> None:
         """Delete letters of tenants that were rebuilt, except rows that these builds refused.
 
-        `registrations` are those of their jobs, as in `drop_staged`.
+        `registrations` has their jobs' registrations, by tenant.
         """
         self._delete_for_jobs(f"NOT ({_OF_BUILD})", target, registrations, version=version)
 
@@ -294,15 +294,15 @@ class DeadLetters:
         self._delete_for_jobs(_OF_BUILD, target, registrations, version=version)
 
     def _delete_for_jobs(
-        self, which: str, target: Target, registrations: Mapping[str, int], *, version: int
+        self, condition: str, target: Target, registrations: Mapping[str, int], *, version: int
     ) -> None:
-        for some in split_names(sorted(registrations)):
+        for portion in split_names(sorted(registrations)):
             self._delete_where(
-                f"index = {{index:String}} AND tenant IN {{tenants:Array(String)}} AND {which}",
+                f"index = {{index:String}} AND tenant IN {{tenants:Array(String)}} AND {condition}",
                 target.epochs.letters,
                 index=target.name,
-                tenants=some,
-                jobs=[(tenant, registrations[tenant]) for tenant in some],
+                tenants=portion,
+                jobs=[(tenant, registrations[tenant]) for tenant in portion],
                 version=version,
             )
 
@@ -323,8 +323,8 @@ class DeadLetters:
             "SELECT count() FROM system.tables WHERE database = {db:String} AND name = {t:String}"
         )
         with self.endpoint.errors("look for the dead letters"):
-            found = self.endpoint.client().query(query, {"db": self.database, "t": TABLE})
-        return bool(found.result_rows[0][0])
+            result = self.endpoint.client().query(query, {"db": self.database, "t": TABLE})
+        return bool(result.result_rows[0][0])
 
     def _run_statement(self, statement: str) -> None:
         with self.endpoint.errors(statement.partition("(")[0].strip()):
@@ -362,11 +362,11 @@ def hash_key(row: pa.Table, target: Target) -> str | None:
 
 def as_json(row: pa.Table, target: Target) -> str:
     """Show the row's own columns to a person."""
-    own = row.select(list(target.columns))
+    selected = row.select(list(target.columns))
     try:
-        (values,) = own.to_pylist()
+        (values,) = selected.to_pylist()
     except UnicodeDecodeError:
-        values = {name: format_row(own.select([name])) for name in target.columns}
+        values = {name: format_row(selected.select([name])) for name in target.columns}
     return json.dumps(values, default=_to_text, ensure_ascii=False)
 
 
@@ -378,10 +378,10 @@ def as_arrow(row: pa.Table) -> bytes:
 
 
 def make_letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
-    """Return an id that stays the same for the row; `parts` tell it from other rows."""
+    """Return an id that stays the same for the row; `parts` distinguish it from other rows."""
     version = row[VERSION][0].as_py()
-    told = [target.name, get_tenant(row, target), version, *parts]
-    return _hash_parts(told)
+    identity = [target.name, get_tenant(row, target), version, *parts]
+    return _hash_parts(identity)
 
 
 def _hash_parts(parts: Sequence[Any]) -> str:
@@ -401,9 +401,9 @@ def _build_filter(
         "tenant = {tenant:String}": tenant,
         "arrayExists(head -> startsWith(id, head), {ids:Array(String)})": list(ids) or None,
     }
-    named = [text for text, value in conditions.items() if value is not None]
+    clauses = [text for text, value in conditions.items() if value is not None]
     parameters = {"index": index, "tenant": tenant, "ids": list(ids)}
-    return (f"WHERE {' AND '.join(named)}" if named else ""), parameters
+    return (f"WHERE {' AND '.join(clauses)}" if clauses else ""), parameters
 
 
 def _to_text(value: Any) -> str:

@@ -40,37 +40,39 @@ class Placement:
         """Return the shard's rows, in their order. Raises UnavailableError, ClickHouseError."""
         if self.sharding.shards == 1 or not rows.num_rows:
             return rows
-        strange = self._find_unplaceable(rows)
-        every = range(rows.num_rows)
-        numbers = pa.array([n for n in every if n not in strange] if strange else every, pa.int64())
-        found = [*self._query_own_rows(rows.select(list(self.stored)), numbers)]
+        unplaceable = self._find_unplaceable(rows)
+        all_rows = range(rows.num_rows)
+        numbers = pa.array(
+            [n for n in all_rows if n not in unplaceable] if unplaceable else all_rows, pa.int64()
+        )
+        chunks = [*self._query_own_rows(rows.select(list(self.stored)), numbers)]
         if self.sharding.shard == 0:
-            found.append(pa.array(sorted(strange), pa.int64()))
-        chosen = pa.chunked_array(found, pa.int64()).combine_chunks()
-        return rows.take(chosen.sort() if strange else chosen)
+            chunks.append(pa.array(sorted(unplaceable), pa.int64()))
+        own_rows = pa.chunked_array(chunks, pa.int64()).combine_chunks()
+        return rows.take(own_rows.sort() if unplaceable else own_rows)
 
     def _find_unplaceable(self, rows: pa.Table) -> set[int]:
         """Return the rows whose key has no hash: it cannot be held, or is null."""
-        strange = set[int]()
-        for name, kept in self.stored.items():
-            strange |= {row for row, _ in find_misfits(rows[name], kept)}
+        unplaceable = set[int]()
+        for name, stored in self.stored.items():
+            unplaceable |= {row for row, _ in find_misfits(rows[name], stored)}
             nulls = rows[name].is_null().to_pylist() if rows[name].null_count else []
-            strange |= {row for row, null in enumerate(nulls) if null}
-        return strange
+            unplaceable |= {row for row, null in enumerate(nulls) if null}
+        return unplaceable
 
     def _query_own_rows(self, keys: pa.Table, numbers: pa.Array) -> Iterable[pa.Array]:
-        """Return those of the row `numbers` that are the shard's, in order."""
+        """Return which of the row `numbers` lie on the shard, in order."""
         if not len(numbers):
             return []
-        kept = keys if len(numbers) == keys.num_rows else keys.take(numbers)
+        placed = keys if len(numbers) == keys.num_rows else keys.take(numbers)
         fit = {
-            f"c{n}": encode_column(kept[name], each)
-            for n, (name, each) in enumerate(self.stored.items())
+            f"c{n}": encode_column(placed[name], column)
+            for n, (name, column) in enumerate(self.stored.items())
         }
-        types = [str(each.type.bare) for each in self.stored.values()]
+        types = [str(column.type.bare) for column in self.stored.values()]
         hashed = hash_of(self.sharding, list(fit))
         with self.endpoint.errors(f"place rows of {self.name}"):
-            found = self.endpoint.client().query_arrow(
+            result = self.endpoint.client().query_arrow(
                 f"SELECT {_ROW} FROM {_TABLE} "
                 f"WHERE {hashed} % {{shards:UInt64}} = {{shard:UInt64}} ORDER BY {_ROW}",
                 parameters={"shards": self.sharding.shards, "shard": self.sharding.shard},
@@ -79,7 +81,7 @@ class Placement:
                 ),
                 settings=_SETTINGS,
             )
-        return list(found[_ROW].chunks)
+        return list(result[_ROW].chunks)
 
 
 def hash_of(sharding: Sharding, columns: Iterable[str]) -> str:

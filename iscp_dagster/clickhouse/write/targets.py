@@ -28,7 +28,7 @@ class Target:
     stored: Mapping[str, Stored] = field(default_factory=dict)
     """How the columns are kept; a column that is missing here is sent unchanged."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """By name, the columns that tell whether a column of the scan is null."""
+    """By name, the columns that say whether a column of the scan is null."""
     buries: bool = False
     """Whether rows that it cannot take become dead letters, without stopping the others."""
     epochs: Epochs = field(default_factory=Epochs)

@@ -34,8 +34,8 @@ def refuse_twins(
 ) -> None:
     """Reject a chunk of changes that inserts a key which already exists; writes nothing.
 
-    `target` at `endpoint` tells which keys existed at version `since`; if one of these is None, as
-    where rows are staged, only marked repeats are found. Two rows of the source then have that
+    `target` at `endpoint` shows which keys existed at version `since`; if one of these is None, as
+    when rows are staged, only marked repeats are found. Two rows of the source then have that
     key. An index holds only one of them, and a later delete of either would remove the key. Raises
     FeedGoneError, since a snapshot shows what exists, and UnavailableError.
     """
@@ -54,11 +54,11 @@ def refuse_twins(
 def _describe_unclear(target: Target | None, row: Mapping[str, Any]) -> str:
     name = target.name if target else "changes"
     if target is not None and not target.keys:
-        what = f"row {dict(row)} was changed or deleted, and it has no key"
+        reason = f"row {dict(row)} was changed or deleted, and it has no key"
     else:
-        key = dict(row) if target is None else {each: row[each] for each in target.keys}
-        what = f"key {key} was inserted while it existed"
-    return f"{name}: {what}, so the changes do not say which rows remain; a snapshot does."
+        key = dict(row) if target is None else {column: row[column] for column in target.keys}
+        reason = f"key {key} was inserted while it existed"
+    return f"{name}: {reason}, so the changes do not say which rows remain; a snapshot does."
 
 
 def _find_served_keys(
@@ -69,13 +69,13 @@ def _find_served_keys(
     if not keys.num_rows:
         return []
     with endpoint.errors(f"look for keys in {target.database}.{target.table}"):
-        found = endpoint.client().query(
+        result = endpoint.client().query(
             _render_query(target),
             parameters={"version": since},
             external_data=_build_key_table(target, keys),
             settings=endpoint.read_settings,
         )
-        return list(found.named_results())
+        return list(result.named_results())
 
 
 def _render_query(target: Target) -> str:
@@ -107,8 +107,8 @@ def refuse_replaced(chunk: pa.Table) -> None:
 
 
 def _has_replacement(texts: pa.Array) -> bool:
-    found = pc.match_substring(texts.cast(pa.binary()), REPLACEMENT)
-    return pc.any(found).as_py() is True
+    matches = pc.match_substring(texts.cast(pa.binary()), REPLACEMENT)
+    return pc.any(matches).as_py() is True
 
 
 def _list_texts(values: pa.Array) -> Iterator[pa.Array]:

@@ -109,7 +109,7 @@ def test_json_text_has_every_value():
     assert written("boolean", True) == "[true]"
     by_list = Map(key=TAGS, value=LONG)
     assert written("", (["a"], 1), by_list) == '[[["a"],1]]'
-    with pytest.raises(Misfit, match="not UTF-8"):
+    with pytest.raises(Misfit, match="only text in UTF-8"):
         to_json_texts(
             pa.array([[b"\xff"]]).cast(pa.list_(pa.binary())).view(pa.list_(pa.string())), TAGS
         )

@@ -26,7 +26,7 @@ AWAY = (
     "takes some seconds each. Start it, or see why it ended: python -m iscp_dagster.runs.server."
 )
 STAYS = (
-    "Run %s was not interrupted, and goes on if its process lives: %s. Once it has ended, or its "
+    "Run %s was not interrupted, and continues if its process lives: %s. Once it has ended, or its "
     "lease has run out, the next iteration continues its work."
 )
 LOGGER = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
     The code server also starts runs for other Pythons, containers and machines.
 
     Runs of a run server end with it. Iterations that the code server runs end with the daemon,
-    since the code server would go on with them.
+    since the code server would continue them.
     """
 
     _in_daemon = False
@@ -97,16 +97,16 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
     def _warn_once(self, socket: str, error: OSError, run: dg.DagsterRun) -> bool:
         """Warn, once until the server starts a run again; returns False."""
         with _LOCK:
-            known = socket in _SILENT
+            warned = socket in _SILENT
             _SILENT.add(socket)
-        if not known:
+        if not warned:
             warning = AWAY.format(socket=socket, error=error)
             LOGGER.warning(warning)
             self._instance.report_engine_event(warning, run)
         return False
 
     def terminate(self, run_id: str) -> bool:
-        """Interrupt the run; say whether there was anything to interrupt."""
+        """Interrupt the run; return whether there was anything to interrupt."""
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
         place = None if run is None or run.is_finished else RunServerAddress.of(run)
         if run is None or place is None or not _is_known(place, run):
@@ -153,10 +153,10 @@ def _is_gone(run: dg.DagsterRun) -> bool:
     if place is None:
         return False
     try:
-        known = ask(place.socket, what=PING, run=run.run_id)["known"]
+        has_run = ask(place.socket, what=PING, run=run.run_id)["known"]
     except OSError:
         return place.is_deserted
-    return place.is_here and not known
+    return place.is_here and not has_run
 
 
 def _is_this_python(run: dg.DagsterRun) -> bool:

@@ -1,4 +1,4 @@
-"""The runs that the ISCP log knows: by run id, or by the dispatch that they were started for."""
+"""The runs in the ISCP log: by run id, or by the dispatch that they were started for."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def ensure_instance_name(instance: DagsterInstance) -> str:
 
 def find_runs(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:
     """The instance's runs with these names; a run named twice is listed twice."""
-    found: list[DagsterRun] = []
-    for some in split_for_statements(sorted(names)):
-        found += instance.get_runs(RunsFilter(run_ids=some))
-        found += instance.get_runs(RunsFilter(tags={DISPATCH_TAG: some}))
-    return found
+    runs: list[DagsterRun] = []
+    for portion in split_for_statements(sorted(names)):
+        runs += instance.get_runs(RunsFilter(run_ids=portion))
+        runs += instance.get_runs(RunsFilter(tags={DISPATCH_TAG: portion}))
+    return runs
 
 
 def mark_by_hand(instance: DagsterInstance, run: DagsterRun) -> None:
@@ -49,8 +49,8 @@ def is_iteration(run: DagsterRun) -> bool:
 
 def is_first(instance: DagsterInstance, run: DagsterRun, dispatch: str) -> bool:
     """Whether the run is the first one for the dispatch, not a later copy."""
-    wanted = RunsFilter(tags={DISPATCH_TAG: dispatch})
-    return [each.run_id for each in instance.get_runs(wanted, limit=1, ascending=True)] in (
+    filters = RunsFilter(tags={DISPATCH_TAG: dispatch})
+    return [first.run_id for first in instance.get_runs(filters, limit=1, ascending=True)] in (
         [],
         [run.run_id],
     )
@@ -62,7 +62,7 @@ def get_run_names(run: DagsterRun) -> set[str]:
 
 
 def find_run_names(dagster_home: str, names: Collection[str]) -> set[str]:
-    """All names of the runs with these names in the Dagster of that home, which may be down.
+    """All names of the runs with these names in that home's Dagster, which may be down.
 
     Raises UnavailableError when its storage does not answer.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster import DagsterRun
 
 SERVER_TAG = ".dagster/iscp_run_server"
-"""Says which server has a run, see `Place.of`; the user interface hides such tags."""
+"""Says which server has a run, see `RunServerAddress.of`; the UI hides such tags."""
 TAKE_SECONDS = 20.0
 """How long a server waits for an earlier one at its place, and for that one's runs, to end."""
 
@@ -34,7 +34,7 @@ class RunServerAddress:
 
     @classmethod
     def at(cls, socket: str) -> RunServerAddress:
-        """The place of the socket. Raises FileNotFoundError where no server has ever been."""
+        """The place of the socket. Raises FileNotFoundError if no server has ever been there."""
         return cls(socket=socket, name=_get_lock_path(socket).read_text())
 
     @classmethod
@@ -48,7 +48,7 @@ class RunServerAddress:
         return cls(socket=socket, name=name) if run_id == run.run_id else None
 
     def build_tags(self, run_id: str) -> dict[str, str]:
-        """The tag of a run that the server here is to start."""
+        """The tag of a run that the server here will start."""
         return {SERVER_TAG: f"{run_id} {self.name} {self.socket}"}
 
     @property

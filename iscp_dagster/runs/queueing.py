@@ -7,7 +7,7 @@ from typing import Any
 from dagster import QueuedRunCoordinator
 
 DEQUEUE_SECONDS = 0.5
-"""Dagster's daemon pauses for as long at least, whatever it is told."""
+"""Dagster's daemon pauses for at least as long, whatever the setting."""
 
 
 class PromptRunCoordinator(QueuedRunCoordinator[Any]):

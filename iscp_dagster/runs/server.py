@@ -92,29 +92,29 @@ class _Caller:
 
     connection: socket.socket
     until: float = field(default_factory=lambda: time.monotonic() + ANSWER_SECONDS)
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
     def request(self) -> Mapping[str, Any] | None:
         """Read what has arrived; the request, or None if it is not complete yet.
 
         Raises ValueError for an invalid one.
         """
-        some = self.connection.recv(65_536)
-        self.said += some
-        if not some or len(self.said) > LONGEST:
-            raise ValueError(self.said[:100])
-        if not self.said.endswith(b"\n"):
+        data = self.connection.recv(65_536)
+        self.received += data
+        if not data or len(self.received) > LONGEST:
+            raise ValueError(self.received[:100])
+        if not self.received.endswith(b"\n"):
             return None
-        asked = json.loads(self.said)
-        if not isinstance(asked, dict) or asked.get("what") not in {PING, START, END}:
-            raise ValueError(self.said[:100])
-        return asked
+        request = json.loads(self.received)
+        if not isinstance(request, dict) or request.get("what") not in {PING, START, END}:
+            raise ValueError(self.received[:100])
+        return request
 
 
 class RunServer:
     """Forks a process for each run; has a single thread, as a process that forks must.
 
-    So it never waits for one caller alone: a silent one must not hold up the others.
+    So it never waits for a single caller: a silent one must not hold up the others.
     """
 
     def __init__(self, listening: socket.socket) -> None:
@@ -136,7 +136,7 @@ class RunServer:
             self._end_all_runs()
 
     def _serve_next(self) -> None:
-        """Wait until somebody calls or speaks, or has been silent for too long."""
+        """Wait for a connection, for data, or until a caller has been silent for too long."""
         # Unlike epoll, it has no file of its own that forks would share.
         poll = select.poll()
         for file in (self._listener.fileno(), *self._callers):
@@ -147,13 +147,13 @@ class RunServer:
             else:
                 self._accept_caller()
         now = time.monotonic()
-        for caller in [each for each in self._callers.values() if each.until <= now]:
+        for caller in [caller for caller in self._callers.values() if caller.until <= now]:
             self._close_caller(caller)
 
     def _compute_timeout(self) -> float | None:
         """Milliseconds until the first caller has been silent for too long."""
-        left = [caller.until - time.monotonic() for caller in self._callers.values()]
-        return math.ceil(max(0.0, min(left)) * 1_000) if left else None
+        remaining = [caller.until - time.monotonic() for caller in self._callers.values()]
+        return math.ceil(max(0.0, min(remaining)) * 1_000) if remaining else None
 
     def _accept_caller(self) -> None:
         with suppress(OSError):
@@ -163,28 +163,28 @@ class RunServer:
 
     def _serve_caller(self, caller: _Caller) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            asked = caller.request()
-            if asked is None:
+            request = caller.request()
+            if request is None:
                 return
-            self._answer_request(asked, caller.connection)
+            self._answer_request(request, caller.connection)
         self._close_caller(caller)
 
     def _close_caller(self, caller: _Caller) -> None:
         del self._callers[caller.connection.fileno()]
         caller.connection.close()
 
-    def _answer_request(self, asked: Mapping[str, Any], connection: socket.socket) -> None:
-        what, run = asked["what"], str(asked.get("run", ""))
-        if time.monotonic() > float(asked["until"]) - GRACE_SECONDS:
+    def _answer_request(self, request: Mapping[str, Any], connection: socket.socket) -> None:
+        command, run = request["what"], str(request.get("run", ""))
+        if time.monotonic() > float(request["until"]) - GRACE_SECONDS:
             return
         with _block_signals():
-            known = run in self._pids
-            if what == START and not known:
-                arguments = str(asked["arguments"])
+            has_run = run in self._pids
+            if command == START and not has_run:
+                arguments = str(request["arguments"])
                 self._pids[run] = self._fork_work(lambda: _execute_run(arguments))
-            elif what == END and known:
+            elif command == END and has_run:
                 os.kill(self._pids[run], signal.SIGINT)
-        connection.sendall(json.dumps({"known": known}).encode() + b"\n")
+        connection.sendall(json.dumps({"known": has_run}).encode() + b"\n")
 
     def _fork_work(self, work: Callable[[], None]) -> int:
         callers = [caller.connection for caller in self._callers.values()]
@@ -210,9 +210,9 @@ class RunServer:
         for pid in self._pids.values():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-        over = threading.Timer(END_SECONDS, os._exit, (0,))
-        over.daemon = True
-        over.start()
+        deadline = threading.Timer(END_SECONDS, os._exit, (0,))
+        deadline.daemon = True
+        deadline.start()
         for pid in self._pids.values():
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
@@ -221,11 +221,11 @@ class RunServer:
 @contextmanager
 def _block_signals() -> Iterator[None]:
     """Block signals; a process forked meanwhile starts with them blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def _exit_server(*_: object) -> NoReturn:
@@ -240,8 +240,8 @@ def fork_process(work: Callable[[], None], *inherited: socket.socket) -> int:
         return pid
     code = 1
     try:
-        for each in inherited:
-            each.close()
+        for sock in inherited:
+            sock.close()
         _prepare_child(parent)
         work()
         code = 0
@@ -286,35 +286,35 @@ def _execute_run(arguments: str) -> None:
     execute_run_command.main([arguments], standalone_mode=False)
 
 
-def end_runs(left: Callable[[DagsterRun], bool]) -> None:
-    """End those of DAGSTER_HOME's runs that should have a worker and are `left` behind."""
+def end_runs(is_left_behind: Callable[[DagsterRun], bool]) -> None:
+    """End DAGSTER_HOME's runs that should have a worker and for which `is_left_behind` holds."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
     from iscp_dagster.runs.cancel import end
 
     worked = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     with DagsterInstance.get() as instance:
-        for run in filter(left, instance.get_runs(RunsFilter(statuses=worked))):
+        for run in filter(is_left_behind, instance.get_runs(RunsFilter(statuses=worked))):
             end(instance, run, LEFT_BEHIND)
 
 
-def ask(path: str, **asked: Any) -> Mapping[str, Any]:
-    """The answer of the server at the socket: `known` says whether it already had the `run`.
+def ask(path: str, **request: Any) -> Mapping[str, Any]:
+    """Ask the server at the socket; `known` in its answer says whether it already had the `run`.
 
     Raises ConnectionRefusedError or FileNotFoundError if there is no server, so nothing was done,
-    and another OSError if it may have done what was asked.
+    and another OSError if the request may have been carried out.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS)
         connection.connect(path)
-        asked["until"] = time.monotonic() + ANSWER_SECONDS
-        connection.sendall(json.dumps(asked).encode() + b"\n")
+        request["until"] = time.monotonic() + ANSWER_SECONDS
+        connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as answer:
-            said = answer.readline()
-    if not said.endswith(b"\n"):
+            line = answer.readline()
+    if not line.endswith(b"\n"):
         raise ConnectionResetError(f"The run server at {path} was gone before it answered.")
-    found: Mapping[str, Any] = json.loads(said)
-    return found
+    reply: Mapping[str, Any] = json.loads(line)
+    return reply
 
 
 def main(path: str) -> None:
@@ -326,8 +326,8 @@ def main(path: str) -> None:
         name = take(path).name
     except UnavailableError as error:
         sys.exit(str(error))
-    for each in PRELOADED:
-        import_module(each)
+    for module in PRELOADED:
+        import_module(module)
     # Imports Dagster, which clients of this module should not have to.
     from iscp_dagster.runs.migrations import remember
 
@@ -345,12 +345,12 @@ def main(path: str) -> None:
 def _open_socket(path: str) -> socket.socket:
     """A socket at the path that only this user can reach."""
     Path(path).unlink(missing_ok=True)
-    before = os.umask(0o177)
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.bind(path)
-    os.umask(before)
-    found.listen(64)
-    return found
+    old_umask = os.umask(0o177)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.umask(old_umask)
+    listener.listen(64)
+    return listener
 
 
 if __name__ == "__main__":

@@ -53,9 +53,9 @@ class SqliteStorage(InDagsterHome, DagsterSqliteStorage):
 
 @contextmanager
 def _lock_folder(base_dir: str) -> Iterator[None]:
-    """Let two that begin on a new folder, such as daemon and code server, make it once.
+    """Let two processes that open a new folder, such as daemon and code server, make it once.
 
-    Both would stamp its files with Alembic's version, and of two such rows it makes an error.
+    Both would stamp its files with Alembic's version, and Alembic rejects two such rows.
     """
     folder = Path(base_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class _CachedEngineMixin:
 
 
 class Runs(_CachedEngineMixin, SqliteRunStorage):
-    """Runs, their tags, and what daemons tell of themselves."""
+    """Runs, their tags, and the daemons' heartbeats."""
 
 
 class Ticks(_CachedEngineMixin, SqliteScheduleStorage):
@@ -89,9 +89,9 @@ class Ticks(_CachedEngineMixin, SqliteScheduleStorage):
 
 
 class Events(SqliteEventLogStorage):
-    """Events, those of each run in a file, and those of assets in the index beside them.
+    """Events: each run's in a file of its own, and the assets' also in the index.
 
-    DAGSTER_EVENT_BATCH_SIZE says how many events a batch may have; where it is not set, Dagster
+    DAGSTER_EVENT_BATCH_SIZE says how many events a batch may have; if it is not set, Dagster
     stores one at a time here too.
     """
 
@@ -125,7 +125,7 @@ class Events(SqliteEventLogStorage):
         return engine
 
     def has_table(self, table_name: str) -> bool:
-        """Whether the index has the table; does not ask again for one that was found."""
+        """Whether the index has the table; remembers those that it has."""
         if table_name not in self._found_names and super().has_table(table_name):
             self._found_names.add(table_name)
         return table_name in self._found_names
@@ -139,9 +139,9 @@ class Events(SqliteEventLogStorage):
         return column in self._found_names
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store the events of one run in its file, then those of assets also in the index.
+        """Store the events of one run in its file, then the assets' also in the index.
 
-        Not idempotent. If the second fails, the run's log shows the events, and no asset does.
+        Not idempotent. If the second step fails, only the run's log shows the events.
         """
         kinds = {event.get_dagster_event().event_type for event in events}
         if kinds not in _TOGETHER or len({event.run_id for event in events}) > 1:

@@ -67,17 +67,17 @@ def _serve(options: argparse.Namespace) -> None:
     serve(config, _print_address)
 
 
-def _parse_hosts(named: list[str]) -> tuple[str, ...]:
+def _parse_hosts(names: list[str]) -> tuple[str, ...]:
     """The remote hosts. Raises StartError for anything but `name[:port]`."""
-    found = tuple(sorted(parse_names(" ".join(named))))
-    for host in found:
+    hosts = tuple(sorted(parse_names(" ".join(names))))
+    for host in hosts:
         if not _REMOTE.fullmatch(host):
             raise StartError(f"the remote host {host!r} is invalid; write name or name:port")
-    return found
+    return hosts
 
 
 def _build_admission(options: argparse.Namespace) -> Admission:
-    """Which requests are let in. Raises StartError for an origin that is none."""
+    """Which requests are admitted. Raises StartError for an invalid origin."""
     try:
         origins = parse_origins(" ".join(options.allowed_origin))
     except ValueError as error:
@@ -103,7 +103,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-connections", type=int, default=_MAX_CONNECTIONS, help="most statements at once"
     )
-    for option, metavar, said in (
+    for option, metavar, description in (
         ("--allowed-host", "NAME[:PORT]", "Host header to accept besides the address"),
         ("--allowed-origin", "SCHEME://HOST[:PORT]", "origin whose web pages may use the server"),
         ("--remote-host", "NAME[:PORT]", "host that url() and s3() may connect to"),
@@ -113,7 +113,7 @@ def _build_parser() -> argparse.ArgumentParser:
             action="append",
             default=[],
             metavar=metavar,
-            help=f"{said}; several: repeat it, or use commas",
+            help=f"{description}; several: repeat it, or use commas",
         )
     parser.add_argument(
         "--shown-variable",

@@ -116,8 +116,8 @@ def _wait_ready(
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
-    said = log.read_text(errors="replace").strip().splitlines() if log and log.exists() else []
-    reason = said[-1] if said else f"exit code {process.returncode}; see its stderr"
+    lines = log.read_text(errors="replace").strip().splitlines() if log and log.exists() else []
+    reason = lines[-1] if lines else f"exit code {process.returncode}; see its stderr"
     raise StartError(f"The ClickHouse server did not start: {reason}")
 
 

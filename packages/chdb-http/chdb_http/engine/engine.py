@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOCK_NAME = "chdb-http.lock"
 # chDB makes its own query ids; this setting, without effect here, carries the client's id.
 QUERY_ID_SETTING = "distributed_cache_client_id"
-# Where chDB's defaults are those of clickhouse-local, take the server's.
+# The server's defaults, where chDB has those of clickhouse-local.
 SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
 _STOP_SECONDS = 3.0
 # Python objects, not formats of ClickHouse.
@@ -119,15 +119,15 @@ class Connection:
 
     def note_changes(self) -> None:
         """Read back the limit that a client's own SET may have changed."""
-        said = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
-        self.query_limit = int(said)
+        value = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
+        self.query_limit = int(value)
 
     def close(self) -> None:
         self._handle.close()
 
 
 class Engine:
-    """Opens the data of `reach` for this process alone; `workers` statements run side by side.
+    """Opens the data of `reach` for this process only; `workers` statements run side by side.
 
     Queries may access what `reach` allows. `config_file` is ClickHouse's own configuration, which
     may name a Keeper, for example.
@@ -194,12 +194,12 @@ class Engine:
 
 def _check_config_file(file: Path | None) -> Path | None:
     """The configuration; raises `StartError` when there is no such file."""
-    whole = file.expanduser().resolve() if file else None
-    if whole is not None and not whole.is_file():
+    resolved = file.expanduser().resolve() if file else None
+    if resolved is not None and not resolved.is_file():
         raise StartError(
-            f"ClickHouse's configuration {whole} is not a file; name another --config-file"
+            f"ClickHouse's configuration {resolved} is not a file; name another --config-file"
         )
-    return whole
+    return resolved
 
 
 def _lock_folder(path: Path) -> int:

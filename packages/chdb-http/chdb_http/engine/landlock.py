@@ -2,7 +2,7 @@
 
 A query can reach files in many ways (`file()`, table engines, disks, backups, `INFILE`), and the
 engine as chDB runs it confines few of them. The kernel confines them all, for every thread and
-child made afterwards too (kernel doc: userspace-api/landlock; linux/landlock.h).
+later child too (kernel doc: userspace-api/landlock; linux/landlock.h).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def version() -> int:
     """The kernel's Landlock ABI; 0 when it has none, or it is switched off."""
     if not sys.platform.startswith("linux"):
         return 0
-    found = ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG)
-    return max(0, int(found))
+    abi = ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG)
+    return max(0, int(abi))
 
 
 def limit_process(
@@ -65,7 +65,7 @@ def limit_process(
     StartError when the kernel refuses.
     """
     abi = version()
-    handled = _ALL_FILES[max(each for each in _ALL_FILES if each <= abi)]
+    handled = _ALL_FILES[max(level for level in _ALL_FILES if level <= abi)]
     ruleset = _Ruleset(
         files=handled,
         net=_CONNECT_TCP if abi >= _SINCE_NET and connect is not None else 0,

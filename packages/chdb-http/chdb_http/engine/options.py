@@ -75,13 +75,13 @@ class Options:
     @property
     def query_limit(self) -> int:
         """The most bytes of a statement; an invalid value is left for the engine to refuse."""
-        asked = self.settings.get(_QUERY_LIMIT, "")
-        return int(asked) if _NUMBER.fullmatch(asked) else _DEFAULT_QUERY_BYTES
+        value = self.settings.get(_QUERY_LIMIT, "")
+        return int(value) if _NUMBER.fullmatch(value) else _DEFAULT_QUERY_BYTES
 
     def add_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
-        """The same with form fields added, and without settings that describe external tables."""
+        """A copy with form fields added, and without settings that describe external tables."""
         described = {
-            f"{name}_{what}" for name in files for what in ("format", "structure", "types")
+            f"{name}_{suffix}" for name in files for suffix in ("format", "structure", "types")
         }
         pairs = dict(fields)
         settings = {name: value for name, value in self.settings.items() if name not in described}
@@ -125,12 +125,12 @@ def read_options(request: Request) -> Options:
 
 
 def _parse_settings(values: Mapping[str, str]) -> dict[str, str]:
-    chosen = {name: value for name, value in values.items() if name and name not in _RESERVED}
-    for name in chosen:
+    settings = {name: value for name, value in values.items() if name and name not in _RESERVED}
+    for name in settings:
         shape = _PARAMETER_NAME if is_parameter(name) else _SETTING_NAME
         if not shape.fullmatch(name):
             raise EngineError(Code.UNKNOWN_SETTING, f"Unknown setting '{name}'")
-    return chosen
+    return settings
 
 
 def check_url(query_string: bytes) -> None:
@@ -154,12 +154,12 @@ def _parse_url_fields(query_string: bytes) -> dict[str, str]:
 
 
 def _parse_query_id(values: Mapping[str, str]) -> str:
-    asked = values.get("query_id", "")
-    if has_controls(asked):
+    query_id = values.get("query_id", "")
+    if has_controls(query_id):
         raise EngineError(
-            Code.BAD_ARGUMENTS, f"Invalid query_id {asked!r}: it contains a control character"
+            Code.BAD_ARGUMENTS, f"Invalid query_id {query_id!r}: it contains a control character"
         )
-    return asked or str(uuid.uuid4())
+    return query_id or str(uuid.uuid4())
 
 
 def is_parameter(name: str) -> bool:
@@ -172,32 +172,32 @@ def _parse_flag(values: Mapping[str, str], name: str) -> bool:
 
 
 def _parse_number(values: Mapping[str, str], name: str, default: int) -> int:
-    asked = values.get(name) or str(default)
-    if not _NUMBER.fullmatch(asked):
+    value = values.get(name) or str(default)
+    if not _NUMBER.fullmatch(value):
         raise EngineError(
             Code.CANNOT_PARSE_INPUT_ASSERTION_FAILED,
-            f"Cannot parse the parameter {name}: '{truncate_value(asked)}' is not a 64-bit number",
+            f"Cannot parse the parameter {name}: '{truncate_value(value)}' is not a 64-bit number",
         )
-    return int(asked)
+    return int(value)
 
 
 def _parse_session(values: Mapping[str, str]) -> SessionAsked | None:
     if not values.get("session_id"):
         return None
-    asked = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
-    if not asked.isdecimal() or not asked.isascii():
+    timeout = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
+    if not timeout.isdecimal() or not timeout.isascii():
         raise EngineError(
-            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{truncate_value(asked)}'"
+            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{truncate_value(timeout)}'"
         )
-    if not _NUMBER.fullmatch(asked) or int(asked) > _MAX_SESSION_SECONDS:
+    if not _NUMBER.fullmatch(timeout) or int(timeout) > _MAX_SESSION_SECONDS:
         raise EngineError(
             Code.INVALID_SESSION_TIMEOUT,
-            f"Session timeout '{truncate_value(asked)}' is larger than max_session_timeout: "
+            f"Session timeout '{truncate_value(timeout)}' is larger than max_session_timeout: "
             f"{_MAX_SESSION_SECONDS}",
         )
     return SessionAsked(
         session_id=values["session_id"],
-        seconds=int(asked),
+        seconds=int(timeout),
         must_exist=_parse_flag(values, "session_check"),
         close=_parse_flag(values, "close_session"),
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chdb_http.engine.options import Options
     from chdb_http.engine.query import ExternalTable, Query
 
-# Reads are allowed, and so are changes of every setting but this one (ClickHouse doc: readonly).
+# Allows reads, and changes of every setting but this one (ClickHouse doc: readonly).
 _READ_ONLY = {"readonly": "2"}
 # Bytes that the pipe's clause adds to a statement, which the engine must not count.
 _ADDED_BYTES = 1 << 10
@@ -92,16 +92,16 @@ def prepare_session(connection: Connection, query: Query) -> Iterator[None]:
     _check_readonly(options, reads_only=query.statement.reads_only)
     settings = {name: value for name, value in options.settings.items() if name != "readonly"}
     settings |= _build_size_setting(query) | _build_rows_setting(query)
-    before = _read_previous_settings(connection, settings)
+    previous = _read_previous_settings(connection, settings)
     database = connection.run(b"SELECT currentDatabase()").data if options.database else b""
     connection.changed = connection.changed or query.statement.sets
-    made: list[ExternalTable] = []
+    created: list[ExternalTable] = []
     try:
         _select_database(connection, options)
         connection.set(settings)
         for table in query.tables:
             _create_table(connection, table)
-            made.append(table)
+            created.append(table)
             _fill_table(connection, table)
         connection.set({QUERY_ID_SETTING: options.query_id})
         if query.reads_files:
@@ -110,15 +110,15 @@ def prepare_session(connection: Connection, query: Query) -> Iterator[None]:
     finally:
         if query.reads_files:
             connection.deny_files()
-        connection.set(before)
-        for table in made:
+        connection.set(previous)
+        for table in created:
             connection.run(to_bytes(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}"))
         if database:
             connection.run(to_bytes(f"USE {quote_name(from_tsv(database))}"))
 
 
 def _build_size_setting(query: Query) -> dict[str, str]:
-    """Room in max_query_size for what is added to the statement, whose own size was checked."""
+    """Make room in max_query_size for additions to the statement, whose own size was checked."""
     size, limit = len(query.statement.text), query.options.query_limit
     return {"max_query_size": str(size + _ADDED_BYTES)} if size + _ADDED_BYTES > limit > 0 else {}
 
@@ -143,11 +143,11 @@ def _read_previous_settings(
     The engine never forgets a parameter, so its value is set to an empty text.
     """
     names = [name for name in settings if not is_parameter(name)]
-    before = {name: "" if is_parameter(name) else SERVER_DEFAULTS.get(name) for name in settings}
+    previous = {name: "" if is_parameter(name) else SERVER_DEFAULTS.get(name) for name in settings}
     if not (names and connection.changed):
-        return before
+        return previous
     listed = ", ".join(quote_string(name) for name in names)
     sql = f"SELECT name, value FROM system.settings WHERE changed AND name IN ({listed})"
     rows = connection.run(sql.encode()).data.splitlines()
     pairs = (row.split(b"\t", 1) for row in rows)
-    return {**before, **{name.decode(): from_tsv(value) for name, value in pairs}}
+    return {**previous, **{name.decode(): from_tsv(value) for name, value in pairs}}

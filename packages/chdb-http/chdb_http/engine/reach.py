@@ -1,8 +1,8 @@
 """Checks what a statement accesses outside of the tables, before the engine runs it.
 
 The engine's rights and the kernel refuse what is not allowed; this check says why, as the real
-server does, and decides which statements get the right to files: those that name them openly,
-inside the allowed folders. It refuses what it cannot read.
+server does, and gives the right to files to statements that name them openly, inside the
+allowed folders. It refuses what it cannot read.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _is_used(before: Token | None, after: Token | None) -> bool:
 
 def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
     """Refuse `EXPRESSIONS` in a statement that names a file, or makes or alters a table or view."""
-    named = (word for word in words if word.is_name and len(word.value) < _LONGEST_NAME)
-    if any(_get_lower_name(word) == EXPRESSIONS for word in named) and (
+    names = (word for word in words if word.is_name and len(word.value) < _LONGEST_NAME)
+    if any(_get_lower_name(word) == EXPRESSIONS for word in names) and (
         reads_files or any(word.is_word("CREATE", "REPLACE", "ALTER", "ATTACH") for word in words)
     ):
         raise EngineError(
@@ -150,15 +150,15 @@ def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
 
 def _match_brackets(words: list[Token]) -> dict[int, int]:
     """Where each opening bracket is closed."""
-    found: dict[int, int] = {}
+    closing: dict[int, int] = {}
     opened: list[int] = []
     for at, word in enumerate(words):
         if word.kind is Kind.MARK and word.value in {b"(", b"[", b"{"}:
             opened.append(at)
-            found[at] = len(words)
+            closing[at] = len(words)
         elif word.kind is Kind.MARK and word.value in {b")", b"]", b"}"} and opened:
-            found[opened.pop()] = at
-    return found
+            closing[opened.pop()] = at
+    return closing
 
 
 def _get_lower_name(word: Token) -> str:
@@ -179,11 +179,13 @@ def _check_call(
     if name not in (*_FILES, *_URLS) or _is_table(words, at):
         return False
     # A cluster's function takes the cluster first, and the engine File its format.
-    two = name.endswith("cluster") or _is_engine(words[max(at - 2, 0) : at])
-    arguments = _split_arguments(words, at + 1, closing)[: 2 if two else 1]
+    takes_two = name.endswith("cluster") or _is_engine(words[max(at - 2, 0) : at])
+    arguments = _split_arguments(words, at + 1, closing)[: 2 if takes_two else 1]
     check = _check_path if name in _FILES else _check_url
-    bare = bool(two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD)
-    for argument in arguments[1:] if bare else arguments:
+    is_bare = bool(
+        takes_two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD
+    )
+    for argument in arguments[1:] if is_bare else arguments:
         check(argument, folders)
     if at and words[at - 1].is_word("AS") and name in _FILES:
         raise EngineError(
@@ -197,12 +199,12 @@ def _is_table(words: list[Token], at: int) -> bool:
     """True for a table's name: `CREATE TABLE url (...)`, `INSERT INTO url (...)`, `db.url`."""
     if not at:
         return False
-    last = words[at - 1]
-    columns = words[0].is_word("CREATE", "INSERT", "REPLACE") and last.is_word(
+    previous = words[at - 1]
+    columns = words[0].is_word("CREATE", "INSERT", "REPLACE") and previous.is_word(
         "TABLE", "EXISTS", "INTO"
     )
     before = islice(words, at)
-    return last.is_mark(b".") or (
+    return previous.is_mark(b".") or (
         columns and all(word.is_word(*_BEFORE_TABLE, "INSERT", "INTO") for word in before)
     )
 
@@ -216,17 +218,17 @@ def _split_arguments(
     words: list[Token], opening: int, closing: Mapping[int, int]
 ) -> list[list[Token]]:
     """The words of a call's arguments; of inner brackets, only the opening one."""
-    found: list[list[Token]] = []
+    arguments: list[list[Token]] = []
     current: list[Token] = []
     at = opening + 1
     while at < closing[opening]:
         if words[at].is_mark(b","):
-            found.append(current)
+            arguments.append(current)
             current = []
         else:
             current.append(words[at])
         at = closing.get(at, at) + 1
-    return [*found, current] if current else found
+    return [*arguments, current] if current else arguments
 
 
 def _parse_plain_string(argument: list[Token]) -> str | None:
@@ -253,8 +255,8 @@ def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
             "Write the path of a file as a string, so that the server can see that it lies "
             f"inside `{folders[0]}`",
         )
-    whole = os.path.normpath(folders[0] / path)
-    if _is_upward(path) or not any(_is_in(whole, folder) for folder in folders):
+    full_path = os.path.normpath(folders[0] / path)
+    if _is_upward(path) or not any(_is_in(full_path, folder) for folder in folders):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
             f"File `{truncate_value(path)}` is not inside `{folders[0]}`. Put it there, or allow "

@@ -1,8 +1,8 @@
 """The rights of queries in the engine: its users' configuration, written at each start.
 
 chDB runs the engine like clickhouse-local, whose one user may read and write every file, connect
-to every host and run programs. Rights are granted here by name, so that what a new version adds is
-refused (ClickHouse doc: GRANT, users.xml).
+to every host and run programs. Rights are granted here by name, so that additions of new versions
+are refused (ClickHouse doc: GRANT, users.xml).
 """
 
 from __future__ import annotations
@@ -114,23 +114,23 @@ def _write_defaults(data: Path) -> None:
     (data / "user_defined" / "function_file.sql").write_text(_NO_FILE)
     default, link = data / "metadata" / "default.sql", data / "metadata" / "default"
     if not default.exists():
-        made = link.readlink().name if link.is_symlink() else uuid.uuid4()
-        default.write_text(f"ATTACH DATABASE _ UUID '{made}'\nENGINE = Atomic\n")
+        database_id = link.readlink().name if link.is_symlink() else uuid.uuid4()
+        default.write_text(f"ATTACH DATABASE _ UUID '{database_id}'\nENGINE = Atomic\n")
     # The engine makes the link, and would take an old one for a second database of that id.
     link.unlink(missing_ok=True)
 
 
 def build_grants(reach: Reach) -> list[str]:
     """The GRANT and REVOKE statements of the engine's one user."""
-    found = [f"GRANT {', '.join(_DATA)} ON *.*"]
-    found += [f"GRANT TABLE ENGINE ON {engine}" for engine in _ENGINES]
-    found += [f"REVOKE DROP DATABASE ON {database}.*" for database in _KEPT]
-    found += [f"REVOKE DROP ON {database}.*" for database in _ITS_OWN]
-    found += [f"REVOKE CREATE DATABASE ON {LOCAL_DATABASE}.*", f"GRANT {FILES_ROLE}"]
+    grants = [f"GRANT {', '.join(_DATA)} ON *.*"]
+    grants += [f"GRANT TABLE ENGINE ON {engine}" for engine in _ENGINES]
+    grants += [f"REVOKE DROP DATABASE ON {database}.*" for database in _KEPT]
+    grants += [f"REVOKE DROP ON {database}.*" for database in _ITS_OWN]
+    grants += [f"REVOKE CREATE DATABASE ON {LOCAL_DATABASE}.*", f"GRANT {FILES_ROLE}"]
     for host in reach.hosts:
         pattern = _build_url_pattern(host)
-        found += [f"GRANT READ, WRITE ON {source}('{pattern}')" for source in ("URL", "S3")]
-    return found
+        grants += [f"GRANT READ, WRITE ON {source}('{pattern}')" for source in ("URL", "S3")]
+    return grants
 
 
 def _build_url_pattern(host: str) -> str:

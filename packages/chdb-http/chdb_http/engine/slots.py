@@ -34,8 +34,10 @@ class Slots:
 
     def query_limit(self, options: Options) -> int:
         """The most bytes of the request's statement: by its settings, else by its session's."""
-        asked = options.session
-        connection = None if asked is None else self._sessions.get_idle_connection(asked.session_id)
+        session = options.session
+        connection = (
+            None if session is None else self._sessions.get_idle_connection(session.session_id)
+        )
         if connection is None or connection.query_limit is None or options.sets_query_limit:
             return options.query_limit
         return connection.query_limit

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _OK = "Ok.\n"
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
-_ASKED_BY_PAGES = ("Authorization", "Content-Type", "Content-Encoding", "X-ClickHouse-Format")
-_TOLD_TO_PAGES = (
+_ALLOWED_HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "X-ClickHouse-Format")
+_EXPOSED_HEADERS = (
     *("X-ClickHouse-Summary", "X-ClickHouse-Query-Id", "X-ClickHouse-Format"),
     *("X-ClickHouse-Timezone", "X-ClickHouse-Exception-Code", "X-ClickHouse-Exception-Tag"),
 )
@@ -52,8 +52,8 @@ def _build_middleware(admission: Admission) -> list[Middleware]:
         CORSMiddleware,
         allow_origins=sorted(admission.origins),
         allow_methods=_METHODS,
-        allow_headers=_ASKED_BY_PAGES,
-        expose_headers=_TOLD_TO_PAGES,
+        allow_headers=_ALLOWED_HEADERS,
+        expose_headers=_EXPOSED_HEADERS,
     )
     return [guard, shared]
 
@@ -65,11 +65,11 @@ class _RootApp:
         self._queries = queries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, bare = scope["method"], scope["path"] == "/" and not scope["query_string"]
+        method, is_bare = scope["method"], scope["path"] == "/" and not scope["query_string"]
         answer: ASGIApp
         if method == "OPTIONS":
             answer = Response(status_code=204, headers={"Allow": ", ".join(_METHODS)})
-        elif method in {"GET", "HEAD"} and bare:
+        elif method in {"GET", "HEAD"} and is_bare:
             answer = PlainTextResponse(_OK)
         elif method in {"GET", "HEAD", "POST"}:
             answer = self._queries

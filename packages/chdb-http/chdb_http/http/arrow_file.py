@@ -35,10 +35,10 @@ async def stream_of_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     _check_magic(tail == _MAGIC and len(head) >= _MAGIC_BLOCK, "does not end")
 
 
-def _check_magic(holds: bool, how: str) -> None:  # noqa: FBT001
+def _check_magic(holds: bool, fault: str) -> None:  # noqa: FBT001
     if not holds:
         raise EngineError(
             Code.INCORRECT_DATA,
-            f"The rows in format Arrow are not a whole Arrow file: the body {how} with ARROW1. "
+            f"The rows in format Arrow are not a whole Arrow file: the body {fault} with ARROW1. "
             "Send the whole file, or use FORMAT ArrowStream for a stream",
         )

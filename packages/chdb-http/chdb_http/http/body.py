@@ -11,7 +11,7 @@ from chdb_http.sql.errors import Code, EngineError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# The most bytes held of any text but streamed rows, whatever max_query_size says.
+# The most bytes held of any text except streamed rows, whatever max_query_size says.
 MAX_HELD_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 14
 
@@ -42,11 +42,11 @@ class Body:
 
 async def read_whole(chunks: AsyncIterator[bytes], limit: int = MAX_HELD_BYTES) -> bytes:
     """All of the bytes. Raises `EngineError` 229 beyond `limit`."""
-    held = bytearray()
+    data = bytearray()
     async for chunk in chunks:
-        held += chunk
-        check_held(len(held), limit)
-    return bytes(held)
+        data += chunk
+        check_held(len(data), limit)
+    return bytes(data)
 
 
 def check_held(size: int, limit: int = MAX_HELD_BYTES) -> None:

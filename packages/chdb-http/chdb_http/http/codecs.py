@@ -66,7 +66,7 @@ class _IdentityDecoder(_Identity):
 
 
 class _StreamEncoder:
-    """Of zlib and zstandard, whose streams have the same methods."""
+    """For zlib and zstandard, whose streams have the same methods."""
 
     def __init__(self, stream: zlib._Compress | zstandard.ZstdCompressionObj) -> None:
         self._stream = stream
@@ -98,7 +98,7 @@ class _CompressedFrame(Protocol):
     def eof(self) -> bool: ...
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        """A portion of the output, and the data that is left."""
+        """Return a portion of the output, and the rest of the data."""
 
 
 class _ZlibFrame:
@@ -110,9 +110,9 @@ class _ZlibFrame:
         return self._stream.eof
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        made = self._stream.decompress(data, PORTION)
-        left = self._stream.unused_data if self.eof else self._stream.unconsumed_tail
-        return made, memoryview(left)
+        output = self._stream.decompress(data, PORTION)
+        rest = self._stream.unused_data if self.eof else self._stream.unconsumed_tail
+        return output, memoryview(rest)
 
 
 class _Lz4Frame:
@@ -124,9 +124,9 @@ class _Lz4Frame:
         return bool(self._stream.eof)
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        made = self._stream.decompress(data, PORTION)
+        output = self._stream.decompress(data, PORTION)
         # It keeps the data that it has not decompressed yet, earlier data included.
-        return made, memoryview((self.eof and self._stream.unused_data) or b"")
+        return output, memoryview((self.eof and self._stream.unused_data) or b"")
 
 
 class _ZstdFrame:
@@ -140,9 +140,9 @@ class _ZstdFrame:
         return self._stream.eof
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        some = data[:_ZSTD_INPUT]
-        made = self._stream.decompress(some)
-        return made, data[len(some) - len((self.eof and self._stream.unused_data) or b"") :]
+        portion = data[:_ZSTD_INPUT]
+        output = self._stream.decompress(portion)
+        return output, data[len(portion) - len((self.eof and self._stream.unused_data) or b"") :]
 
 
 class _FramesDecoder:
@@ -173,12 +173,12 @@ class _FramesDecoder:
             self._frame = _make_frame(self._encoding)
         self._begun = True
         try:
-            made, self._rest = self._frame.step(self._rest)
+            output, self._rest = self._frame.step(self._rest)
         except (zlib.error, zstandard.ZstdError, RuntimeError) as error:
             raise self._make_decode_error(str(error)) from error
         # After a full portion there may be more output from the bytes already taken.
-        self._full = len(made) >= PORTION and not self._frame.eof
-        return made
+        self._full = len(output) >= PORTION and not self._frame.eof
+        return output
 
     def finish(self) -> None:
         if self._begun and not self._frame.eof:

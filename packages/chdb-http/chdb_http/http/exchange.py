@@ -76,14 +76,14 @@ class Exchange:
         future = self._start_statement(
             query, insert_from(query.statement, pipe.reader), pipe, pipe.reader
         )
-        whole = False
+        complete = False
         try:
             with suppress(BrokenPipeError):
                 async for chunk in rows:
                     await write_all(pipe.writer, chunk)
-            whole = True
+            complete = True
         finally:
-            if not whole:
+            if not complete:
                 await self._mark_canceled(query, future)
             pipe.close(pipe.writer)
         await reply.finish(await asyncio.wrap_future(future), None)
@@ -122,7 +122,7 @@ class Exchange:
         await self._cancel_statement(query, future)
 
     async def _cancel_statement(self, query: Query, future: Future[Outcome]) -> None:
-        """Make the statement end; a finished one is left alone."""
+        """Make the statement end; does nothing if it is finished."""
         while not future.done():
             await asyncio.wrap_future(self.engine.kill(query.options.query_id))
             await _wait_ended(future, _ASK_AGAIN_SECONDS)
@@ -138,7 +138,7 @@ class Exchange:
 async def _wait_ended(future: Future[Outcome], seconds: float) -> None:
     """Wait `seconds` at most for a statement's end; whoever runs it handles its result."""
     waited = asyncio.wrap_future(future)
-    waited.add_done_callback(lambda done: done.cancelled() or done.exception())
+    waited.add_done_callback(lambda task: task.cancelled() or task.exception())
     await asyncio.wait({waited}, timeout=seconds)
 
 

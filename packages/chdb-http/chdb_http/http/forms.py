@@ -50,7 +50,7 @@ def parse_form(content_type: str, body: bytes) -> list[FormPart]:
 
 
 def _split_parts(body: bytes, mark: bytes) -> Iterator[bytes]:
-    """The bytes between each two marks, without what follows the closing one."""
+    """Yield the bytes between marks, without what follows the closing one."""
     start = len(mark) - 2 if body.startswith(mark[2:]) else None
     for place in chain(_find_marks(body, mark), (len(body),)):
         if start is not None and not body.startswith(b"--", start):
@@ -62,20 +62,20 @@ def _find_marks(body: bytes, mark: bytes) -> Iterator[int]:
     """Where `mark` is; searches a bounded piece at a time, so that other threads get their turn."""
     at = 0
     while at < len(body):
-        found = body.find(mark, at, at + _WINDOW + len(mark) - 1)
-        if found >= 0:
-            yield found
-        at = at + _WINDOW if found < 0 else found + len(mark)
+        place = body.find(mark, at, at + _WINDOW + len(mark) - 1)
+        if place >= 0:
+            yield place
+        at = at + _WINDOW if place < 0 else place + len(mark)
 
 
 def _parse_part(piece: bytes) -> FormPart:
-    head, found, data = piece.removeprefix(b"\r\n").partition(_HEAD_END)
+    head, separator, data = piece.removeprefix(b"\r\n").partition(_HEAD_END)
     lines = re.split(r"\r\n(?![ \t])", head.decode("utf-8", "replace"))
     headers = dict(line.split(":", 1) for line in lines if ":" in line)
-    wanted = {name.strip().lower(): value.strip() for name, value in headers.items()}
-    disposition = wanted.get("content-disposition", "")
+    normalized = {name.strip().lower(): value.strip() for name, value in headers.items()}
+    disposition = normalized.get("content-disposition", "")
     name = _get_parameter(disposition, "name")
-    if not found or name is None:
+    if not separator or name is None:
         raise EngineError(Code.BAD_ARGUMENTS, "A part of the form has no name; add one to it")
     return FormPart(name=name, filename=_get_parameter(disposition, "filename"), data=data)
 

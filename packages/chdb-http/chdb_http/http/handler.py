@@ -76,13 +76,13 @@ class QueryHandler:
         self, request: Request, options: Options
     ) -> tuple[Query, AsyncIterator[bytes]]:
         chunks = Body(request.stream(), options.content_encoding).read_chunks()
-        kind = request.headers.get("content-type", "")
+        content_type = request.headers.get("content-type", "")
         tables: tuple[ExternalTable, ...] = ()
-        if is_multipart(kind):
+        if is_multipart(content_type):
             body = await read_whole(chunks, _MAX_FORM_BYTES)
-            parts = await asyncio.to_thread(parse_form, kind, body)
+            parts = await asyncio.to_thread(parse_form, content_type, body)
             files = (part for part in parts if part.filename is not None)
-            tables = tuple(_build_external_table(each, options) for each in files)
+            tables = tuple(_build_external_table(part, options) for part in files)
             fields = [(p.name, _decode_field(p)) for p in parts if p.filename is None]
             options = options.add_fields(fields, [table.name for table in tables])
         limit = self._exchange.slots.query_limit(options)
@@ -107,7 +107,7 @@ def _build_external_table(part: FormPart, options: Options) -> ExternalTable:
                 f"External table {part.name} has no columns; add the parameter "
                 f"{part.name}_structure or {part.name}_types",
             )
-        structure = ", ".join(f"_{at} {kind}" for at, kind in enumerate(split_list(types), 1))
+        structure = ", ".join(f"_{at} {type_}" for at, type_ in enumerate(split_list(types), 1))
     return ExternalTable(
         name=part.name,
         structure=structure,

@@ -39,28 +39,28 @@ class StatementReader:
         interface). Raises `EngineError` 62 for a statement of more than `limit` bytes; rows do not
         count (ClickHouse doc: max_query_size). With 0 only the server's own limit applies.
         """
-        held = bytearray(to_bytes(query) + b"\n" if query else b"")
+        text = bytearray(to_bytes(query) + b"\n" if query else b"")
         next_look = 0
         async for chunk in chunks:
-            held += chunk
-            if len(held) >= min(next_look, _compute_limit(limit) + 1):
-                statement = await self._parse_held(held, limit, complete=False)
+            text += chunk
+            if len(text) >= min(next_look, _compute_limit(limit) + 1):
+                statement = await self._parse_held(text, limit, complete=False)
                 if statement is not None:
-                    return statement, _join_rows(bytes(held[statement.data_start :]), chunks)
-                next_look = _LOOK_AGAIN * len(held)
-        statement = await self._parse_held(held, limit, complete=True)
+                    return statement, _join_rows(bytes(text[statement.data_start :]), chunks)
+                next_look = _LOOK_AGAIN * len(text)
+        statement = await self._parse_held(text, limit, complete=True)
         if statement is None:
             raise EngineError(Code.SYNTAX_ERROR, "Syntax error: the statement has no end")
-        return statement, _join_rows(bytes(held[statement.data_start :]), chunks)
+        return statement, _join_rows(bytes(text[statement.data_start :]), chunks)
 
-    async def _parse_held(self, held: bytearray, limit: int, *, complete: bool) -> Statement | None:
-        most = _compute_limit(limit)
-        whole = complete and len(held) <= most
+    async def _parse_held(self, text: bytearray, limit: int, *, complete: bool) -> Statement | None:
+        max_bytes = _compute_limit(limit)
+        is_whole = complete and len(text) <= max_bytes
         statement = await self._run_in_turns(
-            parse_in_turns(bytes(held[: most + 1]), complete=whole)
+            parse_in_turns(bytes(text[: max_bytes + 1]), complete=is_whole)
         )
-        if len(held) > most and (statement is None or len(statement.text) > most):
-            raise _make_length_error(most, limit)
+        if len(text) > max_bytes and (statement is None or len(statement.text) > max_bytes):
+            raise _make_length_error(max_bytes, limit)
         return statement
 
     async def _run_in_turns(
@@ -87,14 +87,15 @@ async def _join_rows(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[
         yield chunk
 
 
-def _make_length_error(most: int, limit: int) -> EngineError:
-    if most != limit:
+def _make_length_error(max_bytes: int, limit: int) -> EngineError:
+    if max_bytes != limit:
         return EngineError(
             Code.QUERY_IS_TOO_LARGE,
-            f"Query is too large: more than {most} bytes. Send rows after INSERT",
+            f"Query is too large: more than {max_bytes} bytes. Send rows after INSERT",
         )
     return EngineError(
         Code.SYNTAX_ERROR,
         "Max query size exceeded (can be increased with the `max_query_size` setting): Syntax "
-        f"error: failed at position {most + 1}: the statement is longer than {most} bytes",
+        f"error: failed at position {max_bytes + 1}: the statement is longer than {max_bytes} "
+        "bytes",
     )

@@ -139,13 +139,13 @@ class Reply:
 
     def _read_buffer(self) -> bytes:
         self._buffer.seek(0)
-        with self._buffer as held:
-            return held.read()
+        with self._buffer as buffer:
+            return buffer.read()
 
     async def _send_buffer(self) -> None:
         self._buffer.seek(0)
-        with self._buffer as held:
-            while chunk := held.read(_CHUNK):
+        with self._buffer as buffer:
+            while chunk := buffer.read(_CHUNK):
                 await self._send_encoded(chunk)
 
     async def _send_encoded(self, data: bytes) -> None:

@@ -75,9 +75,9 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
 
 def _raise_file_limit() -> None:
     """Raise the limit of file descriptors: the engine holds three for each of its threads."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _bind_socket(host: str, port: int) -> socket.socket:
@@ -120,9 +120,9 @@ class _AnnouncingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        old_handlers = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)

@@ -132,5 +132,5 @@ def _find_data_start(text: bytes, after: int, *, complete: bool) -> int | None:
         start += 1
     if text[start : start + 1] == b"\n":
         return start + 1
-    known = complete or start < len(text) or start - after > _MANY_BLANKS
-    return start if known else None
+    is_known = complete or start < len(text) or start - after > _MANY_BLANKS
+    return start if is_known else None

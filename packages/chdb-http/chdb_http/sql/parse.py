@@ -23,7 +23,7 @@ _NAMING = ("FROM", "JOIN", "AS", "TABLE", "SELECT", "BY", "AND", "OR", "WHERE", 
 
 
 def parse(text: bytes, *, complete: bool) -> Statement | None:
-    """Read the statement at the start of `text`; None asks for more of the request.
+    """Read the statement at the start of `text`; None if more of the request is needed.
 
     `complete` says that nothing follows, and then the result is never None. Raises `EngineError` 62
     for an empty text and for a second statement, as ClickHouse's HTTP interface does.
@@ -39,7 +39,7 @@ def parse(text: bytes, *, complete: bool) -> Statement | None:
 
 def parse_in_turns(text: bytes, *, complete: bool) -> Generator[None, None, Statement | None]:
     """`parse` as a generator that yields after each step, about every millisecond."""
-    insert, whole = InsertHead(), _StatementParser()
+    insert, parser = InsertHead(), _StatementParser()
     for step in iter_steps(text, complete=complete):
         for word in step:
             insert.take(word)
@@ -47,11 +47,11 @@ def parse_in_turns(text: bytes, *, complete: bool) -> Generator[None, None, Stat
                 return insert.build_statement(text, complete=complete)
             if not (complete or insert.may_begin):
                 return None
-            whole.take(word)
+            parser.take(word)
         yield
     if insert.begun and (statement := insert.build_statement(text, complete=complete)) is not None:
         return statement
-    return whole.build_statement(text, inserts=insert.begun) if complete else None
+    return parser.build_statement(text, inserts=insert.begun) if complete else None
 
 
 class _StatementParser:
@@ -90,8 +90,8 @@ class _StatementParser:
         if last is None or last.depth:
             return
         self._outfile |= last.is_word("INTO") and word.is_word("OUTFILE")
-        named = self._column and before is not None and before.is_word("TABLE")
-        if before is not None and word.is_name and _is_clause(before, last, named=named):
+        is_name = self._column and before is not None and before.is_word("TABLE")
+        if before is not None and word.is_name and _is_clause(before, last, is_name=is_name):
             self._may_be_format = (last, word)
 
     def build_statement(self, text: bytes, *, inserts: bool) -> Statement:
@@ -136,11 +136,11 @@ def _is_next_statement(before: Token | None, last: Token | None, word: Token) ->
     return before.is_word("PARALLEL") and not word.is_word(*_WITH)
 
 
-def _is_clause(before: Token, word: Token, *, named: bool) -> bool:
-    """True when `word` is the FORMAT of a clause; `named` says that `before` is itself a name."""
+def _is_clause(before: Token, word: Token, *, is_name: bool) -> bool:
+    """True when `word` is the FORMAT of a clause; `is_name`: `before` is itself a name."""
     if word.depth or not word.is_word("FORMAT"):
         return False
-    return named or not _is_name_next(before)
+    return is_name or not _is_name_next(before)
 
 
 def _is_name_next(word: Token) -> bool:

@@ -39,7 +39,7 @@ def insert_from(statement: Statement, descriptor: int) -> bytes:
         start, end = statement.input_call
         call = to_bytes(f"file({quote_string(path)}, {quote_string(name)}, ")
         return statement.text[:start] + call + statement.text[end : statement.cut]
-    # FROM INFILE stands before SETTINGS.
+    # FROM INFILE comes before SETTINGS.
     at = statement.cut if statement.settings_at is None else statement.settings_at
     head, settings = statement.text[:at], statement.text[at : statement.cut]
     infile = f"\nFROM INFILE {quote_string(path)} COMPRESSION 'none' ".encode()
@@ -48,9 +48,9 @@ def insert_from(statement: Statement, descriptor: int) -> bytes:
 
 def kill_by_engine_ids(text: bytes, engine_ids: Mapping[str, str]) -> bytes:
     """A KILL statement with each client's query id replaced by the engine's."""
-    parts, done = [], 0
+    parts, copied = [], 0
     for word in tokens(text):
         if word.kind is Kind.STRING and (engine_id := engine_ids.get(unquote(word.value))):
-            parts += [text[done : word.start], quote_string(engine_id).encode()]
-            done = word.end
-    return b"".join([*parts, text[done:]])
+            parts += [text[copied : word.start], quote_string(engine_id).encode()]
+            copied = word.end
+    return b"".join([*parts, text[copied:]])

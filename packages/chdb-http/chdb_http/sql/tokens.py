@@ -129,11 +129,11 @@ class _Lexer:
 
     def _begin_token(self) -> Token | None:
         start = self.at
-        found = _LEXER.match(self._text, start, start + PIECE)
-        if found is None:
+        match = _LEXER.match(self._text, start, start + PIECE)
+        if match is None:
             return None
-        group, value = str(found.lastgroup), found[0]
-        self.at = found.end()
+        group, value = str(match.lastgroup), match[0]
+        self.at = match.end()
         if group in _WHOLE:
             self._check_length(start)
             return self._make_token(_KINDS[group], value, start)

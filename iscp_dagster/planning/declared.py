@@ -13,21 +13,21 @@ from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 
-def name_of(source: SourceTable, each: Consuming) -> JobID:
+def name_of(source: SourceTable, consumer: Consuming) -> JobID:
     """The name by which users refer to the job of the index or trigger."""
-    return JobID(db=source.database, table=source.table, job=each.name)
+    return JobID(db=source.database, table=source.table, job=consumer.name)
 
 
-def make_job_spec(source: SourceTable, each: Consuming) -> JobSpec:
+def make_job_spec(source: SourceTable, consumer: Consuming) -> JobSpec:
     """The spec of a self-registering job; columns and options follow the declaration."""
-    consumer = ConsumerInfo(
-        type=each.kind,
+    info = ConsumerInfo(
+        type=consumer.kind,
         db=source.database,
         table=source.table,
-        job=each.name,
-        options={SHARD: each.placement.shard} if each.placement else {},
+        job=consumer.name,
+        options={SHARD: consumer.placement.shard} if consumer.placement else {},
     )
-    return JobSpec(detail=IterationDetail(priority=each.priority, consumer=consumer))
+    return JobSpec(detail=IterationDetail(priority=consumer.priority, consumer=info))
 
 
 def add_shard(source: SourceTable, spec: JobSpec) -> JobSpec:
@@ -43,20 +43,20 @@ def add_shard(source: SourceTable, spec: JobSpec) -> JobSpec:
 
 def make_job_specs(source: SourceTable, consumers: Iterable[Consuming]) -> dict[JobID, JobSpec]:
     """The name and spec that each index and trigger is registered with."""
-    return {name_of(source, each): make_job_spec(source, each) for each in consumers}
+    return {name_of(source, consumer): make_job_spec(source, consumer) for consumer in consumers}
 
 
 def list_table_specs(
     source: SourceTable, standing: Mapping[JobID, JobSpec]
 ) -> dict[JobID, JobSpec]:
     """The jobs of every tenant of the table: self-registering ones and standing registrations."""
-    auto = [each for each in source.consumers if each.auto_register]
-    asked = {
+    auto = [consumer for consumer in source.consumers if consumer.auto_register]
+    requested = {
         name: spec
         for name, spec in standing.items()
         if (name.db, name.table) == (source.database, source.table)
     }
-    return make_job_specs(source, auto) | asked
+    return make_job_specs(source, auto) | requested
 
 
 def compute_terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:

@@ -28,8 +28,8 @@ def compute_effective_jobs(delta_log: DeltaLog, jobs: Collection[Job], upto: Mom
     """The jobs of one table at the watermarks that their next iterations start from.
 
     An idle job moves to just before the next commit that changes its tenant's rows, or the columns
-    that all tenants' readers see. It stays where it is if it is not idle, or if the Delta log
-    cannot tell what changed.
+    that all tenants' readers see. It does not move if it is not idle, or if the Delta log
+    does not say what changed.
     """
     movable = {job.key for job in jobs if _can_move(job, upto) and delta_log.has(job.watermark)}
     ends = _compute_ends(delta_log, {job.watermark for job in jobs if job.key in movable}, upto)
@@ -53,7 +53,7 @@ def _compute_ends(
 ) -> dict[Moment, Moment]:
     """By watermark, how far a job may move from there when its tenant does not change.
 
-    Leaves out those after which the log cannot tell what changed.
+    Leaves out watermarks after which the log does not say what changed.
     """
     ends: dict[Moment, Moment] = {}
     changed: int | None = START.version
@@ -67,20 +67,20 @@ def _compute_ends(
 
 
 def flush_jobs(log: SqlLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
-    """Flush the watermarks that `effective` moved; return how many moved."""
+    """Flush the watermarks of jobs that were `moved` in memory; return how many moved."""
     return log.flush(
         {
-            job.key: Range(from_=job.watermark, to=now.watermark)
-            for job, now in zip(jobs, moved, strict=True)
-            if now.watermark != job.watermark
+            job.key: Range(from_=job.watermark, to=effective.watermark)
+            for job, effective in zip(jobs, moved, strict=True)
+            if effective.watermark != job.watermark
         }
     )
 
 
 def _can_move(job: Job, upto: Moment) -> bool:
-    unsure = job.batch is not None and job.batch.phase is Phase.BEFORE
+    unconfirmed = job.batch is not None and job.batch.phase is Phase.BEFORE
     behind = START.version < job.watermark.version < upto.version
-    return job.state is JobState.COMPLETED and behind and not unsure
+    return job.state is JobState.COMPLETED and behind and not unconfirmed
 
 
 def _get_moment_before(delta_log: DeltaLog, watermark: Moment, change: int) -> Moment:

@@ -57,11 +57,14 @@ class Look:
 
     def of(self, table: str) -> list[Problem]:
         """The problems of that table."""
-        return [each for each in self.problems if each.table == table]
+        return [problem for problem in self.problems if problem.table == table]
 
     def compute_signs(self) -> dict[str, str]:
         """A digest of the problems of each table that has any."""
-        return {name: sign(self.of(name)) for name in sorted({e.table for e in self.problems})}
+        return {
+            name: sign(self.of(name))
+            for name in sorted({problem.table for problem in self.problems})
+        }
 
     @property
     def quiet(self) -> bool:
@@ -89,30 +92,37 @@ class SensorCursor:
     def parse(cls, text: str | None) -> SensorCursor:
         """Read what `str` wrote; None is an empty cursor, any other text an `unreadable` one."""
         try:
-            held = json.loads(text or "{}")
-            untold, told = held.pop(UNTOLD, {}), held.pop(TOLD, {})
-            heard = Bookmark.parse(held.pop(HEARD)) if HEARD in held else None
-            ranges = {name: [Untold.from_json(e) for e in each] for name, each in untold.items()}
-            parts = {name: each.partition(AT_REST) for name, each in held.items()}
+            stored = json.loads(text or "{}")
+            pending, reported = stored.pop(UNTOLD, {}), stored.pop(TOLD, {})
+            heard = Bookmark.parse(stored.pop(HEARD)) if HEARD in stored else None
+            ranges = {
+                name: [Untold.from_json(value) for value in values]
+                for name, values in pending.items()
+            }
+            parts = {name: entry.partition(AT_REST) for name, entry in stored.items()}
             for mark, _, _ in parts.values():
                 LogMark.parse(mark)
-            dict[str, str](told)
+            dict[str, str](reported)
         except (ValueError, TypeError, AttributeError, KeyError):
             return cls(unreadable=True)
         marks = {name: mark for name, (mark, _, _) in parts.items()}
         at_rest = {name: terms for name, (_, _, terms) in parts.items() if terms}
-        return cls(marks=marks, at_rest=at_rest, heard=heard, untold=ranges, told=told)
+        return cls(marks=marks, at_rest=at_rest, heard=heard, untold=ranges, told=reported)
 
     def seen(self, table: str) -> LogMark | None:
         """The latest commit seen of the table."""
-        found = self.marks.get(table)
-        return None if found is None else LogMark.parse(found)
+        mark = self.marks.get(table)
+        return None if mark is None else LogMark.parse(mark)
 
     def __str__(self) -> str:
-        untold = {name: [e.to_json() for e in each] for name, each in self.untold.items() if each}
+        untold = {
+            name: [range_.to_json() for range_ in ranges]
+            for name, ranges in self.untold.items()
+            if ranges
+        }
         heard = None if self.heard is None else str(self.heard)
-        more = ((UNTOLD, untold), (TOLD, self.told), (HEARD, heard))
-        rest = {name: held for name, held in more if held}
+        fields = ((UNTOLD, untold), (TOLD, self.told), (HEARD, heard))
+        rest = {name: value for name, value in fields if value}
         marks = dict(self.marks)
         for name, terms in self.at_rest.items():
             marks[name] += AT_REST + terms
@@ -129,7 +139,7 @@ def remember(
     before: SensorCursor, after: SensorCursor, look: Look
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Note the problems reported so far in `after`; return the tables with new and settled ones."""
-    kept = {name: said for name, said in before.told.items() if name in look.left_out}
+    kept = {name: digest for name, digest in before.told.items() if name in look.left_out}
     after.told = kept | look.compute_signs()
     risen = (name for name in look.compute_signs() if before.told.get(name) != after.told[name])
     return frozenset(risen), frozenset(before.told.keys() - after.told.keys())

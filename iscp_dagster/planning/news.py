@@ -1,7 +1,7 @@
 """Keeps track of changed tenants not yet reported, to report a bounded number at a time.
 
 Reporting one tenant to Dagster takes some 10 ms, so a commit that touches every tenant is spread
-over several reports. What is left is remembered as ranges of versions and the last tenant reported,
+over several reports. The rest is remembered as ranges of versions and the last tenant reported,
 never as a list of tenants.
 """
 
@@ -27,9 +27,9 @@ class Untold:
     @classmethod
     def from_json(cls, value: Sequence[str | None]) -> Untold:
         """Read what `to_json` gave."""
-        after, upto, told = value
+        after, upto, last_tenant = value
         first = None if after is None else Moment.parse(after)
-        return cls(after=first, upto=Moment.parse(upto or ""), told=told or "")
+        return cls(after=first, upto=Moment.parse(upto or ""), told=last_tenant or "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,10 @@ def tell(
     rest: list[Untold] = list(pending)
     while rest and room > 0:
         first = rest.pop(0)
-        tenants = sorted(each for each in changed(first) if each > first.told)
-        now = tuple(tenants[:room])
-        news.append(Told(after=first.after, upto=first.upto, tenants=now))
-        room -= len(now)
-        if len(tenants) > len(now):
-            rest.insert(0, replace(first, told=now[-1]))
+        tenants = sorted(tenant for tenant in changed(first) if tenant > first.told)
+        batch = tuple(tenants[:room])
+        news.append(Told(after=first.after, upto=first.upto, tenants=batch))
+        room -= len(batch)
+        if len(tenants) > len(batch):
+            rest.insert(0, replace(first, told=batch[-1]))
     return news, rest

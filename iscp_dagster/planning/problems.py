@@ -37,7 +37,7 @@ class Problem:
 def make_problem(source: SourceTable, error: Exception) -> Problem:
     """The problem for an error that the table raised, expected or not."""
     if isinstance(error, IscpError):
-        # What a store says differs from look to look.
+        # A store's message differs from look to look.
         kind = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
         missing = isinstance(error, NoTableError)
         return Problem(
@@ -67,7 +67,7 @@ def as_ours(error: Exception) -> IscpError:
 
 def sign(problems: Collection[Problem]) -> str:
     """A short digest, the same for the same problems."""
-    kinds = "\n".join(sorted(each.kind for each in problems))
+    kinds = "\n".join(sorted(problem.kind for problem in problems))
     return hashlib.blake2b(kinds.encode(), digest_size=SIGN_BYTES).hexdigest()
 
 

@@ -47,12 +47,12 @@ class Report:
 
     def of(self, table: str) -> list[Problem]:
         """The problems of that table."""
-        return [each for each in self.problems if each.table == table]
+        return [problem for problem in self.problems if problem.table == table]
 
 
 @dataclass(frozen=True)
 class Reporter:
-    """Reports what `runner` saw. Uses the runner's log and watches, so never run both at once."""
+    """Reports what `runner` saw. Shares the runner's log and watches, so never run both at once."""
 
     runner: Runner
 
@@ -65,8 +65,8 @@ class Reporter:
         after = SensorCursor(marks=select_marks(before, self.runner.sources), untold=before.untold)
         report = Report(cursor="", problems=list(look.problems))
         for name, mark in self._get_marks(look).items():
-            pending, seen = after.untold.get(name, []), before.seen(name)
-            after.untold[name] = _extend_pending(pending, seen, mark)
+            pending, last_mark = after.untold.get(name, []), before.seen(name)
+            after.untold[name] = _extend_pending(pending, last_mark, mark)
             after.marks[name] = str(mark)
         self._add_news(after.untold, report, look)
         report.risen, report.settled = remember(before, after, look)
@@ -75,29 +75,37 @@ class Reporter:
 
     def _get_marks(self, look: Look) -> Mapping[str, LogMark]:
         """The marks of the tables that the look covered."""
-        found = {name: watch.mark for name, watch in self.runner.watches.items()}
-        return {n: mark for n, mark in found.items() if mark and n not in look.left_out}
+        marks = {name: watch.mark for name, watch in self.runner.watches.items()}
+        return {name: mark for name, mark in marks.items() if mark and name not in look.left_out}
 
-    def _add_news(self, untold: dict[str, list[Untold]], report: Report, look: Look) -> None:
+    def _add_news(self, pending: dict[str, list[Untold]], report: Report, look: Look) -> None:
         """Report changed tenants while there is room, shared among the tables.
 
-        Only of tables that were looked at: waiting for another's store may take as long again.
+        Only for tables that the look covered: waiting for another's store may take as long again.
         """
-        seen = self._get_marks(look)
-        waiting = [e for e in self.runner.sources if e.name in seen and untold.get(e.name)]
-        left = MOST_NEWS
+        marks = self._get_marks(look)
+        waiting = [
+            source
+            for source in self.runner.sources
+            if source.name in marks and pending.get(source.name)
+        ]
+        remaining = MOST_NEWS
         for number, source in enumerate(waiting):
-            room = max(left // (len(waiting) - number), 1)
+            room = max(remaining // (len(waiting) - number), 1)
             with self.runner.catch_problems(source, report.problems):
-                told, rest = tell(untold[source.name], self._make_tenant_finder(source), room)
-                report.news += [self._build_news(source, each) for each in told]
-                left -= sum(len(each.tenants) for each in told)
-                untold[source.name] = rest
+                portions, rest = tell(pending[source.name], self._make_tenant_finder(source), room)
+                report.news += [self._build_news(source, portion) for portion in portions]
+                remaining -= sum(len(portion.tenants) for portion in portions)
+                pending[source.name] = rest
 
-    def _build_news(self, source: SourceTable, told: Told) -> News:
-        delta_log, upto = self.runner.get_delta_log(source), told.upto.version
-        last = None if told.after is None else delta_log.find_last_changes(told.after.version, upto)
-        versions = {tenant: (last or {}).get(tenant, upto) for tenant in told.tenants}
+    def _build_news(self, source: SourceTable, portion: Told) -> News:
+        delta_log, upto = self.runner.get_delta_log(source), portion.upto.version
+        last_changes = (
+            None
+            if portion.after is None
+            else delta_log.find_last_changes(portion.after.version, upto)
+        )
+        versions = {tenant: (last_changes or {}).get(tenant, upto) for tenant in portion.tenants}
         return News(source=source, versions=versions)
 
     def _make_tenant_finder(self, source: SourceTable) -> Callable[[Untold], Collection[str]]:
@@ -112,21 +120,23 @@ class Reporter:
         def changed(range_: Untold) -> Collection[str]:
             upto = range_.upto.version
             behind = log.tenants(table_id, behind=upto)
-            found = None
+            tenants = None
             if range_.after is not None:
-                found = delta_log.changed_tenants(range_.after.version, upto)
-            found = {*delta_log.tenants(upto), *behind} if found is None else found
-            return found - (log.tenants(table_id) - behind)
+                tenants = delta_log.changed_tenants(range_.after.version, upto)
+            tenants = {*delta_log.tenants(upto), *behind} if tenants is None else tenants
+            return tenants - (log.tenants(table_id) - behind)
 
         return changed
 
 
-def _extend_pending(pending: list[Untold], seen: LogMark | None, mark: LogMark) -> list[Untold]:
-    if mark == seen:
+def _extend_pending(
+    pending: list[Untold], last_mark: LogMark | None, mark: LogMark
+) -> list[Untold]:
+    if mark == last_mark:
         return pending
-    after = seen.moment if seen is not None and _is_newer(mark, seen) else None
+    after = last_mark.moment if last_mark is not None and _is_newer(mark, last_mark) else None
     return add_range([] if after is None else pending, after, mark.moment)
 
 
-def _is_newer(mark: LogMark, seen: LogMark) -> bool:
-    return seen.is_same_table(mark) and seen.moment.version < mark.moment.version
+def _is_newer(mark: LogMark, last_mark: LogMark) -> bool:
+    return last_mark.is_same_table(mark) and last_mark.moment.version < mark.moment.version

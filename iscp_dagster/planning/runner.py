@@ -31,8 +31,8 @@ from iscp_dagster.sync.deployment import Deployment
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
 BEGINNING = 20.0
-"""Seconds of a look for taking in tables that were not looked at since the start; the others
-wait for the next look, since Dagster limits a tick to a minute."""
+"""Seconds of a look for taking in tables not looked at since the start; the others wait for the
+next look, since Dagster limits a tick to a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,9 @@ class _RankedIteration:
 class Runner:
     """Looks at `sources`; `watches` remember them between looks, to read each commit once.
 
-    Of several runners on one log only one looks at a table, as long as it renews its lease; those
-    of other owners stand by. If two look at once all the same, the log lets only one of them queue
-    an iteration.
+    Of several runners on one log only one looks at a table, as long as it renews its lease;
+    runners of other owners stand by. If two look at once nevertheless, the log lets only one of
+    them queue an iteration.
     """
 
     deployment: Deployment
@@ -76,24 +76,24 @@ class Runner:
     _last_look: dict[str, int] = field(default_factory=dict)
     """In which look each table was last looked at."""
     _last_poll: dict[str, float] = field(default_factory=dict)
-    """When each table was last asked for its next commit, by `monotonic`."""
+    """When each table was last polled for its next commit, by `monotonic`."""
     _looks: int = 0
     _missed_since: Bookmark | None = None
-    """From where on the ISCP log has events that some watch has not taken in."""
+    """The bookmark after which the ISCP log has events that some watch has not taken in."""
     _heard_since: Bookmark | None = None
-    """From where on it has the events since the last look began."""
+    """The bookmark after which it has the events since the last look began."""
     latest: Look | None = None
 
     def look(self, cursor: str | None) -> Look:
-        """Find what is new since `cursor`, queue what is due; a table's problem stops only it."""
+        """Find what is new since `cursor`, queue what is due; a problem stops only its table."""
         self._looks += 1
         before = SensorCursor.parse(cursor)
         look = Look(forgot=before.unreadable)
         after = SensorCursor(marks=select_marks(before, self.sources))
-        happened, rested = self._read_job_events(before)
-        touched, standing = _group_by_table(happened), self.deployment.log.list_standing()
+        events, at_rest = self._read_job_events(before)
+        touched, standing = _group_by_table(events), self.deployment.log.list_standing()
         look.elsewhere = self._take_table_leases()
-        until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
+        deadline, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
         due: list[_RankedIteration] = []
         for source in self._order_sources(before):
             if source.name in look.elsewhere:
@@ -101,20 +101,24 @@ class Runner:
                 continue
             with self.catch_problems(source, look.problems):
                 new = source.name not in self.watches or self.watches[source.name].mark is None
-                if (new or look.problems) and self.monotonic() > until:
+                if (new or look.problems) and self.monotonic() > deadline:
                     left_out.add(source.name)
                     continue
                 self._last_look[source.name] = self._looks
-                watch, seen = self._get_watch(source), before.seen(source.name)
-                if new and seen and rested.get(source.name) == compute_terms(source, standing):
-                    watch.resume(seen, rested[source.name])
-                mark = watch.take_in(seen, touched, standing, poll=self._should_poll(watch))
+                watch, last_mark = self._get_watch(source), before.seen(source.name)
+                if (
+                    new
+                    and last_mark
+                    and at_rest.get(source.name) == compute_terms(source, standing)
+                ):
+                    watch.resume(last_mark, at_rest[source.name])
+                mark = watch.take_in(last_mark, touched, standing, poll=self._should_poll(watch))
                 due += self._collect_due(watch, look)
                 after.marks[source.name] = str(mark)
         self._dispatch_due(due, look)
         self._add_loadable_tenants(look)
         look.left_out = frozenset(left_out)
-        self._update_cursor(after, look, rested, happened)
+        self._update_cursor(after, look, at_rest, events)
         look.risen, look.settled = remember(before, after, look)
         look.cursor = str(after)
         self.latest = look
@@ -123,8 +127,8 @@ class Runner:
     def _order_sources(self, before: SensorCursor) -> list[SourceTable]:
         """Tables without problems first: a store that does not answer takes long.
 
-        Then those left out the longest; of equals, as at the start, those at rest, which cost next
-        to nothing.
+        Then tables left out the longest; among equals, as at the start, tables at rest, which cost
+        next to nothing.
         """
 
         def place(source: SourceTable) -> tuple[bool, int, bool]:
@@ -144,22 +148,22 @@ class Runner:
 
     @contextmanager
     def catch_problems(self, source: SourceTable, problems: list[Problem]) -> Iterator[None]:
-        """Let whatever the table raises, expected or not, stop only it; its watch starts over."""
+        """Let any error, expected or not, stop only this table; its watch starts over."""
         try:
             with catch_panics():
                 yield
-        except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
+        except Exception as error:  # noqa: BLE001 - a table may raise anything
             self.watches.pop(source.name, None)
             problem = make_problem(source, error)
             if problem not in problems:
                 problems.append(problem)
 
     def _should_poll(self, watch: Watch) -> bool:
-        """Whether to ask for the table's next commit: in an object store every `scan_seconds`."""
+        """Whether to poll the table for a commit: in an object store every `scan_seconds`."""
         now, name = self.monotonic(), watch.source.name
         # A look comes a little early or late.
-        again = self._last_poll.get(name, float("-inf")) + 0.9 * self.scan_seconds
-        if watch.delta_log.files.local or now >= again:
+        next_poll = self._last_poll.get(name, float("-inf")) + 0.9 * self.scan_seconds
+        if watch.delta_log.files.local or now >= next_poll:
             self._last_poll[name] = now
             return True
         return False
@@ -182,7 +186,7 @@ class Runner:
             for source in self.sources
             if now >= self._lease_until.get(source.name, now)
         }
-        taken = {names[each] for each in self.deployment.log.take(names, self.owner, seconds)}
+        taken = {names[lease] for lease in self.deployment.log.take(names, self.owner, seconds)}
         # Renewed long before they run out; most idle looks still write nothing.
         self._lease_until |= dict.fromkeys(taken, now + seconds / 3)
         others = frozenset(names.values()) - taken
@@ -193,36 +197,36 @@ class Runner:
     def _read_job_events(self, before: SensorCursor) -> tuple[Touched, Mapping[str, str]]:
         """The tenants with job events that not every table has taken in, and the tables at rest.
 
-        If the ISCP log cannot tell what happened, the runner trusts nothing that it remembers.
+        If the ISCP log does not say what happened, the runner trusts nothing that it remembers.
         """
         log, since = self.deployment.log, self._missed_since
-        happened = log.touched(since)
-        if not happened.whole:
+        events = log.touched(since)
+        if not events.whole:
             self.watches.clear()
-            self._missed_since = happened.upto
-        self._heard_since = happened.upto
+            self._missed_since = events.upto
+        self._heard_since = events.upto
         if before.heard in {None, since}:
-            return happened, before.at_rest if happened.whole else {}
+            return events, before.at_rest if events.whole else {}
         # The bookmark of an earlier runner, or of an older look of this one.
         assert before.heard is not None
-        others = log.touched(before.heard)
-        if not others.whole:
-            return happened, {}
+        earlier_events = log.touched(before.heard)
+        if not earlier_events.whole:
+            return events, {}
         if self._missed_since is None or before.heard.place < self._missed_since.place:
             self._missed_since = before.heard
-        return replace(happened, tenants=happened.tenants | others.tenants), before.at_rest
+        return replace(events, tenants=events.tenants | earlier_events.tenants), before.at_rest
 
     def _update_cursor(
-        self, after: SensorCursor, look: Look, rested: Mapping[str, str], happened: Touched
+        self, after: SensorCursor, look: Look, at_rest: Mapping[str, str], events: Touched
     ) -> None:
-        """Put into the cursor what a runner that starts from it need not find out again."""
-        out = look.left_out - look.elsewhere
-        behind = {name for name, watch in self.watches.items() if watch.mark} | rested.keys()
-        since = self._missed_since if self._missed_since and behind & out else happened.upto
+        """Put into the cursor what spares a runner that starts from it work."""
+        skipped = look.left_out - look.elsewhere
+        behind = {name for name, watch in self.watches.items() if watch.mark} | at_rest.keys()
+        since = self._missed_since if self._missed_since and behind & skipped else events.upto
         # The bookmark must also name the newest entry: a log without it is another one.
         self._missed_since = replace(self.deployment.log.touched(None).upto, place=since.place)
-        unsettled = out | {each.table for each in look.problems}
-        after.at_rest = {name: rested[name] for name in rested.keys() & out} | {
+        unsettled = skipped | {problem.table for problem in look.problems}
+        after.at_rest = {name: at_rest[name] for name in at_rest.keys() & skipped} | {
             name: watch.terms
             for name, watch in self.watches.items()
             if watch.at_rest and name not in unsettled
@@ -232,7 +236,7 @@ class Runner:
     def has_new_commit(self) -> bool:
         """Whether a table has a new commit since the last look; costs two stats a table.
 
-        Tables in object stores are left to the next look, and so are those not looked at yet.
+        Tables in object stores, or not looked at yet, are left to the next look.
         """
         return any(map(_has_new_commit, self.watches.values()))
 
@@ -242,12 +246,12 @@ class Runner:
 
     def _dispatch_due(self, due: list[_RankedIteration], look: Look) -> None:
         """Queue what is due, highest priority first; within a priority tables take turns."""
-        for each in _order_by_turns(due)[:MOST_DISPATCHES]:
+        for ranked in _order_by_turns(due)[:MOST_DISPATCHES]:
             if self.ending():
                 return
-            name, source = secrets.token_hex(8), each.watch.source
+            name, source = secrets.token_hex(8), ranked.watch.source
             with self.catch_problems(source, look.problems):
-                if (queued := each.due.enqueue(self.deployment.log, name)) is not None:
+                if (queued := ranked.due.enqueue(self.deployment.log, name)) is not None:
                     look.dispatches.append(Dispatch(source=source, iteration=queued, name=name))
 
     def _add_loadable_tenants(self, look: Look) -> None:
@@ -258,14 +262,14 @@ class Runner:
                     look.present.setdefault(source.name, tuple(source.tenants()))
 
 
-def _group_by_table(happened: Touched) -> Touches:
+def _group_by_table(events: Touched) -> Touches:
     """The tenants by table id, shortened as in marks."""
-    ids = {table_id for table_id, _ in happened.tenants}
+    ids = {table_id for table_id, _ in events.tenants}
     shortened = {table_id: LogMark.hash_table_id(table_id) for table_id in ids}
-    found: dict[str, set[str]] = {}
-    for table_id, tenant in happened.tenants:
-        found.setdefault(shortened[table_id], set()).add(tenant)
-    return {table: frozenset(tenants) for table, tenants in found.items()}
+    by_table: dict[str, set[str]] = {}
+    for table_id, tenant in events.tenants:
+        by_table.setdefault(shortened[table_id], set()).add(tenant)
+    return {table: frozenset(tenants) for table, tenants in by_table.items()}
 
 
 def _has_new_commit(watch: Watch) -> bool:
@@ -281,9 +285,9 @@ def _rank_due(watch: Watch) -> list[_RankedIteration]:
     """What is due, joined by rank: all tenants' first iterations, then the second, and so on."""
     by_rank: dict[int, list[Due]] = {}
     ranks: Counter[str] = Counter()
-    for each in watch.due():
-        (tenant,) = each.iteration.tenants
-        by_rank.setdefault(ranks[tenant], []).append(each)
+    for candidate in watch.due():
+        (tenant,) = candidate.iteration.tenants
+        by_rank.setdefault(ranks[tenant], []).append(candidate)
         ranks[tenant] += 1
     return [
         _RankedIteration(watch=watch, due=due, rank=rank)
@@ -298,9 +302,9 @@ def _order_by_turns(due: Iterable[_RankedIteration]) -> list[_RankedIteration]:
     The longest-waiting come first, so that the next look takes up what this one leaves over.
     """
     turns: Counter[tuple[str, int]] = Counter()
-    found: list[tuple[int, int, datetime, _RankedIteration]] = []
-    for each in sorted(due, key=lambda each: (-each.priority, each.rank, each.began)):
-        place = each.watch.source.name, each.priority
-        found.append((-each.priority, turns[place], each.began, each))
+    ordered: list[tuple[int, int, datetime, _RankedIteration]] = []
+    for ranked in sorted(due, key=lambda ranked: (-ranked.priority, ranked.rank, ranked.began)):
+        place = ranked.watch.source.name, ranked.priority
+        ordered.append((-ranked.priority, turns[place], ranked.began, ranked))
         turns[place] += 1
-    return [each for *_, each in sorted(found, key=lambda one: one[:3])]
+    return [ranked for *_, ranked in sorted(ordered, key=lambda entry: entry[:3])]

@@ -15,19 +15,19 @@ from iscp_dagster.sync.deployment import Deployment
 
 def find_problems(deployment: Deployment, source: SourceTable) -> list[Problem]:
     """All current problems of the table. Reads its log and the ISCP log; starts no Spark."""
-    found = list_mistakes(source)
+    problems = list_mistakes(source)
     try:
         delta_log = deployment.delta_log(source)
         check_sole(deployment, source, delta_log.get_table_id())
-        found += find_tenantless_rows(source, delta_log.location, delta_log.get_unnamed_size())
-        found += find_stranded_jobs(deployment, source, delta_log.get_table_id())
-    except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
-        found.append(make_problem(source, error))
-    return found
+        problems += find_tenantless_rows(source, delta_log.location, delta_log.get_unnamed_size())
+        problems += find_stranded_jobs(deployment, source, delta_log.get_table_id())
+    except Exception as error:  # noqa: BLE001 - a table may raise anything
+        problems.append(make_problem(source, error))
+    return problems
 
 
 def list_mistakes(source: SourceTable) -> list[Problem]:
-    """A problem for each declaration of the table, or of its name, that is left out."""
+    """A problem for each declaration of the table, or with its name, that is left out."""
     return [make_problem(source, error) for error in source.left_out]
 
 
@@ -37,16 +37,16 @@ def check_sole(
     table_id: str,
     tenants: Collection[str] | None = None,
 ) -> None:
-    """Raises ConfigError where another declaration has jobs for this table.
+    """Raise ConfigError if another declaration has jobs for this table.
 
     The ISCP log identifies jobs by the Delta table's id and their own names. Pass the `tenants`
-    concerned to avoid asking for all.
+    concerned to avoid a query for all.
     """
     log = deployment.log
     # Tenants new to the log do not show whose table it is.
-    held = log.find_table_names(table_id, tenants) or log.find_table_names(table_id)
-    named = {".".join(each) for each in held}
-    if others := sorted(named - {source.name}):
+    names = log.find_table_names(table_id, tenants) or log.find_table_names(table_id)
+    tables = {".".join(name) for name in names}
+    if others := sorted(tables - {source.name}):
         raise ConfigError(
             f"{source.name} is the same Delta table as {others[0]}, which has jobs for it (id "
             f"{table_id}). Declare the table once, with the indexes of both; or, if it has a new "
@@ -56,12 +56,12 @@ def check_sole(
 
 
 def find_tenantless_rows(
-    source: SourceTable, location: str, held: TenantSize | None
+    source: SourceTable, location: str, size: TenantSize | None
 ) -> list[Problem]:
-    """The problem that rows have no tenant and so are in no index, if there are any."""
-    if held is None or source.tenant is None:
+    """The problem that rows have no tenant and so are in no index, if there are such rows."""
+    if size is None or source.tenant is None:
         return []
-    number = "Rows" if held.rows is None else f"{held.rows:,} row{'' if held.rows == 1 else 's'}"
+    number = "Rows" if size.rows is None else f"{size.rows:,} row{'' if size.rows == 1 else 's'}"
     tenant = quote_identifier(source.tenant)
     where = f"delta.{quote_identifier(location)} WHERE coalesce(CAST({tenant} AS STRING), '') = ''"
     message = (
@@ -71,7 +71,7 @@ def find_tenantless_rows(
         "all other rows are indexed. Give them a tenant or delete them. "
         f"To delete those that are null or empty: DELETE FROM {where}"
     )
-    facts = {} if held.rows is None else {"rows_without_tenant": held.rows}
+    facts = {} if size.rows is None else {"rows_without_tenant": size.rows}
     return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]
 
 
@@ -81,14 +81,14 @@ def find_earlier_ids(deployment: Deployment, source: SourceTable, table_id: str)
 
 
 def find_stranded_names(deployment: Deployment, earlier: Collection[str]) -> set[str]:
-    """The names of those jobs, each once."""
+    """The names of the jobs of earlier tables, each once."""
     return {
         name for table_id in earlier for name, _, _ in deployment.log.list_job_versions(table_id)
     }
 
 
 def find_stranded_jobs(deployment: Deployment, source: SourceTable, table_id: str) -> list[Problem]:
-    """The problem that such jobs wait for a person, if there are any."""
+    """The problem that stranded jobs wait for a person, if there are any."""
     names = find_stranded_names(deployment, find_earlier_ids(deployment, source, table_id))
     if not names:
         return []

@@ -60,7 +60,7 @@ class Watch:
     unnamed: TenantSize | None = None
     """The rows without a tenant."""
     oldest_written: int | None = None
-    """No job in step has a written watermark before this version; None: not looked up yet."""
+    """A lower bound of the written watermarks of jobs in step; None: not looked up yet."""
     earlier: frozenset[str] = frozenset()
     """The ids of earlier tables of that name that have stranded jobs."""
 
@@ -70,28 +70,30 @@ class Watch:
         return self.mark is not None and not (self.open or self.problems or self.earlier)
 
     def resume(self, mark: LogMark, terms: str) -> None:
-        """Go on from a look in which the table was `at_rest`, as if this watch had been kept."""
+        """Continue from a look in which the table was `at_rest`, as if this watch had been kept."""
         self.mark, self.terms = mark, terms
 
     def take_in(
         self,
-        seen: LogMark | None,
+        last_mark: LogMark | None,
         touched: Touches,
         standing: Mapping[JobID, JobSpec],
         *,
         poll: bool = True,
     ) -> LogMark:
         """Take in the table's log, unless `poll` is false, and the tenants that were touched."""
-        spared = not poll and self.mark is not None and self.mark == seen
-        mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
+        unpolled = not poll and self.mark is not None and self.mark == last_mark
+        mark = self.mark if unpolled and self.mark else self.delta_log.poll(last_mark)
         self.found = None
         self.problems = table_problems.list_mistakes(self.source)
-        taken_up = any(touched.get(LogMark.hash_table_id(each)) for each in self.earlier)
+        earlier_touched = any(
+            touched.get(LogMark.hash_table_id(earlier)) for earlier in self.earlier
+        )
         # What is remembered holds only if the cursor agrees with it.
         if (
-            taken_up
+            earlier_touched
             or self.mark is None
-            or self.mark != seen
+            or self.mark != last_mark
             or not self._has_only_grown(self.mark, mark)
         ):
             self._examine_table(mark, standing)
@@ -117,17 +119,17 @@ class Watch:
         if not self.open or self.mark is None:
             return
         table_id = self.delta_log.get_table_id(self.mark.moment.version)
-        held = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
-        placed = compute_effective_jobs(self.delta_log, held, self.mark.moment)
-        as_held = {job.key: job for job in held}
+        stored = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
+        effective = compute_effective_jobs(self.delta_log, stored, self.mark.moment)
+        stored_by_key = {job.key: job for job in stored}
         still_open: set[str] = set()
         feed = ChangeFeed(log=self.delta_log)
-        for tenant, group in groupby(sorted(placed, key=_get_tenant), key=_get_tenant):
+        for tenant, group in groupby(sorted(effective, key=_get_tenant), key=_get_tenant):
             members = list(group)
             planned = self._plan_tenant(members)
             for iteration in planned:
                 step = bounded(self.deployment, feed, iteration, members)
-                jobs = [as_held[key] for key in step.jobs]
+                jobs = [stored_by_key[key] for key in step.jobs]
                 yield Due(iteration=step, jobs=jobs, cut=step.to < iteration.to)
             if planned or not all(map(self._is_at_rest, members)):
                 still_open.add(tenant)
@@ -138,14 +140,14 @@ class Watch:
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
         return [
-            self._extend_to_latest(each)
-            for each in plan(members, latest, now, refuse=self._add_problem)
+            self._extend_to_latest(iteration)
+            for iteration in plan(members, latest, now, refuse=self._add_problem)
         ]
 
     def _extend_to_latest(self, iteration: Iteration) -> Iteration:
         """The iteration; a first one up to the latest commit if the columns have changed meanwhile.
 
-        What it is declared with may not be there yet where the other jobs are.
+        Columns that it is declared with may not exist yet at the other jobs' version.
         """
         assert self.mark is not None
         to, latest = iteration.to.version, self.mark.moment
@@ -162,13 +164,13 @@ class Watch:
         self.unnamed = self.delta_log.get_unnamed_size(mark.moment.version)
         table_problems.check_sole(self.deployment, self.source, table_id)
         self._handle_earlier_jobs(table_id)
-        there = self.deployment.log.registered(table_id)
+        registered = self.deployment.log.registered(table_id)
         after = find_latest_moments(self.deployment.log, self.delta_log, table_id)
-        self._register_jobs(table_id, tenants, standing, after, but=there)
+        self._register_jobs(table_id, tenants, standing, after, but=registered)
         self._rebuild_lost_jobs(table_id)
         self.open = set(self.deployment.log.find_unsettled_tenants(table_id))
-        held = self.deployment.log.list_job_versions(table_id)
-        behind = [v for _, v, _ in held if START.version < v < mark.moment.version]
+        job_versions = self.deployment.log.list_job_versions(table_id)
+        behind = [v for _, v, _ in job_versions if START.version < v < mark.moment.version]
         self.oldest_written = min(behind, default=mark.moment.version)
         if behind:
             changed = self._find_changed_tenants(min(behind), mark.moment.version)
@@ -178,27 +180,29 @@ class Watch:
     def _follow_commits(
         self, before: LogMark, mark: LogMark, standing: Mapping[JobID, JobSpec]
     ) -> None:
-        """Take in the commits since; each is read once, whatever the number of tenants."""
+        """Take in the commits since `before`, each read once, whatever the number of tenants."""
         table_id = self.delta_log.get_table_id(mark.moment.version)
         changed, after, upto = None, before.moment.version, mark.moment.version
         if after < upto:
             changed = self._find_changed_tenants(after, upto)
         if after >= upto or self.delta_log.has_unnamed_changes(after, upto):
             self.unnamed = self.delta_log.get_unnamed_size(upto)
-        found = sorted(self.delta_log.tenants() if changed is None else changed)
-        table_problems.check_sole(self.deployment, self.source, table_id, found)
+        tenants = sorted(self.delta_log.tenants() if changed is None else changed)
+        table_problems.check_sole(self.deployment, self.source, table_id, tenants)
         names = [name.job for name in list_table_specs(self.source, standing)]
-        self._register_jobs(table_id, found, standing, dict.fromkeys(names, before.moment))
+        self._register_jobs(table_id, tenants, standing, dict.fromkeys(names, before.moment))
         if self.oldest_written is None:
-            held = self.deployment.log.list_job_versions(table_id)
-            self.oldest_written = min((v for _, v, _ in held if v > START.version), default=upto)
-        self.open |= self._list_all_tenants(found) if changed is None else set(found)
-        self.found = tuple(found)
+            job_versions = self.deployment.log.list_job_versions(table_id)
+            self.oldest_written = min(
+                (v for _, v, _ in job_versions if v > START.version), default=upto
+            )
+        self.open |= self._list_all_tenants(tenants) if changed is None else set(tenants)
+        self.found = tuple(tenants)
 
     def _flush_before_cleanup(self, mark: LogMark) -> None:
-        """Flush jobs in step whose next commit the log has lost; open what it can no longer tell.
+        """Flush jobs in step whose next commit the log has lost, and open the tenants behind.
 
-        Others know a job by its written watermark, and not what this watch remembers.
+        Other processes see a job's written watermark, and not what this watch remembers.
         """
         upto = mark.moment.version
         if (
@@ -215,7 +219,7 @@ class Watch:
         self.oldest_written = upto
 
     def _find_changed_tenants(self, after: int, upto: int) -> set[str] | None:
-        """The tenants whose rows read otherwise since `after`; None: maybe those of all do."""
+        """The tenants whose rows read otherwise since `after`; None: maybe all of them."""
         if self.delta_log.find_first_column_change(after, upto) is not None:
             return None
         return self.delta_log.changed_tenants(after, upto)
@@ -229,7 +233,11 @@ class Watch:
     def _rebuild_lost_jobs(self, table_id: str) -> None:
         """Rebuild jobs whose watermark is no longer in the log, which was restored or replaced."""
         log = self.deployment.log
-        lost = {str(each) for each in log.list_watermarks(table_id) if not self.delta_log.has(each)}
+        lost = {
+            str(watermark)
+            for watermark in log.list_watermarks(table_id)
+            if not self.delta_log.has(watermark)
+        }
         jobs = log.jobs(table_id=table_id) if lost else []
         gone = [job.key for job in jobs if str(job.watermark) in lost]
         if gone:
@@ -252,15 +260,15 @@ class Watch:
         """Register the self-registering and standing jobs, except the (tenant, job) pairs in `but`.
 
         `after`, by job name, is the moment as of which tenants without the job had no rows.
-        Skips indexes with stranded jobs: a person decides whether they go on.
+        Skips indexes with stranded jobs: a person decides whether they continue.
         """
         waiting = table_problems.find_stranded_names(self.deployment, self.earlier)
-        found = list_table_specs(self.source, standing)
-        specs = {name: spec for name, spec in found.items() if name.job not in waiting}
-        wanted = make_new_jobs(table_id, tenants, specs, but=but)
-        wanted = set_first_watermarks(wanted, self.deployment.log, self.delta_log, after)
+        all_specs = list_table_specs(self.source, standing)
+        specs = {name: spec for name, spec in all_specs.items() if name.job not in waiting}
+        new_jobs = make_new_jobs(table_id, tenants, specs, but=but)
+        new_jobs = set_first_watermarks(new_jobs, self.deployment.log, self.delta_log, after)
         # What a person has unregistered stays unregistered.
-        self.deployment.log.register_many(wanted, revive=False)
+        self.deployment.log.register_many(new_jobs, revive=False)
 
     def _handle_earlier_jobs(self, table_id: str) -> None:
         """Carry over or strand the jobs of earlier tables of that name, as `on_replace` says."""

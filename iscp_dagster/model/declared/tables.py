@@ -180,7 +180,7 @@ class SourceTable:
     nulls: str | Mapping[str, str] = "empty"
     """What its indexes have for null arrays, maps and structs (docs/types.md)."""
     left_out: Sequence[ConfigError] = field(default=(), compare=False)
-    """Why declarations for it, or with its name, are left out; `sound` fills it in."""
+    """Why declarations for it, or with its name, are left out; set by `select_consistent`."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -19,9 +19,9 @@ from iscp_dagster.model.specs import DEFAULT_TYPE
 Trigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
 """Plans for the jobs of one type, table and tenant: (jobs ordered by name, latest, now).
 
-Pure: the same rows, version and time give the same iterations. One that has a method
-`check_schedule` is asked whether a job's schedule is right, and raises ConfigError if not; a
-built-in one lists in `settings` what a schedule of its own may hold.
+Pure: the same rows, version and time give the same iterations. A trigger may have a method
+`check_schedule`, which raises ConfigError for a wrong schedule; a built-in one lists in `settings`
+what its schedules may hold.
 """
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
@@ -44,10 +44,10 @@ def load_trigger(job_type: str) -> Trigger:
     A class is instantiated, and the instance is called to plan. Raises ConfigError.
     """
     built_in = BUILT_IN.get(job_type)
-    found = (
+    loaded = (
         import_object(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
     )
-    trigger = _create_trigger(job_type, found) if isclass(found) else found
+    trigger = _create_trigger(job_type, loaded) if isclass(loaded) else loaded
     if not callable(trigger):
         raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")
     return cast("Trigger", trigger)

@@ -22,7 +22,7 @@ class PeriodicTrigger:
     """A job is due when `now` is more than its interval after its watermark's time.
 
     First iterations are due at once. Jobs with equal intervals and `share` keep one watermark, like
-    default jobs; due jobs catch up with those not due yet, and neither wait for the other.
+    default jobs; due jobs catch up with jobs not due yet, and neither wait for the other.
     """
 
     settings = (INTERVAL, SHARE)
@@ -70,7 +70,9 @@ def parse_share(schedule: Mapping[str, Any]) -> bool:
 
 def _plan_shared(group: Sequence[Job], latest: Moment, now: datetime) -> Sequence[Iteration]:
     due = {job.key for job in group if _is_due(job, now)}
-    return [each for each in plan_together(group, latest) if due.issuperset(each.jobs)]
+    return [
+        iteration for iteration in plan_together(group, latest) if due.issuperset(iteration.jobs)
+    ]
 
 
 def _is_due(job: Job, now: datetime) -> bool:

@@ -41,9 +41,9 @@ def plan(
     A job is in at most one of them, and in none while it is pending, running, in error, paused,
     dropped or waiting after a temporary failure, or when nothing lies between its watermark and
     its goal; of these only a pending or running job holds up others. Planning the same rows
-    again gives the same. A trigger that cannot be loaded, fails or plans what is not
-    its own is reported to `refuse`, and the others are planned. Raises ConfigError for jobs of
-    several tables or tenants.
+    again gives the same. A trigger that cannot be loaded, fails or plans other jobs is reported
+    to `refuse`, and the others are planned. Raises ConfigError for jobs of several tables or
+    tenants.
     """
     live = sorted((job for job in jobs if _can_take_part(job, now)), key=_get_type_and_name)
     if len({(job.key.tenant, job.key.table_id) for job in live}) > 1:
@@ -55,27 +55,27 @@ def plan(
             if job_type in BUILT_IN:
                 planned += load_trigger(job_type)(group, latest, now)
                 continue
-            found = _run_trigger(load(job_type), job_type, group, latest, now)
-            planned += _check_plan(job_type, found, group, latest)
+            iterations = _run_trigger(load(job_type), job_type, group, latest, now)
+            planned += _check_plan(job_type, iterations, group, latest)
         except ConfigError as error:
             refuse(error)
     return tuple(planned)
 
 
 def check_trigger(spec: TriggerSpec, load: Callable[[str], Trigger] = load_trigger) -> None:
-    """Raises ConfigError for a trigger that could never plan."""
+    """Raise ConfigError for a trigger that could never plan."""
     trigger = load_trigger(spec.job_type) if spec.job_type in BUILT_IN else load(spec.job_type)
     if (check := getattr(trigger, "check_schedule", None)) is not None:
         check(spec.schedule)
 
 
 def check_scheduled(spec: TriggerSpec) -> None:
-    """Raises ConfigError for a schedule that the trigger would ignore."""
+    """Raise ConfigError for a schedule that the trigger would ignore."""
     if not spec.schedule or spec.job_type not in BUILT_IN:
         return
-    taken = schedule_settings(spec.job_type)
-    if ignored := [name for name in spec.schedule if name not in taken]:
-        lacks = f"takes {' and '.join(taken)} alone" if taken else "has no schedule"
+    settings = schedule_settings(spec.job_type)
+    if ignored := [name for name in spec.schedule if name not in settings]:
+        lacks = f"takes only {' and '.join(settings)}" if settings else "has no schedule"
         raise ConfigError(
             f"The trigger {spec.job_type!r} {lacks}, and would ignore {' and '.join(ignored)}; "
             "leave them out, or name another trigger (`--trigger periodic --interval 10m`)."
@@ -100,24 +100,24 @@ def _run_trigger(
 
 
 def _check_plan(
-    job_type: str, found: Collection[Iteration], jobs: Sequence[Job], latest: Moment
+    job_type: str, iterations: Collection[Iteration], jobs: Sequence[Job], latest: Moment
 ) -> Collection[Iteration]:
     """A custom trigger's plan. Raises ConfigError for one beyond its jobs, watermarks or table."""
     startable = {job.key: job.watermark for job in jobs if job.state in STARTABLE}
-    taken: set[JobKey] = set()
-    for iteration in found:
+    planned: set[JobKey] = set()
+    for iteration in iterations:
         wrong = [
             key
             for key in iteration.jobs
-            if key in taken or startable.get(key) != iteration.from_ or iteration.to > latest
+            if key in planned or startable.get(key) != iteration.from_ or iteration.to > latest
         ]
         if wrong:
             raise ConfigError(
                 f"The trigger {job_type!r} planned {iteration.range} for job {wrong[0]}; it may "
                 f"plan each job it was given once, from its watermark up to {latest.version}."
             )
-        taken.update(iteration.jobs)
-    return found
+        planned.update(iteration.jobs)
+    return iterations
 
 
 def _get_type(job: Job) -> str:
@@ -146,7 +146,7 @@ def plan_together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     """The iterations of jobs that try to keep one watermark, so that they share scans.
 
     - A first iteration starts at once: from START to `latest` if no other job has
-      synchronized, else from START to the others' maximum watermark, while they go on. An event
+      synchronized, else from START to the others' maximum watermark, while they continue. An event
       trigger's job that begins at a commit, and has not begun yet, has not synchronized.
     - The others are equal and none of them is pending or running: one shared iteration to `latest`.
     - They differ: lagging jobs catch up to the maximum watermark one at a time, lowest first.
@@ -175,7 +175,7 @@ def _plan_sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
 
 
 def plan_by_default(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
-    """The jobs as `together` plans them; an independent job by itself, holding up no other."""
+    """The jobs planned together; an independent job by itself, holding up no other."""
     alone = [job for job in jobs if job.spec.trigger.independent]
     group = [job for job in jobs if not job.spec.trigger.independent]
     return (*plan_each_alone(alone, latest), *plan_together(group, latest))
@@ -222,10 +222,10 @@ def _plan_in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Ite
 
 def _group_by_shard(jobs: Sequence[Job]) -> list[list[Job]]:
     """The jobs by shard; the jobs of one never wait for those of another."""
-    found: dict[int | None, list[Job]] = {}
+    by_shard: dict[int | None, list[Job]] = {}
     for job in jobs:
-        found.setdefault(shard_of(job.spec.detail.consumer.options), []).append(job)
-    return list(found.values())
+        by_shard.setdefault(shard_of(job.spec.detail.consumer.options), []).append(job)
+    return list(by_shard.values())
 
 
 def _get_watermark(job: Job) -> Moment:

@@ -249,7 +249,7 @@ def test_a_schedule_that_its_trigger_would_ignore_is_refused(jobs, source):
         with pytest.raises(ConfigError, match=f"{trigger}' has no schedule, and would ignore int"):
             jobs.register_job("eu", MIRROR, wanted)
     jobs.register_job("eu", MIRROR, spec(job_type="periodic", schedule={"interval": "1h"}))
-    with pytest.raises(ConfigError, match="takes interval and share alone, and would ignore intv"):
+    with pytest.raises(ConfigError, match="takes only interval and share, and would ignore intv"):
         jobs.update_job_spec("eu", MIRROR, SpecUpdate(schedule={"interval": "1h", "intv": "2h"}))
     # What an update leaves out stays.
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy"))

@@ -67,7 +67,7 @@ def select_consistent(declarations: Declarations, check: Check) -> Sound:
 
 @dataclass(frozen=True)
 class _Declaration:
-    """A declaration; `table` if it is part of that table's own."""
+    """A declaration; `table` if it is declared within that table."""
 
     declared: object
     table: SourceTable | None = None

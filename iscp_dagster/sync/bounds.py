@@ -13,8 +13,8 @@ from iscp_dagster.model.jobs import Job
 class IterationBounds:
     """The most versions, bytes as written in the lake, and rows of one iteration; at least 1 each.
 
-    The limit on rows keeps chunks few enough, even if one task writes them all, for ClickHouse to
-    still know their tokens at a replay.
+    The limit on rows keeps chunks few enough, even if one task writes them all, that ClickHouse
+    still knows their tokens at a replay.
     """
 
     versions: int = 500
@@ -27,10 +27,10 @@ class IterationBounds:
             raise ConfigError(message)
 
     def of(self, jobs: Iterable[Job]) -> IterationBounds:
-        """The bounds of an iteration that the jobs share: these, or what a job sets below them."""
+        """The bounds of an iteration that the jobs share: these, or lower ones that a job sets."""
         details = [job.spec.detail for job in jobs]
-        versions = [each.max_versions for each in details if each.max_versions]
-        sizes = [each.max_bytes for each in details if each.max_bytes]
+        versions = [detail.max_versions for detail in details if detail.max_versions]
+        sizes = [detail.max_bytes for detail in details if detail.max_bytes]
         return replace(
             self,
             versions=min([self.versions, *versions]),

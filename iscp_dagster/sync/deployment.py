@@ -11,7 +11,7 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import iscp_dagster.webhooks.tables  # noqa: F401 - a log makes the tables that are known by then
+import iscp_dagster.webhooks.tables  # noqa: F401 - a log makes the tables that are imported by then
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
@@ -65,7 +65,7 @@ class Deployment:
     analyzed: dict[Any, Sequence[DeltaField]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    """What Spark said of views over a schema, since each index and trigger of a scan asks again."""
+    """Spark's analysis of views over a schema, since each index and trigger of a scan needs it."""
     services: Callable[[], Services] | None = None
     """Opens the runtime that invokes service consumers' handlers; None: there is none."""
     shards: tuple[Endpoint, ...] = ()
@@ -88,21 +88,21 @@ class Deployment:
             session.stop()
 
     def join_spark_early(self) -> Deployment:
-        """The same, but already joining its Spark session, for the first call of `spark`.
+        """A copy that is already joining its Spark session, for the first call of `spark`.
 
-        That call raises what joining raised; if it never comes, nobody waits.
+        That call raises what joining raised; without it nothing waits for the session.
         """
         joined: Future[SparkSession] = Future()
 
         def join() -> None:
             try:
                 joined.set_result(self.spark())
-            except BaseException as error:  # noqa: BLE001 - raised where the session is asked for
+            except BaseException as error:  # noqa: BLE001 - raised when the session is used
                 joined.set_exception(error)
 
         Thread(target=join, name="joining Spark", daemon=True).start()
-        first = [joined]
-        return replace(self, spark=lambda: first.pop().result() if first else self.spark())
+        pending = [joined]
+        return replace(self, spark=lambda: pending.pop().result() if pending else self.spark())
 
     def path(self, source: SourceTable) -> str:
         """The path of the Delta table."""
@@ -123,29 +123,31 @@ class Deployment:
     ) -> IndexStore:
         """The index's ClickHouse tables of a generation, for a source with that `schema`.
 
-        `calculated` are a view's own columns; None: as its table has them, or else as Spark says.
+        `calculated` are a view's own columns; None: as its table has them, or as Spark finds them.
         """
         check_table_nulls(source, schema)
-        wanted = source.select_columns(index, [field.name for field in schema])
-        fields = [field for field in schema if field.name in wanted]
+        selected = source.select_columns(index, [field.name for field in schema])
+        fields = [field for field in schema if field.name in selected]
         endpoint = self.get_endpoint(index)
-        made = partial(IndexTable, source=source, generation=generation, database=endpoint.database)
+        make_table = partial(
+            IndexTable, source=source, generation=generation, database=endpoint.database
+        )
         if index.transitions is not None:
             if calculated is None:
-                # Its types and rules may name columns that are not known yet.
-                bare = made(index=replace(index, types={}, nulls=None), fields=fields)
-                held = read_definition(endpoint, bare).get(CALCULATED)
+                # Its types and rules may name columns that are still unknown.
+                bare_table = make_table(index=replace(index, types={}, nulls=None), fields=fields)
+                stored = read_definition(endpoint, bare_table).get(CALCULATED)
                 owner = f"Index {source.name}/{index.name}"
-                calculated = self._get_stored_columns(owner, index.transitions, schema, held)
+                calculated = self._get_stored_columns(owner, index.transitions, schema, stored)
             fields += [*calculated, *IMAGE_FIELDS]
-        return IndexStore(endpoint=endpoint, shape=made(index=index, fields=fields))
+        return IndexStore(endpoint=endpoint, shape=make_table(index=index, fields=fields))
 
     def _get_stored_columns(
-        self, owner: str, transitions: Transitions, schema: Sequence[DeltaField], held: Any
+        self, owner: str, transitions: Transitions, schema: Sequence[DeltaField], stored: Any
     ) -> Sequence[DeltaField]:
-        """The view's own columns, as its table was made with if they are still the same."""
-        fields = parse_schema(json.dumps({"type": "struct", "fields": held or []}))
-        if tuple(each.name for each in fields) == transitions.calculated:
+        """The view's own columns, as its table was made with them if they are the same."""
+        fields = parse_schema(json.dumps({"type": "struct", "fields": stored or []}))
+        if tuple(column.name for column in fields) == transitions.calculated:
             return fields
         return self.analyze_view_columns(owner, schema, transitions)
 
@@ -155,10 +157,10 @@ class Deployment:
         """A view's own columns, as Spark analyzes them. Raises ConfigError; see `analyzed`."""
         if not (transitions.stages or transitions.conditions):
             return ()
-        asked = tuple(schema), transitions
-        if asked not in self.analyzed:
-            self.analyzed[asked] = analyze_expressions(self.spark(), owner, schema, transitions)
-        return self.analyzed[asked]
+        key = tuple(schema), transitions
+        if key not in self.analyzed:
+            self.analyzed[key] = analyze_expressions(self.spark(), owner, schema, transitions)
+        return self.analyzed[key]
 
     def data(self, info: ConsumerInfo) -> IndexData | None:
         """What ClickHouse holds of a job's index, even if it is no longer declared.
@@ -174,10 +176,10 @@ class Deployment:
 
     def get_endpoint(self, index: Index) -> Endpoint:
         """The ClickHouse server of the index. Raises ConfigError for a wrong number of shards."""
-        held = index.placement
-        if held is not None and held.shards != len(self.endpoints):
+        sharding = index.placement
+        if sharding is not None and sharding.shards != len(self.endpoints):
             raise ConfigError(
-                f"Index {index.name!r} is spread over {held.shards} servers, and CLICKHOUSE_URLS "
-                f"names {len(self.endpoints)}; load the declared tables again."
+                f"Index {index.name!r} is spread over {sharding.shards} servers, and "
+                f"CLICKHOUSE_URLS names {len(self.endpoints)}; load the declared tables again."
             )
         return self.endpoints[index.shard]

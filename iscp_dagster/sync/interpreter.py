@@ -1,4 +1,4 @@
-"""Carries out what an iteration's machine asks for."""
+"""Executes the commands of an iteration's machine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def iterate(
     delta_log: DeltaLog | None = None,
     writer: IndexWriter | None = None,
 ) -> Generator[Outcome, None, None]:
-    """Claim the iteration's jobs, scan once for all of them, and give each one's outcome.
+    """Claim the iteration's jobs, scan once for all of them, and yield each one's outcome.
 
-    Each Delivery is already published; a job that cannot be is Failed, and stops no other. The
+    Each PendingCommit is already published; a job that cannot be is Failed, and stops no other. The
     caller renews the lease of `run_id` (`joblog.renewal`). Steps left over from a run that died
     are replayed first. With the caller's `delta_log` the table is not opened again. `writer` is the
     IO manager's in a run of Dagster. Raises FenceError when another run holds one of the jobs.
@@ -47,14 +47,14 @@ def iterate(
         delta_log or deployment.delta_log(source),
     )
     interpreter = Interpreter(reader=reader, writer=writer or IndexWriter(deployment))
-    with closing(interpreter.outcomes(iteration, run_id, queued_as)) as found:
-        for outcomes in found:
+    with closing(interpreter.outcomes(iteration, run_id, queued_as)) as groups:
+        for outcomes in groups:
             yield from outcomes
 
 
 @dataclass(kw_only=True)
 class Interpreter:
-    """One iteration's machine, with the services that carry out its commands."""
+    """One iteration's machine, with the services that execute its commands."""
 
     reader: SourceReader
     writer: IndexWriter
@@ -66,7 +66,7 @@ class Interpreter:
     def outcomes(
         self, iteration: Iteration, run_id: str, queued_as: str | None = None
     ) -> Generator[Sequence[Outcome], None, None]:
-        """Claim the jobs, and give their outcomes index by index, until no claim is left."""
+        """Claim the jobs, and yield their outcomes index by index, until no claim is left."""
         claimed, unread = self._claim_jobs(iteration, run_id, queued_as)
         waiting = self._advance_state(claimed)
         if unread is not None:
@@ -96,7 +96,7 @@ class Interpreter:
             raise
 
     def execute_command(self, command: commands.Command) -> commands.IterationEvent:  # noqa: C901, PLR0911, PLR0912 - a table
-        """Do what the command says; returns what happened. Raises IscpError."""
+        """Execute the command and return what happened. Raises IscpError."""
         deployment = self.reader.deployment
         match command:
             case commands.Record(claims):
@@ -104,9 +104,9 @@ class Interpreter:
             case commands.Plan():
                 return self._plan_reads(command)
             case commands.ScanClaims(trial):
-                found = self.writer.write(self.reader, trial)
-                self._staged_scan = found if isinstance(found, commands.Scanned) else None
-                return found
+                scanned = self.writer.write(self.reader, trial)
+                self._staged_scan = scanned if isinstance(scanned, commands.Scanned) else None
+                return scanned
             case commands.Check(part):
                 return self.writer.check(self.reader, part)
             case commands.PlaceRows(deliveries):
@@ -126,11 +126,11 @@ class Interpreter:
             case commands.AbortIteration(error):
                 raise error
             case commands.Release(claims):
-                held = {claim.key: claim.fence for claim in claims}
-                deployment.log.cancel(held, seen=held)
+                fences = {claim.key: claim.fence for claim in claims}
+                deployment.log.cancel(fences, seen=fences)
                 return commands.Discarded()
             case commands.Give():
-                raise TypeError("outcomes are given by the caller of carried_out")
+                raise TypeError("Give is handled by Interpreter.outcomes.")
         assert_never(command)
 
     def _advance_state(self, event: commands.IterationEvent) -> list[commands.Command]:
@@ -140,7 +140,7 @@ class Interpreter:
     def _claim_jobs(
         self, iteration: Iteration, run_id: str, queued_as: str | None
     ) -> tuple[commands.Claimed, IscpError | None]:
-        """Claim the jobs; returns the claims too where the state store cannot be read."""
+        """Claim the jobs, even if the state store cannot be read; that error is returned too."""
         reader = self.reader
         layout = reader.plan_layout(iteration.range)
         self.ledger, recall, unread = load_ledger(reader, iteration)
@@ -160,11 +160,11 @@ class Interpreter:
         except IscpError as error:
             return commands.Recorded(dict.fromkeys((claim.key for claim in claims), error))
 
-    def _plan_reads(self, wanted: commands.Plan) -> commands.Planned:
+    def _plan_reads(self, command: commands.Plan) -> commands.Planned:
         if not self.reader.consumers:
             consumers = dict.fromkeys(claim.consumer for claim in self._state.open.values())
             self.reader = replace(self.reader, consumers=tuple(consumers))
-        return planned(self.reader, wanted)
+        return planned(self.reader, command)
 
     def _drop_staging(self) -> None:
         if self._staged_scan is not None:

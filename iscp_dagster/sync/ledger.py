@@ -40,12 +40,12 @@ class Ledger:
     _states: dict[StateKey, Held] = field(default_factory=dict)
 
     def read_previous(self, log: SqlLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
-        """What the store holds for the iteration's index jobs; no entry where it holds nothing."""
+        """The stored batches of the iteration's index jobs; no entry where there is none."""
         if self.store is None:
             return {}
         keys = {make_state_key(job): job.key for job in _list_jobs(log, iteration)}
         self._states |= self.store.read(list(keys))
-        return {keys[each]: held.record for each, held in self._states.items() if each in keys}
+        return {keys[key]: state.record for key, state in self._states.items() if key in keys}
 
     def record_before(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
         """Record BEFORE for the claims' steps that write; returns an error for each job lost.
@@ -53,13 +53,13 @@ class Ledger:
         Jobs are independent, as in the store.
         """
         return self._write_records(
-            [each for each in claims if each.step.action in WRITES], Phase.BEFORE
+            [claim for claim in claims if claim.step.action in WRITES], Phase.BEFORE
         )
 
     def after(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
-        """Record AFTER for the claims' steps that are written or set aside; returns as `before`."""
+        """Record AFTER for steps that are written or set aside; returns like `record_before`."""
         return self._write_records(
-            [each for each in claims if each.step.action in SETTLES], Phase.AFTER
+            [claim for claim in claims if claim.step.action in SETTLES], Phase.AFTER
         )
 
     def _write_records(self, claims: Iterable[Claim], phase: Phase) -> Mapping[JobKey, FenceError]:
@@ -67,7 +67,9 @@ class Ledger:
         if self.store is None:
             return {}
         writes = {
-            each.key: self._make_write(each, phase) for each in claims if is_index(each.consumer)
+            claim.key: self._make_write(claim, phase)
+            for claim in claims
+            if is_index(claim.consumer)
         }
         outcomes = self.store.write_many(list(writes.values()))
         lost: dict[JobKey, FenceError] = {}
@@ -124,14 +126,14 @@ def _find_unrepeatable(
         batch = job.batch and previous.get(job.key, job.batch)
         if batch is not None and can_be_partial(batch) and _has_dead_letters(reader, job):
             by_range.setdefault(batch.range, set()).add(job.key)
-    found: set[JobKey] = set()
+    unrepeatable: set[JobKey] = set()
     for range_, keys in by_range.items():
-        theirs = replace(reader, tenants=frozenset(key.tenant for key in keys))
-        # A source that cannot be read fails its jobs later, where they are claimed.
+        range_reader = replace(reader, tenants=frozenset(key.tenant for key in keys))
+        # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
-            gone = theirs.find_unrepeatable(range_, iteration.to)
-            found |= {key for key in keys if key.tenant in gone}
-    return frozenset(found)
+            tenants = range_reader.find_unrepeatable(range_, iteration.to)
+            unrepeatable |= {key for key in keys if key.tenant in tenants}
+    return frozenset(unrepeatable)
 
 
 def _list_jobs(log: SqlLog, iteration: Iteration) -> list[Job]:

@@ -16,35 +16,37 @@ Answers = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
 def move_watermarks(log: SqlLog, ledger: Ledger, deliveries: Sequence[PendingCommit]) -> Moved:
-    """Move the watermarks, all after a last step or all before another, as far as the run holds
-    the jobs. The state store goes first.
+    """Move the watermarks of the jobs that the run still holds, all after a last step or all before
+    another. The state store goes first.
     """
     wrong: dict[JobKey, IscpError] = {}
     claims: list[Claim] = []
     try:
-        wrong |= ledger.after([each.claim for each in deliveries])
-        left = [each for each in deliveries if each.claim.key not in wrong]
+        wrong |= ledger.after([delivery.claim for delivery in deliveries])
+        remaining = [delivery for delivery in deliveries if delivery.claim.key not in wrong]
         move: Callable[[Collection[Done]], Answers]
         move = log.complete if deliveries[0].claim.last else log.advance
-        for key, answer in move([each.done for each in left]).items():
+        for key, answer in move([delivery.done for delivery in remaining]).items():
             if isinstance(answer, Claim):
                 claims.append(answer)
             else:
                 wrong[key] = answer
     except IscpError as error:
-        wrong |= {e.claim.key: error for e in deliveries if e.claim.key not in wrong}
+        wrong |= {
+            delivery.claim.key: error for delivery in deliveries if delivery.claim.key not in wrong
+        }
     return Moved(tuple(deliveries), tuple(claims), wrong)
 
 
-def refuse(log: SqlLog, wrong: Sequence[Failed]) -> list[Failed]:
+def refuse(log: SqlLog, failures: Sequence[Failed]) -> list[Failed]:
     """Record the failures in the log. A job taken meanwhile fails with the FenceError instead.
 
-    Whoever took a job is responsible for its state.
+    The run that took a job is responsible for its state.
     """
-    taken = log.fail(list(wrong))
+    taken = log.fail(list(failures))
     return [
-        make_failure(each.claim, taken[each.claim.key], each.told)
-        if each.claim.key in taken and each.code != FenceError.code
-        else each
-        for each in wrong
+        make_failure(failure.claim, taken[failure.claim.key], failure.told)
+        if failure.claim.key in taken and failure.code != FenceError.code
+        else failure
+        for failure in failures
     ]

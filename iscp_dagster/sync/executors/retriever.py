@@ -1,4 +1,4 @@
-"""What a consumer gets of a scan that it shares with others, and the thread that it works in."""
+"""A consumer's share of a scan, and the thread that the consumer runs in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AHEAD = 2
 """Batches that wait for a slow consumer before the scan does."""
 _LOOK_SECONDS = 0.2
 GIVE_UP_SECONDS = 5.0
-"""How long an interrupted run waits for a consumer that works on and asks for no rows."""
+"""How long an interrupted run waits for a consumer that is busy and takes no rows."""
 
 
 class ConsumerError(IscpError):
@@ -62,7 +62,7 @@ class Share:
     others: bool = False
     """Whether the scan has rows of other tenants too."""
     found: Mapping[str, str] = field(default_factory=dict)
-    """The scan's names of columns that it calls otherwise."""
+    """By column, its name in the scan, if that differs."""
 
     @property
     def tenants(self) -> frozenset[str]:
@@ -115,7 +115,7 @@ class Retriever:
     again: bool = False
     """Whether rows were sent more than once."""
     broken: bool = False
-    """Whether the scan failed, or its run was interrupted: whatever comes of it does not count."""
+    """Whether the scan failed, or its run was interrupted: its rows do not count."""
     coming: queue.Queue[pa.Table | BaseException | None] = field(
         default_factory=lambda: queue.Queue(AHEAD), repr=False
     )
@@ -154,9 +154,9 @@ class Retriever:
         rows = self._take_rows()
         if rows is None:
             return None, None, True
-        found = self._split_rows(rows, delete_first=delete_first)
+        batches = self._split_rows(rows, delete_first=delete_first)
         self._handed_at = time.perf_counter()
-        return found
+        return batches
 
     def by_tenant(self, batch: pa.RecordBatch | None) -> Mapping[str, pa.RecordBatch]:
         """See `model.consumers.DataRetriever`."""
@@ -167,7 +167,7 @@ class Retriever:
             return dict.fromkeys(self.tenants, batch)
         rows = pa.Table.from_batches([batch])
         parts = split_by_tenant(rows, get_row_tenants(rows, column))
-        return {each.tenant: each.rows.combine_chunks().to_batches()[0] for each in parts}
+        return {part.tenant: part.rows.combine_chunks().to_batches()[0] for part in parts}
 
     def marked(self) -> pa.Table | None:
         """See `model.consumers.DataRetriever`."""
@@ -192,9 +192,9 @@ class Retriever:
             self.drained = True
             return None
         self.chunks += 1
-        gone = self._mask_deletes(rows)
-        self._count_rows(rows, pc.invert(gone), self.inserted)
-        self._count_rows(rows, gone, self.deleted)
+        deleted = self._mask_deletes(rows)
+        self._count_rows(rows, pc.invert(deleted), self.inserted)
+        self._count_rows(rows, deleted, self.deleted)
         return rows
 
     def _drop_lost(self, rows: pa.Table | None) -> pa.Table | None:
@@ -212,17 +212,19 @@ class Retriever:
         return filter_tenants(rows, column, self.tenants - self.refused.keys())
 
     def _read_rows(self) -> pa.Table | None:
-        """The next of the consumer's rows, at most as many as a batch holds; None: no more."""
+        """The consumer's next rows, at most one batch; None: no more."""
         while True:
             while not self._pending:
                 chunk = self._take_chunk()
                 if chunk is None:
                     return None
-                wanted = self._list_columns()
-                mine = chunk.select(list(self.share.get_scan_names(wanted))).rename_columns(wanted)
-                self._pending = list(cut_batches(mine))
-            some = self._pending.pop(0)
-            rows = self._filter_tenants(some if self.mine is None else self.mine(some))
+                columns = self._list_columns()
+                selected = chunk.select(list(self.share.get_scan_names(columns))).rename_columns(
+                    columns
+                )
+                self._pending = list(cut_batches(selected))
+            piece = self._pending.pop(0)
+            rows = self._filter_tenants(piece if self.mine is None else self.mine(piece))
             if rows.num_rows:
                 return rows
 
@@ -283,13 +285,13 @@ class Retriever:
     def _split_rows(
         self, rows: pa.Table, *, delete_first: bool
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
-        gone = self._mask_deletes(rows)
-        live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
+        deleted = self._mask_deletes(rows)
+        inserts, deletes = rows.filter(pc.invert(deleted)), rows.filter(deleted)
         if delete_first and self.data_type is DataType.TAIL:
-            dead = rows
+            deletes = rows
         return (
-            self._make_batch(live, self.share.columns),
-            self._make_batch(dead, self.share.identity),
+            self._make_batch(inserts, self.share.columns),
+            self._make_batch(deletes, self.share.identity),
             False,
         )
 
@@ -312,18 +314,18 @@ class Retriever:
         if column is None or len(self.tenants) == 1:
             self.bytes.update(dict.fromkeys(self.tenants, stamped.nbytes))
             return
-        for each in split_by_tenant(stamped, get_row_tenants(rows, column)):
-            self.bytes[each.tenant] += each.rows.nbytes
+        for part in split_by_tenant(stamped, get_row_tenants(rows, column)):
+            self.bytes[part.tenant] += part.rows.nbytes
 
-    def _count_rows(self, rows: pa.Table, chosen: pa.ChunkedArray, counter: Counter[str]) -> None:
+    def _count_rows(self, rows: pa.Table, mask: pa.ChunkedArray, counter: Counter[str]) -> None:
         column = self.share.tenant_column
         if column is None:
-            found = pc.sum(chosen).as_py()
-            counter.update({DEFAULT_TENANT: found} if found else {})
+            total = pc.sum(mask).as_py()
+            counter.update({DEFAULT_TENANT: total} if total else {})
             return
-        tenants = get_row_tenants(rows, column).filter(chosen)
-        for each in pc.value_counts(tenants.combine_chunks()).to_pylist():
-            counter[each["values"]] += each["counts"]
+        tenants = get_row_tenants(rows, column).filter(mask)
+        for count in pc.value_counts(tenants.combine_chunks()).to_pylist():
+            counter[count["values"]] += count["counts"]
 
 
 class Worker:
@@ -354,25 +356,25 @@ class Worker:
         self._offer_item(rows)
 
     def end(self) -> None:
-        """Say that there are no more rows and wait for the consumer to return."""
+        """Signal the end of the rows and wait for the consumer to return."""
         self._offer_item(None)
         self._thread.join()
 
     def abort(self, error: BaseException) -> None:
-        """Say that the scan failed and wait for the consumer to give up.
+        """Report that the scan failed and wait for the consumer to give up.
 
         An interrupted run waits GIVE_UP_SECONDS at most: its process ends, and the consumer with
         it.
         """
-        failed = isinstance(error, Exception)
+        is_failure = isinstance(error, Exception)
         self.retriever.broken = True
-        # The error must not wait behind rows that nobody wants any more.
+        # The error must not wait behind rows that are useless now.
         with suppress(queue.Empty):
             while True:
                 self.retriever.coming.get_nowait()
-        gone = ConsumerError(f"The run of {self.retriever.job} was interrupted.")
-        self._offer_item(error if failed else gone)
-        self._thread.join(None if failed else GIVE_UP_SECONDS)
+        interruption = ConsumerError(f"The run of {self.retriever.job} was interrupted.")
+        self._offer_item(error if is_failure else interruption)
+        self._thread.join(None if is_failure else GIVE_UP_SECONDS)
 
     def _offer_item(self, item: pa.Table | BaseException | None) -> None:
         while self._thread.is_alive():
@@ -390,7 +392,7 @@ class Worker:
                 consumer.consume(self.retriever)
         except IscpError as error:
             self.failure = error
-        except Exception as error:  # noqa: BLE001 - whatever a user's code raises is its result
+        except Exception as error:  # noqa: BLE001 - any error of user code is the consumer's failure
             reason = f"{type(error).__name__}: {error}"
             self.failure = ConsumerError(f"Consumer of {self.retriever.job} failed: {reason}")
         else:

@@ -1,4 +1,4 @@
-"""How Spark's executors convert rows on their way, and read them from an index."""
+"""How Spark's executors convert rows, and read them from an index."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class IndexRead:
 
 
 def make_json_rewriter(json: tuple[str, ...]) -> Mapped:
-    """A function that rewrites the JSON in these columns as `reading_index` writes it."""
+    """A function that rewrites the JSON in these columns as `make_index_reader` writes it."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -64,16 +64,16 @@ def make_json_rewriter(json: tuple[str, ...]) -> Mapped:
 def make_value_rewriter(stored: Mapping[str, Stored], flags: Mapping[str, str]) -> Mapped:
     """A function that rewrites these columns as ClickHouse gives them back.
 
-    It adds the `flags`: by name, of which column they tell whether it is null.
+    It adds the `flags`: by name, the column whose nulls the flag marks.
     """
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             table = pa.table(batch)
             nulls = {flag: table[name].is_null() for flag, name in flags.items()}
-            for name, kept in stored.items():
-                at = table.schema.get_field_index(name)
-                table = table.set_column(at, name, respell_column(table[name], kept))
+            for name, stored_type in stored.items():
+                position = table.schema.get_field_index(name)
+                table = table.set_column(position, name, respell_column(table[name], stored_type))
             for flag, column in nulls.items():
                 table = table.append_column(flag, column)
             yield from table.to_batches()
@@ -92,7 +92,7 @@ def make_shard_filter(placement: Placement) -> Mapped:
 
 
 def make_index_reader(read: IndexRead, spark_schema: Any) -> Mapped:
-    """`read` as `mapInArrow` wants it: batches of slice numbers in, rows of `spark_schema` out."""
+    """`read` for `mapInArrow`: batches of slice numbers in, rows of `spark_schema` out."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -100,9 +100,9 @@ def make_index_reader(read: IndexRead, spark_schema: Any) -> Mapped:
         schema = to_arrow_schema(spark_schema, timezone="UTC")
         for batch in batches:
             for slice_ in batch["id"].to_pylist():
-                for found in map(pa.table, read.read_slice(slice_)):
+                for table in map(pa.table, read.read_slice(slice_)):
                     yield from normalize_json_columns(
-                        decode_rows(found, schema), read.json
+                        decode_rows(table, schema), read.json
                     ).to_batches()
 
     return rows

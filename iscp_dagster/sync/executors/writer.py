@@ -35,7 +35,7 @@ from iscp_dagster.sync.executors.rows import as_they_are
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What one Spark task wrote to one target for one tenant. `code` is that of an IscpError.
+    """What one Spark task wrote to one target for one tenant. `code` is an IscpError's.
 
     An empty tenant means that the target failed for all.
     """
@@ -84,7 +84,7 @@ def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> 
 class Writer:
     """Hands a task's rows, cut into chunks, to every consumer; picklable, like all it holds.
 
-    A consumer that fails gets no more rows of the task; the others go on. `stamp` is the
+    A consumer that fails gets no more rows of the task; the others continue. `stamp` is the
     (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
     """
 
@@ -94,9 +94,10 @@ class Writer:
     rows_per_chunk: int | None = ROWS_PER_CHUNK
     """None: chunks of about 32 MiB, for staging."""
     most_chunks: int = MOST_CHUNKS
-    """Of changes; more are read as a snapshot: ClickHouse may forget tokens before a replay."""
+    """The most chunks of changes; more are read as a snapshot: ClickHouse may forget tokens before
+    a replay."""
     tenant_column: str | None = None
-    """Tells apart the tenants whose changes are unclear; None: unclear changes end the scan."""
+    """Identifies the tenants whose changes are unclear; None: unclear changes end the scan."""
     apart: str | None = None
     """The column that rows are sorted by; each chunk has one value of it, so one tenant's rows."""
     stamp: tuple[int, int] | None = None
@@ -118,7 +119,7 @@ class Writer:
         Raises FeedGoneError for changes that do not say which rows remain; the task then has no
         receipts.
         """
-        workers = [_start_thread(each, partition) for each in self.shares]
+        workers = [_start_thread(share, partition) for share in self.shares]
         unclear: dict[str, IscpError] = {}
         try:
             for rows in self._cut_chunks(batches):
@@ -142,15 +143,15 @@ class Writer:
     ) -> pa.Table:
         """The rows as the source has them, without tenants whose changes are `unclear`.
 
-        Raises FeedGoneError where tenants are not told apart.
+        Raises FeedGoneError if there is no tenant column.
         """
         if self.tenant_column is None or self.stamp is not None:
             return self._prepare_chunk(workers, rows)
         rows = exclude_tenants(rows, self.tenant_column, unclear)
         check = partial(self._prepare_chunk, workers)
-        found, gone = bisect_tenants(rows, self.tenant_column, check, FeedGoneError)
-        unclear.update(gone)
-        return pa.concat_tables(found) if found else rows.slice(0, 0)
+        tables, failures = bisect_tenants(rows, self.tenant_column, check, FeedGoneError)
+        unclear.update(failures)
+        return pa.concat_tables(tables) if tables else rows.slice(0, 0)
 
     def _prepare_chunk(self, workers: Sequence[Worker], rows: pa.Table) -> pa.Table:
         """The rows with their system columns, as the source has them. Raises FeedGoneError."""
@@ -173,9 +174,9 @@ class Writer:
             return
         numbers = Counter[Any]()
         for chunk in cut_chunks(batches, rows, apart=self.apart):
-            whose = None if self.apart is None else chunk[self.apart][0].as_py()
-            numbers[whose] += 1
-            if numbers[whose] > self.most_chunks:
+            value = None if self.apart is None else chunk[self.apart][0].as_py()
+            numbers[value] += 1
+            if numbers[value] > self.most_chunks:
                 raise FeedGoneError(
                     f"The changes make more than {self.most_chunks} chunks in one task, and "
                     "ClickHouse may forget their tokens before a replay; the rows are read as a "
@@ -184,36 +185,36 @@ class Writer:
             yield chunk
 
     def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
-        """Reject inserts of existing keys, by asking one working target for each tenant.
+        """Reject inserts of existing keys, by a query to one working target for each tenant.
 
-        All targets of a tenant served the same keys; a shard knows only its own, so each is asked.
+        All targets of a tenant have the same keys; a shard has only its own, so each is queried.
         """
-        going = [worker for worker in workers if worker.going]
-        whole = [each for each in going if _get_consumer(each.share).placement is None]
-        shards = [[each] for each in going if _get_consumer(each.share).placement is not None]
-        for asked in filter(None, [whole, *shards]):
+        live = [worker for worker in workers if worker.going]
+        unsharded = [worker for worker in live if _get_consumer(worker.share).placement is None]
+        sharded = [[worker] for worker in live if _get_consumer(worker.share).placement is not None]
+        for group in filter(None, [unsharded, *sharded]):
             try:
-                for share, rows in self._assign_checks(asked, chunk):
+                for share, rows in self._assign_checks(group, chunk):
                     call_with_retries(partial(self._check_twins, share, rows), self.sleep)
             except FeedGoneError:
                 raise
             except IscpError as error:
-                for worker in asked:
+                for worker in group:
                     worker.abort(error)
-        if not going:
+        if not live:
             refuse_twins(None, None, chunk, None)
 
     def _assign_checks(
         self, workers: Sequence[Worker], chunk: pa.Table
     ) -> Iterator[tuple[Share, pa.Table]]:
-        """Whom to ask about which rows, so that each tenant's rows are checked once."""
-        left = frozenset[str]().union(*(each.share.tenants for each in workers))
+        """The shares to query and their rows, so that each tenant's rows are checked once."""
+        unchecked = frozenset[str]().union(*(worker.share.tenants for worker in workers))
         for share in (worker.share for worker in workers):
-            mine = left & share.tenants
-            if mine:
-                column = share.tenant_column if share.others or mine != share.tenants else None
-                yield share, chunk if column is None else filter_tenants(chunk, column, mine)
-            left -= mine
+            tenants = unchecked & share.tenants
+            if tenants:
+                column = share.tenant_column if share.others or tenants != share.tenants else None
+                yield share, chunk if column is None else filter_tenants(chunk, column, tenants)
+            unchecked -= tenants
 
     def _check_twins(self, share: Share, chunk: pa.Table) -> None:
         since = share.range.from_.version if self.stamp is None else None
@@ -228,8 +229,8 @@ def _get_consumer(share: Share) -> IndexConsumer:
 
 def _start_thread(share: Share, task: int) -> Worker:
     consumer = _get_consumer(share)
-    mine = consumer.select_rows if consumer.placement else None
-    return Worker(lambda: consumer, Retriever(share=share, task=task, mine=mine))
+    select = consumer.select_rows if consumer.placement else None
+    return Worker(lambda: consumer, Retriever(share=share, task=task, mine=select))
 
 
 def _make_receipts(
@@ -239,30 +240,32 @@ def _make_receipts(
     if worker.failure is not None:
         yield refused(target, task, worker.failure)
         return
-    done = worker.retriever
-    stopped = {t: unclear[t] for t in unclear.keys() & worker.share.tenants} | done.refused
+    retriever = worker.retriever
+    stopped = {t: unclear[t] for t in unclear.keys() & worker.share.tenants} | retriever.refused
     for tenant, error in sorted(stopped.items()):
         yield refused(target, task, error, tenant)
-    for at, tenant in enumerate(sorted((done.inserted | done.deleted).keys() - stopped.keys())):
+    for number, tenant in enumerate(
+        sorted((retriever.inserted | retriever.deleted).keys() - stopped.keys())
+    ):
         # Chunks and seconds are the task's, so only its first receipt has them.
         yield Receipt(
             target=target,
             tenant=tenant,
             partition=task,
-            inserted=done.inserted[tenant],
-            deleted=done.deleted[tenant],
-            bytes=done.bytes[tenant],
-            chunks=done.chunks if at == 0 else 0,
-            seconds=done.seconds if at == 0 else 0.0,
-            again=done.again,
+            inserted=retriever.inserted[tenant],
+            deleted=retriever.deleted[tenant],
+            bytes=retriever.bytes[tenant],
+            chunks=retriever.chunks if number == 0 else 0,
+            seconds=retriever.seconds if number == 0 else 0.0,
+            again=retriever.again,
         )
 
 
 def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, ...] = ()) -> Mapped:
-    """`writer` as `mapInArrow` wants it: batches in, which `rows` turns into rows; receipts out.
+    """`writer` for `mapInArrow`: batches in, which `rows` turns into rows; receipts out.
 
-    With columns to be `relayed` to the run's process, these go out too, each chunk as an Arrow
-    stream, before the receipts.
+    Columns `relayed` to the run's process go out too, each chunk as an Arrow stream, before the
+    receipts.
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -276,10 +279,10 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
                 if relayed:
                     yield from _pack_rows(chunk.select(list(relayed)))
             if context and context.attemptNumber():
-                receipts = [replace(each, again=True) for each in receipts]
+                receipts = [replace(receipt, again=True) for receipt in receipts]
         except IscpError as error:
-            failed = [each.name for each in writer.shares] + ([""] if relayed else [])
-            receipts = [refused(name, partition, error) for name in failed]
+            targets = [share.name for share in writer.shares] + ([""] if relayed else [])
+            receipts = [refused(name, partition, error) for name in targets]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [
             pa.array(values, type=f.type)
@@ -293,10 +296,10 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
 
 def _pack_rows(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
     for start in range(0, chunk.num_rows, ROWS_PER_RELAY):
-        for _, some in cut_pieces(chunk.slice(start, ROWS_PER_RELAY)):
+        for _, piece in cut_pieces(chunk.slice(start, ROWS_PER_RELAY)):
             sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, some.schema) as stream:
-                stream.write_table(some)
+            with pa.ipc.new_stream(sink, piece.schema) as stream:
+                stream.write_table(piece)
             arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
             yield _add_payload(arrays, [sink.getvalue().to_pybytes()])
 

@@ -1,4 +1,4 @@
-"""What an iteration asks its services to do, and what happened then.
+"""The commands of an iteration to its services, and the events that follow.
 
 Each command is answered by the event that its docstring names; `Give` by none.
 """
@@ -41,11 +41,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Plan:
-    """Find out how to read the claims' step, which all begin at the same version: Planned."""
+    """Plan how to read the claims' steps, which all begin at the same version: Planned."""
 
     claims: Claims
     plan: ReadPlan | None = None
-    """How it must be read; None: as the table's log says, which may differ by tenant."""
+    """How they must be read; None: as the table's log says, which may differ by tenant."""
     apart: bool = False
     """Whether each job name gets a reading of its own."""
 
@@ -59,16 +59,16 @@ class ScanClaims:
 
 @dataclass(frozen=True)
 class Check:
-    """Compare what ClickHouse holds with what was sent, settle steps that write none: Checked."""
+    """Compare ClickHouse's rows with those sent, settle steps that write none: ScanVerified."""
 
     part: ScanResult
 
 
 @dataclass(frozen=True)
 class PlaceRows:
-    """Put what is staged, of one index and reading, in place for the jobs still held: Placed.
+    """Put staged rows of one index and reading in place for the jobs still held: Placed.
 
-    A tail is in place since its scan: it only loses the jobs that are no longer held.
+    A tail is in place since its scan: only jobs that are no longer held are dropped from it.
     """
 
     deliveries: tuple[PendingCommit, ...]
@@ -83,7 +83,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Serve:
-    """Have readers see the index's generation, if that is complete: Served."""
+    """Have readers see the index's generation, if that is complete: IndexServed."""
 
     deliveries: tuple[PendingCommit, ...]
 
@@ -95,7 +95,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Fail:
-    """Record the failures in the ISCP log: Refused."""
+    """Record the failures in the ISCP log: FailuresRecorded."""
 
     failures: tuple[Failed, ...]
     rebuild: frozenset[JobKey] = frozenset()
@@ -118,7 +118,7 @@ class AbortIteration:
 
 @dataclass(frozen=True)
 class Release:
-    """Let go of the claims, so that the jobs are planned again at once: Discarded."""
+    """Release the claims, so that the jobs are planned again at once: Discarded."""
 
     claims: Claims
 
@@ -186,7 +186,7 @@ class ScanVerified:
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
     """The jobs whose rows are not exactly those sent."""
     rebuild: frozenset[JobKey] = frozenset()
-    """Those of them for which ClickHouse would take no replay."""
+    """Wrong jobs for which ClickHouse would drop a replay."""
 
 
 @dataclass(frozen=True)
@@ -224,12 +224,12 @@ class IndexServed:
 
 @dataclass(frozen=True)
 class Discarded:
-    """Nothing staged is left of the scan, or no claim is held any more."""
+    """The scan has no staged rows left, or the run holds no claim any more."""
 
 
 @dataclass(frozen=True)
 class Idle:
-    """All commands are carried out."""
+    """All commands are executed."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What an iteration does next, given what happened: a pure machine.
 
-`step(state, event)` gives the next state and the commands to carry out before any that still wait.
+`step(state, event)` gives the next state and the commands to execute before any that still wait.
 docs/architecture.md has its transitions as a table.
 """
 
@@ -48,22 +48,22 @@ class IterationState:
     trials: tuple[narrowing.Trial, ...] = ()
     """The scans to make before other claims' turn, in order."""
     unclear: Mapping[JobKey, str] = field(default_factory=dict)
-    """Why the changes of some cannot be read: they get a snapshot after the trials."""
+    """Why the changes of some jobs cannot be read: they get a snapshot after the trials."""
     known: narrowing.Known = field(default_factory=dict)
     """What the trials of this step have shown."""
     many: bool = False
     """Whether the iteration has several tenants."""
 
     def end_claims(self, outcomes: Iterable[Outcome]) -> IterationState:
-        """The same after these outcomes, which end their claims."""
-        ended = {each.claim.key for each in outcomes}
-        left = {key: claim for key, claim in self.open.items() if key not in ended}
-        return replace(self, open=left)
+        """The state after these outcomes, which end their claims."""
+        ended = {outcome.claim.key for outcome in outcomes}
+        remaining = {key: claim for key, claim in self.open.items() if key not in ended}
+        return replace(self, open=remaining)
 
     def of(self, keys: Iterable[JobKey]) -> commands.Claims:
         """The open claims of these jobs."""
-        wanted = set(keys)
-        return tuple(claim for key, claim in self.open.items() if key in wanted)
+        requested = set(keys)
+        return tuple(claim for key, claim in self.open.items() if key in requested)
 
 
 def step(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
@@ -93,8 +93,8 @@ def step(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa
         case commands.Moved():
             return _handle_moved(state, event)
         case commands.IndexServed(deliveries, at):
-            done = tuple(replace(each, published=at) for each in deliveries)
-            return state.end_claims(done), (commands.Give(done),)
+            served = tuple(replace(delivery, published=at) for delivery in deliveries)
+            return state.end_claims(served), (commands.Give(served),)
         case commands.Discarded():
             return state, ()
         case commands.Idle():
@@ -115,13 +115,13 @@ def _begin_claims(state: IterationState, claims: commands.Claims) -> Next:
         many=len(narrowing.get_tenants(claims)) > 1,
     )
     rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
-    wrong = [make_failure(each, BatchError(MISMATCH.format(claim=each))) for each in rejected]
-    kept = tuple(claim for claim in claims if claim.step.action is not Action.REJECT)
-    return state, (*_make_fail_command(wrong), *([commands.Record(kept)] if kept else []))
+    wrong = [make_failure(claim, BatchError(MISMATCH.format(claim=claim))) for claim in rejected]
+    accepted = tuple(claim for claim in claims if claim.step.action is not Action.REJECT)
+    return state, (*_make_fail_command(wrong), *([commands.Record(accepted)] if accepted else []))
 
 
 def _choose_next(state: IterationState) -> Next:
-    """The next scan: of the trials that wait, of what must be read whole, of the next step."""
+    """The next scan: a waiting trial, else unclear changes as a snapshot, else the next step."""
     if state.trials:
         trial, *others = state.trials
         state = replace(state, trials=tuple(others))
@@ -144,7 +144,7 @@ def _choose_next(state: IterationState) -> Next:
 
 
 def _select_earliest(claims: Sequence[Claim]) -> commands.Claims:
-    """The claims on the earliest range and its layout; those of one job name have one consumer,
+    """The claims on the earliest range and its layout; claims of one job name have one consumer,
     since they share a table.
     """
     first = min((claim.step for claim in claims), key=lambda step: _get_versions(step.range))
@@ -164,7 +164,7 @@ def _get_versions(range_: Range) -> tuple[int, int]:
 def _split_group(
     state: IterationState, trial: narrowing.Trial
 ) -> tuple[IterationState, tuple[commands.Fail, ...]]:
-    """Smaller trials instead of a failed one; what is given up fails, or is read whole."""
+    """Smaller trials instead of a failed one; claims given up fail, or are read whole."""
     smaller, given_up = narrowing.split_group(state.known, trial)
     wrong = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
     unclear = {
@@ -186,14 +186,14 @@ def _split_group(
 
 def _handle_scan_failure(state: IterationState, trial: narrowing.Trial, error: IscpError) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
-    told, reading = Error.of(error), trial.reading
+    reason, reading = Error.of(error), trial.reading
     imaged = reading.transitions is not None
-    if not (state.many or imaged) or not (told.unsure or isinstance(error, FenceError)):
+    if not (state.many or imaged) or not (reason.unsure or isinstance(error, FenceError)):
         return state, (commands.AbortIteration(error),)
     jobs = {claim.key.job_name for claim in _filter_writing(trial.claims)}
-    if imaged and len(jobs) > 1 and told.unsure:
+    if imaged and len(jobs) > 1 and reason.unsure:
         return state, (commands.Plan(trial.claims, plan=reading.plan, apart=True),)
-    lost = Written(reading=reading, error=told, unsure=told.unsure)
+    lost = Written(reading=reading, error=reason, unsure=reason.unsure)
     unread = Written(reading=reading)
     parts = tuple(
         commands.ScanResult(claims=claims, written=lost if job in jobs else unread)
@@ -205,32 +205,32 @@ def _handle_scan_failure(state: IterationState, trial: narrowing.Trial, error: I
 def _handle_scan(
     state: IterationState, trial: narrowing.Trial, parts: Sequence[commands.ScanResult]
 ) -> Next:
-    """Check what was written; those that failed together are tried again, in smaller sets."""
-    together_: dict[str, Error] = {}
-    again: list[Claim] = []
-    anew: list[Claim] = []
+    """Check what was written; claims that failed together are tried again, in smaller sets."""
+    joint_errors: dict[str, Error] = {}
+    to_split: list[Claim] = []
+    to_rescan: list[Claim] = []
     checks: list[commands.Command] = []
     for part in parts:
         suspects, error = _find_suspects(trial, part), part.written.error
         if suspects and error is not None:
-            together_[part.job] = error
-            (anew if _has_lost_jobs(part.written) else again).extend(suspects)
+            joint_errors[part.job] = error
+            (to_rescan if _has_lost_jobs(part.written) else to_split).extend(suspects)
         else:
             state = _remember_scan(state, trial, part)
-        state, left = _exclude_unclear(state, _exclude_claims(part, suspects))
-        checks += [commands.Check(left)] if left.claims else []
-    more = (
-        replace(trial, claims=tuple(anew)),
-        replace(trial, claims=tuple(again), failed=together_),
+        state, readable = _exclude_unclear(state, _exclude_claims(part, suspects))
+        checks += [commands.Check(readable)] if readable.claims else []
+    new_trials = (
+        replace(trial, claims=tuple(to_rescan)),
+        replace(trial, claims=tuple(to_split), failed=joint_errors),
     )
-    trials = (*(each for each in more if each.claims), *state.trials)
+    trials = (*(trial for trial in new_trials if trial.claims), *state.trials)
     return replace(state, trials=trials), (*checks, commands.Discard())
 
 
 def _find_suspects(trial: narrowing.Trial, part: commands.ScanResult) -> list[Claim]:
-    """The claims that may have caused the error of all; empty if no single one can have.
+    """The claims that may have caused the error of all; empty if no single one can have caused it.
 
-    Even the only tenant of one index may fail by the rows of another's, which the scan reads too.
+    The only tenant of one index may fail by the rows of another's tenant, which the scan reads too.
     """
     alone = len(narrowing.get_tenants(_filter_writing(trial.claims))) == 1
     if part.written.error is None or not part.written.unsure or alone:
@@ -245,7 +245,7 @@ def _find_suspects(trial: narrowing.Trial, part: commands.ScanResult) -> list[Cl
 def _has_lost_jobs(written: Written) -> bool:
     """Whether it failed only because some of its jobs were taken: it can serve the others."""
     code = FenceError.code
-    lost = any(each.code == code for each in written.stopped.values())
+    lost = any(error.code == code for error in written.stopped.values())
     return lost and written.error is not None and written.error.code == code
 
 
@@ -253,17 +253,17 @@ def _remember_scan(
     state: IterationState, trial: narrowing.Trial, part: commands.ScanResult
 ) -> IterationState:
     """Remember how the scan ended for one tenant, or well for all."""
-    number, well = len(_filter_writing(part.claims)), part.written.error is None
-    if number == 1 or (number and well):
+    number, succeeded = len(_filter_writing(part.claims)), part.written.error is None
+    if number == 1 or (number and succeeded):
         return replace(
-            state, known=narrowing.record_scan(state.known, trial, part.job, served=well)
+            state, known=narrowing.record_scan(state.known, trial, part.job, served=succeeded)
         )
     return state
 
 
 def _exclude_claims(part: commands.ScanResult, claims: Sequence[Claim]) -> commands.ScanResult:
     left_out = {claim.key for claim in claims}
-    return replace(part, claims=tuple(each for each in part.claims if each.key not in left_out))
+    return replace(part, claims=tuple(claim for claim in part.claims if claim.key not in left_out))
 
 
 def _exclude_unclear(
@@ -273,50 +273,59 @@ def _exclude_unclear(
     if part.written.reading.staged:
         return state, part
     errors = {
-        each.key: part.written.get_error(each.key.tenant) for each in _filter_writing(part.claims)
+        claim.key: part.written.get_error(claim.key.tenant)
+        for claim in _filter_writing(part.claims)
     }
-    gone = {key: e.message for key, e in errors.items() if e and e.code == FeedGoneError.code}
-    left = tuple(each for each in part.claims if each.key not in gone)
-    return replace(state, unclear={**state.unclear, **gone}), replace(part, claims=left)
+    unreadable = {
+        key: error.message
+        for key, error in errors.items()
+        if error and error.code == FeedGoneError.code
+    }
+    readable = tuple(claim for claim in part.claims if claim.key not in unreadable)
+    return replace(state, unclear={**state.unclear, **unreadable}), replace(part, claims=readable)
 
 
 def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Next:
-    """Put the rows in place that are right, and record what failed."""
+    """Put the correct rows in place, and record what failed."""
     outcomes = [_make_outcome(state, event, claim) for claim in event.part.claims]
-    wrong = [each for each in outcomes if isinstance(each, Failed)]
-    found = [each for each in outcomes if isinstance(each, PendingCommit)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+    deliveries = [outcome for outcome in outcomes if isinstance(outcome, PendingCommit)]
     # A watermark that a consumer settled has already moved.
     settled = event.part.written.settled
     if settled is not None:
-        claims = tuple(each for each in settled.values() if each is not None)
-        state, following = _handle_moved(state, commands.Moved(tuple(found), claims))
+        claims = tuple(claim for claim in settled.values() if claim is not None)
+        state, following = _handle_moved(state, commands.Moved(tuple(deliveries), claims))
     else:
         # What is moved together ends together.
-        last = tuple(each for each in found if each.claim.last)
-        going = tuple(each for each in found if not each.claim.last)
-        following = tuple(commands.PlaceRows(some) for some in (last, going) if some)
-    return state, (*following, *_make_fail_command(wrong, event.rebuild))
+        final = tuple(delivery for delivery in deliveries if delivery.claim.last)
+        continuing = tuple(delivery for delivery in deliveries if not delivery.claim.last)
+        following = tuple(commands.PlaceRows(group) for group in (final, continuing) if group)
+    return state, (*following, *_make_fail_command(failures, event.rebuild))
 
 
 def _handle_placed(
     deliveries: Sequence[PendingCommit], wrong: Mapping[JobKey, IscpError]
 ) -> tuple[commands.Command, ...]:
-    left = tuple(each for each in deliveries if each.claim.key not in wrong)
-    return (*([commands.Move(left)] if left else []), *_fail_commits(deliveries, wrong))
+    remaining = tuple(delivery for delivery in deliveries if delivery.claim.key not in wrong)
+    return (*([commands.Move(remaining)] if remaining else []), *_fail_commits(deliveries, wrong))
 
 
 def _handle_moved(state: IterationState, event: commands.Moved) -> Next:
     """Serve what has ended, and record the next steps of the others."""
-    left = [each for each in event.deliveries if each.claim.key not in event.wrong]
-    last = tuple(each for each in left if each.claim.last)
-    told = {each.claim.key: each.told_in_all for each in left if not each.claim.last}
+    remaining = [delivery for delivery in event.deliveries if delivery.claim.key not in event.wrong]
+    final = tuple(delivery for delivery in remaining if delivery.claim.last)
+    reported = {
+        delivery.claim.key: delivery.told_in_all
+        for delivery in remaining
+        if not delivery.claim.last
+    }
     state = replace(
         state,
-        open={**state.open, **{each.key: each for each in event.claims}},
-        told={**state.told, **told},
+        open={**state.open, **{claim.key: claim for claim in event.claims}},
+        told={**state.told, **reported},
     )
     return state, (
-        *([commands.Serve(last)] if last else []),
+        *([commands.Serve(final)] if final else []),
         *([commands.Record(event.claims)] if event.claims else []),
         *_fail_commits(event.deliveries, event.wrong, late=True),
     )
@@ -328,15 +337,18 @@ def _fail_commits(
     """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
     snapshot may have replaced a later one.
     """
-    failed_ = [each for each in deliveries if each.claim.key in wrong]
-    over = [
-        each.claim.key
-        for each in failed_
-        if late and each.replaces and isinstance(wrong[each.claim.key], FenceError)
+    failed = [delivery for delivery in deliveries if delivery.claim.key in wrong]
+    rebuild = [
+        delivery.claim.key
+        for delivery in failed
+        if late and delivery.replaces and isinstance(wrong[delivery.claim.key], FenceError)
     ]
     return _make_fail_command(
-        [make_failure(each.claim, wrong[each.claim.key], each.told_in_all) for each in failed_],
-        frozenset(over),
+        [
+            make_failure(delivery.claim, wrong[delivery.claim.key], delivery.told_in_all)
+            for delivery in failed
+        ],
+        frozenset(rebuild),
     )
 
 
@@ -366,13 +378,16 @@ def _keep_last_step(claim: Claim, written: Written) -> Claim:
 
 
 def _fail_open_claims(state: IterationState, error: Exception) -> Next:
-    """The claims that are left fail with the error; what was done for some is still told."""
+    """The open claims fail with the error; what was done for some is still reported."""
     code = error.code if isinstance(error, IscpError) else IscpError.code
     text = str(error) if isinstance(error, IscpError) else f"{type(error).__name__}: {error}"
-    told = Error(code=code, message=text)
-    left = tuple(_make_failure(state, key, told) for key in state.open)
-    cut = tuple(each for each in left if each.told)
-    return IterationState(), (*_make_fail_command(left), *([commands.Give(cut)] if cut else []))
+    reason = Error(code=code, message=text)
+    failures = tuple(_make_failure(state, key, reason) for key in state.open)
+    reported = tuple(failure for failure in failures if failure.told)
+    return IterationState(), (
+        *_make_fail_command(failures),
+        *([commands.Give(reported)] if reported else []),
+    )
 
 
 def _make_failure(state: IterationState, key: JobKey, error: IscpError | Error) -> Failed:
@@ -393,7 +408,7 @@ def _filter_writing(claims: Iterable[Claim]) -> list[Claim]:
 
 def group_by_job(claims: Iterable[Claim]) -> dict[str, commands.Claims]:
     """The claims by job name; tenants of one name share a table."""
-    found: dict[str, list[Claim]] = {}
+    by_job: dict[str, list[Claim]] = {}
     for claim in claims:
-        found.setdefault(claim.key.job_name, []).append(claim)
-    return {job: tuple(members) for job, members in found.items()}
+        by_job.setdefault(claim.key.job_name, []).append(claim)
+    return {job: tuple(members) for job, members in by_job.items()}

@@ -39,39 +39,39 @@ class Trial:
 
 
 Known = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
-"""By job name and kind of reading, whether each scan succeeded, in order; scans in which several
-tenants failed together tell nothing."""
+"""By job name and kind of reading, whether each scan succeeded, in order; without scans in which
+several tenants failed together."""
 
 
-def record_scan(known: Known, trial: Trial, job: str, *, served: bool) -> Known:
-    """What is known once a scan ended: for all its tenants if `served`, else for its only one."""
-    about = _get_history_key(trial, job)
-    return {**known, about: (*known.get(about, ()), served)}
+def record_scan(history: Known, trial: Trial, job: str, *, served: bool) -> Known:
+    """The history with a scan: of all its tenants if `served`, else of its only one."""
+    key = _get_history_key(trial, job)
+    return {**history, key: (*history.get(key, ()), served)}
 
 
-def split_group(known: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
+def split_group(history: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
     """The smaller trials to make of a failed one, and the claims that are given up."""
-    left = [each for each in trial.claims if not _is_hopeless(known, trial, each)]
-    given_up = [each for each in trial.claims if _is_hopeless(known, trial, each)]
-    served = all(any(_get_results(known, trial, each)) for each in left)
-    ordered = sorted(get_tenants(left), key=lambda tenant: _rank_tenant(left[0], tenant))
+    remaining = [claim for claim in trial.claims if not _is_hopeless(history, trial, claim)]
+    given_up = [claim for claim in trial.claims if _is_hopeless(history, trial, claim)]
+    served = all(any(_get_results(history, trial, claim)) for claim in remaining)
+    ordered = sorted(get_tenants(remaining), key=lambda tenant: _rank_tenant(remaining[0], tenant))
     first = set(split_into_halves(ordered)[0] if served and ordered else ordered[:1])
-    begun = replace(trial, claims=_filter_claims(left, first), failed={})
-    rest = replace(trial, claims=_filter_claims(left, set(ordered) - first))
+    first_trial = replace(trial, claims=_filter_claims(remaining, first), failed={})
+    last_trial = replace(trial, claims=_filter_claims(remaining, set(ordered) - first))
     if served or len(ordered) - len(first) == 1:
-        rest = replace(rest, failed={})
-    return [each for each in (begun, rest) if each.claims], given_up
+        last_trial = replace(last_trial, failed={})
+    return [smaller for smaller in (first_trial, last_trial) if smaller.claims], given_up
 
 
 def make_untried_error(claim: Claim, error: Error) -> UntriedError:
-    """Why the claim fails for now: `error` is that of a set of tenants.
+    """Why the claim fails for now: `error` belongs to a set of tenants.
 
     It has only the error's code, since the text may name a key of another tenant.
     """
     return UntriedError(
         f"Job {claim.key} failed together with other tenants (code {error.code}), and was not "
         f"tried alone, because {TENANTS_TRIED} tenants in a row failed alone. It is retried "
-        "automatically; correct what the errors of the table's other jobs name."
+        "automatically; correct the causes that the table's other jobs report."
     )
 
 
@@ -80,13 +80,13 @@ def get_tenants(claims: Collection[Claim]) -> frozenset[str]:
     return frozenset(claim.key.tenant for claim in claims)
 
 
-def _is_hopeless(known: Known, trial: Trial, claim: Claim) -> bool:
-    told = _get_results(known, trial, claim)[-TENANTS_TRIED:]
-    return len(told) == TENANTS_TRIED and not any(told)
+def _is_hopeless(history: Known, trial: Trial, claim: Claim) -> bool:
+    results = _get_results(history, trial, claim)[-TENANTS_TRIED:]
+    return len(results) == TENANTS_TRIED and not any(results)
 
 
-def _get_results(known: Known, trial: Trial, claim: Claim) -> Sequence[bool]:
-    return known.get(_get_history_key(trial, claim.key.job_name), ())
+def _get_results(history: Known, trial: Trial, claim: Claim) -> Sequence[bool]:
+    return history.get(_get_history_key(trial, claim.key.job_name), ())
 
 
 def _get_history_key(trial: Trial, job: str) -> tuple[str, ReadKind]:

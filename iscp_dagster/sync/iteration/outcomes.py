@@ -71,7 +71,7 @@ class Written:
     """
 
     def get_error(self, tenant: str) -> Error | None:
-        """Why the tenant's part failed; None where it did not."""
+        """Why the tenant's part failed; None if it did not."""
         return self.stopped.get(tenant) or self.error
 
 
@@ -104,7 +104,7 @@ class PendingCommit:
 
     @property
     def replaces(self) -> bool:
-        """Whether its rows are staged, to replace those of the tenant."""
+        """Whether its rows are staged, to replace the tenant's rows."""
         return self.plan.kind is ReadKind.SNAPSHOT and self.store is not None
 
     @property
@@ -135,12 +135,12 @@ class PendingCommit:
 
     @property
     def told_in_all(self) -> Told:
-        """The same of all steps so far."""
+        """What the consumer reported in all steps so far."""
         return merge_facts(self.earlier, self.told)
 
     @property
     def gap(self) -> str:
-        """The versions whose changes its history will not have, and why; empty: there are none."""
+        """The versions whose changes its history will lack, and why; empty: none."""
         return self.written.reading.gap
 
     @property
@@ -152,14 +152,14 @@ class PendingCommit:
     def done(self) -> Done:
         """The claim as done, with the counts that the job's status keeps."""
         counts = {"inserted": self.inserted, "deleted": self.deleted, "bytes": self.bytes}
-        told = {name: each for name, each in self.told.items() if isinstance(each, int)}
-        return Done(claim=self.claim, to=self.to, counts=counts | told)
+        reported = {name: value for name, value in self.told.items() if isinstance(value, int)}
+        return Done(claim=self.claim, to=self.to, counts=counts | reported)
 
 
 Outcome = PendingCommit | Failed
 
 
-def make_failure(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:
-    """The claim, failed with this error; `told` is what its consumer did all the same."""
+def make_failure(claim: Claim, error: IscpError | Error, reported: Told | None = None) -> Failed:
+    """The claim, failed with this error; `reported` is what its consumer did nevertheless."""
     message = error.message if isinstance(error, Error) else str(error)
-    return Failed(claim=claim, code=error.code, message=message, told=told or {})
+    return Failed(claim=claim, code=error.code, message=message, told=reported or {})

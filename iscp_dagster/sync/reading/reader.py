@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_BYTES = 32 * 1024 * 1024
-"""Ranges and tenants of fewer bytes in the lake than this are read in one task; a task of a larger
-range reads about as many."""
+"""Ranges and tenants with fewer bytes in the lake are read in one task; a task of a larger range
+reads about as many."""
 MOST_ROWS = 500_000
 """The most changes that one task holds in memory; Spark sorts more."""
 FEW_BYTES, FEW_ROWS = 1024 * 1024, 20_000
-"""Changes of a view that the run itself reads from the lake; more are read by Spark."""
+"""The most changes of a view that the run itself reads from the lake; Spark reads more."""
 MOST_SENT = 1_000_000
 """The most bytes of rows that Spark gets with a request; it would keep larger ones."""
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -95,7 +95,7 @@ def get_rows_per_chunk(reading: Reading) -> int:
 def get_max_chunks(reading: Reading) -> int:
     """The most chunks of changes of one task."""
     if reading.transitions is not None:
-        # A tenant's images are in one task, and what is not read as changes is a gap.
+        # A tenant's images are in one task, and changes read as a snapshot leave a gap.
         return MOST_CHUNKS
     return compute_chunks_per_task(int(reading.layout.get(PARTITIONS, 1)))
 
@@ -117,16 +117,16 @@ class MappedFrame:
     """Whether the run itself takes the rows, since that is less work than a task in Python."""
 
 
-def _explain_readded(given_again: Mapping[str, str], tenants: frozenset[str]) -> str:
-    """Why some of the tenants cannot be read as changes; empty: all can."""
-    for column in sorted(given_again[tenant] for tenant in tenants & given_again.keys()):
+def _explain_readded(readded: Mapping[str, str], tenants: frozenset[str]) -> str:
+    """Why some of the tenants' changes cannot be read; empty: all can."""
+    for column in sorted(readded[tenant] for tenant in tenants & readded.keys()):
         return f"column {column!r} was added again, and rows have its earlier values"
     return ""
 
 
 def _make_task_frame(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedFrame:
     """One number per task, which tells the task what to read."""
-    # With its schema given, pyspark does not ask Spark for it.
+    # With a schema, pyspark does not request it from Spark.
     return MappedFrame(
         spark.range(0, tasks, 1, tasks).to(to_spark_schema(NUMBERS)), unpack, ("id",)
     )
@@ -148,8 +148,8 @@ class SourceReader:
         return self.delta_log.get_facts(version).fields
 
     def plan_tenants(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
-        """Every plan, with its tenants: changes where the table still holds theirs, else a
-        snapshot; says why.
+        """Every plan, with its tenants and the reason: changes if the table still has them, else a
+        snapshot.
 
         Raises SourceError, KeyColumnError for a table that cannot be read as declared.
         """
@@ -158,18 +158,18 @@ class SourceReader:
             keys=self.source.keys,
             columns=self._list_read_columns(range_.to.version),
         )
-        given_again = cache(lambda: self._find_readded(range_))
+        find_readded = cache(lambda: self._find_readded(range_))
         return group_by_plan(
-            self.tenants, lambda tenants: self._plan_read(range_, tenants, given_again)
+            self.tenants, lambda tenants: self._plan_read(range_, tenants, find_readded)
         )
 
     def _plan_read(
-        self, range_: Range, tenants: frozenset[str], given_again: Callable[[], Mapping[str, str]]
+        self, range_: Range, tenants: frozenset[str], find_readded: Callable[[], Mapping[str, str]]
     ) -> ReadPlan:
         plan = self._plan_range(range_, tenants)
         if plan.kind is ReadKind.SNAPSHOT:
             return plan
-        if reason := self._explain_not_null(range_) or _explain_readded(given_again(), tenants):
+        if reason := self._explain_not_null(range_) or _explain_readded(find_readded(), tenants):
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         after, upto = range_.from_.version, range_.to.version
         if not self.source.keys and not self.delta_log.has_only_adds(after, upto, tenants):
@@ -186,87 +186,91 @@ class SourceReader:
         return read_range(self.delta_log, after.version, range_.to.version, tenants)
 
     def _list_read_columns(self, version: int) -> list[str]:
-        """The columns that some consumer gets, of those that the latest version still has."""
+        """The columns that some consumer gets and that the latest version still has."""
         latest = {field.name for field in self.delta_log.get_facts().fields}
         names = [field.name for field in self.get_schema(version) if field.name in latest]
-        wanted = {self.source.tenant, *self.source.keys}
+        read_columns = {self.source.tenant, *self.source.keys}
         for info in self.consumers:
-            # A consumer that asks for a missing column fails on its own.
+            # A consumer that needs a missing column fails on its own.
             with suppress(ConfigError):
-                wanted |= set(self.columns(info, version))
-        return [name for name in names if name in wanted]
+                read_columns |= set(self.columns(info, version))
+        return [name for name in names if name in read_columns]
 
     def _explain_not_null(self, range_: Range) -> str:
         """Why unchanged rows would not be null in an added column; empty: they would.
 
-        It concerns indexes alone.
+        It concerns only indexes.
         """
         if self.consumers and not any(map(is_index, self.consumers)):
             return ""
-        for each in self._list_added_columns(range_):
-            if not all(self._is_null_for_old_rows(info, each) for info in self.consumers):
-                return f"column {each.name!r} was added, and ClickHouse has no null for old rows"
+        for column in self._list_added_columns(range_):
+            if not all(self._is_null_for_old_rows(info, column) for info in self.consumers):
+                return f"column {column.name!r} was added, and ClickHouse has no null for old rows"
         return ""
 
-    def _is_null_for_old_rows(self, info: ConsumerInfo, added: DeltaField) -> bool:
-        """Whether rows from before the column was added have in an index what stands for null."""
-        if not has_parts(added.type) or not is_index(info):
+    def _is_null_for_old_rows(self, info: ConsumerInfo, column: DeltaField) -> bool:
+        """Whether an index has null, or its substitute, for rows from before the column."""
+        if not has_parts(column.type) or not is_index(info):
             return True
-        # An index that cannot be had fails on its own.
+        # An index that cannot be loaded fails on its own.
         with suppress(IscpError):
             index = index_of(self.source, info)
-            own = added.name in index.types or added.name in index.needed_columns
-            return not own and get_null_rule(self.source, index, added.name) != REFUSE
+            declared = column.name in index.types or column.name in index.needed_columns
+            return not declared and get_null_rule(self.source, index, column.name) != REFUSE
         return True
 
     def _find_readded(self, range_: Range) -> Mapping[str, str]:
         """By tenant, a column added in the range that an index has earlier values of."""
-        found: dict[str, str] = {}
+        columns: dict[str, str] = {}
         for info in filter(is_index, self.consumers):
-            # An index that does not answer fails on its own, in `refused_kept`.
+            # An index that does not answer fails on its own, in `find_readd_errors`.
             with suppress(IscpError):
-                found |= self._find_kept_columns(info, range_)
-        return found
+                columns |= self._find_kept_columns(info, range_)
+        return columns
 
     def find_unrepeatable(self, range_: Range, to: Moment) -> frozenset[str]:
         """The tenants whose changes in `range_` can no longer be read, while later ones up to `to`
-        can. Raises as `plans` does.
+        can. Raises like `plan_tenants`.
 
         The others can be read as before, or are due for a snapshot anyway.
         """
         plans = group_by_plan(self.tenants, lambda tenants: self._plan_range(range_, tenants))
-        gone = read_as(ReadKind.SNAPSHOT, plans)
-        if not gone or range_.to.version >= to.version:
-            return gone
+        unreadable = read_as(ReadKind.SNAPSHOT, plans)
+        if not unreadable or range_.to.version >= to.version:
+            return unreadable
         rest = Range(from_=range_.to, to=to)
-        return read_as(ReadKind.TAIL, replace(self, tenants=gone).plan_tenants(rest))
+        return read_as(ReadKind.TAIL, replace(self, tenants=unreadable).plan_tenants(rest))
 
     def find_readd_errors(
         self, info: ConsumerInfo, range_: Range
     ) -> Mapping[str, UnavailableError]:
-        """The tenants whose changes add a column in which the index has their earlier values.
+        """Errors of the tenants whose changes add a column that has earlier values in the index.
 
         The index did not answer when the reading was planned.
         """
         return {
             tenant: UnavailableError(
-                f"Index {self.source.name}/{info.job} has values of an earlier column {kept!r}; "
+                f"Index {self.source.name}/{info.job} has values of an earlier column {column!r}; "
                 "the next iteration builds it from a snapshot."
             )
-            for tenant, kept in self._find_kept_columns(info, range_).items()
+            for tenant, column in self._find_kept_columns(info, range_).items()
         }
 
     def _find_kept_columns(self, info: ConsumerInfo, range_: Range) -> Mapping[str, str]:
         if info.type == CHANGES:
-            # What its rows had in an earlier column is what they had.
+            # Its rows keep the values that they had in an earlier column.
             return {}
-        gained = [each.name for each in self._list_added_columns(range_)]
-        return self.store(info, range_.to.version).kept(gained, self.tenants) if gained else {}
+        added = [column.name for column in self._list_added_columns(range_)]
+        return self.store(info, range_.to.version).kept(added, self.tenants) if added else {}
 
     def _list_added_columns(self, range_: Range) -> list[DeltaField]:
-        """The columns added within the range, also those with the name of an earlier one."""
-        before = {each.physical for each in self.get_schema(range_.from_.version)}
-        return [f for f in self.get_schema(range_.to.version) if f.physical not in before]
+        """The columns added within the range, even with the name of an earlier one."""
+        earlier = {column.physical for column in self.get_schema(range_.from_.version)}
+        return [
+            column
+            for column in self.get_schema(range_.to.version)
+            if column.physical not in earlier
+        ]
 
     def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
         """The columns that a consumer gets, the source's in its order. Raises ConfigError."""
@@ -296,15 +300,15 @@ class SourceReader:
         owner = f"Job {self.source.name}/{info.job}"
         return self.deployment.analyze_view_columns(owner, self.get_schema(version), transitions)
 
-    def check_images(self, info: ConsumerInfo, wanted: Reading) -> None:
-        """Refuse to read image rows that would have no time, or of what cannot be evaluated.
+    def check_images(self, info: ConsumerInfo, reading: Reading) -> None:
+        """Refuse to read image rows that would have no time, or that cannot be evaluated.
 
         Raises SourceError and ConfigError.
         """
         transitions = get_transitions(self.source, info)
         if transitions is not None:
-            check_timestamps(self.delta_log, wanted.range, staged=wanted.staged)
-            self.get_view_columns(info, transitions, wanted.range.to.version)
+            check_timestamps(self.delta_log, reading.range, staged=reading.staged)
+            self.get_view_columns(info, transitions, reading.range.to.version)
 
     def plan_layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut into chunks; a replay must cut them the same way."""
@@ -321,7 +325,7 @@ class SourceReader:
         return layout
 
     def plan_snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
-        """By tenant, the layouts of those that are read as a snapshot; `layout` is the others'.
+        """By tenant, the layouts of tenants read as a snapshot; `layout` is the others'.
 
         They record that a run that dies leaves nothing in the served table.
         """
@@ -330,26 +334,28 @@ class SourceReader:
             return {}
         # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
-            whole = {**layout, SNAPSHOT: True}
-            return dict.fromkeys(read_as(ReadKind.SNAPSHOT, self.plan_tenants(range_)), whole)
+            snapshot_layout = {**layout, SNAPSHOT: True}
+            return dict.fromkeys(
+                read_as(ReadKind.SNAPSHOT, self.plan_tenants(range_)), snapshot_layout
+            )
         return {}
 
     def rows(
-        self, spark: SparkSession, wanted: Reading, columns: Sequence[str], *, through_spark: bool
+        self, spark: SparkSession, reading: Reading, columns: Sequence[str], *, through_spark: bool
     ) -> MappedFrame:
-        """The rows of the range; changes with the system columns, a snapshot without.
+        """The rows of the range; changes have the system columns, a snapshot does not.
 
         With `through_spark`, Spark reads even files that the tasks could read themselves.
         """
-        plan, range_ = wanted.plan, wanted.range
-        if wanted.transitions is not None:
+        plan, range_ = reading.plan, reading.range
+        if reading.transitions is not None:
             return self._make_image_frame(
-                spark, wanted, wanted.transitions, through_spark=through_spark
+                spark, reading, reading.transitions, through_spark=through_spark
             )
         if plan.kind is ReadKind.SNAPSHOT:
             return self._make_snapshot_frame(spark, range_.to, columns, through_spark=through_spark)
         selection = self._make_selection(columns, range_.to.version)
-        partitions = self._get_recorded_tasks(wanted)
+        partitions = self._get_recorded_tasks(reading)
         direct = self._plan_feed(range_, selection) if partitions == 1 else None
         if direct is not None and not through_spark:
             return _make_task_frame(spark, 1, direct.rows)
@@ -360,13 +366,13 @@ class SourceReader:
     def _make_image_frame(
         self,
         spark: SparkSession,
-        wanted: Reading,
+        reading: Reading,
         transitions: Transitions,
         *,
         through_spark: bool,
     ) -> MappedFrame:
         """The image rows of the range, or the rows with which a history begins."""
-        range_, at = wanted.range, wanted.range.to
+        range_, at = reading.range, reading.range.to
         schema = self.get_schema(at.version)
         read = ViewRead.of(
             self._make_selection((), at.version),
@@ -374,12 +380,12 @@ class SourceReader:
             transitions,
             self.deployment.analyze_view_columns(self.source.name, schema, transitions),
         )
-        if wanted.staged:
+        if reading.staged:
             files = self.delta_log.list_data_files(at.version, self.tenants)
-            small = sum(each.bytes for each in files) < SMALL_BYTES
+            small = sum(file.bytes for file in files) < SMALL_BYTES
             frame = delta_transitions.read_base(spark, read, at).drop(*CHANGE_COLUMNS)
             return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
-        partitions = min(self._get_recorded_tasks(wanted), MOST_TASKS_OF_IMAGES)
+        partitions = min(self._get_recorded_tasks(reading), MOST_TASKS_OF_IMAGES)
         rows = (
             None if through_spark or partitions > 1 else self._read_few_rows(range_, read.selection)
         )
@@ -392,23 +398,23 @@ class SourceReader:
     def _read_few_rows(
         self, range_: Range, selection: delta_reader.TableSelection
     ) -> pa.Table | None:
-        """The feed's rows; None where Spark must read them, or there are too many."""
+        """The feed's rows; None if Spark must read them, or there are too many."""
         feed = self._list_feed_files(range_, FEW_ROWS, FEW_BYTES)
         if not feed:
             return None
-        found = feedscan.plan_rows(
+        scan = feedscan.plan_rows(
             self.delta_log.location,
             self.delta_log.get_facts(range_.to.version),
             feed,
             selection.output,
             selection.tenant_column,
         )
-        return None if found is None else found.few(MOST_SENT)
+        return None if scan is None else scan.few(MOST_SENT)
 
     def _plan_feed(
         self, range_: Range, selection: delta_reader.TableSelection
     ) -> feedscan.FeedScan | None:
-        """How one task reads the changes itself; None where Spark must, or there are too many."""
+        """How one task reads the changes itself; None if Spark must, or there are too many."""
         feed = None if selection.folded else self._list_feed_files(range_, MOST_ROWS, SMALL_BYTES)
         if feed is None:
             return None
@@ -425,7 +431,7 @@ class SourceReader:
     def _list_feed_files(
         self, range_: Range, rows: int, size: int
     ) -> list[tuple[Moment, FeedFile]] | None:
-        """The files of the feed; None where they do not make it up, or hold more than this."""
+        """The files of the feed; None if they are incomplete, or hold more than this."""
         after, upto = range_.from_.version, range_.to.version
         written = self.delta_log.written(after, upto, self.tenants)
         files = self.delta_log.feed_files(after, upto, self.tenants)
@@ -443,7 +449,7 @@ class SourceReader:
         selection = self._make_selection(columns, at.version)
         files = self.delta_log.list_data_files(at.version, self.tenants)
         # One task for a small tenant makes one part and builds one graph, instead of merges.
-        small = sum(each.bytes for each in files) < SMALL_BYTES
+        small = sum(file.bytes for file in files) < SMALL_BYTES
         facts = self.delta_log.get_facts(at.version)
         location, tasks = self.delta_log.location, 1 if small else FEWEST_TASKS
         direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
@@ -462,27 +468,29 @@ class SourceReader:
             types=types,
             tenants=self.tenants,
             # The same for every consumer, so that a replay for one is cut the same way.
-            order=() if self.source.keys else [n for n in types if not is_reserved(n)],
+            order=() if self.source.keys else [name for name in types if not is_reserved(name)],
             folded=self._list_folded_keys(),
         )
 
     def _list_folded_keys(self) -> list[str]:
         """The key columns that some index keeps as UUID, where two texts may be one value."""
-        kept = list(self.source.indexes)
+        indexes = list(self.source.indexes)
         for info in filter(is_index, self.consumers):
             with suppress(ConfigError):
-                kept.append(index_of(self.source, info))
+                indexes.append(index_of(self.source, info))
         return [
-            n for n in self.source.keys if any("UUID" in each.types.get(n, "") for each in kept)
+            key
+            for key in self.source.keys
+            if any("UUID" in index.types.get(key, "") for index in indexes)
         ]
 
-    def _get_recorded_tasks(self, wanted: Reading) -> int:
+    def _get_recorded_tasks(self, reading: Reading) -> int:
         """The tasks that changes are spread over: a replay's as recorded, wherever it runs.
 
-        A layout that does not say, as of a log that could not be read, leaves it to the size alone.
+        A layout without the number, since the log could not be read, leaves it to the size.
         """
-        recorded = wanted.layout.get(PARTITIONS)
-        return int(recorded) if recorded else min(self._estimate_tasks(wanted.range), FEWEST_TASKS)
+        recorded = reading.layout.get(PARTITIONS)
+        return int(recorded) if recorded else min(self._estimate_tasks(reading.range), FEWEST_TASKS)
 
     def _count_new_tasks(self, range_: Range) -> int:
         """The tasks of a new batch: by its size, up to Spark's cores. Raises UnavailableError."""
@@ -494,7 +502,7 @@ class SourceReader:
         return max(min(work, cores), FEWEST_TASKS)
 
     def _estimate_tasks(self, range_: Range) -> int:
-        """The tasks that the range has work for."""
+        """How many tasks the range has work for."""
         by_tenant = self.delta_log.get_bytes_written(range_.from_.version, range_.to.version)
         written = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)
         if written < SMALL_BYTES:

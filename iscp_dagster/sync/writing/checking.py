@@ -1,4 +1,4 @@
-"""What became of a part of a scan: its rows are counted, and steps that write none are settled."""
+"""Checks a part of a scan: counts its rows, and settles steps that write none."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as 
 
 def verify_scan(reader: SourceReader, part: ScanResult) -> ScanVerified:
     """Settle the part's steps that write nothing, and find the jobs whose rows are wrong."""
-    aside = [each for each in part.claims if each.step.action is Action.DEAD_LETTER]
-    skipped = [each for each in part.claims if each.step.action is Action.SKIP]
+    unrepeatable = [claim for claim in part.claims if claim.step.action is Action.DEAD_LETTER]
+    skipped = [claim for claim in part.claims if claim.step.action is Action.SKIP]
     passed = [
-        *_set_steps_aside(reader, aside, part.written),
-        *(_skip_step(reader, e) for e in skipped),
+        *_set_steps_aside(reader, unrepeatable, part.written),
+        *(_skip_step(reader, claim) for claim in skipped),
     ]
-    written = [each for each in part.claims if each.step.action in WRITES]
+    written = [claim for claim in part.claims if claim.step.action in WRITES]
     wrong = _find_wrong(written, part.written)
     return ScanVerified(
         part=part,
-        passed={each.claim.key: each for each in passed},
+        passed={outcome.claim.key: outcome for outcome in passed},
         wrong=wrong,
-        rebuild=frozenset(key for key, each in wrong.items() if _needs_rebuild(part.written, each)),
+        rebuild=frozenset(
+            key for key, error in wrong.items() if _needs_rebuild(part.written, error)
+        ),
     )
 
 
 def _needs_rebuild(written: Written, error: IscpError) -> bool:
-    """Whether the job is rebuilt, as ClickHouse would drop a replay by its tokens.
+    """Whether to rebuild the job, since ClickHouse would drop a replay by its tokens.
 
     A snapshot that lost rows needs no rebuild: its tokens are new each time.
     """
@@ -54,10 +56,10 @@ def _needs_rebuild(written: Written, error: IscpError) -> bool:
 def _find_wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpError]:
     """The jobs, of one index and reading, whose rows in ClickHouse are not exactly those sent."""
     store, range_ = written.store, written.reading.range
-    well = [each for each in claims if written.get_error(each.key.tenant) is None]
-    if store is None or not well:
+    succeeded = [claim for claim in claims if written.get_error(claim.key.tenant) is None]
+    if store is None or not succeeded:
         return {}
-    rows = {each.key.tenant: written.inserted.get(each.key.tenant, 0) for each in well}
+    rows = {claim.key.tenant: written.inserted.get(claim.key.tenant, 0) for claim in succeeded}
     wrong: Mapping[str, IscpError]
     try:
         if written.reading.staged:
@@ -66,7 +68,7 @@ def _find_wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpE
             wrong = store.check_appended(rows, range_=range_)
     except IscpError as error:
         wrong = dict.fromkeys(rows, error)
-    return {each.key: wrong[each.key.tenant] for each in well if each.key.tenant in wrong}
+    return {claim.key: wrong[claim.key.tenant] for claim in succeeded if claim.key.tenant in wrong}
 
 
 def _skip_step(reader: SourceReader, claim: Claim) -> Outcome:
@@ -89,7 +91,7 @@ def _make_unread_commit(reader: SourceReader, claim: Claim, plan: ReadPlan) -> P
 def _set_steps_aside(
     reader: SourceReader, claims: Sequence[Claim], written: Written
 ) -> list[Outcome]:
-    """Write only a dead letter for each claim of an index, which says what may be missing."""
+    """Write for each claim of an index only a dead letter, which says what may be missing."""
     try:
         return _write_dead_letters(reader, claims, written) if claims else []
     except IscpError as error:
@@ -115,8 +117,8 @@ def _write_dead_letters(
     }
     if errors:
         store.set_aside(errors, registrations=sink.registrations, range_=range_)
-    for each in errors.values():
-        LOGGER.warning("%s", each)
+    for error in errors.values():
+        LOGGER.warning("%s", error)
     return [
         make_failure(claim, lost[claim.key.tenant])
         if claim.key.tenant in lost
@@ -129,5 +131,5 @@ def _get_index_store(reader: SourceReader, claim: Claim) -> IndexStore:
     store = reader.index_store(claim.consumer, claim.step.range.to.version)
     if store is None:
         name = f"{reader.source.name}/{claim.consumer.job}"
-        raise ConfigError(f"Job {name} keeps no index, and has no dead letters.")
+        raise ConfigError(f"Job {name} keeps no index, so it has no dead letters.")
     return store

@@ -59,141 +59,150 @@ ByJob = Mapping[str, Written]
 
 def clear(scanned: ByJob) -> None:
     """Drop the staging tables, whose rows are in place or never will be."""
-    for each in scanned.values():
-        if each.store is not None and each.reading.staged:
-            # The next run drops what is left, or the hourly maintenance does.
+    for written in scanned.values():
+        if written.store is not None and written.reading.staged:
+            # Otherwise the next run or the hourly maintenance drops them.
             with suppress(IscpError):
-                each.store.drop_staging_table()
+                written.store.drop_staging_table()
 
 
 def scan_group(reader: SourceReader, trial: Trial) -> Scanned | ScanFailed:
-    """Scan what the claims of a trial share, for their tenants alone."""
+    """Scan what the claims of a trial share, for their tenants only."""
     reader = replace(reader, tenants=get_tenants(trial.claims))
-    writing = group_by_job(claim for claim in trial.claims if claim.step.action in WRITES)
-    sinks = [Sink(log=reader.deployment.log, claims=writing[job]) for job in sorted(writing)]
+    claims_by_job = group_by_job(claim for claim in trial.claims if claim.step.action in WRITES)
+    sinks = [
+        Sink(log=reader.deployment.log, claims=claims_by_job[job]) for job in sorted(claims_by_job)
+    ]
     try:
-        found = scan(reader, trial.reading, sinks) if sinks else {}
+        written = scan(reader, trial.reading, sinks) if sinks else {}
     except IscpError as error:
         return ScanFailed(trial, error)
     unread = Written(reading=trial.reading)
     parts = [
-        ScanResult(claims=claims, written=found.get(job, unread))
+        ScanResult(claims=claims, written=written.get(job, unread))
         for job, claims in group_by_job(trial.claims).items()
     ]
     return Scanned(trial, tuple(parts))
 
 
-def scan(reader: SourceReader, wanted: Reading, sinks: Sequence[Sink]) -> ByJob:
+def scan(reader: SourceReader, reading: Reading, sinks: Sequence[Sink]) -> ByJob:
     """Read the range once and write it to every sink.
 
     A snapshot goes to its own staging tables, and stays there until `clear`; changes go to the
     served tables, under tokens. Rejects late writes of earlier runs first. Changes that turn out
     to be unreadable give a FeedGoneError's code: read a snapshot of the tenant instead. A sink or
     tenant that fails has its error; the others are complete. Raises FenceError once this run
-    holds none of the sinks' jobs.
+    has lost all of the sinks' jobs.
     """
-    if wanted.staged:
-        # As of the end of the claims: the recorded version may be unreadable too.
+    if reading.staged:
+        # At the end of the claims: the recorded version may be unreadable too.
         end = min(claim.range.to for sink in sinks for claim in sink.claims)
-        wanted = replace(wanted, range=replace(wanted.range, to=end))
-    found = _try_scan(reader, wanted, sinks, through_spark=False)
+        reading = replace(reading, range=replace(reading.range, to=end))
+    by_job = _try_scan(reader, reading, sinks, through_spark=False)
     # Spark reads the files that Arrow would read differently.
-    if not any(each.error and each.error.code == NotPlainError.code for each in found.values()):
-        return found
-    clear(found)
-    return _try_scan(reader, wanted, sinks, through_spark=True)
+    if not any(
+        written.error and written.error.code == NotPlainError.code for written in by_job.values()
+    ):
+        return by_job
+    clear(by_job)
+    return _try_scan(reader, reading, sinks, through_spark=True)
 
 
 def _try_scan(
-    reader: SourceReader, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool
+    reader: SourceReader, reading: Reading, sinks: Sequence[Sink], *, through_spark: bool
 ) -> ByJob:
     started = time.perf_counter()
     shares: dict[str, Share] = {}
     workers: dict[str, Worker] = {}
-    written = {sink.job.job: Written(reading=wanted) for sink in sinks}
+    written = {sink.job.job: Written(reading=reading) for sink in sinks}
     for sink in sinks:
         name = sink.job.job
         try:
-            reader.check_images(sink.info, wanted)
-            share = _make_consumer_scan(reader, sink, wanted)
+            reader.check_images(sink.info, reading)
+            share = _make_consumer_scan(reader, sink, reading)
             if is_index(sink.info):
                 store, errors = _prepare_store(reader, sink, share)
                 stopped = {tenant: Error.of(error) for tenant, error in errors.items()}
                 written[name] = replace(written[name], store=store, stopped=stopped)
                 shares[name] = _attach_consumer(_exclude_tenants(share, errors), store)
             else:
-                workers[name] = _start_thread(reader, sink, share, wanted)
+                workers[name] = _start_thread(reader, sink, share, reading)
         except IscpError as error:
             written[name] = _set_error(written[name], error)
-    wanted = replace(
-        wanted, transitions=_select_conditions(reader, wanted, sinks, {*shares, *workers})
+    reading = replace(
+        reading, transitions=_select_conditions(reader, reading, sinks, {*shares, *workers})
     )
     if not (shares or workers):
         return written
-    wanted = wanted.select_triggers(workers)
-    staged, to = wanted.staged, wanted.range.to
+    reading = reading.select_triggers(workers)
+    staged, to = reading.staged, reading.range.to
     writer = Writer(
         shares=list(shares.values()),
         keys=reader.source.keys,
-        rows_per_chunk=None if staged else get_rows_per_chunk(wanted),
-        most_chunks=get_max_chunks(wanted),
+        rows_per_chunk=None if staged else get_rows_per_chunk(reading),
+        most_chunks=get_max_chunks(reading),
         # Rows are relayed for all tenants together.
         tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
         apart=None if staged or reader.source.keys else reader.source.tenant,
         stamp=(to.version, to.micros) if staged else None,
-        # What happened to a row is worth more than bytes that are no text, which U+FFFD replaces.
-        exact=None if wanted.transitions is None else reader.source.keys,
+        # A change with U+FFFD for undecodable bytes is preferred to a gap.
+        exact=None if reading.transitions is None else reader.source.keys,
     )
     try:
         # Get the session once: each call checks whether it is still there.
         spark = reader.deployment.spark()
         guard = interrupt_when_lost(spark, lambda: _has_held_claims(sinks))
-        with guard, wrap_spark_errors(_describe_source(reader, wanted, sinks)):
+        with guard, wrap_spark_errors(_describe_source(reader, reading, sinks)):
             receipts = _run_scan(
-                reader, wanted, writer, workers, spark, through_spark=through_spark
+                reader, reading, writer, workers, spark, through_spark=through_spark
             )
     except BaseException as error:
         _abort_threads(workers, error)
-        if (gone := _to_feed_error(wanted, error)) is not None:
-            return {name: _set_error(each, gone, unsure=True) for name, each in written.items()}
+        if (feed_error := _to_feed_error(reading, error)) is not None:
+            return {
+                name: _set_error(result, feed_error, unsure=True)
+                for name, result in written.items()
+            }
         clear(written)
         raise
     seconds = time.perf_counter() - started
     for name, share in shares.items():
-        summed = _sum_receipts(written[name], receipts, share.name, seconds)
-        written[name] = _reject_late_inserts(spark, summed, share.tenants)
+        total = _sum_receipts(written[name], receipts, share.name, seconds)
+        written[name] = _reject_late_inserts(spark, total, share.tenants)
     for name, worker in workers.items():
         written[name] = _collect_result(written[name], worker, receipts, seconds)
     return written
 
 
-def _to_feed_error(wanted: Reading, error: BaseException) -> FeedGoneError | None:
-    """The error as one that a snapshot may heal; None: it would not.
+def _to_feed_error(reading: Reading, error: BaseException) -> FeedGoneError | None:
+    """The error as one that reading a snapshot may avoid; None: it would not.
 
-    Whatever else Spark cannot read of changes for good, it may still read of the rows. Of a view,
-    its expressions may be the cause, which people must correct.
+    If Spark can never read the changes, it may still read the rows. A view's expressions may be the
+    cause, and people must correct them.
     """
     if isinstance(error, FeedGoneError):
         return error
-    changes = not wanted.staged and wanted.transitions is None
+    changes = not reading.staged and reading.transitions is None
     return FeedGoneError(str(error)) if changes and isinstance(error, ReadError) else None
 
 
 def _select_conditions(
-    reader: SourceReader, wanted: Reading, sinks: Sequence[Sink], going: Collection[str]
+    reader: SourceReader, reading: Reading, sinks: Sequence[Sink], job_names: Collection[str]
 ) -> Transitions | None:
-    """What to read: the view, with the conditions of those alone that are `going` to get it."""
-    if wanted.transitions is None:
+    """What to read: the view, with only the conditions of the jobs that get it."""
+    if reading.transitions is None:
         return None
-    asked = [get_transitions(reader.source, s.info) for s in sinks if s.job.job in going]
-    found = [condition for each in asked if each for condition in each.conditions]
-    return wanted.transitions.replace_conditions(found)
+    transitions = [
+        get_transitions(reader.source, sink.info) for sink in sinks if sink.job.job in job_names
+    ]
+    conditions = [condition for view in transitions if view for condition in view.conditions]
+    return reading.transitions.replace_conditions(conditions)
 
 
-def _describe_source(reader: SourceReader, wanted: Reading, sinks: Sequence[Sink]) -> str:
-    """What is read, for errors: a view's expressions may fail where the table can be read."""
+def _describe_source(reader: SourceReader, reading: Reading, sinks: Sequence[Sink]) -> str:
+    """What is read, for errors: a view's expressions may fail though the table can be read."""
     location = reader.delta_log.location
-    if wanted.transitions is None:
+    if reading.transitions is None:
         return location
     return f"{location}, read for {', '.join(sink.job.job for sink in sinks)}"
 
@@ -212,8 +221,8 @@ def _abort_threads(workers: Mapping[str, Worker], error: BaseException) -> None:
         worker.abort(error)
 
 
-def _make_consumer_scan(reader: SourceReader, sink: Sink, wanted: Reading) -> Share:
-    table, range_ = reader.source, wanted.range
+def _make_consumer_scan(reader: SourceReader, sink: Sink, reading: Reading) -> Share:
+    table, range_ = reader.source, reading.range
     columns = reader.columns(sink.info, range_.to.version)
     tenant = (table.tenant,) if table.tenant else ()
     return Share(
@@ -221,30 +230,34 @@ def _make_consumer_scan(reader: SourceReader, sink: Sink, wanted: Reading) -> Sh
         registrations=sink.registrations,
         others=sink.registrations.keys() != reader.tenants,
         range=range_,
-        data_type=DataType.SNAPSHOT if wanted.staged else DataType.TAIL,
+        data_type=DataType.SNAPSHOT if reading.staged else DataType.TAIL,
         columns=columns,
         # An index keeps deleted rows whole: the graph of a vector index needs their vectors.
         identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
         tenant_column=table.tenant,
         found=_map_conditions(reader, sink),
         # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
-        build=make_build_name() if wanted.staged else build_of(wanted),
+        build=make_build_name() if reading.staged else build_of(reading),
     )
 
 
 def _map_conditions(reader: SourceReader, sink: Sink) -> Mapping[str, str]:
-    """The scan's names of a trigger's conditions: triggers on one view share a scan."""
+    """The scan's names for a trigger's conditions: triggers on one view share a scan."""
     transitions = get_transitions(reader.source, sink.info)
     conditions = transitions.conditions if transitions else ()
     return {
-        which: each.format_column_name(which) for each in conditions for which in CONDITION_COLUMNS
+        which: condition.format_column_name(which)
+        for condition in conditions
+        for which in CONDITION_COLUMNS
     }
 
 
 def _exclude_tenants(share: Share, tenants: Collection[str]) -> Share:
     """The share without these tenants."""
-    left = {t: number for t, number in share.registrations.items() if t not in tenants}
-    return replace(share, registrations=left, others=share.others or bool(tenants))
+    registrations = {
+        tenant: number for tenant, number in share.registrations.items() if tenant not in tenants
+    }
+    return replace(share, registrations=registrations, others=share.others or bool(tenants))
 
 
 def _prepare_store(
@@ -252,7 +265,7 @@ def _prepare_store(
 ) -> tuple[IndexStore, Mapping[str, IscpError]]:
     """The index's tables, closed to earlier runs, and an error for each tenant not to write.
 
-    Raises the first of these errors where it may write none.
+    Raises the first of these errors if it may write no tenant.
     """
     store = reader.store(sink.info, share.range.to.version)
     if store.placement is not None:
@@ -284,36 +297,36 @@ def _attach_consumer(share: Share, store: IndexStore) -> Share:
     return replace(share, consumer=consumer)
 
 
-def _start_thread(reader: SourceReader, sink: Sink, share: Share, wanted: Reading) -> Worker:
+def _start_thread(reader: SourceReader, sink: Sink, share: Share, reading: Reading) -> Worker:
     retriever = Retriever(share=share, settle=sink.settle, fences=sink.fences, lost=sink.lost)
-    return Worker(lambda: _make_consumer(reader, sink, wanted, retriever), retriever)
+    return Worker(lambda: _make_consumer(reader, sink, reading, retriever), retriever)
 
 
 def _make_consumer(
-    reader: SourceReader, sink: Sink, wanted: Reading, retriever: Retriever
+    reader: SourceReader, sink: Sink, reading: Reading, retriever: Retriever
 ) -> Consumer:
     """The consumer that takes the rows in this process."""
-    given = ScanContext(
+    context = ScanContext(
         table_id=sink.claims[0].key.table_id,
-        columns=reader.columns(sink.info, wanted.range.to.version),
-        reason=wanted.plan.reason,
+        columns=reader.columns(sink.info, reading.range.to.version),
+        reason=reading.plan.reason,
         repairs={claim.key.tenant: claim.repairs for claim in sink.claims},
         lost=partial(_find_loss, sink, retriever),
         deployment=reader.deployment,
     )
-    return consumer_kind(sink.info.type).consumer(reader.source, sink.info, given)
+    return consumer_kind(sink.info.type).consumer(reader.source, sink.info, context)
 
 
 def _find_loss(sink: Sink, retriever: Retriever, tenant: str) -> IscpError | None:
-    """Why nothing more may be done for the tenant; None: it may."""
+    """The error that ends the work for the tenant; None: it continues."""
     if retriever.broken:
-        return ScanError("The scan ended before its consumers did; the next iteration goes on.")
+        return ScanError("The scan ended before its consumers did; the next iteration continues.")
     return sink.find_loss(tenant)
 
 
 def _run_scan(
     reader: SourceReader,
-    wanted: Reading,
+    reading: Reading,
     writer: Writer,
     workers: Mapping[str, Worker],
     spark: SparkSession,
@@ -322,13 +335,13 @@ def _run_scan(
 ) -> list[Receipt]:
     """One Spark job: executors write the tables, and relay what the workers consume.
 
-    The run itself does what executors do where there are few rows.
+    For few rows the run itself does the executors' work.
     """
-    shares = [each.retriever.share for each in workers.values()]
+    shares = [worker.retriever.share for worker in workers.values()]
     shared = dict.fromkeys(name for share in shares for name in share.get_scan_names(share.columns))
-    columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
+    columns = dict.fromkeys(name for share in writer.shares for name in share.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
-    rows = reader.rows(spark, wanted, [*columns, *shared], through_spark=through_spark)
+    rows = reader.rows(spark, reading, [*columns, *shared], through_spark=through_spark)
     task = writing(writer, rows.unpack, relayed=relayed)
     receipts: list[Receipt] = []
     for row in _read_output(rows, task, one_by_one=bool(workers)):
@@ -339,7 +352,7 @@ def _run_scan(
         chunk = unpack_rows(bytes(payload))
         for worker in workers.values():
             worker.put(chunk)
-    refusal = next((each for each in receipts if each.code and not each.target), None)
+    refusal = next((receipt for receipt in receipts if receipt.code and not receipt.target), None)
     for worker in workers.values():
         if refusal is None:
             worker.end()
@@ -349,15 +362,15 @@ def _run_scan(
 
 
 def _read_output(rows: MappedFrame, task: Mapped, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
-    """What the task gives. Fetching all at once takes one request; `collect` takes another."""
+    """The task's output. Fetching all at once takes one request; `collect` takes another."""
     if rows.few:
-        found = task(rows.frame.toArrow().to_batches())
-        return (row for batch in found for row in batch.to_pylist())
+        batches = task(rows.frame.toArrow().to_batches())
+        return (row for batch in batches for row in batch.to_pylist())
     frame = map_in_arrow(rows.frame, task, to_spark_schema(SCAN_SCHEMA), rows.names)
     if one_by_one:
         return (row.asDict() for row in frame.toLocalIterator())
-    given: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return given
+    output: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return output
 
 
 def _collect_result(
@@ -365,9 +378,9 @@ def _collect_result(
 ) -> Written:
     retriever = worker.retriever
     stopped = {tenant: Error.of(error) for tenant, error in retriever.refused.items()}
-    told = dict(retriever.told)
-    written = replace(written, stopped=stopped, told=told, seconds=seconds)
-    refusal = next((each for each in receipts if each.code and not each.target), None)
+    reported = dict(retriever.told)
+    written = replace(written, stopped=stopped, told=reported, seconds=seconds)
+    refusal = next((receipt for receipt in receipts if receipt.code and not receipt.target), None)
     if refusal is not None:
         error = _get_error(refusal)
         return replace(written, error=error, unsure=error.unsure)
@@ -392,26 +405,32 @@ def _get_error(receipt: Receipt) -> Error:
 def _sum_receipts(
     written: Written, receipts: Sequence[Receipt], name: str, seconds: float
 ) -> Written:
-    mine = [receipt for receipt in receipts if receipt.target == name]
-    stopped = {each.tenant: _get_error(each) for each in mine if each.code and each.tenant}
+    target_receipts = [receipt for receipt in receipts if receipt.target == name]
+    stopped = {
+        receipt.tenant: _get_error(receipt)
+        for receipt in target_receipts
+        if receipt.code and receipt.tenant
+    }
     written = replace(written, stopped={**written.stopped, **stopped}, seconds=seconds)
-    failed = next((each for each in mine if each.code and not each.tenant), None)
-    if failed is not None:
-        error = _get_error(failed)
+    failure = next(
+        (receipt for receipt in target_receipts if receipt.code and not receipt.tenant), None
+    )
+    if failure is not None:
+        error = _get_error(failure)
         return replace(written, error=error, unsure=error.unsure)
     inserted, deleted, bytes_ = Counter[str](), Counter[str](), Counter[str]()
-    for each in mine:
-        inserted[each.tenant] += each.inserted
-        deleted[each.tenant] += each.deleted
-        bytes_[each.tenant] += each.bytes
+    for receipt in target_receipts:
+        inserted[receipt.tenant] += receipt.inserted
+        deleted[receipt.tenant] += receipt.deleted
+        bytes_[receipt.tenant] += receipt.bytes
     return replace(
         written,
         inserted=dict(inserted),
         deleted=dict(deleted),
         bytes=dict(bytes_),
-        chunks=sum(receipt.chunks for receipt in mine),
-        write_seconds=sum(receipt.seconds for receipt in mine),
-        again=any(receipt.again for receipt in mine),
+        chunks=sum(receipt.chunks for receipt in target_receipts),
+        write_seconds=sum(receipt.seconds for receipt in target_receipts),
+        again=any(receipt.again for receipt in target_receipts),
     )
 
 

@@ -29,36 +29,38 @@ def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> 
     """Serve the store's generation instead of an earlier one, if every tenant is built in it.
 
     Does not wait for new tenants that have no rows in the earlier generation. Atomic for the
-    readers of each view; drops the earlier tables. False when nothing new is served. Idempotent,
+    readers of each view; drops the earlier tables. False if nothing new is served. Idempotent,
     and may be interrupted.
     """
-    data, mine = store.data, store.shape.generation
-    served = data.find_served_generation() if mine else None
-    if served is None or served > mine:
+    data, generation = store.data, store.shape.generation
+    served = data.find_served_generation() if generation else None
+    if served is None or served > generation:
         return False
-    left = [table for table, its in data.tables().items() if its < mine]
-    if not left or data.has_rows(
+    earlier = [
+        table for table, table_generation in data.tables().items() if table_generation < generation
+    ]
+    if not earlier or data.has_rows(
         served, store.shape.source.tenant, deployment.log.find_unbuilt_tenants(name)
     ):
         return False
-    if served < mine:
+    if served < generation:
         # The source may have gained columns since.
         store.ensure()
         store.ensure_views()
-    data.drop_before(mine)
-    return served < mine
+    data.drop_before(generation)
+    return served < generation
 
 
 def find_unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
-    """The indexes whose readers still see an earlier generation than the one the jobs keep."""
-    wanted = {
+    """The indexes whose readers still see an earlier generation than the jobs write."""
+    consumers = {
         job.name: job.spec.detail.consumer
         for job in jobs
         if is_index(job.spec.detail.consumer) and job.spec.detail.consumer.generation
     }
     return frozenset(
         name
-        for name, info in wanted.items()
+        for name, info in consumers.items()
         if (served := _get_generation(deployment, info)) is not None and served < info.generation
     )
 
@@ -71,21 +73,21 @@ def _get_generation(deployment: Deployment, info: ConsumerInfo) -> int | None:
 def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> ServeResult:
     """Serve every complete generation whose run died before it was fully served.
 
-    Renews views that another version of this package made. Where there is nothing to do, asks
+    Renews views that another version of this package made. If there is nothing to do, queries
     ClickHouse only once per database.
     """
-    found = ServeResult()
+    result = ServeResult()
     for endpoint, database in _list_databases(deployment, sources):
         try:
             waiting = find_unsettled_views(endpoint, database)
-        except Exception as error:  # noqa: BLE001 - whatever a database raises stops it alone
-            found.problems.append(f"{database}: {error}")
+        except Exception as error:  # noqa: BLE001 - any error stops only this database
+            result.problems.append(f"{database}: {error}")
             continue
         for source in sources:
             if endpoint.resolve_database(source.database) == database:
                 for name in _list_job_names(deployment, source, endpoint, sorted(waiting)):
-                    _serve_latest(deployment, source, name, found)
-    return found
+                    _serve_latest(deployment, source, name, result)
+    return result
 
 
 def _list_databases(
@@ -109,21 +111,21 @@ def _list_job_names(
 
 
 def _serve_latest(
-    deployment: Deployment, source: SourceTable, name: str, found: ServeResult
+    deployment: Deployment, source: SourceTable, name: str, result: ServeResult
 ) -> None:
     job = JobID(db=source.database, table=source.table, job=name)
     try:
         store = _find_store(deployment, source, job)
         if store is not None and serve_when_built(deployment, job, store):
-            found.indexes.append(job)
+            result.indexes.append(job)
         elif store is not None:
             store.renew_views()
-    except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
-        found.problems.append(f"{source.name}/{name}: {error}")
+    except Exception as error:  # noqa: BLE001 - any error stops only this index
+        result.problems.append(f"{source.name}/{name}: {error}")
 
 
 def _find_store(deployment: Deployment, source: SourceTable, name: JobID) -> IndexStore | None:
-    """The tables of the index's latest generation; None where it has no jobs."""
+    """The tables of the index's latest generation; None if it has no jobs."""
     info = next((job.spec.detail.consumer for job in deployment.log.jobs(name=name)), None)
     if info is None or not is_index(info):
         return None

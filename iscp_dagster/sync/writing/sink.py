@@ -1,4 +1,4 @@
-"""Who a scan is written for: one consumer, under a run's claims on its jobs."""
+"""The receiver of a scan: one consumer, under a run's claims on its jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """One consumer that takes part in a scan: that of the claims' job, for all their tenants."""
+    """One consumer that takes part in a scan: the claims' job's, for all their tenants."""
 
     log: SqlLog
     claims: Sequence[Claim]
@@ -56,7 +56,7 @@ class Sink:
         return frozenset(claim.key.tenant for claim in self.claims if claim.takes_over)
 
     def list_written_tenants(self) -> frozenset[str]:
-        """The tenants for which an earlier run may have written rows: all but those of new jobs."""
+        """The tenants for which an earlier run may have written rows: all but new jobs' tenants."""
         rows = Counter(job.key.tenant for job in self._list_jobs())
         return frozenset(
             claim.key.tenant
@@ -76,8 +76,8 @@ class Sink:
 
     def find_loss(self, tenant: str) -> FenceError | None:
         """Why this run no longer holds the tenant's job; None: it does."""
-        mine = [claim for claim in self.claims if claim.key.tenant == tenant]
-        return next(iter(lost(self.log, mine).values()), None)
+        claims = [claim for claim in self.claims if claim.key.tenant == tenant]
+        return next(iter(lost(self.log, claims).values()), None)
 
     def settle(self, connection: Any, retriever: Retriever) -> Mapping[JobKey, Claim | None]:
         """Move the claims' watermarks in the consumer's transaction.
@@ -86,21 +86,21 @@ class Sink:
         run no longer holds some of the claims, and refuses those: the transaction has their rows
         too, so it must be rolled back.
         """
-        joined = self.log.within(connection)
+        joined_log = self.log.within(connection)
         steps = [
             Done(claim=claim, to=claim.step.range.to, counts=retriever.get_counts(claim.key.tenant))
             for claim in self.claims
             if claim.key.tenant not in retriever.refused
         ]
-        moved = dict(joined.advance([each for each in steps if not each.claim.last]))
-        moved |= joined.complete([each for each in steps if each.claim.last])
-        taken = {key: each for key, each in moved.items() if isinstance(each, FenceError)}
+        moved = dict(joined_log.advance([done for done in steps if not done.claim.last]))
+        moved |= joined_log.complete([done for done in steps if done.claim.last])
+        taken = {key: outcome for key, outcome in moved.items() if isinstance(outcome, FenceError)}
         for key, error in taken.items():
             retriever.refuse(key.tenant, error)
         for error in taken.values():
             raise error
-        claims = {key: each for key, each in moved.items() if isinstance(each, Claim)}
-        return {each.claim.key: claims.get(each.claim.key) for each in steps}
+        claims = {key: outcome for key, outcome in moved.items() if isinstance(outcome, Claim)}
+        return {done.claim.key: claims.get(done.claim.key) for done in steps}
 
     def _list_jobs(self) -> list[Job]:
         tenants = {claim.key.tenant for claim in self.claims}
@@ -112,18 +112,18 @@ def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     if not claims:
         return {}
     (table_id,) = {claim.key.table_id for claim in claims}
-    held = log.read_fences(table_id, {claim.key.tenant for claim in claims})
+    fences = log.read_fences(table_id, {claim.key.tenant for claim in claims})
     return {
         claim.key: FenceError(
             f"Job {claim.key} was taken from run {claim.run_id} by another writer; this "
             "run publishes nothing more for it. The next iteration continues."
         )
         for claim in claims
-        if held.get(claim.key) != (claim.registration, claim.fence)
+        if fences.get(claim.key) != (claim.registration, claim.fence)
     }
 
 
-def _get_index(each: Job | Claim) -> tuple[str, str, str]:
-    """The index, whether the job keeps a shard of it or, from before sharding, all of it."""
-    shard = shard_of(each.spec.detail.consumer.options)
-    return each.name.db, each.name.table, strip_shard_suffix(each.name.job, shard)
+def _get_index(job: Job | Claim) -> tuple[str, str, str]:
+    """The job's index, of which it keeps a shard or, from before sharding, all rows."""
+    shard = shard_of(job.spec.detail.consumer.options)
+    return job.name.db, job.name.table, strip_shard_suffix(job.name.job, shard)

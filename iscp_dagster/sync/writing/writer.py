@@ -23,7 +23,7 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IndexWriter:
-    """The one that writes into index tables; in Dagster their IO manager.
+    """Writes into index tables; in Dagster, the indexes' IO manager uses it.
 
     Each method may be called again with the same effect.
     """
@@ -44,15 +44,21 @@ class IndexWriter:
     def place(self, deliveries: Sequence[PendingCommit]) -> commands.Placed:
         """Put the rows of one index and one reading in place. Jobs are independent.
 
-        A job that another writer took is left alone. Does nothing for what is published already.
+        Skips jobs that another writer took, and deliveries that are published already.
         """
         wrong: dict[JobKey, IscpError] = {}
-        left = [each for each in deliveries if each.published is None]
+        remaining = [delivery for delivery in deliveries if delivery.published is None]
         try:
-            wrong |= lost(self.deployment.log, [each.claim for each in left])
-            wrong |= _replace_partitions([each for each in left if each.claim.key not in wrong])
+            wrong |= lost(self.deployment.log, [delivery.claim for delivery in remaining])
+            wrong |= _replace_partitions(
+                [delivery for delivery in remaining if delivery.claim.key not in wrong]
+            )
         except IscpError as error:
-            wrong |= {each.claim.key: error for each in left if each.claim.key not in wrong}
+            wrong |= {
+                delivery.claim.key: error
+                for delivery in remaining
+                if delivery.claim.key not in wrong
+            }
         return commands.Placed(tuple(deliveries), wrong)
 
     def serve(self, deliveries: Sequence[PendingCommit]) -> commands.IndexServed:
@@ -72,8 +78,8 @@ class IndexWriter:
 
 
 def _replace_partitions(deliveries: Sequence[PendingCommit]) -> Mapping[JobKey, IscpError]:
-    """Put the staged tenants in place; returns the errors."""
-    staged = {each.tenant: each for each in deliveries if each.replaces}
+    """Put the staged tenants in place and return the errors."""
+    staged = {delivery.tenant: delivery for delivery in deliveries if delivery.replaces}
     if not staged:
         return {}
     first = next(iter(staged.values()))
@@ -81,8 +87,8 @@ def _replace_partitions(deliveries: Sequence[PendingCommit]) -> Mapping[JobKey, 
     if first.written.reading.transitions is not None:
         first.store.begin(staged, first.to, [first.gap] if first.gap else [])
     refused = first.store.replace(
-        {tenant: each.inserted for tenant, each in staged.items()},
+        {tenant: delivery.inserted for tenant, delivery in staged.items()},
         version=first.to.version,
-        registrations={tenant: each.claim.registration for tenant, each in staged.items()},
+        registrations={tenant: delivery.claim.registration for tenant, delivery in staged.items()},
     )
     return {staged[tenant].claim.key: error for tenant, error in refused.items()}

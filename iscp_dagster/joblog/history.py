@@ -20,9 +20,8 @@ CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
 class HistoryEntry:
     """One transition: who did it, when, between which states, over which range, with what result.
 
-    `who` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds are
-    those of the iteration that it ended, else 0; jobs that shared the iteration split its seconds
-    evenly.
+    `who` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds count
+    the iteration that it ended, else 0; jobs that shared the iteration split its seconds evenly.
     """
 
     at: datetime
@@ -46,7 +45,7 @@ class HistoryEntry:
 
     @property
     def cut(self) -> bool:
-        """Whether it ended an iteration without a result: canceled, or its run or table gone."""
+        """Whether it ended an iteration without a result: canceled, or its run or table is gone."""
         return _is_cut(self.before, self.event)
 
 
@@ -73,7 +72,7 @@ class Bookmark:
 
     @staticmethod
     def sign_of(at: datetime, registration: int) -> str:
-        """A text that tells apart two entries with the same number."""
+        """A text that distinguishes two entries with the same number."""
         return short(f"{at.timestamp():.6f} {registration}")
 
 
@@ -86,10 +85,10 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> His
     if event is None:
         return None
     state = None if before is None else before.state
-    status, ended = after.status, event in ENDS
-    used = ended or _is_cut(state, event)
-    told = ended or (used and event is Event.RECOVER)
-    counts = status.counts if used else {}
+    status, has_result = after.status, event in ENDS
+    ends_iteration = has_result or _is_cut(state, event)
+    reports_status = has_result or (ends_iteration and event is Event.RECOVER)
+    counts = status.counts if ends_iteration else {}
     return HistoryEntry(
         at=at,
         key=after.key,
@@ -101,12 +100,12 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> His
         who=(after.run_id or who) if event in OF_A_RUN else who,
         from_=status.from_ if event in OF_A_RUN else None,
         to=status.to if event in OF_A_RUN else None,
-        code=status.code if told else 0,
-        message=status.message if told else "",
+        code=status.code if reports_status else 0,
+        message=status.message if reports_status else "",
         inserted=counts.get("inserted", 0),
         deleted=counts.get("deleted", 0),
         bytes=counts.get("bytes", 0),
-        seconds=_compute_seconds(after) if used else 0.0,
+        seconds=_compute_seconds(after) if ends_iteration else 0.0,
     )
 
 
@@ -123,14 +122,14 @@ def _compute_seconds(job: Job) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one job of one tenant used: iterations by how they ended, rows, bytes and seconds."""
+    """What one job of one tenant used: iterations by result, rows, bytes and seconds."""
 
     tenant: str
     name: JobID
     iterations: int = 0
     failed: int = 0
     canceled: int = 0
-    """Ended without a result, also because the run or table was gone."""
+    """Ended without a result, also because the run or table is gone."""
     inserted: int = 0
     deleted: int = 0
     bytes: int = 0

@@ -39,7 +39,7 @@ from iscp_dagster.model.states import Event, JobState, after, get_allowed_states
 Outcome = TypeVar("Outcome", Done, Failed)
 
 FIRST_PERMANENT = 10_000
-"""Error codes from here on are permanent; those from 1 up to here, temporary."""
+"""Error codes from this one on are permanent; lower ones, from 1, are temporary."""
 
 
 def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Job:
@@ -60,7 +60,7 @@ def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Jo
 
 
 def migrate_jobs(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
-    """The same jobs, to be registered for the table that took their table's place."""
+    """The same jobs, to be registered for the table that replaced theirs."""
     return [
         NewJob(tenant=job.key.tenant, name=job.name, table_id=table_id, spec=job.spec)
         for job in jobs
@@ -75,16 +75,16 @@ def unregister_job(job: Job, now: datetime) -> Job:
 
 
 def update_job(job: Job, change: SpecUpdate, now: datetime, *, interrupt: bool) -> Job:
-    """With its new spec; a run that holds it goes on under the old one.
+    """With its new spec; a run that holds it continues with the old one.
 
-    A new spec does not wait for failures of the old one, nor does a job that a person interrupts.
-    A changed consumer, even if only its columns or options changed, gets all rows again; an
-    iteration that waits for a worker then starts from START.
+    A new spec clears the backoff after earlier failures, as an interruption by a person does.
+    A changed consumer, even if only its columns or options changed, gets all rows again; a queued
+    iteration then starts from START.
     """
     spec = change.apply_to(job.spec)
     rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
-    fresh = rebuild or interrupt or spec != job.spec
-    status = replace(job.status, attempts=0) if fresh else job.status
+    resets_backoff = rebuild or interrupt or spec != job.spec
+    status = replace(job.status, attempts=0) if resets_backoff else job.status
     row = replace(
         _apply_keeping_fence(job, Event.UPDATE, now), spec=spec, rebuild=rebuild, status=status
     )
@@ -103,9 +103,9 @@ def prepare_update(job: Job, now: datetime, *, interrupt: bool) -> Job:
 
 
 def has_changed(before: Job, after: Job) -> bool:
-    """Whether a change of spec changed anything, be it only how long the job waits."""
-    same = (before.spec, before.state) == (after.spec, after.state)
-    return not same or before.status.attempts != after.status.attempts
+    """Whether a change of spec changed anything, even only the backoff."""
+    unchanged = (before.spec, before.state) == (after.spec, after.state)
+    return not unchanged or before.status.attempts != after.status.attempts
 
 
 def rebuild_job(job: Job, now: datetime) -> Job:
@@ -121,19 +121,19 @@ def rebuild_job(job: Job, now: datetime) -> Job:
 
 
 def _renew_generation(spec: JobSpec) -> JobSpec:
-    """The spec; a service's in its next generation, so that its invocations count as new ones.
+    """The spec, for a service in its next generation, so that its invocations count as new.
 
-    An index's generation is that of its table, which all tenants share.
+    All tenants of an index share its table, and so its generation.
     """
-    held = spec.detail.consumer
-    if not consumer_kind(held.type).renews_generation:
+    current = spec.detail.consumer
+    if not consumer_kind(current.type).renews_generation:
         return spec
-    consumer = replace(held, generation=held.generation + 1)
+    consumer = replace(current, generation=current.generation + 1)
     return replace(spec, detail=replace(spec.detail, consumer=consumer))
 
 
 def pause_job(job: Job, now: datetime) -> Job:
-    """No longer planned; what is queued or runs goes on. A paused job stays as it is."""
+    """No longer planned; a queued or running iteration continues. A paused job is unchanged."""
     return (
         job
         if job.paused_at
@@ -142,7 +142,7 @@ def pause_job(job: Job, now: datetime) -> Job:
 
 
 def resume_job(job: Job, now: datetime) -> Job:
-    """Planned again, without backoff. A job that is not paused stays as it is."""
+    """Planned again, without backoff. A job that is not paused is unchanged."""
     if not job.paused_at:
         return job
     status = replace(job.status, attempts=0)
@@ -152,7 +152,7 @@ def resume_job(job: Job, now: datetime) -> Job:
 def enqueue_job(
     job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime
 ) -> Job:
-    """Pending for `run_id` alone. Raises FenceError."""
+    """Pending for `run_id` only. Raises FenceError."""
     due = _check_startable(job, key, iteration, Event.ENQUEUE)
     return replace(_apply_event(due, Event.ENQUEUE, now, run_id=run_id), queued_to=iteration.to)
 
@@ -174,24 +174,24 @@ def claim_job(
     """
     due = _check_startable(job, key, iteration, Event.START)
     _check_run(due, run_id, queued_as)
-    known = due.batch and recall.previous.get(key, due.batch)
+    previous = due.batch and recall.previous.get(key, due.batch)
     case, steps = claim_steps(
-        known,
+        previous,
         iteration.range,
         layout,
         tolerate_state_mismatch=recall.tolerate_state_mismatch,
         repeatable=key not in recall.unrepeatable,
     )
-    whole = replace(iteration.range, to=steps[-1].range.to)
+    claimed_range = replace(iteration.range, to=steps[-1].range.to)
     status = JobStatus(
-        from_=whole.from_,
-        to=whole.to,
+        from_=claimed_range.from_,
+        to=claimed_range.to,
         start_at=now,
         attempts=due.status.attempts,
         shared_by=len(iteration.jobs),
         repairs=due.status.repairs,
     )
-    batch = _make_before_record(steps[0]) if steps[0].action in WRITES else known
+    batch = _make_before_record(steps[0]) if steps[0].action in WRITES else previous
     batch = due.batch if recall.unread else batch
     row = _apply_event(due, Event.START, now, run_id=run_id, status=status, batch=batch)
     return row, Claim(
@@ -201,16 +201,16 @@ def claim_job(
         spec=row.spec,
         fence=row.seq,
         run_id=run_id,
-        range=whole,
+        range=claimed_range,
         steps=steps,
-        previous=known,
+        previous=previous,
         case=case,
         repairs=row.status.repairs,
     )
 
 
 def advance_job(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
-    """With the claim's step done: watermark moved, next step recorded as BEFORE."""
+    """The claim's step completed: watermark moved, next step recorded as BEFORE."""
     row = _check_fence(job, claim)
     if claim.last:
         raise BatchError(f"Job {claim.key}: no step follows {claim.step.range}; complete it.")
@@ -250,13 +250,13 @@ def enqueue_jobs(
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
     """Enqueue the jobs whose rows still fit the iteration; errors for the others."""
     changed: list[Job] = []
-    lost: dict[JobKey, FenceError] = {}
+    errors: dict[JobKey, FenceError] = {}
     for key in iteration.jobs:
         try:
             changed.append(enqueue_job(rows.get(key), key, iteration, run_id, now))
         except FenceError as error:
-            lost[key] = error
-    return changed, lost
+            errors[key] = error
+    return changed, errors
 
 
 def advance_jobs(
@@ -283,21 +283,21 @@ def end_jobs(
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
     """End the rows that the claims still hold, as completed or failed; errors for the others."""
     changed: list[Job] = []
-    lost: dict[JobKey, FenceError] = {}
+    errors: dict[JobKey, FenceError] = {}
     for step in steps:
         key = step.claim.key
         try:
             changed.append(end(rows.get(key), step, now))
         except FenceError as error:
-            lost[key] = error
-    return changed, lost
+            errors[key] = error
+    return changed, errors
 
 
 def refused(job: Job, code: int, message: str, now: datetime) -> Job:
     """Failed before its run could claim it; it used no time and keeps its batch."""
-    before = job.status
-    nothing = JobStatus(start_at=now, attempts=before.attempts, repairs=before.repairs)
-    return _apply_failure(replace(job, status=nothing), code, message, now)
+    previous = job.status
+    status = JobStatus(start_at=now, attempts=previous.attempts, repairs=previous.repairs)
+    return _apply_failure(replace(job, status=status), code, message, now)
 
 
 def canceled(job: Job, now: datetime) -> Job:
@@ -311,7 +311,7 @@ def recover_job(job: Job, now: datetime) -> Job:
 
 
 def lost(job: Job, now: datetime) -> Job:
-    """Completed because its lease ran out; a running one counts a failure, its batch BEFORE."""
+    """Completed because its lease expired; a running one counts a failure, its batch BEFORE."""
     row = recover_job(job, now)
     if job.state is not JobState.RUNNING:
         return row
@@ -329,12 +329,12 @@ def mark_stranded(job: Job, code: int, message: str, now: datetime) -> Job:
 
 
 def repair_job(job: Job, now: datetime) -> Job:
-    """Completed again by a person, its error forgotten, and its batch.
+    """Completed again by a person, its error and its batch cleared.
 
-    A replay of the recorded batch would fail again; after a repair of the source the range is read
-    whole instead, from the watermark to its new end. Rows that the failed batch did write are
-    written again with a later version, so each key is there once. But if a handler failed, its
-    batch stays: only a replay attaches to the invocations that had succeeded.
+    A replay of the recorded batch would fail again; after the source is repaired, the range from
+    the watermark to its new end is read instead. Rows that the failed batch did write are written
+    again with a later version, so each key exists once. But if a handler failed, its batch stays:
+    only a replay attaches to the invocations that succeeded.
     """
     repairs = job.status.repairs + 1
     status = replace(job.status, code=0, message="", attempts=0, repairs=repairs)
@@ -369,7 +369,7 @@ def _apply_event(
 def _apply_failure(row: Job, code: int, message: str, now: datetime) -> Job:
     if code < 1:
         raise ConfigError(f"Job {row.key}: the error code {code} is below 1.")
-    # The old consumer's failure does not stop the new one.
+    # A failure of the old consumer must not stop the new one.
     stops = code >= FIRST_PERMANENT and not row.rebuild
     event = Event.FAIL_PERMANENT if stops else Event.FAIL_TEMPORARY
     return _reset_if_rebuilding(
@@ -384,12 +384,12 @@ def _make_error_status(job: Job, code: int, message: str, now: datetime) -> JobS
 
 
 def _reset_if_rebuilding(job: Job) -> Job:
-    """From START again, if it is to be rebuilt; what it serves stays until then."""
+    """From START again if it must be rebuilt; it serves its old rows until then."""
     return replace(job, watermark=START, batch=None, rebuild=False) if job.rebuild else job
 
 
 def _apply_keeping_fence(job: Job, event: Event, now: datetime) -> Job:
-    """Like `_moved`, but keep the fence: a run that holds the job, or is to, does not lose it."""
+    """Like `_apply_event`, but keep the fence: a run that holds or awaits the job keeps it."""
     row = replace(_apply_event(job, event, now), seq=job.seq, changed_at=job.changed_at)
     return replace(row, queued_to=job.queued_to)
 
@@ -417,8 +417,8 @@ def _check_run(job: Job, run_id: str, queued_as: str | None) -> None:
 
 
 def _check_fence(job: Job | None, claim: Claim) -> Job:
-    lost = job is None or job.drop_at is not None or job.registration != claim.registration
-    if job is None or lost or job.seq != claim.fence:
+    gone = job is None or job.drop_at is not None or job.registration != claim.registration
+    if job is None or gone or job.seq != claim.fence:
         raise FenceError(
             f"Job {claim.key}: run {claim.run_id} holds fence {claim.fence}, but the row is at "
             f"{'none' if job is None else job.seq}; another writer has taken it, so stop here."
@@ -426,8 +426,8 @@ def _check_fence(job: Job | None, claim: Claim) -> Job:
     return job
 
 
-def _sum_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
+def _sum_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in (*first, *second)}
 
 
 def _make_before_record(step: BatchStep) -> BatchRecord:
@@ -438,10 +438,10 @@ def _make_after_record(step: BatchStep) -> BatchRecord:
     return BatchRecord(range=step.range, phase=Phase.AFTER, layout=step.layout or {})
 
 
-def _get_later(one: Moment, other: Moment) -> Moment:
-    return max(one, other, key=lambda moment: moment.version)
+def _get_later(first: Moment, second: Moment) -> Moment:
+    return max(first, second, key=lambda moment: moment.version)
 
 
 def _end_status(job: Job, now: datetime) -> JobStatus:
-    begun_before = job.status.start_at is not None and job.status.end_at is None
-    return replace(job.status, end_at=now) if begun_before else job.status
+    unfinished = job.status.start_at is not None and job.status.end_at is None
+    return replace(job.status, end_at=now) if unfinished else job.status

@@ -1,4 +1,4 @@
-"""What the ISCP log answers of jobs that a change interrupted, or that something happened to."""
+"""What the ISCP log returns about jobs that were interrupted, or that changed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Interruption:
 
 @dataclass(frozen=True, kw_only=True)
 class Touched:
-    """The (table id, tenant) of jobs that something happened to, and where to continue."""
+    """The (table id, tenant) of jobs with new history, and where to continue."""
 
     upto: Bookmark
     tenants: frozenset[tuple[str, str]] = frozenset()
     whole: bool = False
-    """Whether none is missing: the log still has its history from the bookmark on."""
+    """Whether none is missing: the log still has all history since the bookmark."""

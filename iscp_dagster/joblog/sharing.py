@@ -16,24 +16,24 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     """Fit `spec` to the other jobs of its index, dropped ones included.
 
     All jobs of an index have the same consumer. If `spec` has another one, `adopt` takes theirs;
-    without it, raises ConfigError. If all others are dropped, `spec` begins a new generation.
+    without `adopt`, raises ConfigError. If all others are dropped, `spec` starts a new generation.
     """
     consumer = spec.detail.consumer
-    found = sorted(others, key=lambda job: (job.drop_at is None, job.drop_at or job.create_at))
-    if not found:
+    jobs = sorted(others, key=lambda job: (job.drop_at is None, job.drop_at or job.create_at))
+    if not jobs:
         return spec
-    held, live = found[-1].spec.detail.consumer, found[-1].drop_at is None
-    if not {consumer.type, held.type} & set(list_kind_names()):
+    current, live = jobs[-1].spec.detail.consumer, jobs[-1].drop_at is None
+    if not {consumer.type, current.type} & set(list_kind_names()):
         return spec
-    if replace(consumer, generation=held.generation) == held:
-        return _replace_consumer(spec, held)
+    if replace(consumer, generation=current.generation) == current:
+        return _replace_consumer(spec, current)
     if not live:
-        return _replace_consumer(spec, replace(consumer, generation=held.generation + 1))
+        return _replace_consumer(spec, replace(consumer, generation=current.generation + 1))
     if adopt:
-        return _replace_consumer(spec, held)
+        return _replace_consumer(spec, current)
     raise ConfigError(
         f"Index {name.db}.{name.table}/{name.job} has one table for all its tenants: "
-        f"{_describe_consumer(held)}, not {_describe_consumer(consumer)}. Register it the same "
+        f"{_describe_consumer(current)}, not {_describe_consumer(consumer)}. Register it the same "
         "way, rename the job, or "
         f"change it for every tenant (`iscp job update {name.db}.{name.table}/{name.job} "
         "--tenant '*'`)."

@@ -1,4 +1,4 @@
-"""A change of a job's spec: given fields replace, empty ones keep."""
+"""A change of a job's spec: fields that are set replace; empty fields keep."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class SpecUpdate:
 
     @property
     def empty(self) -> bool:
-        return all(getattr(self, each.name) is None for each in fields(self))
+        return all(getattr(self, spec_field.name) is None for spec_field in fields(self))
 
     def apply_to(self, spec: JobSpec) -> JobSpec:
-        """`spec` with this change. Raises ConfigError for values that no spec may have."""
+        """`spec` with this change. Raises ConfigError for invalid values."""
         trigger = replace(spec.trigger, **self._select_fields(_TRIGGER))
-        held = spec.detail.consumer
-        consumer = replace(held, **self._select_fields(_CONSUMER))
-        if SHARD in held.options:
+        current = spec.detail.consumer
+        consumer = replace(current, **self._select_fields(_CONSUMER))
+        if SHARD in current.options:
             # The job's shard cannot be changed.
-            options = {**consumer.options, SHARD: held.options[SHARD]}
+            options = {**consumer.options, SHARD: current.options[SHARD]}
             consumer = replace(consumer, options=options)
-        if self.rebuild or consumer != held:
-            consumer = replace(consumer, generation=held.generation + 1)
+        if self.rebuild or consumer != current:
+            consumer = replace(consumer, generation=current.generation + 1)
         detail = replace(spec.detail, consumer=consumer, **self._select_fields(_DETAIL))
         return JobSpec(trigger=trigger, detail=detail)
 
@@ -61,11 +61,11 @@ class SpecUpdate:
             (spec.detail.consumer, after.detail.consumer, _CONSUMER),
         )
         pairs = {
-            name: (getattr(held, name), getattr(new, name))
-            for held, new, names in parts
+            name: (getattr(current, name), getattr(new, name))
+            for current, new, names in parts
             for name in names
         }
-        return {name: (held, new) for name, (held, new) in pairs.items() if held != new}
+        return {name: (current, new) for name, (current, new) in pairs.items() if current != new}
 
     def _select_fields(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -80,8 +80,8 @@ class SpecUpdate:
         columns = consumer.get("columns")
         if columns is not None and (isinstance(columns, str) or not _is_list(columns)):
             raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")
-        found = {**trigger, **detail, **consumer}
-        return cls(**{**found, "columns": None if columns is None else tuple(columns)})
+        values = {**trigger, **detail, **consumer}
+        return cls(**{**values, "columns": None if columns is None else tuple(columns)})
 
 
 def _is_list(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Engines for the databases of a deployment: the ISCP log, and a state store of its own."""
+"""Engines for a deployment's databases: the ISCP log, and a separate state store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STATES = Role(name="state store", setting=STATE_STORE, **_ERRORS)
 def open_engine(url: str | sa.URL, role: Role = LOG, *, kept: bool = False) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
-    With `kept` a connection stays open between transactions, for processes that are not forked.
+    With `kept` a connection stays open between transactions; not for processes that fork.
 
-    Raises ConfigError for a URL that is malformed, of another database, or of a SQLite
-    database in memory; SetupError where PostgreSQL's driver is not installed.
+    Raises ConfigError for a malformed URL, an unsupported database, or an in-memory SQLite
+    database; SetupError if PostgreSQL's driver is not installed.
     """
     parsed = sql_transactions.engine.parse_url(url, role)
     if parsed.get_backend_name() == "postgresql":

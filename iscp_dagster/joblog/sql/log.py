@@ -59,18 +59,18 @@ Step = TypeVar("Step", bound="iterations.Done | iterations.Failed")
 Outcomes = TypeVar("Outcomes")
 
 FORGOTTEN = 86_400.0
-"""Seconds after which a lease that ran out is deleted."""
+"""Seconds after which an expired lease is deleted."""
 
 
 class SqlLog:
     """The one durable record of jobs, in SQLite or PostgreSQL. Each method is one transaction.
 
-    Safe to call from several threads and processes. A row that another writer moved raises
+    Safe to call from several threads and processes. A row that another writer changed raises
     FenceError; a log that does not answer raises UnavailableError.
 
-    Rows are locked, changed by joblog.lifecycle, and written back if `seq` is still what was read.
-    `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is done outside
-    of runs. Leases use the database's clock, unless `lease_clock` gives seconds.
+    Rows are locked, changed by joblog.lifecycle, and written back if `seq` is unchanged. `at` is a
+    URL (see `open_engine`) or the caller's engine; `who` signs changes made outside of runs. Leases
+    use the database's clock, unless `lease_clock` returns seconds.
     """
 
     def __init__(
@@ -94,33 +94,32 @@ class SqlLog:
     def within(self, connection: sa.Connection) -> SqlLog:
         """The log, with every method in the caller's transaction.
 
-        The connection must be one to the log's database; on SQLite, one of `engine`. Others see
-        nothing before the caller commits; after an error the caller must roll back.
+        The connection must be to the log's database; on SQLite, from `engine`. Others see nothing
+        before the caller commits; after an error the caller must roll back.
         """
         return _BoundLog(self, connection)
 
     def writing(self) -> AbstractContextManager[sa.Connection]:
-        """One transaction of the log's database, for `within`; an error rolls it back."""
+        """A transaction in the log's database, for `within`; an error rolls it back."""
         return transaction(self.engine, writes=True)
 
     def begin_read(self) -> AbstractContextManager[sa.Connection]:
-        """One transaction that only reads."""
+        """A transaction that only reads."""
         return transaction(self.engine, writes=False)
 
     def ensure(self) -> None:
-        """Make the log ready to use. Idempotent, and safe from several processes at once."""
+        """Create the log's tables. Idempotent, and safe from several processes at once."""
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise SetupError(
                 f"ISCP log {render_url(self.engine.url)} was made by another version of "
-                "iscp_dagster: "
-                f"its table {table} has no column {column}. Start with a fresh one; the indexes "
-                "are rebuilt."
+                f"iscp_dagster: its table {table} has no column {column}. Start with a fresh one; "
+                "the indexes are rebuilt."
             )
         ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)
 
     def fill(self, jobs: Iterable[Job], standing: Mapping[JobID, JobSpec]) -> None:
-        """Insert jobs of another log as they are into this empty one, without their history."""
+        """Insert another log's jobs unchanged into this empty one, without their history."""
         rows = [to_row(job) for job in jobs]
         with self._begin_transaction(writes=True) as connection:
             if rows:
@@ -129,7 +128,7 @@ class SqlLog:
                 put_standing(connection, name, spec, self._clock())
 
     def register(self, tenant: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
-        """Register a job; False when it exists.
+        """Register a job; False if it exists.
 
         A dropped row of that name is replaced by a new registration, from START.
         """
@@ -139,32 +138,32 @@ class SqlLog:
     def register_many(
         self, rows: Iterable[NewJob], *, revive: bool = True, adopt: bool = True
     ) -> int:
-        """Register those that do not exist; returns how many. Of equal keys the first row counts.
+        """Register jobs that do not exist; returns how many. Of equal keys the first row counts.
 
         Without `revive` a dropped row stays dropped, and a standing registration, if there is one
         now, overrides a row's spec. An index has one consumer for all its tenants: a row with
         another one gets theirs, or without `adopt` raises ConfigError.
         """
-        wanted = list(rows)
-        if not wanted:
+        new_jobs = list(rows)
+        if not new_jobs:
             return 0
         with self._begin_transaction(writes=True) as connection:
-            take_turns(connection, [row.name for row in wanted])
+            take_turns(connection, [row.name for row in new_jobs])
             standing = {} if revive else read_standing_specs(connection)
-            wanted = [replace(row, spec=standing.get(row.name, row.spec)) for row in wanted]
-            return self._register_jobs(connection, wanted, revive=revive, adopt=adopt)
+            new_jobs = [replace(row, spec=standing.get(row.name, row.spec)) for row in new_jobs]
+            return self._register_jobs(connection, new_jobs, revive=revive, adopt=adopt)
 
     def unregister(self, tenant: str | None, name: JobID, table_id: str | None = None) -> bool:
-        """Drop a job; False when there is none. A run that holds it loses it.
+        """Drop a job; False if there is none. A run that holds it loses it.
 
         Without `table_id`, on every table that had that name (also one since recreated). With
-        `tenant` None, drop every tenant's, and end the standing registration of that name.
+        `tenant` None, drop every tenant's job, and end the standing registration of that name.
         """
         where = (*match_name(tenant, name), *equal(COLUMNS.table_id, table_id))
         with self._begin_transaction(writes=True) as connection:
             take_turns(connection, [name])
-            stood = tenant is None and delete_standing(connection, name)
-            return bool(self._update_matching(connection, where, lifecycle.unregister_job)) or stood
+            ended = tenant is None and delete_standing(connection, name)
+            return bool(self._update_matching(connection, where, lifecycle.unregister_job)) or ended
 
     def update(
         self,
@@ -175,67 +174,67 @@ class SqlLog:
         interrupt: bool = False,
         declared: JobSpec | None = None,
     ) -> Interruption | None:
-        """Change the job's spec; None when there is no such job.
+        """Change the job's spec; None if there is no such job.
 
-        Takes effect at the next iteration; `interrupt` cancels the current one, and the answer
-        names its runs. A job in error is completed, unless its table is gone. Without `tenant`,
-        change every tenant's and the standing registration; where there is none, `declared` with
-        the change becomes it, if they differ. Raises ConfigError if it would change an index's
-        consumer for one tenant of several.
+        Takes effect at the next iteration; `interrupt` cancels the current one and returns its
+        runs. A job in error is completed, unless its table is gone. Without `tenant`, change every
+        tenant's job and the standing registration; if there is none, the changed `declared` becomes
+        it, if that differs. Raises ConfigError if it would change an index's consumer for one
+        tenant of several.
         """
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
             take_turns(connection, [name])
-            stood = read_standing_specs(connection).get(name, declared) if tenant is None else None
+            spec = read_standing_specs(connection).get(name, declared) if tenant is None else None
             rows = lock(connection, (*match_name(tenant, name), LIVE))
-            if not rows and stood is None:
+            if not rows and spec is None:
                 return None
             for job in rows.values() if tenant is not None else []:
                 check_alone(name, change, job, latest(connection, name, but=job.key.tenant))
-            stands = stood and change.apply_to(stood)
-            if stands is not None and stands != stood:
-                put_standing(connection, name, stands, now)
-            active = [job for job in rows.values() if interrupt and job.active]
-            freed = {
+            new_spec = spec and change.apply_to(spec)
+            if new_spec is not None and new_spec != spec:
+                put_standing(connection, name, new_spec, now)
+            interrupted = [job for job in rows.values() if interrupt and job.active]
+            prepared = {
                 key: lifecycle.prepare_update(job, now, interrupt=interrupt)
                 for key, job in rows.items()
             }
-            write_back(connection, rows, list(freed.values()), entry_of=self._make_entry)
+            write_back(connection, rows, list(prepared.values()), entry_of=self._make_entry)
             updated = [
                 lifecycle.update_job(job, change, now, interrupt=interrupt)
-                for job in freed.values()
+                for job in prepared.values()
             ]
-            write_back(connection, freed, updated, entry_of=self._make_entry)
+            write_back(connection, prepared, updated, entry_of=self._make_entry)
         return Interruption(
-            keys=tuple(sorted(job.key for job in active)),
-            runs=frozenset(job.run_id for job in active if job.run_id is not None),
-            changed=stands != stood
+            keys=tuple(sorted(job.key for job in interrupted)),
+            runs=frozenset(job.run_id for job in interrupted if job.run_id is not None),
+            changed=new_spec != spec
             or any(lifecycle.has_changed(rows[job.key], job) for job in updated),
         )
 
     def pause(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
-        """Stop planning the tenant's job (None: every tenant's); returns those it paused."""
+        """Stop planning the tenant's job (None: every tenant's); returns the paused jobs."""
         planned = (*match_name(tenant, name), COLUMNS.paused_at.is_(None))
         with self._begin_transaction(writes=True) as connection:
             return tuple(self._update_matching(connection, planned, lifecycle.pause_job))
 
     def resume(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
-        """Plan the tenant's job again (None: every tenant's); returns those it resumed."""
+        """Plan the tenant's job again (None: every tenant's); returns the resumed jobs."""
         paused = (*match_name(tenant, name), COLUMNS.paused_at.is_not(None))
         with self._begin_transaction(writes=True) as connection:
             return tuple(self._update_matching(connection, paused, lifecycle.resume_job))
 
     def register_standing(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
-        """Register the job for every tenant: those of `rows` now, others as they appear.
+        """Register the job for every tenant: tenants of `rows` now, others as they appear.
 
-        False when that registration exists and no row was created.
+        False if that registration exists and no row was created.
         """
-        wanted = list(rows)
+        jobs = list(rows)
         with self._begin_transaction(writes=True) as connection:
             take_turns(connection, [name])
-            stands = joined(name, spec, latest(connection, name), adopt=False)
-            new = insert_standing(connection, name, stands, self._clock())
-            return self._register_jobs(connection, wanted, revive=True, adopt=False) > 0 or new
+            standing = joined(name, spec, latest(connection, name), adopt=False)
+            created = insert_standing(connection, name, standing, self._clock())
+            return self._register_jobs(connection, jobs, revive=True, adopt=False) > 0 or created
 
     def list_standing(self) -> Mapping[JobID, JobSpec]:
         """The standing registrations."""
@@ -253,79 +252,81 @@ class SqlLog:
         include_dropped: bool = False,
     ) -> list[Job]:
         """The rows that match, ordered by key; None matches all."""
-        chosen = sa.select(ISCP_LOG).where(
+        query = sa.select(ISCP_LOG).where(
             *equal(COLUMNS.table_id, table_id),
             *equal(COLUMNS.tenant, tenant),
             *equal(COLUMNS.job_state, state),
             *(() if name is None else match_name(None, name)),
             *(() if include_dropped else (LIVE,)),
         )
-        found: list[Job] = []
+        jobs: list[Job] = []
         with self._begin_transaction(writes=False) as connection:
-            for some in [None] if tenants is None else split_for_statements(sorted(set(tenants))):
-                rows = chosen if some is None else chosen.where(COLUMNS.tenant.in_(some))
-                found += [from_row(row) for row in connection.execute(rows)]
-        return sorted(found, key=lambda job: job.key)
+            for portion in (
+                [None] if tenants is None else split_for_statements(sorted(set(tenants)))
+            ):
+                statement = query if portion is None else query.where(COLUMNS.tenant.in_(portion))
+                jobs += [from_row(row) for row in connection.execute(statement)]
+        return sorted(jobs, key=lambda job: job.key)
 
     def job(self, key: JobKey) -> Job | None:
-        """The row, unless there is none or it is dropped."""
-        chosen = sa.select(ISCP_LOG).where(is_one_of(self.engine.dialect, [key]), LIVE)
+        """The live job; None if there is none."""
+        query = sa.select(ISCP_LOG).where(is_one_of(self.engine.dialect, [key]), LIVE)
         with self._begin_transaction(writes=False) as connection:
-            row = connection.execute(chosen).one_or_none()
+            row = connection.execute(query).one_or_none()
         return None if row is None else from_row(row)
 
     def read_fences(
         self, table_id: str, tenants: Collection[str]
     ) -> Mapping[JobKey, tuple[int, int]]:
         """Registration and `seq` of these tenants' live jobs; they change when a run takes one."""
-        chosen = sa.select(*KEY, COLUMNS.job_id, COLUMNS.seq)
-        chosen = chosen.where(COLUMNS.table_id == table_id, LIVE)
-        found: dict[JobKey, tuple[int, int]] = {}
+        query = sa.select(*KEY, COLUMNS.job_id, COLUMNS.seq)
+        query = query.where(COLUMNS.table_id == table_id, LIVE)
+        fences: dict[JobKey, tuple[int, int]] = {}
         with self._begin_transaction(writes=False) as connection:
-            for some in split_for_statements(sorted(set(tenants))):
-                rows = connection.execute(chosen.where(COLUMNS.tenant.in_(some)))
-                found |= {
-                    JobKey(tenant=tenant, table_id=of, job_name=name): (registration, seq)
-                    for tenant, of, name, registration, seq in rows
+            for portion in split_for_statements(sorted(set(tenants))):
+                rows = connection.execute(query.where(COLUMNS.tenant.in_(portion)))
+                fences |= {
+                    JobKey(tenant=tenant, table_id=table, job_name=name): (registration, seq)
+                    for tenant, table, name, registration, seq in rows
                 }
-        return found
+        return fences
 
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
         """How many live jobs are in each state, 0 included."""
-        counted = (
+        query = (
             sa.select(COLUMNS.job_state, sa.func.count())
             .where(LIVE, *equal(COLUMNS.table_id, table_id))
             .group_by(COLUMNS.job_state)
         )
         with self._begin_transaction(writes=False) as connection:
-            found = {JobState(state): number for state, number in connection.execute(counted)}
-        return {state: found.get(state, 0) for state in JobState}
+            counts = {JobState(state): number for state, number in connection.execute(query)}
+        return {state: counts.get(state, 0) for state in JobState}
 
     def enqueue(self, iteration: iterations.Iteration, run_id: str) -> Mapping[JobKey, FenceError]:
         """Set the iteration's jobs pending for `run_id`: a run's id, or the name of a dispatch.
 
-        It gets the lease of a queued iteration. A job that is not startable, or whose watermark is
-        not the iteration's start, stays as it is; returns only those.
+        `run_id` gets the lease of a queued iteration. A job that is not startable, or whose
+        watermark is not the iteration's start, is unchanged; returns only those.
         """
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
             rows = lock_jobs(connection, iteration.jobs)
-            changed, lost = lifecycle.enqueue_jobs(rows, iteration, run_id, now)
+            changed, errors = lifecycle.enqueue_jobs(rows, iteration, run_id, now)
             write_back(connection, rows, changed, entry_of=self._make_entry)
             if changed:
                 leases.keep(connection, [run_id], self.leases.queued, self._get_now())
-            return lost
+            return errors
 
     def queued(self, run_id: str) -> tuple[iterations.Iteration, ...]:
-        """The iterations that still wait for `run_id`, ordered by where they start.
+        """The iterations that still wait for `run_id`, ordered by start version.
 
-        That is the one that was enqueued, without the jobs taken from it since. Those of its jobs
-        that must be rebuilt since then form a second one, from START.
+        That is the enqueued one, without the jobs that others took since. Jobs that must be rebuilt
+        since then form a second one, from START.
         """
-        chosen = sa.select(ISCP_LOG).where(*_match_queued(run_id), LIVE).order_by(*KEY)
+        query = sa.select(ISCP_LOG).where(*_match_queued(run_id), LIVE).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
             return iterations.make_queued_iterations(
-                from_row(row) for row in connection.execute(chosen)
+                from_row(row) for row in connection.execute(query)
             )
 
     def begin(
@@ -342,14 +343,14 @@ class SqlLog:
 
         Each job must be startable, with the iteration's start as its watermark; a pending one must
         wait for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run
-        gets a lease, which it must `keep` while it works. `layouts` has, by tenant, those that
-        differ from `layout`. The claim's steps replay or set aside a batch that an earlier run left
-        unconfirmed, and reject or skip a range that contradicts it.
+        gets a lease, which it must `keep` while it works. `layouts` overrides `layout` by tenant.
+        The claim's steps replay or set aside a batch that an earlier run left unconfirmed, and
+        reject or skip a range that contradicts it.
         """
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
             rows = lock_jobs(connection, iteration.jobs)
-            begun = [
+            claimed = [
                 lifecycle.claim_job(
                     rows.get(key),
                     key,
@@ -362,17 +363,17 @@ class SqlLog:
                 )
                 for key in iteration.jobs
             ]
-            write_back(connection, rows, [job for job, _ in begun], entry_of=self._make_entry)
+            write_back(connection, rows, [job for job, _ in claimed], entry_of=self._make_entry)
             leases.keep(connection, [run_id], self.leases.run, self._get_now())
-        return tuple(claim for _, claim in begun)
+        return tuple(claim for _, claim in claimed)
 
     def advance(
         self, steps: Collection[iterations.Done]
     ) -> Mapping[JobKey, iterations.Claim | FenceError]:
         """Confirm that the claims' steps are written: move watermarks, record next steps BEFORE.
 
-        Jobs are independent, as in `complete` and `fail`: one whose row was taken has a FenceError
-        as its outcome and is left as it is.
+        Jobs are independent, as in `complete` and `fail`: a job whose row was taken has a
+        FenceError as its outcome and is unchanged.
         """
         return self._update_claimed(steps, lifecycle.advance_jobs)
 
@@ -384,25 +385,25 @@ class SqlLog:
         """
         now = self._clock()
         return self._update_claimed(
-            steps, lambda rows, some: lifecycle.end_jobs(rows, some, lifecycle.completed, now)
+            steps, lambda rows, done: lifecycle.end_jobs(rows, done, lifecycle.completed, now)
         )
 
     def fail(self, steps: Collection[iterations.Failed]) -> Mapping[JobKey, FenceError]:
-        """Record code and message; batches stay BEFORE, watermarks stay. Returns as `complete`.
+        """Record code and message; batches stay BEFORE, watermarks stay. Returns like `complete`.
 
         Code 1-9999: completed, to be planned again; 10000 and above: error.
         """
         now = self._clock()
         return self._update_claimed(
-            steps, lambda rows, some: lifecycle.end_jobs(rows, some, lifecycle.fail_job, now)
+            steps, lambda rows, failed: lifecycle.end_jobs(rows, failed, lifecycle.fail_job, now)
         )
 
     def cancel(
         self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
     ) -> tuple[JobKey, ...]:
-        """Cancel the jobs that are pending or running; returns those. Idempotent.
+        """Cancel jobs that are pending or running; returns them. Idempotent.
 
-        With `seen`, only those whose rows still have the `seq` that the caller saw.
+        With `seen`, only jobs whose rows still have the `seq` that the caller saw.
         """
         return self._update_jobs(keys, lifecycle.canceled, IS_ACTIVE, seen=seen)
 
@@ -416,176 +417,179 @@ class SqlLog:
             return tuple(self._update_matching(connection, _match_queued(run_id), refuse_job))
 
     def list_active_runs(self, state: JobState | None = None) -> frozenset[str]:
-        """The run ids of pending and running jobs, or of those in one of the two states."""
-        chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
-        chosen = chosen.where(*equal(COLUMNS.job_state, state))
+        """The run ids of pending and running jobs, or of jobs in one of the two states."""
+        query = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
+        query = query.where(*equal(COLUMNS.job_state, state))
         with self._begin_transaction(writes=False) as connection:
-            return frozenset(run for run in connection.scalars(chosen) if run is not None)
+            return frozenset(run for run in connection.scalars(query) if run is not None)
 
     def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
         """Set pending and running jobs of the runs `gone` to completed; returns them.
 
-        It does not count as a failure: they are planned again at once.
+        This does not count as a failure: they are planned again at once.
         """
         recovered: list[JobKey] = []
         with self._begin_transaction(writes=True) as connection:
-            for some in split_for_statements(sorted(set(gone))):
-                chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE)
-                recovered += self._update_matching(connection, chosen, lifecycle.recover_job)
+            for portion in split_for_statements(sorted(set(gone))):
+                where = (COLUMNS.run_id.in_(portion), IS_ACTIVE)
+                recovered += self._update_matching(connection, where, lifecycle.recover_job)
         return tuple(sorted(recovered))
 
     def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
-        """Set pending and running jobs whose lease ran out to completed; returns them.
+        """Set pending and running jobs whose lease expired to completed; returns them.
 
-        With `runs`, only the jobs of these. Running ones count a failure, with RunGoneError's code.
+        With `runs`, only jobs of these. Running jobs count a failure, with RunGoneError's code.
         """
         reclaimed: list[JobKey] = []
-        unheld = [run for run in self.find_unleased_runs() if runs is None or run in runs]
-        for some in split_for_statements(unheld):
+        unleased = [run for run in self.find_unleased_runs() if runs is None or run in runs]
+        for portion in split_for_statements(unleased):
             now = self._clock()
             with self._begin_transaction(writes=True) as connection:
-                rows = {
-                    j.key: j for j in leases.lock_unleased_jobs(connection, some, self._get_now())
-                }
-                gone = [lifecycle.lost(job, now) for job in rows.values()]
-                write_back(connection, rows, gone, entry_of=self._make_entry)
+                locked = leases.lock_unleased_jobs(connection, portion, self._get_now())
+                rows = {job.key: job for job in locked}
+                released = [lifecycle.lost(job, now) for job in rows.values()]
+                write_back(connection, rows, released, entry_of=self._make_entry)
             reclaimed += rows
         return tuple(sorted(reclaimed))
 
     def find_unleased_runs(self) -> list[str]:
-        """The runs and dispatches of active jobs whose lease has run out, or that have none."""
+        """The runs and dispatches of active jobs whose lease has expired or is missing."""
         with self._begin_transaction(writes=False) as connection:
             return leases.find_unleased_runs(connection, self._get_now())
 
     def keep(self, names: Collection[str], seconds: float) -> None:
-        """Make or renew the leases of these names, for `seconds` from now."""
+        """Create or renew leases with these names, for `seconds` from now."""
         if names:
             with self._begin_transaction(writes=True) as connection:
                 leases.keep(connection, names, seconds, self._get_now())
 
     def take(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
-        """Take or renew leases for `owner` alone; returns those that no other owner holds."""
+        """Take or renew leases for `owner`; returns the names that no other owner holds."""
         if not names:
             return frozenset()
         with self._begin_transaction(writes=True) as connection:
             return leases.take(connection, names, owner, seconds, self._get_now())
 
     def find_expired_leases(self, names: Collection[str], unseen: float) -> frozenset[str]:
-        """The names whose lease has run out. One without a lease gets one of `unseen` seconds."""
+        """The names whose lease has expired. A name without one gets one of `unseen` seconds."""
         with self._begin_transaction(writes=False) as connection:
-            found = leases.read_lease_expiry(connection, names, self._get_now())
-        self.keep(set(names) - found.keys(), unseen)
-        return frozenset(name for name, over in found.items() if over)
+            expiry = leases.read_lease_expiry(connection, names, self._get_now())
+        self.keep(set(names) - expiry.keys(), unseen)
+        return frozenset(name for name, expired in expiry.items() if expired)
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
-        """Set the jobs in error to completed, so that they are planned again; returns them."""
-        broken = COLUMNS.job_state == int(JobState.ERROR)
-        return self._update_jobs(keys, lifecycle.repair_job, broken)
+        """Set jobs in error to completed, so that they are planned again; returns them."""
+        in_error = COLUMNS.job_state == int(JobState.ERROR)
+        return self._update_jobs(keys, lifecycle.repair_job, in_error)
 
     def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
-        """Give the live jobs all rows again, after any running iteration; returns them.
+        """Give live jobs all rows again, after any running iteration; returns them.
 
-        What they serve stays until it is replaced.
+        They serve their old rows until then.
         """
         return self._update_jobs(keys, lifecycle.rebuild_job)
 
     def mark_stranded(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
-        """Set all jobs of a table that is gone to error; returns those it changed. Idempotent."""
-        others = (COLUMNS.table_id == table_id, COLUMNS.job_state != int(JobState.ERROR))
+        """Set all jobs of a missing table to error; returns the changed ones. Idempotent."""
+        where = (COLUMNS.table_id == table_id, COLUMNS.job_state != int(JobState.ERROR))
 
         def mark_job(job: Job, now: datetime) -> Job:
             return lifecycle.mark_stranded(job, code, message, now)
 
         with self._begin_transaction(writes=True) as connection:
-            return tuple(self._update_matching(connection, others, mark_job))
+            return tuple(self._update_matching(connection, where, mark_job))
 
     def migrate_jobs(self, table_id: str, to: str) -> tuple[JobKey, ...]:
-        """Register a table's jobs for `to`, which took its place, and drop them; returns the new.
+        """Register a table's jobs for `to`, which replaced it, and drop the old; returns the new.
 
-        Each keeps its spec, and its pause, and begins at START; a job that `to` already has stays
-        as it is. Idempotent.
+        Each keeps its spec and its pause, and starts at START; a job that `to` already has is
+        unchanged. Idempotent.
         """
         of_table = (COLUMNS.table_id == table_id, LIVE)
         with self._begin_transaction(writes=True) as connection:
             take_turns(connection, _read_names(connection, of_table))
-            held = lock(connection, of_table)
-            rows = lifecycle.migrate_jobs(held.values(), to)
-            there = lock_jobs(connection, [row.key for row in rows]).items()
-            live = {key for key, job in there if job.drop_at is None}
+            jobs = lock(connection, of_table)
+            rows = lifecycle.migrate_jobs(jobs.values(), to)
+            existing = lock_jobs(connection, [row.key for row in rows]).items()
+            live = {key for key, job in existing if job.drop_at is None}
             self._register_jobs(connection, rows, revive=True, adopt=True)
-            new = {row.key: job for row, job in zip(rows, held.values(), strict=True)}
-            new = {key: job for key, job in new.items() if key not in live}
-            for some in split_for_statements([key for key, job in new.items() if job.paused_at]):
+            migrated = {row.key: job for row, job in zip(rows, jobs.values(), strict=True)}
+            migrated = {key: job for key, job in migrated.items() if key not in live}
+            for portion in split_for_statements(
+                [key for key, job in migrated.items() if job.paused_at]
+            ):
                 self._update_matching(
-                    connection, [is_one_of(connection.dialect, some)], lifecycle.pause_job
+                    connection, [is_one_of(connection.dialect, portion)], lifecycle.pause_job
                 )
             self._update_matching(connection, of_table, lifecycle.unregister_job)
-            return tuple(sorted(new))
+            return tuple(sorted(migrated))
 
     def find_table_ids(self, db: str, table: str) -> frozenset[str]:
-        """The ids of the tables of that name with live jobs; several if it was recreated."""
+        """The ids of tables of that name with live jobs; several if it was recreated."""
         of_name = (COLUMNS.db_name == db, COLUMNS.table_name == table)
-        chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
+        query = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
         with self._begin_transaction(writes=False) as connection:
-            return frozenset(connection.scalars(chosen))
+            return frozenset(connection.scalars(query))
 
     def find_unbuilt_tenants(self, name: JobID) -> frozenset[str]:
-        """The tenants whose job of that name has not yet given its consumer all rows."""
-        started = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
-        chosen = sa.select(COLUMNS.tenant).where(*match_name(None, name), LIVE, started)
+        """The tenants whose job of that name has not delivered all rows yet."""
+        unbuilt = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
+        query = sa.select(COLUMNS.tenant).where(*match_name(None, name), LIVE, unbuilt)
         with self._begin_transaction(writes=False) as connection:
-            return frozenset(connection.scalars(chosen))
+            return frozenset(connection.scalars(query))
 
     def list_job_versions(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         """The (job name, watermark's version, state) of the table's live jobs, each once."""
-        place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
-        chosen = sa.select(*place).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        columns = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
+        query = sa.select(*columns).distinct().where(COLUMNS.table_id == table_id, LIVE)
         with self._begin_transaction(writes=False) as connection:
-            found = connection.execute(chosen)
-            return frozenset((name, version, JobState(state)) for name, version, state in found)
+            rows = connection.execute(query)
+            return frozenset((name, version, JobState(state)) for name, version, state in rows)
 
     def list_watermarks(self, table_id: str) -> tuple[Moment, ...]:
         """The watermarks of the table's live jobs, each version and time once."""
-        chosen = sa.select(COLUMNS.watermark).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        query = sa.select(COLUMNS.watermark).distinct().where(COLUMNS.table_id == table_id, LIVE)
         with self._begin_transaction(writes=False) as connection:
-            return tuple(sorted(map(Moment.parse, connection.scalars(chosen))))
+            return tuple(sorted(map(Moment.parse, connection.scalars(query))))
 
     def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         """The tenants with a live job of the table, or with one at a version before `behind`."""
-        chosen = sa.select(COLUMNS.tenant).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        query = sa.select(COLUMNS.tenant).distinct().where(COLUMNS.table_id == table_id, LIVE)
         if behind is not None:
-            chosen = chosen.where(COLUMNS.watermark_version < behind)
+            query = query.where(COLUMNS.watermark_version < behind)
         with self._begin_transaction(writes=False) as connection:
-            return frozenset(connection.scalars(chosen))
+            return frozenset(connection.scalars(query))
 
     def read_run_tenants(self, names: Collection[str]) -> frozenset[str]:
-        """The tenants of jobs that these runs and dispatches had, from rows and history."""
-        found: set[str] = set()
+        """The tenants of these runs' and dispatches' jobs, from rows and history."""
+        tenants: set[str] = set()
         with self._begin_transaction(writes=False) as connection:
-            for some in split_for_statements(sorted(set(names))):
-                rows = sa.select(COLUMNS.tenant).where(COLUMNS.run_id.in_(some))
-                found |= {*connection.scalars(rows), *read_run_tenants(connection, some)}
-        return frozenset(found)
+            for portion in split_for_statements(sorted(set(names))):
+                query = sa.select(COLUMNS.tenant).where(COLUMNS.run_id.in_(portion))
+                tenants |= {*connection.scalars(query), *read_run_tenants(connection, portion)}
+        return frozenset(tenants)
 
     def find_table_names(
         self, table_id: str, tenants: Collection[str] | None = None
     ) -> frozenset[tuple[str, str]]:
         """The (database, table) names of the table's live jobs, of all tenants or of some."""
         names = sa.select(COLUMNS.db_name, COLUMNS.table_name).distinct()
-        chosen = names.where(COLUMNS.table_id == table_id, LIVE)
-        found: set[tuple[str, str]] = set()
+        query = names.where(COLUMNS.table_id == table_id, LIVE)
+        table_names: set[tuple[str, str]] = set()
         with self._begin_transaction(writes=False) as connection:
-            for some in [None] if tenants is None else split_for_statements(sorted(set(tenants))):
-                of = chosen if some is None else chosen.where(COLUMNS.tenant.in_(some))
-                found |= {(db, table) for db, table in connection.execute(of)}
-        return frozenset(found)
+            for portion in (
+                [None] if tenants is None else split_for_statements(sorted(set(tenants)))
+            ):
+                statement = query if portion is None else query.where(COLUMNS.tenant.in_(portion))
+                table_names |= {(db, table) for db, table in connection.execute(statement)}
+        return frozenset(table_names)
 
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
-        """The (tenant, job name) of every row of the table, dropped ones too."""
-        chosen = sa.select(COLUMNS.tenant, COLUMNS.job_name)
+        """The (tenant, job name) of every row of the table, including dropped ones."""
+        query = sa.select(COLUMNS.tenant, COLUMNS.job_name)
         with self._begin_transaction(writes=False) as connection:
-            found = connection.execute(chosen.where(COLUMNS.table_id == table_id))
-            return frozenset((tenant, name) for tenant, name in found)
+            rows = connection.execute(query.where(COLUMNS.table_id == table_id))
+            return frozenset((tenant, name) for tenant, name in rows)
 
     def find_unsettled_tenants(self, table_id: str) -> frozenset[str]:
         """The tenants with a live job that is pending, running, canceled, or never synchronized."""
@@ -593,16 +597,16 @@ class SqlLog:
             COLUMNS.job_state.in_([JobState.PENDING, JobState.RUNNING, JobState.CANCELED]),
             COLUMNS.watermark_version == START.version,
         )
-        chosen = sa.select(COLUMNS.tenant).distinct()
-        chosen = chosen.where(COLUMNS.table_id == table_id, LIVE, unsettled)
+        query = sa.select(COLUMNS.tenant).distinct()
+        query = query.where(COLUMNS.table_id == table_id, LIVE, unsettled)
         with self._begin_transaction(writes=False) as connection:
-            return frozenset(connection.scalars(chosen))
+            return frozenset(connection.scalars(query))
 
     def touched(self, since: Bookmark | None) -> Touched:
-        """The jobs that something happened to since a bookmark from an earlier call.
+        """The jobs with history entries since a bookmark from an earlier call.
 
         No transaction is missed, whenever it commits and whatever clocks say; some are reported
-        twice. With None, only a bookmark.
+        twice. None returns only a bookmark.
         """
         with self._begin_transaction(writes=False) as connection:
             return touched(connection, since)
@@ -610,28 +614,28 @@ class SqlLog:
     def flush(self, moves: Mapping[JobKey, Range]) -> int:
         """Move idle jobs over ranges in which their tenants' data did not change.
 
-        Only jobs that are live and completed, are at their range's start, have had their first
+        Moves only jobs that are live and completed, are at their range's start, had their first
         iteration and have no unconfirmed batch; only their watermark changes. Returns how many
         moved. Idempotent.
         """
-        each = sorted(moves.items(), key=itemgetter(0))
+        ordered = sorted(moves.items(), key=itemgetter(0))
         with self._begin_transaction(writes=True) as connection:
-            return sum(flush(connection, some) for some in split_for_statements(each))
+            return sum(flush(connection, portion) for portion in split_for_statements(ordered))
 
     def dropped(self, before: datetime) -> list[Job]:
-        """The rows that were dropped before that time, ordered by key."""
-        chosen = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
+        """The rows dropped before that time, ordered by key."""
+        query = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
-            return [from_row(row) for row in connection.execute(chosen)]
+            return [from_row(row) for row in connection.execute(query)]
 
     def forget(self, jobs: Iterable[Job]) -> int:
         """Delete the rows that are still dropped; returns how many."""
         return self._execute_on_dropped(sa.delete(ISCP_LOG), list(jobs))
 
     def mark_collected(self, jobs: Iterable[Job]) -> int:
-        """Note that the data of the rows that are still dropped was deleted; returns how many."""
-        marked = sa.update(ISCP_LOG).values(collected_at=self._clock())
-        return self._execute_on_dropped(marked, list(jobs))
+        """Record that the data of rows that are still dropped was deleted; returns how many."""
+        statement = sa.update(ISCP_LOG).values(collected_at=self._clock())
+        return self._execute_on_dropped(statement, list(jobs))
 
     def history(
         self,
@@ -653,9 +657,9 @@ class SqlLog:
             return usage(connection, since, tenant, table)
 
     def prune(self, before: datetime) -> int:
-        """Delete history entries from before that time, and old leases; returns how many entries.
+        """Delete history entries older than `before`, and old leases; returns how many entries.
 
-        The newest entry stays: bookmarks name it.
+        The newest entry stays: bookmarks refer to it.
         """
         with self._begin_transaction(writes=True) as connection:
             leases.forget(connection, FORGOTTEN, self._get_now())
@@ -675,25 +679,28 @@ class SqlLog:
         revive: bool,
         adopt: bool,
     ) -> int:
-        """Insert the rows that do not exist, each with its index's consumer; returns how many."""
+        """Insert rows that do not exist, each with its index's consumer; returns how many."""
         if not rows:
             return 0
-        first = {row.key: row for row in reversed(rows)}
-        others = {name: latest(connection, name) for name in {row.name for row in rows}}
+        by_key = {row.key: row for row in reversed(rows)}
+        existing = {name: latest(connection, name) for name in {row.name for row in rows}}
 
         def fit_row(row: NewJob, *, adopt: bool) -> NewJob:
-            spec = joined(row.name, row.spec, others[row.name], adopt=adopt)
+            spec = joined(row.name, row.spec, existing[row.name], adopt=adopt)
             return replace(row, spec=spec)
 
-        # In the order of keys, so that two callers never wait for each other.
-        fresh = {key: self._make_job(fit_row(first[key], adopt=True)) for key in sorted(first)}
+        # Sorted, so that two callers cannot deadlock.
+        new_jobs = {key: self._make_job(fit_row(by_key[key], adopt=True)) for key in sorted(by_key)}
         insert = insert_unless_live(self.engine.dialect, revive=revive)
-        found = connection.execute(insert, [to_row(job) for job in fresh.values()])
-        created = sorted(JobKey(tenant=a, table_id=t, job_name=j) for a, t, j in found)
+        inserted = connection.execute(insert, [to_row(job) for job in new_jobs.values()])
+        created = sorted(
+            JobKey(tenant=tenant, table_id=table_id, job_name=name)
+            for tenant, table_id, name in inserted
+        )
         for key in created:
-            # A row that exists stays as it is; only new ones must fit.
-            fit_row(first[key], adopt=adopt)
-        remember(connection, [self._make_entry(None, fresh[key]) for key in created])
+            # An existing row is unchanged; only new ones must fit.
+            fit_row(by_key[key], adopt=adopt)
+        remember(connection, [self._make_entry(None, new_jobs[key]) for key in created])
         return len(created)
 
     def _make_job(self, row: NewJob) -> Job:
@@ -703,19 +710,19 @@ class SqlLog:
         return make_entry(before, after, at=self._clock(), who=self._who)
 
     def _execute_on_dropped(self, statement: sa.Delete | sa.Update, jobs: Sequence[Job]) -> int:
-        """Execute it on the jobs' rows that are still dropped; returns how many.
+        """Execute the statement on rows that are still dropped; returns how many.
 
         Their active rows are deleted with them.
         """
-        exactly = (*KEY, COLUMNS.job_id)
+        key_columns = (*KEY, COLUMNS.job_id)
         rows = [to_row(job) for job in jobs]
-        values = [{f"at_{each.key}": row[each.key] for each in exactly} for row in rows]
+        values = [{f"at_{column.key}": row[column.key] for column in key_columns} for row in rows]
         if not values:
             return 0
-        same = (column == sa.bindparam(f"at_{column.key}") for column in exactly)
+        same_key = (column == sa.bindparam(f"at_{column.key}") for column in key_columns)
         with self._begin_transaction(writes=True) as connection:
             active.forget(connection, {job.key: job.registration for job in jobs})
-            return connection.execute(statement.where(*same, ~LIVE), values).rowcount
+            return connection.execute(statement.where(*same_key, ~LIVE), values).rowcount
 
     def _update_matching(
         self,
@@ -741,9 +748,9 @@ class SqlLog:
     ) -> tuple[JobKey, ...]:
         changed: list[JobKey] = []
         with self._begin_transaction(writes=True) as connection:
-            for some in split_for_statements(sorted(set(keys))):
-                chosen = (is_one_of(connection.dialect, some), *where)
-                changed += self._update_matching(connection, chosen, change, seen)
+            for portion in split_for_statements(sorted(set(keys))):
+                conditions = (is_one_of(connection.dialect, portion), *where)
+                changed += self._update_matching(connection, conditions, change, seen)
         return tuple(sorted(changed))
 
     def _update_claimed(
@@ -767,13 +774,13 @@ def _match_queued(run_id: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 def _read_names(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> list[JobID]:
     """The names of the jobs that match, each once."""
-    name = (COLUMNS.db_name, COLUMNS.table_name, COLUMNS.job_name)
-    found = connection.execute(sa.select(*name).distinct().where(*where))
-    return [JobID(db=db, table=table, job=job) for db, table, job in found]
+    columns = (COLUMNS.db_name, COLUMNS.table_name, COLUMNS.job_name)
+    rows = connection.execute(sa.select(*columns).distinct().where(*where))
+    return [JobID(db=db, table=table, job=job) for db, table, job in rows]
 
 
 class _BoundLog(SqlLog):
-    """A log whose transaction is the caller's."""
+    """A log in the caller's transaction."""
 
     def __init__(self, log: SqlLog, connection: sa.Connection) -> None:
         vars(self).update(vars(log))

@@ -1,4 +1,4 @@
-"""The statements on the history of jobs."""
+"""Statements on the history of jobs."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ def history(
     most: int,
 ) -> list[HistoryEntry]:
     """The newest `most` entries that match, oldest first."""
-    chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.tenant, tenant), *_match_since(since))
+    query = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.tenant, tenant), *_match_since(since))
     if name is not None:
-        chosen = chosen.where(
+        query = query.where(
             EVENTS.db_name == name.db, EVENTS.table_name == name.table, EVENTS.job_name == name.job
         )
-    newest = chosen.order_by(EVENTS.number.desc()).limit(most)
+    newest = query.order_by(EVENTS.number.desc()).limit(most)
     return [from_entry_row(row) for row in reversed(connection.execute(newest).all())]
 
 
 def read_run_tenants(connection: sa.Connection, names: Collection[str]) -> list[str]:
-    """The tenants of the jobs whose iterations these runs began or ended."""
-    chosen = sa.select(EVENTS.tenant).distinct().where(EVENTS.who.in_(names))
-    return list(connection.scalars(chosen))
+    """The tenants of jobs whose iterations these runs started or ended."""
+    query = sa.select(EVENTS.tenant).distinct().where(EVENTS.who.in_(names))
+    return list(connection.scalars(query))
 
 
 def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:
-    """The (table id, tenant) of jobs that something happened to since the bookmark.
+    """The (table id, tenant) of jobs with history entries since the bookmark.
 
-    On PostgreSQL a place is the oldest open transaction: entries of older ones are visible, and
-    those of later ones are at or after it, in whatever order they commit. On SQLite, which
-    has one writer at a time, it is the number of an entry.
+    On PostgreSQL a place is the oldest open transaction: entries of older transactions are visible,
+    and those of later ones are at or after it, in whatever order they commit. On SQLite, which has
+    one writer at a time, it is the number of an entry.
     """
-    # The place first, so that entries written between the statements are read twice, not missed.
+    # Read the place first: entries written between the statements are read twice, not missed.
     upto = _read_bookmark(connection)
     if since is None:
         return Touched(upto=upto)
     ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
-    chosen = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.place)
-    tenants = frozenset(map(tuple, connection.execute(chosen)))
-    whole = since.place <= upto.place and _read_sign(connection, since.number) == since.sign
-    return Touched(upto=upto, tenants=tenants, whole=whole)
+    query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.place)
+    tenants = frozenset(map(tuple, connection.execute(query)))
+    complete = since.place <= upto.place and _read_sign(connection, since.number) == since.sign
+    return Touched(upto=upto, tenants=tenants, whole=complete)
 
 
 def _read_bookmark(connection: sa.Connection) -> Bookmark:
@@ -70,9 +70,9 @@ def _read_bookmark(connection: sa.Connection) -> Bookmark:
 
 def _read_sign(connection: sa.Connection, number: int) -> str:
     """The sign of the entry with that number; empty if there is none."""
-    chosen = sa.select(EVENTS.at, EVENTS.job_id).where(EVENTS.number == number)
-    found = connection.execute(chosen).one_or_none()
-    return "" if found is None else Bookmark.sign_of(found.at, found.job_id)
+    query = sa.select(EVENTS.at, EVENTS.job_id).where(EVENTS.number == number)
+    entry = connection.execute(query).one_or_none()
+    return "" if entry is None else Bookmark.sign_of(entry.at, entry.job_id)
 
 
 def _is_postgres(connection: sa.Connection) -> bool:
@@ -82,14 +82,14 @@ def _is_postgres(connection: sa.Connection) -> bool:
 def usage(
     connection: sa.Connection, since: datetime | None, tenant: str | None, table: str | None
 ) -> list[Usage]:
-    """What the ended iterations used, by tenant and job; only of `database.table`, if given."""
+    """What ended iterations used, by tenant and job; `table` is `database.table`, None for all."""
     completed = EVENTS.event == Event.COMPLETE.value
     cut = sa.and_(
         EVENTS.event.in_([event.value for event in CUTS]),
         EVENTS.from_state == int(JobState.RUNNING),
     )
     ended = EVENTS.event.in_([event.value for event in ENDS])
-    summed = (
+    query = (
         sa.select(
             *_JOB,
             sa.func.count().filter(completed).label("iterations"),
@@ -117,15 +117,15 @@ def usage(
             bytes=int(row.bytes),
             seconds=float(row.seconds),
         )
-        for row in connection.execute(summed)
+        for row in connection.execute(query)
     ]
 
 
 def prune(connection: sa.Connection, before: datetime) -> int:
-    """Delete entries from before that time, except the newest of all; returns how many."""
+    """Delete entries older than `before`, except the newest one; returns how many."""
     newest = sa.select(sa.func.max(EVENTS.number)).scalar_subquery()
-    old = sa.delete(ISCP_LOG_EVENTS).where(EVENTS.at < before, EVENTS.number < newest)
-    return connection.execute(old).rowcount
+    statement = sa.delete(ISCP_LOG_EVENTS).where(EVENTS.at < before, EVENTS.number < newest)
+    return connection.execute(statement).rowcount
 
 
 def _match_since(since: datetime | None) -> tuple[sa.ColumnElement[bool], ...]:

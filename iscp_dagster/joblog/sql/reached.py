@@ -1,4 +1,4 @@
-"""How far an index's jobs are, for readers that ask often."""
+"""How far an index's jobs are, for frequent readers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from iscp_dagster.joblog.sql.statements import COLUMNS, LIVE, split_for_statemen
 from iscp_dagster.model.jobs import JobID
 from sql_transactions.engine import transaction
 
-_CHOSEN = (COLUMNS.table_id, COLUMNS.tenant, COLUMNS.watermark_version, COLUMNS.job_id)
+_SELECTED = (COLUMNS.table_id, COLUMNS.tenant, COLUMNS.watermark_version, COLUMNS.job_id)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """The watermarks of one index's live jobs, on the table that was registered last."""
+    """The watermarks of an index's live jobs on the most recently registered table."""
 
     table_id: str = ""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """By tenant; -1 before its first iteration."""
+    """By tenant; -1 before the first iteration."""
     registrations: Mapping[str, int] = field(default_factory=dict)
-    """By tenant: the number of its job's registration; later ones are higher."""
+    """By tenant, its job's registration number; later ones are higher."""
 
 
 def read_watermarks(
@@ -36,24 +36,27 @@ def read_watermarks(
         COLUMNS.job_name == name.job,
         LIVE,
     )
-    chosen = sa.select(*_CHOSEN).where(*of_index)
+    query = sa.select(*_SELECTED).where(*of_index)
     with transaction(engine, writes=False) as connection:
         if tenants is None:
-            return _select_newest_table(list(connection.execute(chosen)))
-        some = [
-            chosen.where(COLUMNS.tenant.in_(each)) for each in split_for_statements(sorted(tenants))
+            return _select_newest_table(list(connection.execute(query)))
+        statements = [
+            query.where(COLUMNS.tenant.in_(portion))
+            for portion in split_for_statements(sorted(tenants))
         ]
-        return _select_newest_table([row for each in some for row in connection.execute(each)])
+        return _select_newest_table(
+            [row for statement in statements for row in connection.execute(statement)]
+        )
 
 
 def _select_newest_table(rows: Sequence[Any]) -> Reached:
-    """Leave out the jobs of tables that another has taken the place of."""
+    """Leave out jobs of tables that were replaced."""
     if not rows:
         return Reached()
     table_id = max(rows, key=lambda row: row.job_id).table_id
-    held = [row for row in rows if row.table_id == table_id]
+    newest = [row for row in rows if row.table_id == table_id]
     return Reached(
         table_id=table_id,
-        versions={row.tenant: row.watermark_version for row in held},
-        registrations={row.tenant: row.job_id for row in held},
+        versions={row.tenant: row.watermark_version for row in newest},
+        registrations={row.tenant: row.job_id for row in newest},
     )

@@ -18,7 +18,7 @@ from iscp_dagster.model.states import Event, JobState
 
 
 class UtcTime(sa.TypeDecorator[datetime]):
-    """Aware UTC times, also where the database keeps no time zone (SQLite)."""
+    """Timezone-aware UTC times, even if the database keeps no time zone (SQLite)."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -161,7 +161,7 @@ ISCP_STANDING = sa.Table(
     sa.Column("job_spec", _JSON, nullable=False),
     sa.Column("create_at", UtcTime, nullable=False),
 )
-"""One row per job that is registered for every tenant, also for those that appear later."""
+"""One row per job that is registered for every tenant, including later ones."""
 
 ISCP_LEASES = sa.Table(
     "iscp_leases",
@@ -201,7 +201,7 @@ def to_row(job: Job) -> dict[str, Any]:
 
 
 def from_row(row: sa.Row[Any]) -> Job:
-    """The job that `to_row` gave."""
+    """The job from the columns that `to_row` made."""
     return Job(
         key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),
         registration=row.job_id,
@@ -224,7 +224,7 @@ def from_row(row: sa.Row[Any]) -> Job:
 
 
 def to_entry_row(entry: HistoryEntry) -> dict[str, Any]:
-    """The entry as column values, without its number, which the database gives."""
+    """The entry as column values, without its number, which the database assigns."""
     return {
         "at": entry.at,
         "tenant": entry.key.tenant,
@@ -249,7 +249,7 @@ def to_entry_row(entry: HistoryEntry) -> dict[str, Any]:
 
 
 def from_entry_row(row: sa.Row[Any]) -> HistoryEntry:
-    """The entry that `entry_to_row` gave."""
+    """The entry from a row of the history."""
     return HistoryEntry(
         number=row.number,
         at=row.at,

@@ -54,52 +54,57 @@ def build_definitions(
     services: Sequence[ServiceConsumer] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Definitions:
-    """Everything that Dagster needs to know about `tables`, and about what is declared over them.
+    """All Dagster definitions of `tables`, and of what is declared over them.
 
-    `resources` has `iscp`, whose `deployment()` gives services, and an IO manager `<kind>_index`
-    for every index kind; `resources_from_environment` gives them. `environ` (default: the
+    `resources` has `iscp`, whose `deployment()` provides services, and an IO manager `<kind>_index`
+    for every index kind; `resources_from_environment` makes them. `environ` (default: the
     process's own) says how often the runner looks, how long runs are kept, and which ClickHouses
     there are: a sharded index becomes one index per server, and all runs that write to them share
-    one pool. A declaration that cannot stand beside the others is left out, which the check of its
-    table, `iscp health` and the log say; with ISCP_STRICT=true it raises ConfigError, as a wrong
+    one pool. A declaration that conflicts with others is left out, and reported by its table's
+    check, `iscp health` and the log; with ISCP_STRICT=true it raises ConfigError, as an invalid
     setting does.
     """
-    given = Declarations(
+    declarations = Declarations(
         tables=tables, views=views, triggers=triggers, endpoints=endpoints, services=services
     )
-    return build_declared_definitions(given, resources, environ=environ)
+    return build_declared_definitions(declarations, resources, environ=environ)
 
 
 def build_declared_definitions(
-    given: Declarations, resources: Mapping[str, Any], *, environ: Mapping[str, str] | None = None
+    declarations: Declarations,
+    resources: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
 ) -> Definitions:
-    """The same of declarations that are together already."""
+    """Like `build_definitions`, for collected declarations."""
     environ = os.environ if environ is None else environ
-    found = filter_declarations(given, environ)
-    shared = build_runner_definitions(found.tables, resources, given=given, environ=environ)
-    own = [build_table_definitions(table, environ=environ) for table in found.tables]
-    return Definitions.merge(*own, shared)
+    sound = filter_declarations(declarations, environ)
+    shared = build_runner_definitions(
+        sound.tables, resources, declarations=declarations, environ=environ
+    )
+    table_definitions = [build_table_definitions(table, environ=environ) for table in sound.tables]
+    return Definitions.merge(*table_definitions, shared)
 
 
-def filter_declarations(given: Declarations, environ: Mapping[str, str]) -> Sound:
-    """What of the declarations stands, see `stands`; the log says what is left out, and why."""
-    found = resolve_declarations(given, environ)
-    for error in found.mistakes:
+def filter_declarations(declarations: Declarations, environ: Mapping[str, str]) -> Sound:
+    """The valid declarations (`resolve_declarations`); the log says what is left out, and why."""
+    sound = resolve_declarations(declarations, environ)
+    for error in sound.mistakes:
         _LOGGER.warning("[%s] %s", error.code, error)
-    return found
+    return sound
 
 
 def build_table_definitions(
     table: SourceTable, *, environ: Mapping[str, str] | None = None
 ) -> Definitions:
-    """What belongs to one table alone: its assets and their checks."""
+    """The definitions of one table: its assets and their checks."""
     environ = os.environ if environ is None else environ
     table = expand_shards(table, count_shards(environ))
-    below = (
+    consumer_assets = (
         [index_assets(table, _get_pool(environ), get_databases(environ))] if table.consumers else []
     )
     return Definitions(
-        assets=[_build_source(table), *below],
+        assets=[_build_source(table), *consumer_assets],
         asset_checks=[
             *map(index_checks, [table] if table.indexes else []),
             build_source_check(table),
@@ -111,31 +116,33 @@ def build_runner_definitions(
     tables: Sequence[SourceTable],
     resources: Mapping[str, Any],
     *,
-    given: Declarations | None = None,
+    declarations: Declarations | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Definitions:
-    """What all tables of the location share: the runner, the hourly jobs and the resources.
+    """The definitions that all tables share: the runner, the hourly jobs and the resources.
 
-    `given` is what the tables were attached from, for those that look for declarations in a module.
-    Raises ConfigError for a wrong setting.
+    `declarations` is what the tables were attached from, for tools that search modules for
+    declarations. Raises ConfigError for an invalid setting.
     """
     environ = os.environ if environ is None else environ
-    laid_out = [expand_shards(table, count_shards(environ)) for table in tables]
-    kinds = {consumer_kind(each.kind) for table in laid_out for each in table.consumers}
+    expanded = [expand_shards(table, count_shards(environ)) for table in tables]
+    kinds = {consumer_kind(consumer.kind) for table in expanded for consumer in table.consumers}
     reporting = {kind.io_manager: OutcomeIOManager(kind) for kind in kinds if not kind.keeps_index}
     resources = {**reporting, **resources}
-    lookout = Lookout(laid_out, scan_seconds_of(environ))
-    maintenance = build_maintenance_jobs(laid_out, resources, parse_run_retention(environ))
-    iterations = build_startable_jobs(laid_out, resources, _get_pool(environ))
+    lookout = Lookout(expanded, scan_seconds_of(environ))
+    maintenance = build_maintenance_jobs(expanded, resources, parse_run_retention(environ))
+    iterations = build_startable_jobs(expanded, resources, _get_pool(environ))
     return Definitions(
         jobs=maintenance,
         schedules=build_hourly_schedules(maintenance),
         sensors=[build_runner_sensor(lookout, iterations), build_news_sensor(lookout)]
-        if laid_out
+        if expanded
         else [],
         resources=dict(resources),
         executor=named_in_process,
-        metadata={TABLES: ObjectMetadataValue(given.everything if given else tuple(tables))},
+        metadata={
+            TABLES: ObjectMetadataValue(declarations.everything if declarations else tuple(tables))
+        },
     )
 
 
@@ -144,7 +151,7 @@ def _get_pool(environ: Mapping[str, str]) -> str:
 
 
 def scan_seconds_of(environ: Mapping[str, str]) -> int:
-    """How often the runner looks when it waits for no commit. Raises ConfigError."""
+    """Seconds between the runner's looks when it waits for no commit. Raises ConfigError."""
     seconds = parse_number(environ, _SCAN, int, (1, _MOST_SECONDS), unit="whole seconds")
     return SCAN_SECONDS if seconds is None else seconds
 

@@ -1,4 +1,4 @@
-"""What a source table and its indexes are called in Dagster, and the tags that runs carry."""
+"""Names of source tables and indexes in Dagster, and the tags of runs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ TENANT_TAG = "iscp/tenant"
 TENANTS_TAG = "iscp/tenants"
 """How many tenants a run is for, if more than one."""
 SERVICES_TAG = "iscp/services"
-"""On a run of service consumers alone, which waits for handlers: its tenant, or of several tenants
-a name of its own. `dagster.yaml` limits such runs, so that they leave slots to others."""
+"""On a run of service consumers only, which waits for handlers: its tenant, or for several tenants
+a unique name. `dagster.yaml` limits such runs, so that they leave slots to others."""
 PRIORITY_TAG = "dagster/priority"
 TENANT_COLUMN = "iscp/tenant_column"
 """Definition metadata: the column of the index view that holds the tenant."""
 SHARD = "iscp/shard"
 """Definition metadata: the number of the ClickHouse server that the index is on."""
 CLICKHOUSE = "clickhouse"
-"""The IO manager that writes index tables, and frames of people's own assets."""
+"""The IO manager that writes index tables and the frames of user-defined assets."""
 CLICKHOUSE_POOL = "clickhouse"
-"""The pool of a location that names no ClickHouse."""
+"""The pool of a location without a ClickHouse URL."""
 
 
 def get_clickhouse_pool(url: str, urls: str = "") -> str:
     """The pool of all runs that write to one ClickHouse, by its host and port.
 
-    Locations with the same CLICKHOUSE_URL, or first of CLICKHOUSE_URLS, share it, whichever user
-    they log in as; without a URL it is `clickhouse`. Raises ConfigError for an invalid URL.
+    Locations with the same CLICKHOUSE_URL, or first of CLICKHOUSE_URLS, share it, whatever their
+    user; without a URL it is `clickhouse`. Raises ConfigError for an invalid URL.
     """
     if not (url or urls):
         return CLICKHOUSE_POOL
@@ -54,7 +54,7 @@ def index_key(source: SourceTable, index: Index) -> AssetKey:
 
 
 def get_job_asset_key(source: SourceTable, job_name: str) -> AssetKey:
-    """The same for a job that no index declares."""
+    """Like `index_key`, also for a job that no index declares."""
     return AssetKey([source.database, f"{source.table}_{job_name}"])
 
 

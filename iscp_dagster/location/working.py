@@ -1,4 +1,4 @@
-"""What every run of the location does while it works."""
+"""The lease of a run while it works."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _refuse_dispatch(deployment: Deployment, run: DagsterRun, error: Exception) 
     dispatch = run.tags.get(DISPATCH_TAG)
     if dispatch is None:
         return
-    known = isinstance(error, IscpError)
+    expected = isinstance(error, IscpError)
     code = error.code if isinstance(error, IscpError) else RunGoneError.code
-    text = str(error) if known else f"{type(error).__name__}: {error}"
-    # The log may be what does not answer.
+    text = str(error) if expected else f"{type(error).__name__}: {error}"
+    # The log may be the service that does not answer.
     with suppress(IscpError):
         deployment.log.refuse(dispatch, code, text)

@@ -19,7 +19,7 @@ CHECK = "agrees_with_source"
 
 
 def index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
-    """One check per index: every tenant's keys and values are those of the source."""
+    """One check per index: every tenant has the keys and values of the source."""
     by_key = {index_key(source, index): index for index in source.indexes}
 
     @dg.multi_asset_check(
@@ -37,26 +37,26 @@ def index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
         for check in sorted(selected, key=str):
             index = by_key[check.asset_key]
             with renew_run_lease(deployment, context.run):
-                found = compare_indexes(
+                results = compare_indexes(
                     deployment, source, tenants=tenants or None, indexes=[index.name]
                 )
             yield dg.Output(
                 None, output_name=_build_check_spec(source, index).get_python_identifier()
             )
-            yield from _build_evaluations(context.instance, check.asset_key, tenants, found)
+            yield from _build_evaluations(context.instance, check.asset_key, tenants, results)
 
     return verify_indexes
 
 
 def _list_run_tenants(context: dg.AssetCheckExecutionContext, source: SourceTable) -> Sequence[str]:
-    """The partitions that the run is for; empty for a run without, which is for all tenants."""
-    asked = context.op_execution_context
-    if not (asked.has_partition_key or asked.has_partition_key_range):
+    """The run's partitions; empty for a run without, which checks all tenants."""
+    op_context = context.op_execution_context
+    if not (op_context.has_partition_key or op_context.has_partition_key_range):
         return []
     return sorted(
         {
-            *asked.partition_keys,
-            *list_taken_partitions(context.instance, asked.run, build_partitions_def(source)),
+            *op_context.partition_keys,
+            *list_taken_partitions(context.instance, op_context.run, build_partitions_def(source)),
         }
     )
 
@@ -80,53 +80,53 @@ def _build_evaluations(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     tenants: Sequence[str],
-    found: Sequence[IndexVerdict | Failure],
+    results: Sequence[IndexVerdict | Failure],
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """One evaluation per tenant: Dagster could not tell which tenant a single one is for."""
+    """One evaluation per tenant, so that Dagster knows the tenant of each."""
     verdicts: dict[str, list[IndexVerdict]] = defaultdict(list)
     failures: dict[str, Failure] = {}
-    for each in found:
-        if isinstance(each, IndexVerdict):
-            verdicts[each.tenant].append(each)
+    for result in results:
+        if isinstance(result, IndexVerdict):
+            verdicts[result.tenant].append(result)
         else:
-            failures |= dict.fromkeys(each.tenants, each)
+            failures |= dict.fromkeys(result.tenants, result)
     for tenant in sorted({*verdicts, *failures, *tenants}):
-        of_tenant = verdicts[tenant]
-        wrong = [verdict for verdict in of_tenant if not verdict.agrees]
+        tenant_verdicts = verdicts[tenant]
+        mismatches = [verdict for verdict in tenant_verdicts if not verdict.agrees]
         table = (
-            {"verdicts": dg.MetadataValue.table([_to_table_record(v) for v in wrong])}
-            if wrong
+            {"verdicts": dg.MetadataValue.table([*map(_to_table_record, mismatches)])}
+            if mismatches
             else {}
         )
-        known = of_tenant or tenant in failures
+        has_result = tenant_verdicts or tenant in failures
         yield dg.AssetCheckEvaluation(
             asset_key=key,
             check_name=CHECK,
             partition=tenant,
-            passed=bool(of_tenant) and not wrong and tenant not in failures,
-            severity=dg.AssetCheckSeverity.ERROR if known else dg.AssetCheckSeverity.WARN,
-            description=_describe_result(failures.get(tenant), known=bool(known)),
+            passed=bool(tenant_verdicts) and not mismatches and tenant not in failures,
+            severity=dg.AssetCheckSeverity.ERROR if has_result else dg.AssetCheckSeverity.WARN,
+            description=_describe_result(failures.get(tenant), has_result=bool(has_result)),
             target_materialization_data=_find_materialization(instance, key, tenant),
             blocking=False,
             metadata={
-                "rows": sum(verdict.rows for verdict in of_tenant),
+                "rows": sum(verdict.rows for verdict in tenant_verdicts),
                 **table,
             },
         )
 
 
-def _describe_result(failure: Failure | None, *, known: bool) -> str | None:
+def _describe_result(failure: Failure | None, *, has_result: bool) -> str | None:
     if failure is not None:
         return f"Could not be compared: {failure}"
-    return None if known else "Nothing of this tenant is built yet."
+    return None if has_result else "Nothing of this tenant is built yet."
 
 
 def _find_materialization(
     instance: dg.DagsterInstance, key: dg.AssetKey, tenant: str
 ) -> Target | None:
-    """The materialization that was checked: the tenant's latest."""
-    wanted = dg.AssetRecordsFilter(key, asset_partitions=[tenant])
-    for record in instance.fetch_materializations(wanted, limit=1).records:
+    """The checked materialization: the tenant's latest."""
+    records_filter = dg.AssetRecordsFilter(key, asset_partitions=[tenant])
+    for record in instance.fetch_materializations(records_filter, limit=1).records:
         return Target(
             run_id=record.event_log_entry.run_id,
             storage_id=record.storage_id,

@@ -1,7 +1,7 @@
 """A source partition's data version: the last commit that changed that tenant.
 
-Dagster shows an index as behind when its source has another data version than the one it was built
-from. So whatever reports versions (the runner, a load, an index run that is ahead of the runner)
+Dagster shows an index as stale if its source has another data version than the one it was built
+from. So everything that reports versions (the runner, a load, an index run ahead of the runner)
 reports the same one for the same state, and no newer one for a tenant that did not change.
 """
 
@@ -29,7 +29,7 @@ def build_version_event(
     """An event that reports `version` as the last to change the tenant.
 
     Dagster compares observations only for tables that others write; for a table that this location
-    can load it compares materializations, so those are reported.
+    can load it compares materializations, so this reports one.
     """
     kind = dg.AssetMaterialization if source.load else dg.AssetObservation
     return kind(
@@ -41,7 +41,7 @@ def build_version_event(
 
 
 def event_type(source: SourceTable) -> dg.DagsterEventType:
-    """The type of the events that report versions; see `version_event`."""
+    """The type of the events that report versions; see `build_version_event`."""
     if source.load:
         return dg.DagsterEventType.ASSET_MATERIALIZATION
     return dg.DagsterEventType.ASSET_OBSERVATION
@@ -60,19 +60,21 @@ def latest(
     kind: dg.DagsterEventType,
     tenants: Collection[str],
 ) -> dict[str, str]:
-    """The data version of each tenant's latest event of that kind; leaves out those without."""
-    found: dict[str, str] = {}
-    for some in split_for_statements(sorted(tenants)):
-        tags = instance.event_log_storage.get_latest_tags_by_partition(
-            key, kind, [DATA_VERSION_TAG], asset_partitions=some
+    """The data version of each tenant's latest event of that kind; no entry without one."""
+    versions: dict[str, str] = {}
+    for portion in split_for_statements(sorted(tenants)):
+        tags_by_tenant = instance.event_log_storage.get_latest_tags_by_partition(
+            key, kind, [DATA_VERSION_TAG], asset_partitions=portion
         )
-        found |= {tenant: held.get(DATA_VERSION_TAG, "") for tenant, held in tags.items()}
-    return found
+        versions |= {
+            tenant: tags.get(DATA_VERSION_TAG, "") for tenant, tags in tags_by_tenant.items()
+        }
+    return versions
 
 
 @dataclass(frozen=True)
 class DataVersions:
-    """The data versions of `source`: those reported, and those as of version `upto` of its log."""
+    """The data versions of `source`: reported ones, and those as of version `upto` of its log."""
 
     instance: dg.DagsterInstance
     source: SourceTable
@@ -82,14 +84,18 @@ class DataVersions:
 
     def build_unreported_events(self, tenants: Collection[str]) -> list[AssetEvent]:
         """Events for the tenants whose last change has not been reported."""
-        before = self._read_reported_versions(tenants)
-        found = ((tenant, before.get(tenant)) for tenant in tenants)
-        now = {tenant: (last, self._find_version_since(tenant, last)) for tenant, last in found}
-        told = {tenant: last for tenant, (reported, last) in now.items() if reported != last}
-        # Of the facts about a table, Dagster shows only those in the latest event.
-        facts = try_read_log_facts(self.delta_log, self.upto) if told else {}
+        reported = self._read_reported_versions(tenants)
+        pairs = (
+            (tenant, self._find_version_since(tenant, reported.get(tenant))) for tenant in tenants
+        )
+        unreported = {
+            tenant: version for tenant, version in pairs if version != reported.get(tenant)
+        }
+        # Dagster shows only the table facts in the latest event.
+        facts = try_read_log_facts(self.delta_log, self.upto) if unreported else {}
         return [
-            build_version_event(self.source, tenant, last, facts) for tenant, last in told.items()
+            build_version_event(self.source, tenant, version, facts)
+            for tenant, version in unreported.items()
         ]
 
     def get_current_version(self, tenant: str) -> int:
@@ -97,13 +103,15 @@ class DataVersions:
         return self._find_version_since(tenant, self._read_reported_versions([tenant]).get(tenant))
 
     def _read_reported_versions(self, tenants: Collection[str]) -> dict[str, int]:
-        found = read_reported_versions(self.instance, self.source, tenants)
-        return {tenant: int(text) for tenant, text in found.items() if text.isdigit()}
+        versions = read_reported_versions(self.instance, self.source, tenants)
+        return {tenant: int(text) for tenant, text in versions.items() if text.isdigit()}
 
-    def _find_version_since(self, tenant: str, before: int | None) -> int:
-        if before is None or before >= self.upto:
-            return self.upto if before is None else before
-        if before not in self._changes_by_version:
-            self._changes_by_version[before] = self.delta_log.find_last_changes(before, self.upto)
-        changes = self._changes_by_version[before]
-        return self.upto if changes is None else changes.get(tenant, before)
+    def _find_version_since(self, tenant: str, reported: int | None) -> int:
+        if reported is None or reported >= self.upto:
+            return self.upto if reported is None else reported
+        if reported not in self._changes_by_version:
+            self._changes_by_version[reported] = self.delta_log.find_last_changes(
+                reported, self.upto
+            )
+        changes = self._changes_by_version[reported]
+        return self.upto if changes is None else changes.get(tenant, reported)

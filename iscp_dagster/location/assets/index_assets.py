@@ -1,4 +1,4 @@
-"""The indexes and triggers of one source table as assets: a run of them is an iteration."""
+"""The indexes and triggers of one source table as assets, whose runs are iterations."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,15 +48,17 @@ def index_assets(
 ) -> dg.AssetsDefinition:
     """All indexes and triggers of `source`; any subset can run, in `pool`, and shares one scan.
 
-    Each is below the source, and a view or trigger of a view below that view's index too.
-    `databases` are those that the deployment names for its shards.
+    Each is downstream of the source; a view or trigger of a view, also of that view's index.
+    `databases` are the deployment's databases by shard.
     """
-    by_name = {each.name: each for each in source.consumers}
+    by_name = {consumer.name: consumer for consumer in source.consumers}
     views = get_view_keys(source)
 
     @dg.multi_asset(
         name=get_index_op_name(source),
-        outs={name: build_asset_out(source, each, databases) for name, each in by_name.items()},
+        outs={
+            name: build_asset_out(source, consumer, databases) for name, consumer in by_name.items()
+        },
         deps=[get_source_asset_key(source)],
         internal_asset_deps={
             name: {get_source_asset_key(source), *filter(None, [views.get(name)])}
@@ -85,77 +87,86 @@ def index_assets(
         mark_by_hand(context.instance, context.run)
         with renew_run_lease(deployment, context.run):
             if len(iterations.tenants) > 1:
-                # An output of the step would give every tenant what belongs to all of them.
+                # An output of the step would give every tenant the metadata of all.
                 _, failed = sync_tenants(context, iterations)
             else:
                 failed = yield from _sync_tenant(context, iterations)
-            done = set(iterations.tenants)
-            # Runs of the same backfill that were queued meanwhile.
-            while more := set(_take_over_tenants(context, source, deployment)) - done:
-                _, wrong = sync_tenants(context, replace(iterations, tenants=sorted(more)))
-                failed, done = [*failed, *wrong], done | more
+            synced = set(iterations.tenants)
+            # Take over runs of the same backfill that were queued meanwhile.
+            while added := set(_take_over_tenants(context, source, deployment)) - synced:
+                _, added_failed = sync_tenants(context, replace(iterations, tenants=sorted(added)))
+                failed, synced = [*failed, *added_failed], synced | added
         report(failed)
 
     return synchronize
 
 
 def _sync_tenant(
-    context: dg.AssetExecutionContext, its: Iterations
+    context: dg.AssetExecutionContext, iterations: Iterations
 ) -> Generator[dg.Output[Success], None, list[Outcome]]:
-    """Bring one tenant in step; yields the outputs of its jobs, and returns what failed."""
-    held = InOrder[dg.Output[Success]](find_parents(its.source), {each.name for each in its.chosen})
-    declared = {each.name for each in its.source.consumers}
-    views, failed = get_view_keys(its.source), list[Outcome]()
-    with _report_in_background(context, its) as reported:
+    """Bring one tenant in step; yields the outputs of its jobs, and returns the failures."""
+    outputs = InOrder[dg.Output[Success]](
+        find_parents(iterations.source), {consumer.name for consumer in iterations.chosen}
+    )
+    declared = {consumer.name for consumer in iterations.source.consumers}
+    views, failed = get_view_keys(iterations.source), list[Outcome]()
+    with _report_in_background(context, iterations) as wait_for_report:
         try:
-            for outcome in (each for some in its.outcomes() for each in some):
-                reported()
+            for outcome in (outcome for outcomes in iterations.outcomes() for outcome in outcomes):
+                wait_for_report()
                 if not isinstance(outcome, PendingCommit | InStep):
                     failed.append(outcome)
-                    store_events(context, build_observations(its.source, [outcome]))
+                    store_events(context, build_observations(iterations.source, [outcome]))
                 elif outcome.job_name in declared:
-                    output = _build_output(its, outcome, views.get(outcome.job_name))
-                    yield from held.put(outcome.job_name, output)
+                    output = _build_output(iterations, outcome, views.get(outcome.job_name))
+                    yield from outputs.put(outcome.job_name, output)
                 elif isinstance(outcome, PendingCommit):
-                    made = build_materializations(
-                        context.instance, its.deployment, its.source, [outcome], its.run_id
+                    materializations = build_materializations(
+                        context.instance,
+                        iterations.deployment,
+                        iterations.source,
+                        [outcome],
+                        iterations.run_id,
                     )
-                    store_events(context, made)
+                    store_events(context, materializations)
         except Exception:
-            yield from held.release_rest()
+            yield from outputs.release_rest()
             raise
-        yield from held.release_rest()
+        yield from outputs.release_rest()
     return failed
 
 
 def _build_output(
-    its: Iterations, outcome: Success, view: dg.AssetKey | None
+    iterations: Iterations, outcome: Success, view: dg.AssetKey | None
 ) -> dg.Output[Success]:
+    counts = try_read_event_counts(iterations.deployment, iterations.source, outcome.job_name)
     return dg.Output(
         outcome,
         output_name=outcome.job_name,
-        metadata={**try_read_event_counts(its.deployment, its.source, outcome.job_name)},
+        metadata={**counts},
         data_version=dg.DataVersion(str(outcome.data_version)),
-        # Dagster adds its own tags: of the source, and of a view those that these replace.
+        # These replace the tags of the view that Dagster adds; it adds those of the source, too.
         tags=view_tags(view, agrees(outcome)),
     )
 
 
 @contextmanager
 def _report_in_background(
-    context: dg.AssetExecutionContext, its: Iterations
+    context: dg.AssetExecutionContext, iterations: Iterations
 ) -> Iterator[Callable[[], None]]:
     """Report, in parallel with the iteration, the versions that the runner has not reported.
 
-    Yields a function that returns once Dagster has them: before that, Dagster would record wrongly
-    what an index was built from.
+    Yields a function that returns once Dagster has them: before that, Dagster would record the
+    wrong versions that an index was built from.
     """
-    versions = DataVersions(context.instance, its.source, its.delta_log, its.to.version)
-    news = build_news_events(its.deployment, versions, its.tenants)
-    with ThreadPoolExecutor(1, "reporting versions") as beside:
-        reported = beside.submit(_report_versions, context, news)
-        yield reported.result
-        reported.result()
+    versions = DataVersions(
+        context.instance, iterations.source, iterations.delta_log, iterations.to.version
+    )
+    news = build_news_events(iterations.deployment, versions, iterations.tenants)
+    with ThreadPoolExecutor(1, "reporting versions") as executor:
+        future = executor.submit(_report_versions, context, news)
+        yield future.result
+        future.result()
 
 
 def _report_versions(context: dg.AssetExecutionContext, news: Sequence[Reported]) -> None:
@@ -167,7 +178,7 @@ def _report_versions(context: dg.AssetExecutionContext, news: Sequence[Reported]
 def _take_over_tenants(
     context: dg.AssetExecutionContext, source: SourceTable, deployment: Deployment
 ) -> list[str]:
-    """The tenants that the run names, and those that it takes over from its backfill."""
-    named, partitions = get_run_tenants(context, source), build_partitions_def(source)
+    """The tenants of the run, and of the runs that it takes over from its backfill."""
+    tenants, partitions = get_run_tenants(context, source), build_partitions_def(source)
     take_over(context.instance, context.run, partitions, deployment.log)
-    return sorted({*named, *list_taken_partitions(context.instance, context.run, partitions)})
+    return sorted({*tenants, *list_taken_partitions(context.instance, context.run, partitions)})

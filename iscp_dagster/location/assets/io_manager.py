@@ -1,4 +1,4 @@
-"""The IO manager of ClickHouse: stores rows, shows what was stored, and loads served rows."""
+"""The ClickHouse IO manager: stores rows, shows what was stored, and loads served rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from iscp_dagster.sync.writing.writer import IndexWriter
 
 @dataclass(frozen=True)
 class OutcomeIOManager(dg.IOManager):
-    """Reports what iterations did for consumers of a kind that keeps no tables."""
+    """Reports what iterations did for consumers whose kind keeps no tables."""
 
     kind: ConsumerKind
 
@@ -47,10 +47,10 @@ class OutcomeIOManager(dg.IOManager):
 
 
 class ClickHouseIOManager(dg.IOManager):
-    """Writes index tables, and people's own frames, into ClickHouse; nothing else of a run does.
+    """Writes index tables, and user-defined assets' frames, into ClickHouse: a run's only writer.
 
     An iteration calls its `writer` index by index, before Dagster has the outputs; when Dagster
-    then calls `handle_output`, that finds the rows in place (decision 44).
+    then calls `handle_output`, the rows are in place (decision 44).
     """
 
     def __init__(self, deployment: Callable[[], Deployment]) -> None:
@@ -58,7 +58,7 @@ class ClickHouseIOManager(dg.IOManager):
 
     @cached_property
     def writer(self) -> IndexWriter:
-        """What an iteration writes with."""
+        """The writer for iterations."""
         return IndexWriter(self._deployment())
 
     def handle_output(
@@ -66,8 +66,8 @@ class ClickHouseIOManager(dg.IOManager):
     ) -> None:
         """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
-        A frame replaces the rows of the run's partitions, or of an asset without partitions the
-        table's. Raises IscpError.
+        A frame replaces the rows of the run's partitions, or all rows if the asset has no
+        partitions. Raises IscpError.
         """
         if isinstance(obj, Outcomes):
             self.writer.place(obj.delivered)
@@ -83,20 +83,20 @@ class ClickHouseIOManager(dg.IOManager):
         if table.partition is not None and not context.has_asset_partitions:
             raise ConfigError(
                 f"The asset {context.asset_key.to_user_string()} has partitions, and the run is "
-                "for none of them. Choose those that it writes."
+                "for none of them. Choose the partitions to write."
             )
         partitions = context.asset_partition_keys if table.partition is not None else []
         table.replace(rows, partitions=partitions, run_id=context.run_id)
         return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.shown}
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The rows of the input's partitions, as an Arrow table of the user's columns."""
+        """The rows of the input's partitions, as an Arrow table with the user's columns."""
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
         if TENANT_COLUMN not in metadata:
             table = build_frame_table(self._deployment().endpoint, context, metadata)
-            chosen = context.has_asset_partitions
-            return table.load(context.asset_partition_keys if chosen else None)
+            partitioned = context.has_asset_partitions
+            return table.load(context.asset_partition_keys if partitioned else None)
         column = str(metadata[TENANT_COLUMN])
         database, name = get_database_and_table(context.asset_key, metadata)
         where = (
@@ -113,8 +113,8 @@ class ClickHouseIOManager(dg.IOManager):
 
 
 def _show_outcome(context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes) -> None:
-    shown_ = obj.summarize() if isinstance(obj, Outcomes) else build_outcome_metadata(obj, {})
-    context.add_output_metadata(shown_)
+    metadata = obj.summarize() if isinstance(obj, Outcomes) else build_outcome_metadata(obj, {})
+    context.add_output_metadata(metadata)
 
 
 def get_required_resources(source: SourceTable) -> set[str]:
@@ -125,32 +125,32 @@ def get_required_resources(source: SourceTable) -> set[str]:
 def get_index_writer(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, source: SourceTable
 ) -> IndexWriter | None:
-    """The writer of the run's IO manager; None where the table has no index."""
+    """The writer of the run's IO manager; None if the table has no index."""
     return getattr(context.resources, CLICKHOUSE).writer if source.indexes else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What a run of many tenants stored in one index, or found in step.
+    """What a run of several tenants stored in one index, or found in step.
 
-    Each tenant's materialization is reported while the run goes on (`reporting`).
+    Each tenant's materialization is reported while the run continues (`reporting`).
     """
 
     outcomes: Sequence[PendingCommit | InStep]
 
     @property
     def delivered(self) -> list[PendingCommit]:
-        return [each for each in self.outcomes if isinstance(each, PendingCommit)]
+        return [outcome for outcome in self.outcomes if isinstance(outcome, PendingCommit)]
 
     def summarize(self) -> dict[str, Any]:
-        """The totals for the run's page."""
-        invoked = sum(each.told_in_all.get("invocations", 0) for each in self.delivered)
+        """The totals, for the run's page."""
+        invoked = sum(delivery.told_in_all.get("invocations", 0) for delivery in self.delivered)
         return {
             **({"invocations": invoked} if invoked else {}),
-            "tenants": len({each.tenant for each in self.outcomes}),
-            "rows_inserted": sum(each.inserted for each in self.delivered),
-            "rows_deleted": sum(each.deleted for each in self.delivered),
-            "bytes": sum(each.bytes for each in self.delivered),
+            "tenants": len({outcome.tenant for outcome in self.outcomes}),
+            "rows_inserted": sum(delivery.inserted for delivery in self.delivered),
+            "rows_deleted": sum(delivery.deleted for delivery in self.delivered),
+            "bytes": sum(delivery.bytes for delivery in self.delivered),
         }
 
 
@@ -159,8 +159,10 @@ def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     types = store.shape.get_column_types()
     return dg.TableSchema(
         [
-            dg.TableColumn(name=f.name, type=types[f.name], description=f.comment or None)
-            for f in store.shape.fields
+            dg.TableColumn(
+                name=field.name, type=types[field.name], description=field.comment or None
+            )
+            for field in store.shape.fields
         ]
     )
 
@@ -170,7 +172,7 @@ def build_outcome_metadata(
 ) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
-    `tables` keeps what ClickHouse says about a table, for deliveries that share it.
+    `tables` caches what ClickHouse says about a table, for deliveries that share it.
     """
     if isinstance(outcome, InStep):
         return dict(build_in_step_metadata(outcome.job))
@@ -185,7 +187,7 @@ def build_outcome_metadata(
 def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
-    # Not the time now: Dagster stores events one by one, maybe long after rows were searchable.
+    # Not the current time: Dagster stores events one by one, maybe long after rows were searchable.
     assert delivery.published is not None
     lag = (delivery.published - delivery.to.at).total_seconds()
     return {
@@ -208,12 +210,12 @@ def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
 
 
 def build_in_step_metadata(job: Job) -> Mapping[str, Any]:
-    """The metadata of the materialization of a job that had nothing to catch up with."""
-    at = job.watermark
+    """The materialization metadata of a job that was in step already."""
+    watermark = job.watermark
     return {
-        "from_version": at.version,
-        "to_version": at.version,
-        "source_time": dg.MetadataValue.timestamp(at.at),
+        "from_version": watermark.version,
+        "to_version": watermark.version,
+        "source_time": dg.MetadataValue.timestamp(watermark.at),
         "read": dg.MetadataValue.text("nothing: already in step with the source"),
         "rows_inserted": 0,
         "rows_deleted": 0,
@@ -222,12 +224,12 @@ def build_in_step_metadata(job: Job) -> Mapping[str, Any]:
 
 
 def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
-    lost: list[str] = []
-    # The rows are served already: a ClickHouse that has gone since must not fail the run.
+    lost_columns: list[str] = []
+    # The rows are served already: a ClickHouse that has stopped since must not fail the run.
     with suppress(IscpError):
-        lost = store.lost()
+        lost_columns = store.lost()
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
         "dagster/column_schema": build_clickhouse_schema(store),
-        **({"lost_columns": lost} if lost else {}),
+        **({"lost_columns": lost_columns} if lost_columns else {}),
     }

@@ -1,6 +1,6 @@
 """The Dagster jobs that the runner starts: for one tenant's indexes, and for everything else.
 
-A run of assets is for one partition. A commit that changed many tenants gets one run of an op,
+A run of assets has one partition. A commit that changed several tenants gets one run of an op,
 which reports each tenant's materializations; jobs that no index declares run in that op too.
 """
 
@@ -36,8 +36,8 @@ FORGOTTEN = (
 
 
 def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
-    """The Dagster job of the declared indexes and triggers; a run selects those that take part."""
-    keys = [names.get_job_asset_key(source, each.name) for each in source.consumers]
+    """The Dagster job of the declared indexes and triggers; a run selects some of them."""
+    keys = [names.get_job_asset_key(source, consumer.name) for consumer in source.consumers]
     return dg.define_asset_job(
         names.sync_job_name(source),
         selection=dg.AssetSelection.assets(*keys).without_checks(),
@@ -48,16 +48,18 @@ def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
 def build_batch_sync_job(
     source: SourceTable, resources: Mapping[str, Any], pool: str
 ) -> dg.JobDefinition:
-    """The Dagster job for many tenants, and for jobs that no index declares.
+    """The Dagster job for several tenants, and for jobs that no index declares.
 
-    Started by a person, it brings all tenants in step, or the one that a tag names.
+    Started by a person, it brings all tenants in step, or only the tenant in a tag.
     """
 
     @dg.op(
         name=f"{names.get_batch_sync_job_name(source)}_op",
         out={
-            each.name: dg.Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
-            for each in source.consumers
+            consumer.name: dg.Out(
+                io_manager_key=consumer_kind(consumer.kind).io_manager, is_required=False
+            )
+            for consumer in source.consumers
         },
         required_resource_keys=get_required_resources(source),
         pool=pool,
@@ -67,22 +69,22 @@ def build_batch_sync_job(
         iterations = _build_iterations(context, deployment, source)
 
         def select_unreported(served: Sequence[Success]) -> Sequence[Success]:
-            """What Dagster has not been told yet: jobs in step are not reported again."""
-            in_step = [each.job for each in served if isinstance(each, InStep)]
-            brought = [each for each in served if isinstance(each, PendingCommit)]
-            return [*brought, *find_unreported_jobs(context.instance, source, in_step)]
+            """The outcomes that Dagster does not have yet: jobs in step are not reported again."""
+            in_step = [outcome.job for outcome in served if isinstance(outcome, InStep)]
+            delivered = [outcome for outcome in served if isinstance(outcome, PendingCommit)]
+            return [*delivered, *find_unreported_jobs(context.instance, source, in_step)]
 
         mark_by_hand(context.instance, context.run)
         with renew_run_lease(deployment, context.run):
-            told, failed = sync_tenants(context, iterations, select_unreported)
+            reported, failed = sync_tenants(context, iterations, select_unreported)
         for consumer in source.consumers:
-            if mine := [each for each in told if each.job_name == consumer.name]:
-                yield dg.Output(Outcomes(outcomes=mine), output_name=consumer.name)
+            if outcomes := [outcome for outcome in reported if outcome.job_name == consumer.name]:
+                yield dg.Output(Outcomes(outcomes=outcomes), output_name=consumer.name)
         report(failed)
 
     @dg.job(
         name=names.get_batch_sync_job_name(source),
-        # Bound here, or Dagster copies the sensor to bind them, and warns about its own copy.
+        # Bound here, or Dagster copies the sensor to bind them, and warns about the copy.
         resource_defs=resources,
         executor_def=dg.in_process_executor,
         description=f"Brings indexes of `{source.name}` in step, for all due tenants in one run, "
@@ -97,11 +99,11 @@ def build_batch_sync_job(
 def _build_iterations(
     context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> Iterations:
-    """The run's iterations; by hand they are for the tenant that the tag names, else for all.
+    """The run's iterations; by hand for the tenant in the tag, or for all tenants.
 
-    A run that executes a dispatched one again has no more tenants than that one had.
+    A re-execution of a dispatched run has only its tenants.
     """
-    found = Iterations.of(
+    iterations = Iterations.of(
         context.run,
         context.instance,
         deployment=deployment,
@@ -112,29 +114,31 @@ def _build_iterations(
         warn=context.log.warning,
         writer=get_index_writer(context, source),
     )
-    if found.dispatch is not None:
-        return found
+    if iterations.dispatch is not None:
+        return iterations
     if tenant := context.run.tags.get(names.TENANT_TAG):
-        return replace(found, tenants=[tenant])
+        return replace(iterations, tenants=[tenant])
     dispatch = context.run.tags.get(DISPATCH_TAG)
     return replace(
-        found,
-        tenants=_read_repeated_tenants(found, dispatch) if dispatch else _list_all_tenants(found),
+        iterations,
+        tenants=_read_repeated_tenants(iterations, dispatch)
+        if dispatch
+        else _list_all_tenants(iterations),
     )
 
 
-def _read_repeated_tenants(its: Iterations, dispatch: str) -> list[str]:
-    """The tenants of the run that is executed again, also when later runs took their jobs."""
-    had = its.deployment.log.read_run_tenants(its.repeats)
-    if not had:
+def _read_repeated_tenants(iterations: Iterations, dispatch: str) -> list[str]:
+    """The tenants of the run that is re-executed, even if later runs took their jobs."""
+    tenants = iterations.deployment.log.read_run_tenants(iterations.repeats)
+    if not tenants:
         raise dg.Failure(FORGOTTEN.format(dispatch=dispatch), allow_retries=False)
-    return sorted(had)
+    return sorted(tenants)
 
 
-def _list_all_tenants(its: Iterations) -> list[str]:
-    """All tenants that have rows or jobs."""
-    table_id = its.delta_log.get_table_id()
-    return sorted({*its.delta_log.tenants(), *its.deployment.log.tenants(table_id)})
+def _list_all_tenants(iterations: Iterations) -> list[str]:
+    """All tenants with rows or jobs."""
+    table_id = iterations.delta_log.get_table_id()
+    return sorted({*iterations.delta_log.tenants(), *iterations.deployment.log.tenants(table_id)})
 
 
 def build_startable_jobs(

@@ -1,4 +1,4 @@
-"""The hourly jobs and their schedules; a person can launch them in the UI as well."""
+"""The hourly jobs and their schedules; a person can also launch them in the UI."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ PRUNE = "iscp_prune_runs"
 REPORT = "iscp_report_indexes"
 RUN_BY = (sync_job_name, get_batch_sync_job_name)
 MOST_RUNS = 2_000
-"""The most runs pruned at a time; each takes Dagster some 20 ms."""
+"""The most runs pruned at a time; each takes Dagster about 20 ms."""
 
 
 class CollectConfig(dg.Config):
@@ -62,7 +62,7 @@ class PruneConfig(dg.Config):
 def build_maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
 ) -> list[dg.JobDefinition]:
-    """The flush of watermarks, the collection of garbage, the pruning of runs, and the report."""
+    """The jobs that flush watermarks, collect garbage, prune runs, and report indexes."""
 
     @dg.op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: dg.OpExecutionContext) -> None:
@@ -80,12 +80,12 @@ def build_maintenance_jobs(
         forgotten, pruned, events, served = 0, 0, 0, ServeResult()
         problems: list[str] = []
         with renew_run_lease(deployment, context.run):
-            found = maintenance.find_garbage(
+            garbage = maintenance.find_garbage(
                 deployment, sources, timedelta(hours=config.keep_hours)
             )
             if not config.dry_run:
                 with _record_problem(problems):
-                    forgotten = maintenance.collect(deployment, sources, found)
+                    forgotten = maintenance.collect(deployment, sources, garbage)
                 with _record_problem(problems):
                     pruned = maintenance.prune_history(
                         deployment, timedelta(days=config.history_days)
@@ -94,10 +94,12 @@ def build_maintenance_jobs(
                     events = prune_events(deployment, timedelta(days=config.events_days))
                 served = serve_all(deployment, sources)
                 problems += [*served.problems, *maintenance.clear_staging(deployment, sources)]
-        lines = [f"- {each.job.name} of {each.job.key.tenant}: {each.drops}" for each in found]
+        lines = [
+            f"- {entry.job.name} of {entry.job.key.tenant}: {entry.drops}" for entry in garbage
+        ]
         context.add_output_metadata(
             {
-                "served": [str(each) for each in served.indexes],
+                "served": [str(index) for index in served.indexes],
                 "found": dg.MetadataValue.md("\n".join(lines) or "nothing"),
                 "jobs": forgotten,
                 "history": pruned,
@@ -110,11 +112,11 @@ def build_maintenance_jobs(
     @dg.op(name=f"{PRUNE}_op", required_resource_keys={"iscp"})
     def prune(context: dg.OpExecutionContext, config: PruneConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        kept = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
+        retention = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
         with renew_run_lease(deployment, context.run):
             pruned = prune_runs(
                 context.instance,
-                before=datetime.now(timezone.utc) - kept,
+                before=datetime.now(timezone.utc) - retention,
                 jobs={name(source) for source in sources for name in RUN_BY},
                 assets=find_kept_event_types(context.instance, sources),
                 most=MOST_RUNS,
@@ -155,7 +157,7 @@ def build_maintenance_jobs(
 
 @contextmanager
 def _record_problem(problems: list[str]) -> Iterator[None]:
-    """Add an error to the problems: one step of the upkeep stops no other."""
+    """Add an error to the problems: a failed step must not stop the others."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the run fails at its end with all problems
@@ -190,7 +192,7 @@ def _build_report_job(
 def find_kept_event_types(
     instance: dg.DagsterInstance, sources: Sequence[SourceTable]
 ) -> dict[dg.AssetKey, dg.DagsterEventType]:
-    """The type of event by which Dagster compares each table and index, undeclared ones too."""
+    """The event type by which Dagster compares each table and index, including undeclared ones."""
     indexes = {
         key: dg.DagsterEventType.ASSET_MATERIALIZATION
         for source in sources
@@ -204,11 +206,11 @@ def build_hourly_schedules(jobs: Sequence[dg.JobDefinition]) -> list[dg.Schedule
     """Run each Dagster job every hour, ten minutes apart."""
     return [
         dg.ScheduleDefinition(
-            name=f"{each.name}_hourly",
-            job=each,
-            description=each.description,
+            name=f"{job.name}_hourly",
+            job=job,
+            description=job.description,
             cron_schedule=f"{7 + 10 * number} * * * *",
             default_status=dg.DefaultScheduleStatus.RUNNING,
         )
-        for number, each in enumerate(jobs)
+        for number, job in enumerate(jobs)
     ]

@@ -1,4 +1,4 @@
-"""A source table as an asset: loaded when a person materializes it, or observed only."""
+"""A source table as an asset: loaded when a person materializes it, or only observed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ON_REPLACE_MEANS = {
     "strand": "strand: its jobs stop until a person registers them again",
     "rebuild": "rebuild: its indexes are rebuilt from the new table",
 }
-"""What happens to the jobs of a table that is recreated, for the asset's metadata."""
+"""What happens to a recreated table's jobs, for the asset's metadata."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a source's `load` gets to bring `tenants` up to date in the Delta table at `path`."""
+    """The argument of a source's `load`, which updates `tenants` in the Delta table at `path`."""
 
     spark: "SparkSession"
     path: str
@@ -42,7 +42,7 @@ class Load:
 
 
 def build_source_spec(source: SourceTable) -> dg.AssetSpec:
-    """The asset's spec; for a table that others write, it is the whole asset."""
+    """The asset's spec; for a table that others write, the whole asset."""
     return dg.AssetSpec(
         get_source_asset_key(source),
         skippable=source.load is not None,
@@ -64,7 +64,7 @@ def build_source_spec(source: SourceTable) -> dg.AssetSpec:
 
 
 def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> dg.AssetsDefinition:
-    """The asset whose materialization calls `load` for the partitions asked for."""
+    """The asset whose materialization calls `load` for the requested partitions."""
     config = source.load_config
 
     @dg.multi_asset(
@@ -93,11 +93,11 @@ def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> d
             delta_log = deployment.delta_log(source)
             facts = dict(read_table_facts(delta_log))
             versions = DataVersions(context.instance, source, delta_log, delta_log.latest().version)
-            # Not as the step's result, which would give every tenant the same version.
+            # Not as the step's output, which would give every tenant the same version.
             for tenant in tenants:
                 current = versions.get_current_version(tenant)
                 yield build_version_event(source, tenant, current, facts)
-            # Otherwise Dagster would show the table's check as older than what was just loaded.
+            # Otherwise Dagster would show the table's check as older than the load.
             yield build_check_evaluation(source, find_problems(deployment, source))
 
     return load_source
@@ -106,7 +106,7 @@ def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> d
 def to_dagster_config(model: type[Any]) -> type[dg.Config]:
     """The model as a Dagster Config, which the launchpad shows.
 
-    A declaration may use a plain pydantic model, so that reading it does not import Dagster.
+    A declaration may use a plain pydantic model, so that it does not import Dagster.
     """
     return model if issubclass(model, dg.Config) else type(model.__name__, (model, dg.Config), {})
 

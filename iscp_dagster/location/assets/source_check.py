@@ -14,7 +14,7 @@ CHECK = "can_be_followed"
 
 
 def build_source_check(source: SourceTable) -> dg.AssetChecksDefinition:
-    """A check that fails if the table is missing or unreadable, or has rows that no index takes."""
+    """A check that fails if the table is missing or unreadable, or has rows without a tenant."""
 
     @dg.asset_check(
         asset=get_source_asset_key(source),
@@ -27,39 +27,39 @@ def build_source_check(source: SourceTable) -> dg.AssetChecksDefinition:
     )
     def can_be_followed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         deployment: Deployment = context.resources.iscp.deployment()
-        found = find_problems(deployment, source)
+        problems = find_problems(deployment, source)
         return dg.AssetCheckResult(
-            passed=not found,
-            severity=_get_severity(found),
-            description=_describe_problems(found),
-            metadata=_collect_facts(found),
+            passed=not problems,
+            severity=_get_severity(problems),
+            description=_describe_problems(problems),
+            metadata=_collect_facts(problems),
         )
 
     return can_be_followed
 
 
 def build_check_evaluation(
-    source: SourceTable, found: Sequence[Problem]
+    source: SourceTable, problems: Sequence[Problem]
 ) -> dg.AssetCheckEvaluation:
-    """The check's outcome for the problems that were found."""
+    """The check's result for these problems."""
     return dg.AssetCheckEvaluation(
         asset_key=get_source_asset_key(source),
         check_name=CHECK,
-        passed=not found,
-        severity=_get_severity(found),
-        description=_describe_problems(found),
-        metadata=_collect_facts(found),
+        passed=not problems,
+        severity=_get_severity(problems),
+        description=_describe_problems(problems),
+        metadata=_collect_facts(problems),
     )
 
 
-def _get_severity(found: Sequence[Problem]) -> dg.AssetCheckSeverity:
-    severe = any(each.severe for each in found)
+def _get_severity(problems: Sequence[Problem]) -> dg.AssetCheckSeverity:
+    severe = any(problem.severe for problem in problems)
     return dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN
 
 
-def _describe_problems(found: Sequence[Problem]) -> str | None:
-    return "\n".join(each.message for each in found) or None
+def _describe_problems(problems: Sequence[Problem]) -> str | None:
+    return "\n".join(problem.message for problem in problems) or None
 
 
-def _collect_facts(found: Sequence[Problem]) -> dict[str, int]:
-    return {name: number for each in found for name, number in each.facts.items()}
+def _collect_facts(problems: Sequence[Problem]) -> dict[str, int]:
+    return {name: number for problem in problems for name, number in problem.facts.items()}

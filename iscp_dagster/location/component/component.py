@@ -35,8 +35,8 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
     """A Delta table, the ClickHouse indexes that are kept in step with it, exactly once, and the
     views and triggers over it.
 
-    A project may hold many. The first one also defines what they share: the runner, and the
-    resources that the environment names.
+    A project may have many. The first one also defines what they share: the runner and the
+    resources from the environment.
     """
 
     def __init__(
@@ -73,54 +73,60 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Any:
         """Make the component from the attributes of a `defs.yaml`. Raises ConfigError."""
-        found = parse_declarations(context, cast("dg.Model", model))
+        declarations = parse_declarations(context, cast("dg.Model", model))
         return cls(
-            found.tables[0],
-            views=found.views,
-            triggers=found.triggers,
-            endpoints=found.endpoints,
+            declarations.tables[0],
+            views=declarations.views,
+            triggers=declarations.triggers,
+            endpoints=declarations.endpoints,
             declared_at=place(context),
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The table's assets and checks; for the project's first table the runner as well.
+        """The table's assets and checks, and the runner for the project's first table.
 
-        What cannot stand beside the others is left out, as by `build_definitions`.
+        Declarations that conflict with others are left out, as by `build_definitions`.
         """
-        # Outside of a defs folder this component is the only one.
-        every = context.component_tree.get_all_components(SourceTableComponent) or [self]
-        if all(each is not self for each in every):
+        # Outside a defs folder this component is the only one.
+        components = context.component_tree.get_all_components(SourceTableComponent) or [self]
+        if all(component is not self for component in components):
             raise ConfigError(
                 f"The function that makes the component of {self.table.name!r} does not declare "
                 "its return type; annotate it with `-> SourceTableComponent`, without quotes or "
                 "`from __future__ import annotations`."
             )
-        found = _filter_declarations(tuple(every))
-        table = found.declared.get(id(self.table))
-        own = [] if table is None else [build_table_definitions(table)]
+        sound = _filter_declarations(tuple(components))
+        table = sound.declared.get(id(self.table))
+        table_definitions = [] if table is None else [build_table_definitions(table)]
         return dg.Definitions.merge(
-            *own, *([_build_shared_definitions(every)] if every[0] is self else [])
+            *table_definitions,
+            *([_build_shared_definitions(components)] if components[0] is self else []),
         )
 
 
-def _collect_declarations(every: Sequence[SourceTableComponent]) -> Declarations:
+def _collect_declarations(components: Sequence[SourceTableComponent]) -> Declarations:
     declared: dict[int, object] = {}
     files: dict[int, str] = {}
-    for each in every:
-        for one in (each.table, *each.views, *each.triggers, *each.endpoints):
-            declared[id(one)] = one
-            files[id(one)] = each.declared_at
+    for component in components:
+        for declaration in (
+            component.table,
+            *component.views,
+            *component.triggers,
+            *component.endpoints,
+        ):
+            declared[id(declaration)] = declaration
+            files[id(declaration)] = component.declared_at
     return Declarations.of(declared.values(), files)
 
 
 @lru_cache(maxsize=1)
-def _filter_declarations(every: tuple[SourceTableComponent, ...]) -> Sound:
-    """Kept for the next component of the same project, since each asks for it."""
-    return filter_declarations(_collect_declarations(every), os.environ)
+def _filter_declarations(components: tuple[SourceTableComponent, ...]) -> Sound:
+    """Cached for the next component of the project: each one calls it."""
+    return filter_declarations(_collect_declarations(components), os.environ)
 
 
-def _build_shared_definitions(every: Sequence[SourceTableComponent]) -> dg.Definitions:
-    tables = _filter_declarations(tuple(every)).tables
+def _build_shared_definitions(components: Sequence[SourceTableComponent]) -> dg.Definitions:
+    tables = _filter_declarations(tuple(components)).tables
     return build_runner_definitions(
-        tables, resources_from_environment(), given=_collect_declarations(every)
+        tables, resources_from_environment(), declarations=_collect_declarations(components)
     )

@@ -39,16 +39,20 @@ class SourceTableScaffolder(Scaffolder[ScaffoldOptions]):
         return ScaffoldOptions
 
     def scaffold(self, request: ScaffoldRequest[ScaffoldOptions]) -> None:
-        asked = request.params
-        name = asked.name or f"my_database.{request.target_path.name}"
-        said = {"name": name, "key": asked.key, "tenant": asked.tenant, "path": asked.path}
-        said = {option: value for option, value in said.items() if value is not None}
+        params = request.params
+        name = params.name or f"my_database.{request.target_path.name}"
+        options = {"name": name, "key": params.key, "tenant": params.tenant, "path": params.path}
+        options = {option: value for option, value in options.items() if value is not None}
         # Raises for an invalid name before there is a file.
         SourceTable(name)
         if request.scaffold_format == "yaml":
-            scaffold_component(request, {**said, "indexes": [{"kind": "mirror"}]})
+            scaffold_component(request, {**options, "indexes": [{"kind": "mirror"}]})
             return
-        quoted = {option: json.dumps(value, ensure_ascii=False) for option, value in said.items()}
-        declared = ", ".join((quoted.pop("name"), *(f"{k}={v}" for k, v in quoted.items())))
+        quoted = {
+            option: json.dumps(value, ensure_ascii=False) for option, value in options.items()
+        }
+        declared = ", ".join(
+            (quoted.pop("name"), *(f"{option}={value}" for option, value in quoted.items()))
+        )
         file = request.target_path / "component.py"
         file.write_text(_PYTHON.format(declared=declared), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The attributes of a table in `defs.yaml`: those of a declaration in Python."""
+"""The attributes of a table in `defs.yaml`, as in a Python declaration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_type_hints
 
 from dagster import Model
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, create_model
-from pydantic import Field as Said
+from pydantic import Field as PydanticField
 from pydantic_core import core_schema
 
 from iscp_dagster.model.declared.endpoints import Endpoint
@@ -33,8 +33,8 @@ class SpreadModel(Model):
     key: str | Sequence[str]
 
 
-# defs.yaml takes an import path where Python takes an object, and lists the texts it allows.
-_IMPORTED = Annotated[str, Said(description="package.module:name")]
+# defs.yaml takes an import path where Python takes an object, and lists the allowed values.
+_IMPORTED = Annotated[str, PydanticField(description="package.module:name")]
 _OVERRIDDEN_TYPES: Mapping[str, Any] = {
     "errors": Literal[ERRORS],
     "on_replace": Literal[ON_REPLACE],
@@ -45,9 +45,9 @@ _OVERRIDDEN_TYPES: Mapping[str, Any] = {
 }
 
 
-_VIEW_NAME = Annotated[str | None, Said(description="a view's name; left out: the table")]
+_VIEW_NAME = Annotated[str | None, PydanticField(description="a view's name; left out: the table")]
 _OMITTED = object()
-"""Marks an option that YAML does not have."""
+"""Marks an option that does not exist in YAML."""
 _NESTED_DECLARATIONS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "views": (View, {"of": _VIEW_NAME}),
     "triggers": (
@@ -57,11 +57,11 @@ _NESTED_DECLARATIONS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "endpoints": (Endpoint, {}),
     "services": (ServiceConsumer, {"on": _OMITTED}),
 }
-"""What is declared with the table, by attribute; a view or endpoint is meant by its name."""
+"""What is declared with the table, by attribute; a name refers to a view or endpoint."""
 
 
 _RENAMED_ATTRIBUTES = {"on": "of"}
-"""Attributes with another name than in Python: YAML reads the word `on` as true."""
+"""Attributes with another name than in Python: YAML reads `on` as true."""
 
 
 class _TemplateValidator:
@@ -77,7 +77,7 @@ class _TemplateValidator:
 
 @dataclass(frozen=True, eq=False)
 class _KindValidator:
-    """Validates an index against its own kind alone, so that an error names the field."""
+    """Validates an index against its own kind only, so that an error names the field."""
 
     offered: Mapping[str, type[Model]]
 
@@ -86,8 +86,8 @@ class _KindValidator:
 
     def _validate_kind(self, value: Any, handler: Any) -> Any:
         kind = value.get("kind") if isinstance(value, dict) else None
-        chosen = self.offered.get(kind) if isinstance(kind, str) else None
-        return chosen.model_validate(value) if chosen else handler(value)
+        model = self.offered.get(kind) if isinstance(kind, str) else None
+        return model.model_validate(value) if model else handler(value)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         places = handler(schema)["discriminator"]["mapping"]
@@ -116,36 +116,41 @@ def is_template(value: object) -> bool:
 
 @cache
 def build_table_model() -> type[Model]:
-    """The attributes of a table: those of `SourceTable`, and what is declared over it."""
+    """The attributes of a table: the fields of `SourceTable`, and what is declared over it."""
     offered = {
         name: _build_model(kind.__name__, kind, {}, kind=(Literal[name], ...))
         for name, kind in kinds().items()
     }
-    either: Any = Union[tuple(offered.values())]  # noqa: UP007 - known only at run time
-    each: Any = Annotated[either, Said(discriminator="kind"), _KindValidator(offered)]
-    over: dict[str, Any] = {
-        name: (list[_build_model(kind.__name__, kind, said)], Said(default_factory=list))  # type: ignore[misc]
-        for name, (kind, said) in _NESTED_DECLARATIONS.items()
+    union: Any = Union[tuple(offered.values())]  # noqa: UP007 - known only at run time
+    index_model: Any = Annotated[
+        union, PydanticField(discriminator="kind"), _KindValidator(offered)
+    ]
+    nested: dict[str, Any] = {
+        name: (
+            list[_build_model(kind.__name__, kind, overrides)],  # type: ignore[misc]
+            PydanticField(default_factory=list),
+        )
+        for name, (kind, overrides) in _NESTED_DECLARATIONS.items()
     }
-    own = {"indexes": list[each], "left_out": _OMITTED}
-    return _build_model("SourceTable", SourceTable, own, **over)
+    overrides = {"indexes": list[index_model], "left_out": _OMITTED}
+    return _build_model("SourceTable", SourceTable, overrides, **nested)
 
 
 def _build_model(
-    name: str, declared: type[Any], said: Mapping[str, Any], **first: Any
+    name: str, declared: type[Any], overrides: Mapping[str, Any], **first: Any
 ) -> type[Model]:
-    hints = {**_get_hints(declared), **_OVERRIDDEN_TYPES, **said}
-    chosen = {
-        _RENAMED_ATTRIBUTES.get(each.name, each.name): (
-            _allow_template(hints.get(each.name, Any)),
-            None if hints.get(each.name) is _VIEW_NAME else _get_default(each),
+    hints = {**_get_hints(declared), **_OVERRIDDEN_TYPES, **overrides}
+    attributes = {
+        _RENAMED_ATTRIBUTES.get(field.name, field.name): (
+            _allow_template(hints.get(field.name, Any)),
+            None if hints.get(field.name) is _VIEW_NAME else _get_default(field),
         )
-        for each in fields(declared)
-        if each.init and each.name not in first and said.get(each.name) is not _OMITTED
+        for field in fields(declared)
+        if field.init and field.name not in first and overrides.get(field.name) is not _OMITTED
     }
     base = type("Attributes", (Model,), {"model_config": _STRICT, "__module__": __name__})
     doc = getdoc(declared)
-    return create_model(name, __base__=base, __doc__=doc, **(first | chosen))
+    return create_model(name, __base__=base, __doc__=doc, **(first | attributes))
 
 
 def _get_hints(declared: type[Any]) -> dict[str, Any]:
@@ -157,7 +162,7 @@ def _get_hints(declared: type[Any]) -> dict[str, Any]:
 
 
 def _allow_template(hint: Any) -> Any:
-    """The type or a template; any value if pydantic has no schema for it: the kind checks that."""
+    """The type or a template; any value if pydantic has no schema: then the kind validates it."""
     try:
         TypeAdapter(hint)
     except PydanticSchemaGenerationError:
@@ -165,7 +170,7 @@ def _allow_template(hint: Any) -> Any:
     return hint if hint in {str, Any} else Annotated[hint, _TemplateValidator()]
 
 
-def _get_default(each: Field[Any]) -> Any:
-    if each.default_factory is not MISSING:
-        return Said(default_factory=each.default_factory)
-    return ... if each.default is MISSING else each.default
+def _get_default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return PydanticField(default_factory=field.default_factory)
+    return ... if field.default is MISSING else field.default

@@ -1,4 +1,4 @@
-"""The resources of a deployment whose services the environment names."""
+"""The resources of a deployment that the environment configures."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _OPTIONAL = {
 def resources_from_environment(
     *, connect_timeout: float = 10, query_timeout: float = 600
 ) -> dict[str, Any]:
-    """The resources by name, addressed by the environment, which `iscp up` sets for its children.
+    """The resources by name, from the environment, which `iscp up` sets for its children.
 
-    `iscp` takes its sessions from `spark`, which assets of the user's own may take, too.
-    The timeouts are ClickHouse's, in seconds. Addresses may hold passwords: they stay in the
-    environment and out of every run's config. Raises ConfigError for a setting that cannot be read.
+    `iscp` takes its sessions from `spark`, which user-defined assets may use, too. The timeouts are
+    ClickHouse's, in seconds. Addresses may contain passwords: they stay in the environment and out
+    of every run's config. Raises ConfigError for an invalid setting.
     """
     spark = Spark(remote=EnvVar(variables.SPARK_REMOTE))
     iscp = Iscp(

@@ -1,4 +1,4 @@
-"""The services that make up a `Deployment`, and the IO manager of its ClickHouse."""
+"""The services of a `Deployment`, and the IO manager of its ClickHouse."""
 
 from functools import lru_cache
 
@@ -22,7 +22,7 @@ class Lake(ConfigurableResource[str]):
 
 
 class ClickHouse(ConfigurableResource[Endpoint]):
-    """A ClickHouse server, cluster or cloud service, or several, by their HTTP interfaces."""
+    """One or more ClickHouse servers, clusters or cloud services, by their HTTP interfaces."""
 
     url: str = Field(
         default="", description="http[s]://[user:password@]host[:port][/?database=NAME]"
@@ -49,7 +49,7 @@ class IscpLog(ConfigurableResource[SqlLog]):
     url: str = Field(description="A SQLAlchemy URL: sqlite:///file, postgresql+psycopg://...")
 
     def open(self) -> SqlLog:
-        """The log, made ready at first use in the process."""
+        """The log; the first use in a process creates its tables."""
         return _open_log(self.url)
 
 
@@ -80,7 +80,7 @@ class Iscp(ConfigurableResource[Deployment]):
 
     max_versions: int = Field(
         default=DEFAULT_BOUNDS.versions,
-        description="The most versions of one iteration; a job may ask for fewer.",
+        description="The most versions of one iteration; a job may set fewer.",
     )
     max_bytes: int = Field(
         default=DEFAULT_BOUNDS.bytes,
@@ -96,10 +96,10 @@ class Iscp(ConfigurableResource[Deployment]):
     invocations_url: str = Field(
         default="", description="The runtime that invokes service consumers' handlers."
     )
-    invocations_token: str = Field(default="", description="The bearer token that it asks for.")
+    invocations_token: str = Field(default="", description="The bearer token that it requires.")
 
     def deployment(self) -> Deployment:
-        """Make the deployment. Cheap: nothing is connected before it is used."""
+        """Make the deployment. Cheap: services are connected at first use."""
         return wire_deployment(
             shards=self.clickhouse.parse_endpoints(),
             log=self.log.open(),
@@ -116,11 +116,11 @@ class Iscp(ConfigurableResource[Deployment]):
 
 
 class ClickHouseTables(ConfigurableIOManagerFactory[ClickHouseIOManager]):
-    """Index tables, and tables of people's own frames, in the deployment's ClickHouse."""
+    """Index tables, and tables of user-defined assets, in the deployment's ClickHouse."""
 
     iscp: ResourceDependency[Iscp]
 
     def create_io_manager(self, context: object) -> ClickHouseIOManager:
-        """The object that writes into ClickHouse, in iterations and for Dagster."""
+        """The object that writes into ClickHouse, for iterations and for Dagster."""
         del context
         return ClickHouseIOManager(self.iscp.deployment)

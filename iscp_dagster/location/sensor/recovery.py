@@ -29,13 +29,13 @@ UNBEGUN = "Run {run} failed before its work began; its page in Dagster says why.
 
 @dataclass(frozen=True, kw_only=True)
 class Ours:
-    """Tells which of an instance's runs belong to a location: those that run nothing else."""
+    """Recognizes the runs of a location among an instance's: they run nothing else."""
 
     tables: frozenset[str]
     jobs: frozenset[str]
     assets: frozenset[AssetKey]
     location: str | None = None
-    """Its name, if known; another location may have Dagster jobs of the same names."""
+    """Its name, if known; another location may have Dagster jobs with the same names."""
 
     @classmethod
     def of(cls, sources: Sequence[SourceTable], location: str | None = None) -> Ours:
@@ -45,7 +45,9 @@ class Ours:
         }
         keys = {get_source_asset_key(source) for source in sources}
         keys |= {
-            get_job_asset_key(source, each.name) for source in sources for each in source.consumers
+            get_job_asset_key(source, consumer.name)
+            for source in sources
+            for consumer in source.consumers
         }
         return cls(
             tables=frozenset(source.name for source in sources),
@@ -62,16 +64,16 @@ class Ours:
         if run.job_name in self.jobs or run.tags.get(TABLE_TAG) in self.tables:
             return True
         checked = {check.asset_key for check in run.asset_check_selection or ()}
-        chosen = checked | set(run.asset_selection or ())
-        return bool(chosen) and chosen <= self.assets
+        selected = checked | set(run.asset_selection or ())
+        return bool(selected) and selected <= self.assets
 
 
 @dataclass
 class Recovery:
-    """Looks for what dead runs left behind; ends nothing that may be alive.
+    """Cleans up after dead runs; ends nothing that may be alive.
 
-    Runs cannot renew their leases while the log is away. So after an outage, and after a start,
-    which may follow one, they first get as long as a lease lasts to renew them.
+    Runs cannot renew their leases while the log is down. So after an outage, and after a start,
+    which may follow one, they first get the duration of a lease to renew them.
     """
 
     deployment: Deployment
@@ -96,17 +98,17 @@ class Recovery:
         self.deployment.log.reclaim(None if sure else self._list_finished_runs(instance))
 
     def _list_finished_runs(self, instance: DagsterInstance) -> list[str]:
-        """Runs of this instance that hold jobs though Dagster says that they have finished."""
+        """Runs of this instance that hold jobs although Dagster has recorded their end."""
         running = self.deployment.log.list_active_runs(JobState.RUNNING)
-        found = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
-        return [run.run_id for run in found if run.is_finished]
+        runs = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
+        return [run.run_id for run in runs if run.is_finished]
 
     def _end_orphans(self, instance: DagsterInstance, *, sure: bool) -> None:
-        """End orphans: Dagster's default launcher does not notice them; they block the queue."""
+        """End orphans: Dagster's default launcher does not detect them; they block the queue."""
         log = self.deployment.log
         runs = {run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
-        mine = [run_id for run_id, run in runs.items() if self.ours.has(run)]
-        lapsed = log.find_expired_leases(mine, log.leases.unseen)
+        run_ids = [run_id for run_id, run in runs.items() if self.ours.has(run)]
+        lapsed = log.find_expired_leases(run_ids, log.leases.unseen)
         for run_id in sorted(lapsed) if sure else ():
             run = instance.get_run_by_id(run_id)
             if run is not None and run.status in WORKED:
@@ -115,8 +117,8 @@ class Recovery:
     def _process_queued_jobs(self, instance: DagsterInstance) -> None:
         """Keep jobs that wait for a run of this instance; free those whose run has ended.
 
-        A run that this instance does not know is another's, or was never submitted: the lease of
-        the jobs that wait for it decides.
+        A run that this instance does not know belongs to another, or was never submitted: its
+        lease decides.
         """
         log = self.deployment.log
         queued = log.list_active_runs(JobState.PENDING)

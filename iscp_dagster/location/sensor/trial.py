@@ -1,7 +1,7 @@
 """The runner's sensor when a person tests it in Dagster's UI: shows what a look would dispatch.
 
 It changes nothing: the look works on a copy of the ISCP log. Runs that the person launches from
-the result count as started by hand, since the log knows no dispatch for them.
+the result count as started by hand, since the log has no dispatch for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_TICK = re.compile(r"\d{8}_\d{6}")
 def is_trial(context: dg.SensorEvaluationContext) -> bool:
     """Whether the evaluation is a test by a person, not a tick of Dagster's daemon.
 
-    A tick's log key ends in the tick's id; without a tick Dagster puts the time there.
+    A tick's log key ends in the tick's id, otherwise in the time.
     """
     key = context.log_key or ()
     return bool(key) and _NO_TICK.fullmatch(key[-1]) is not None
@@ -45,7 +45,7 @@ def take_trial_look(
 
 
 def by_hand(request: dg.RunRequest) -> dg.RunRequest:
-    """The same request without its dispatch tag, which names a dispatch that no log knows."""
+    """The same request without its dispatch tag, whose dispatch is in no log."""
     tags = {name: value for name, value in request.tags.items() if name != DISPATCH_TAG}
     return dg.RunRequest(
         job_name=request.job_name,
@@ -60,12 +60,12 @@ def build_partition_requests(
     instance: dg.DagsterInstance, dispatches: Sequence[Dispatch]
 ) -> Iterator[dg.AddDynamicPartitionsRequest]:
     """Requests for the partitions that a tick would have added before its runs."""
-    wanted: dict[str, set[str]] = {}
-    for each in dispatches:
-        if each.source.tenant is not None:
-            wanted.setdefault(get_partitions_name(each.source), set()).update(
-                each.iteration.tenants
+    tenants_by_name: dict[str, set[str]] = {}
+    for dispatch in dispatches:
+        if dispatch.source.tenant is not None:
+            tenants_by_name.setdefault(get_partitions_name(dispatch.source), set()).update(
+                dispatch.iteration.tenants
             )
-    for name, tenants in wanted.items():
+    for name, tenants in tenants_by_name.items():
         if missing := tenants - set(instance.get_dynamic_partitions(name)):
             yield dg.AddDynamicPartitionsRequest(name, sorted(missing))

@@ -28,14 +28,14 @@ class EventTriggers(DeclaredKind):
 
     @property
     def title(self) -> str:
-        """Not a plain trigger, which is a rule by which jobs become due."""
+        """Unlike a plain trigger, which is a rule by which jobs become due."""
         return f"event {self.type}"
 
     def declared(self, source: SourceTable) -> Sequence[Trigger]:
         return source.triggers
 
     def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
-        trigger = next((each for each in source.triggers if each.name == info.job), None)
+        trigger = next((trigger for trigger in source.triggers if trigger.name == info.job), None)
         if trigger is None:
             raise ConfigError(
                 f"Job {source.name}/{info.job}: the location declares no trigger {info.job!r}. "
@@ -64,19 +64,19 @@ class EventTriggers(DeclaredKind):
         from iscp_dagster.joblog.sql.active import read_active_sets
 
         del source
-        with deployment.log.reading() as connection:
-            held = read_active_sets(connection, [job.key]).get(job.key)
-        if held is None or held.registration != job.registration:
+        with deployment.log.begin_read() as connection:
+            active_set = read_active_sets(connection, [job.key]).get(job.key)
+        if active_set is None or active_set.registration != job.registration:
             return None
-        return Beginning(at=held.since, gap=(held.gap,) if held.gap else ())
+        return Beginning(at=active_set.since, gap=(active_set.gap,) if active_set.gap else ())
 
     def describe(self, source: SourceTable, declared: Trigger) -> tuple[str, Mapping[str, Any]]:
         del source
-        said = (
+        summary = (
             f"Fires on {declared.on.name!r} when a row begins to meet a condition, "
             "and when it ceases to."
         )
-        return said, {
+        return summary, {
             "on": declared.on.name,
             "match": declared.match,
             "unmatch": declared.unmatch or "not matching",

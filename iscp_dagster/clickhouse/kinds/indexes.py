@@ -56,7 +56,7 @@ class Indexes(ConsumerKind):
             return None
         info, schema = job.spec.detail.consumer, deployment.delta_log(source).facts().fields
         store = deployment.store(source, index_of(source, info), schema, info.generation)
-        beginnings: Mapping[str, Beginning] = store.begins([job.key.tenant])
+        beginnings: Mapping[str, Beginning] = store.read_beginnings([job.key.tenant])
         return beginnings.get(job.key.tenant)
 
 

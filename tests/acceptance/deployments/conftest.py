@@ -85,7 +85,7 @@ MINE = """
 import time
 from pathlib import Path
 
-from iscp_dagster.planning.triggers import iteration_of
+from iscp_dagster.planning.triggers import plan_iteration
 
 
 class Gate:
@@ -111,7 +111,7 @@ class Broken:
 
 
 def each_by_itself(jobs, latest, now):
-    return tuple(i for job in jobs for i in iteration_of([job], latest))
+    return tuple(i for job in jobs for i in plan_iteration([job], latest))
 """
 # The part of `resources/` that is replaced, to give up sooner on a silent ClickHouse.
 MADE = "resources_from_environment()"

@@ -62,7 +62,7 @@ def expected(model, name, rule, moments, upto, first=FIRST):
 
 
 def outbox(table):
-    with table.deployment.log.reading() as connection:
+    with table.deployment.log.begin_read() as connection:
         found = connection.execute(sa.select(ISCP_OUTBOX).order_by(ISCP_OUTBOX.c.number))
         return [dict(row) for row in found.mappings()]
 

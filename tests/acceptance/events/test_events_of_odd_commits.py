@@ -37,7 +37,7 @@ def events(table, trigger):
     """Return type, event key and version of each of the trigger's events, in order."""
     columns = ISCP_OUTBOX.c
     chosen = sa.select(columns.event_type, columns.event_key, columns.source_version)
-    with table.deployment.log.reading() as connection:
+    with table.deployment.log.begin_read() as connection:
         found = chosen.where(columns.trigger_name == trigger).order_by(columns.number)
         return [tuple(row) for row in connection.execute(found)]
 

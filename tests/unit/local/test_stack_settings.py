@@ -375,7 +375,7 @@ def test_what_is_ready_last_is_told_too(tmp_path, monkeypatch) -> None:
     states = [stack(tmp_path, each, condition=each.condition, supervisor=7) for each in services]
     monkeypatch.setattr(control, "find_running_stack", lambda _: states.pop(0))
     told = []
-    progress = SimpleNamespace(update=lambda now: told.append(now.service("spark").condition))
+    progress = SimpleNamespace(update=lambda now: told.append(now.get_service("spark").condition))
     supervisor = SimpleNamespace(pid=7, poll=lambda: None)
     assert control._await_ready(tmp_path, supervisor, progress).condition is Condition.READY
     assert told == conditions

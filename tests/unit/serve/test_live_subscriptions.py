@@ -137,7 +137,7 @@ async def listen(index, feed, told, where, sight, snapshot):
     wanted = wanting(where, sight)
     model = Model(index, wanted)
     if not snapshot:
-        model.start(feed.visible(sight))
+        model.start(feed.get_visible_positions(sight))
     listener = Listener(feed, wanted=wanted, snapshot=snapshot, progress=True)
     await begun(listener)
     told.append((listener, model))
@@ -164,7 +164,7 @@ async def resume(index, feed, told, which, back, anew):
             progress=True,
         )
         if listener.subscription.after is None and not listener.subscription.snapshot:
-            model.start(feed.visible(model.wanted.tenants))
+            model.start(feed.get_visible_positions(model.wanted.tenants))
         told[-1] = (again, model)
         await begun(again)
         return

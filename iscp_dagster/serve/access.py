@@ -28,7 +28,7 @@ class UnauthenticatedError(IscpError):
 
 @dataclass(frozen=True, kw_only=True)
 class Viewer:
-    """Who asks, by the tenants that they may see; None: all."""
+    """A client, by the tenants that it may see; None: all."""
 
     tenants: frozenset[str] | None
 
@@ -41,7 +41,7 @@ EVERYONE = Viewer(tenants=None)
 
 
 class Access(Protocol):
-    """Knows tokens. Both methods may read a file or call a user's function, and so may block."""
+    """Checks tokens. Both members may block: they may read a file or call a user's function."""
 
     @property
     def open(self) -> bool:
@@ -49,7 +49,7 @@ class Access(Protocol):
         ...
 
     def identify_viewer(self, token: str | None) -> Viewer:
-        """Return who has the token. Raises UnauthenticatedError. A valid one may be withdrawn."""
+        """Return the token's viewer. Raises UnauthenticatedError. A token may be withdrawn."""
         ...
 
 
@@ -80,10 +80,10 @@ class FileAccess:
     def identify_viewer(self, token: str | None) -> Viewer:
         if token is None:
             raise _make_unknown_error(token)
-        found = self._read_tokens().get(_compute_digest(token))
-        if found is None:
+        viewer = self._read_tokens().get(_compute_digest(token))
+        if viewer is None:
             raise _make_unknown_error(token)
-        return found
+        return viewer
 
     def _read_tokens(self) -> Mapping[str, Viewer]:
         try:
@@ -107,18 +107,18 @@ class FunctionAccess:
     open: bool = False
 
     def identify_viewer(self, token: str | None) -> Viewer:
-        found = self._call_function(token) if token is not None else None
-        if not found:
+        tenants = self._call_function(token) if token is not None else None
+        if not tenants:
             raise _make_unknown_error(token)
-        return _parse_viewer(found, f"The function {self.named} returned")
+        return _parse_viewer(tenants, f"The function {self.named} returned")
 
     def _call_function(self, token: str) -> Any:
         try:
             return self.function(token)
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             # Its message may have the token in it, which no log shows.
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}, line {at.lineno}"
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise ConfigError(
                 f"The function {self.named} failed: {type(error).__name__} in {where}."
             ) from None
@@ -133,48 +133,48 @@ def access(setting: str) -> Access:
         return OpenAccess()
     if _FUNCTION.fullmatch(setting) and not Path(setting).exists():
         return FunctionAccess(function=import_object(setting, "function of tokens"), named=setting)
-    found = FileAccess(Path(setting))
-    found._read_tokens()  # noqa: SLF001 - a mistake in the file is told at the start
-    return found
+    file_access = FileAccess(Path(setting))
+    file_access._read_tokens()  # noqa: SLF001 - reports a mistake in the file at startup
+    return file_access
 
 
 def parse_tokens(text: str, path: Path) -> dict[str, Viewer]:
-    """Return who has each token, by the tokens' digests. Raises ConfigError; shows no token."""
+    """Return the viewers by their tokens' digests. Raises ConfigError, which shows no token."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"The file of tokens {path} is no JSON.") from error
-    if not isinstance(found, dict) or not found:
+        raise ConfigError(f"The file of tokens {path} is not JSON.") from error
+    if not isinstance(parsed, dict) or not parsed:
         raise ConfigError(
-            f'The file of tokens {path} is no JSON object; write {{"token": ["tenant"]}}.'
+            f'The file of tokens {path} is not a JSON object; write {{"token": ["tenant"]}}.'
         )
-    held = {}
-    for number, (token, tenants) in enumerate(found.items(), start=1):
+    viewers = {}
+    for number, (token, tenants) in enumerate(parsed.items(), start=1):
         digest = _DIGEST.fullmatch(token)
         if digest is None and not _BEARER.fullmatch(f"bearer {token}"):
             raise ConfigError(
-                f"Token {number} in {path} is empty, or has characters that no header can have."
+                f"Token {number} in {path} is empty, or has characters that a header cannot have."
             )
-        held[digest[1] if digest else _compute_digest(token)] = _parse_viewer(
+        viewers[digest[1] if digest else _compute_digest(token)] = _parse_viewer(
             tenants, f"Token {number} in {path} has"
         )
-    return held
+    return viewers
 
 
 def parse_bearer(header: str | None) -> str | None:
     """Return the token of an Authorization header; None without one, or for another scheme."""
-    found = _BEARER.fullmatch(header) if header else None
-    return found[1] if found else None
+    match = _BEARER.fullmatch(header) if header else None
+    return match[1] if match else None
 
 
-def _parse_viewer(tenants: Any, whose: str) -> Viewer:
+def _parse_viewer(tenants: Any, subject: str) -> Viewer:
     if tenants == EVERY_TENANT:
         return EVERYONE
-    several = isinstance(tenants, Collection) and not isinstance(tenants, str | bytes | Mapping)
-    if several and all(isinstance(each, str) for each in tenants):
+    is_list = isinstance(tenants, Collection) and not isinstance(tenants, str | bytes | Mapping)
+    if is_list and all(isinstance(tenant, str) for tenant in tenants):
         return Viewer(tenants=frozenset(tenants))
     raise ConfigError(
-        f'{whose} {type(tenants).__name__} as its tenants; use a list of names, or "*" for all.'
+        f'{subject} {type(tenants).__name__} as its tenants; use a list of names, or "*" for all.'
     )
 
 
@@ -185,7 +185,7 @@ def _compute_digest(token: str) -> str:
 def _make_unknown_error(token: str | None) -> UnauthenticatedError:
     if token is None:
         return UnauthenticatedError(
-            "This server wants a token: send the header `Authorization: Bearer <token>`."
+            "This server requires a token: send the header `Authorization: Bearer <token>`."
         )
     return UnauthenticatedError("The token is not known to this server.")
 

@@ -41,7 +41,7 @@ class Catalog:
     """What the schema is made from."""
 
     queries: Mapping[str, ServedIndex] = field(default_factory=dict)
-    """By field. A view's, or a table's without a mirror, is read from the changes index."""
+    """By field. Views, and tables without a mirror, are read from their changes indexes."""
     changes: Mapping[str, ServedIndex] = field(default_factory=dict)
     """The changes indexes by the field that subscribes to them."""
     unbuilt: frozenset[str] = frozenset()
@@ -53,7 +53,7 @@ class Catalog:
 
 
 Binary = Callable[[ServedIndex, Mapping[str, str]], Collection[str]]
-"""Returns the names of an index's columns that keep bytes, of those with these types."""
+"""Gets an index and its columns' types, and returns the names of its binary columns."""
 
 
 def read_catalog(
@@ -62,55 +62,66 @@ def read_catalog(
     binary: Binary,
     earlier: Catalog | None = None,
 ) -> Catalog:
-    """Return what of the tables' indexes is served now.
+    """Return the tables' indexes that can be served now.
 
-    Of two columns, or two indexes, that would have one name in GraphQL, the second is left out,
-    and so is what cannot be read, each with a note. What lies on a server that does not answer is
-    as in the `earlier` catalog. Raises UnavailableError and the like if no server answers.
+    If two columns or two indexes would have one name in GraphQL, the second is left out, and so is
+    what cannot be read, each with a note. An index whose server does not answer is as in the
+    `earlier` catalog. Raises UnavailableError and the like if no server answers.
     """
-    declared = [each for table in tables for each in _list_indexes(table, endpoints)]
-    # Names are given before anybody looks what is built: they stay as they are.
-    wanted, notes = choose_served(declared)
-    held = _read_view_columns([(place, each.view) for each in wanted for place in each.places])
+    declared = [served for table in tables for served in _list_indexes(table, endpoints)]
+    # Names do not depend on what is built, so they are stable.
+    candidates, notes = choose_served(declared)
+    types_by_view = _read_view_columns(
+        [(shard, served.view) for served in candidates for shard in served.places]
+    )
     waiting: list[str] = []
-    found, unbuilt = [], []
-    for each in wanted:
-        types = [held[place, each.view] for place in each.places if (place, each.view) in held]
-        whole = None
-        if len(types) == len(each.places) and all(types):
-            whole = _complete_index(each, types[0], binary, notes) or _find_earlier(each, earlier)
-        elif len(types) == len(each.places):
-            waiting.append(f"{each.source.name}/{each.index.shown} is not built yet.")
+    ready, unbuilt = [], []
+    for candidate in candidates:
+        types = [
+            types_by_view[shard, candidate.view]
+            for shard in candidate.places
+            if (shard, candidate.view) in types_by_view
+        ]
+        served = None
+        if len(types) == len(candidate.places) and all(types):
+            served = _complete_index(candidate, types[0], binary, notes) or _find_earlier(
+                candidate, earlier
+            )
+        elif len(types) == len(candidate.places):
+            waiting.append(f"{candidate.source.name}/{candidate.index.shown} is not built yet.")
         else:
-            notes.append(f"{each.field}: its ClickHouse does not answer now.")
-            whole = _find_earlier(each, earlier)
-        if whole is None:
-            unbuilt.append(each.field)
+            notes.append(f"{candidate.field}: its ClickHouse does not answer now.")
+            served = _find_earlier(candidate, earlier)
+        if served is None:
+            unbuilt.append(candidate.field)
         else:
-            found.append(whole)
-    return replace(_build_catalog(found, unbuilt, notes), waiting=tuple(waiting))
+            ready.append(served)
+    return replace(_build_catalog(ready, unbuilt, notes), waiting=tuple(waiting))
 
 
 def _complete_index(
-    each: ServedIndex, types: Mapping[str, str], binary: Binary, notes: list[str]
+    served: ServedIndex, types: Mapping[str, str], binary: Binary, notes: list[str]
 ) -> ServedIndex | None:
-    """Return the index with its columns; None, with a note, where it cannot be served now."""
+    """Return the index with its columns; None, with a note, if it cannot be served now."""
     try:
-        held = binary(each, types)
-    except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
-        _LOGGER.warning("%s is not served: %s", each.field, error)
-        notes.append(f"{each.field}: its table's Delta log cannot be read now.")
+        binary_columns = binary(served, types)
+    except Exception as error:  # noqa: BLE001 - a table's error leaves out only that table
+        _LOGGER.warning("%s is not served: %s", served.field, error)
+        notes.append(f"{served.field}: its table's Delta log cannot be read now.")
         return None
-    return _add_columns(each, types, held, notes)
+    return _add_columns(served, types, binary_columns, notes)
 
 
-def _find_earlier(each: ServedIndex, earlier: Catalog | None) -> ServedIndex | None:
-    known = (*earlier.queries.values(), *earlier.changes.values()) if earlier else ()
-    return next((one for one in known if (one.view, one.places) == (each.view, each.places)), None)
+def _find_earlier(served: ServedIndex, earlier: Catalog | None) -> ServedIndex | None:
+    indexes = (*earlier.queries.values(), *earlier.changes.values()) if earlier else ()
+    return next(
+        (index for index in indexes if (index.view, index.places) == (served.view, served.places)),
+        None,
+    )
 
 
 def get_field_name(table: SourceTable, index: Index) -> str:
-    """Return the field of an index: of a mirror, or of the changes of the table, the table's."""
+    """Return an index's field; a table's mirror and its changes have the table's name."""
     plain = f"{table.database}_{table.table}"
     if index.kind in {MIRROR, CHANGES} and index.shown == index.kind:
         return to_graphql_name(plain)
@@ -123,13 +134,13 @@ def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator
     shards: dict[str, list[Index]] = defaultdict(list)
     for index in table.indexes:
         shards[index.shown].append(index)
-    for shown, its in shards.items():
-        places = tuple(_build_shard(table, each, endpoints) for each in its)
-        assert isinstance(its[0], IndexKind)
+    for shown, indexes in shards.items():
+        places = tuple(_build_shard(table, index, endpoints) for index in indexes)
+        assert isinstance(indexes[0], IndexKind)
         yield ServedIndex(
-            field=get_field_name(table, its[0]),
+            field=get_field_name(table, indexes[0]),
             source=table,
-            index=its[0],
+            index=indexes[0],
             places=places,
             view=view_name(table.table, shown),
             columns=(),
@@ -142,35 +153,35 @@ def _build_shard(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]
 
 
 def _read_view_columns(
-    wanted: Iterable[tuple[Shard, str]],
+    shard_views: Iterable[tuple[Shard, str]],
 ) -> dict[tuple[Shard, str], dict[str, str]]:
-    """Return the columns of each view with their types, empty where there is no such view.
+    """Return the columns of each view with their types, empty if there is no such view.
 
     Leaves out the views of servers that do not answer; raises the last error if none does.
     """
     views: dict[Shard, list[str]] = defaultdict(list)
-    for place, view in wanted:
-        views[place].append(view)
-    held: dict[tuple[Shard, str], dict[str, str]] = {}
+    for shard, view in shard_views:
+        views[shard].append(view)
+    types_by_view: dict[tuple[Shard, str], dict[str, str]] = {}
     failures: dict[Shard, IscpError] = {}
-    for place, names in views.items():
+    for shard, names in views.items():
         try:
-            held |= {
-                (place, view): types for view, types in _read_shard_columns(place, names).items()
+            types_by_view |= {
+                (shard, view): types for view, types in _read_shard_columns(shard, names).items()
             }
         except IscpError as error:
-            failures[place] = error
-    if failures and not held:
+            failures[shard] = error
+    if failures and not types_by_view:
         raise next(reversed(failures.values()))
-    for place, failure in failures.items():
-        _LOGGER.warning("Indexes in %s are served as before: %s", place.database, failure)
-    return held
+    for shard, failure in failures.items():
+        _LOGGER.warning("Indexes in %s are served as before: %s", shard.database, failure)
+    return types_by_view
 
 
-def _read_shard_columns(place: Shard, views: Sequence[str]) -> dict[str, dict[str, str]]:
-    with place.endpoint.errors("look for the indexes' views"):
-        rows = place.endpoint.client().query(
-            _COLUMNS, parameters={"database": place.database, "views": views}
+def _read_shard_columns(shard: Shard, views: Sequence[str]) -> dict[str, dict[str, str]]:
+    with shard.endpoint.errors("look for the indexes' views"):
+        rows = shard.endpoint.client().query(
+            _COLUMNS, parameters={"database": shard.database, "views": views}
         )
     columns: dict[str, dict[str, str]] = {view: {} for view in views}
     for view, name, type_ in rows.result_rows:
@@ -179,26 +190,25 @@ def _read_shard_columns(place: Shard, views: Sequence[str]) -> dict[str, dict[st
 
 
 def _add_columns(
-    each: ServedIndex, types: Mapping[str, str], binary: Collection[str], notes: list[str]
+    served: ServedIndex, types: Mapping[str, str], binary: Collection[str], notes: list[str]
 ) -> ServedIndex:
     nameable: list[Column] = []
     hidden: list[Column] = []
     for name, type_ in types.items():
         if name in HIDDEN:
             continue
-        made = _parse_column(name, type_, binary=name in binary)
-        if made is None or made.field == TIMESTAMP_FIELD:
-            notes.append(
-                f"{each.field} is without its column {name!r}: {_explain_omission(made, type_)}."
-            )
-            hidden += [made] if made else []
+        column = _parse_column(name, type_, binary=name in binary)
+        if column is None or column.field == TIMESTAMP_FIELD:
+            reason = _explain_omission(column, type_)
+            notes.append(f"{served.field} is without its column {name!r}: {reason}.")
+            hidden += [column] if column else []
             continue
-        nameable.append(made)
-    shown, left_out = choose_columns(nameable, each.field)
-    notes += left_out
-    chosen = {made.name for made in shown}
-    hidden += [made for made in nameable if made.name not in chosen]
-    return replace(each, columns=tuple(shown), hidden=tuple(hidden))
+        nameable.append(column)
+    columns, omissions = choose_columns(nameable, served.field)
+    notes += omissions
+    names = {column.name for column in columns}
+    hidden += [column for column in nameable if column.name not in names]
+    return replace(served, columns=tuple(columns), hidden=tuple(hidden))
 
 
 def _parse_column(name: str, type_: str, *, binary: bool) -> Column | None:
@@ -208,21 +218,21 @@ def _parse_column(name: str, type_: str, *, binary: bool) -> Column | None:
         return None
 
 
-def _explain_omission(made: Column | None, type_: str) -> str:
-    if made is None:
+def _explain_omission(column: Column | None, type_: str) -> str:
+    if column is None:
         return f"GraphQL has no type for {type_}"
-    return "the name is that of a change's timestamp, which is no column"
+    return "the name is reserved for a change's timestamp"
 
 
 def _build_catalog(
-    found: Sequence[ServedIndex], unbuilt: Sequence[str], notes: Sequence[str]
+    indexes: Sequence[ServedIndex], unbuilt: Sequence[str], notes: Sequence[str]
 ) -> Catalog:
-    changes = {each.field: each for each in found if each.index.of_images}
-    plain = {each.field: each for each in found if not each.index.of_images}
+    changes = {served.field: served for served in indexes if served.index.of_images}
+    plain = {served.field: served for served in indexes if not served.index.of_images}
     return Catalog(
         queries={**changes, **plain},
         changes=changes,
         unbuilt=frozenset(unbuilt) - {*plain, *changes},
-        # A mirror and the changes of its table have one field, and may lack the same column.
+        # A mirror and the changes of its table share a field, and may lack the same column.
         notes=tuple(dict.fromkeys(notes)),
     )

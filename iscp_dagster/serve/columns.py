@@ -46,7 +46,7 @@ _BY_NAME: Mapping[str, Scalar] = MappingProxyType(
     }
 )
 AS_TEXT = frozenset({"FixedString", "Enum8", "Enum16", "IPv4", "IPv6"})
-"""Types that ClickHouse orders otherwise than their texts, which are the source's values."""
+"""Types that ClickHouse does not order as texts, although the source's values are texts."""
 _SHORT_FLOATS = frozenset({"Float32", "BFloat16"})
 BINARY = frozenset({"String", "FixedString"})
 """Types that may keep bytes."""
@@ -69,7 +69,7 @@ class Column:
 
     @property
     def element(self) -> Column:
-        """What its lists hold, where there are some."""
+        """The column of its lists' elements; only for a column of lists."""
         return replace(self, type=self.type.bare.parts[0], lists=self.lists - 1)
 
     @property
@@ -79,7 +79,7 @@ class Column:
 
     @property
     def nulls(self) -> bool:
-        """Whether `where` can only ask it for null."""
+        """Whether `where` can only test it for null."""
         return not self.compares and can_hold_null(self.type)
 
     @property
@@ -90,13 +90,13 @@ class Column:
             return f"toFloat32({quoted})"
         return f"base64Encode({quoted})" if self.scalar is scalars.BYTES else quoted
 
-    def value(self, held: Any) -> Any:
-        """Return the comparable value of one in an answer that is not null."""
-        read = self.scalar.read(held)
-        if self.type.bare.name not in _SHORT_FLOATS or math.isinf(read):
-            return read
-        # ClickHouse writes as many digits as tell floats of 32 bits apart.
-        return struct.unpack("f", struct.pack("f", read))[0]
+    def value(self, raw: Any) -> Any:
+        """Return the comparable form of a value in an answer, which must not be null."""
+        comparable = self.scalar.read(raw)
+        if self.type.bare.name not in _SHORT_FLOATS or math.isinf(comparable):
+            return comparable
+        # ClickHouse writes only as many digits as distinguish floats of 32 bits.
+        return struct.unpack("f", struct.pack("f", comparable))[0]
 
     @property
     def ordered(self) -> str:
@@ -124,8 +124,8 @@ class Column:
 def to_graphql_name(name: str) -> str:
     """Return the GraphQL name of a column or table.
 
-    Characters that GraphQL's names cannot have become `_`; a first digit gets a `_` before it, and
-    of leading `__`, which GraphQL reserves, one `_` stays.
+    Characters that GraphQL does not allow become `_`; a leading digit gets a `_` before it, and
+    a leading `__`, which GraphQL reserves, becomes `_`.
     """
     plain = _UNNAMABLE.sub("_", name)
     plain = f"_{plain}" if not plain or plain[0].isdigit() else plain
@@ -133,9 +133,9 @@ def to_graphql_name(name: str) -> str:
 
 
 def build_column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
-    """Return the column as GraphQL has it; None for a type that it does not have.
+    """Return the column as GraphQL has it; None if GraphQL has no such type.
 
-    `binary` tells that its texts are bytes of the source, which need not be UTF-8.
+    With `binary`, its texts are bytes of the source, which need not be UTF-8.
     """
     lists, inner = 0, type_
     while inner.bare.name == "Array":
@@ -150,10 +150,10 @@ def build_column(name: str, type_: ChType, *, binary: bool = False) -> Column | 
 
 
 def _derive_grid(bare: ChType) -> tuple[Fraction, int, int] | None:
-    if whole := _WHOLE.fullmatch(bare.name):
-        bits = int(whole[2])
+    if match := _WHOLE.fullmatch(bare.name):
+        bits = int(match[2])
         one, half = Fraction(1), 2 ** (bits - 1)
-        return (one, 0, 2 * half - 1) if whole[1] else (one, -half, half - 1)
+        return (one, 0, 2 * half - 1) if match[1] else (one, -half, half - 1)
     if bare.name == "Decimal":
         precision, scale = bare.numbers
         most = 10**precision - 1

@@ -1,8 +1,8 @@
 """Brings a comparison of a column and a literal into a form that ClickHouse computes exactly.
 
 A parameter has the column's type, and a literal may not fit: it may be finer, or out of range. The
-comparison is then one with a neighbour, or has one result for all values but null. Floats compare
-as Spark's do: NaN equals NaN and is larger than every number; 0.0 equals -0.0.
+column is then compared with a neighbour, or the result is the same for all values but null. Floats
+compare as Spark's do: NaN equals NaN and is larger than every number; 0.0 equals -0.0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SQL: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A comparison by `operator` with `value`; for a column with a grid, with a place on it.
+    """A comparison by `operator` with `value`; a column with a grid counts it in steps.
 
     Without an operator, `always` is the result for each value that is not null.
     """
@@ -42,25 +42,27 @@ def fitted(column: Column, operator: str, value: Any) -> Fitted:
     if column.grid is None:
         return Fitted(operator=operator, value=value)
     step, least, most = column.grid
-    place = Fraction(value) / step
-    below, above = math.floor(place), math.ceil(place)
+    steps = Fraction(value) / step
+    below, above = math.floor(steps), math.ceil(steps)
     if operator in {"_eq", "_neq"}:
-        held = below == above and least <= below <= most
-        return Fitted(operator=operator, value=below) if held else Fitted(always=operator == "_neq")
-    # Among the column's values: x > v as x > the value below v, and x >= v as x >= the one above.
-    near = below if operator in {"_gt", "_lte"} else above
-    result = _find_constant_result(operator, near, least, most)
+        exact = below == above and least <= below <= most
+        return (
+            Fitted(operator=operator, value=below) if exact else Fitted(always=operator == "_neq")
+        )
+    # x > v becomes x > the nearest value below v, and x >= v becomes x >= the one above.
+    neighbour = below if operator in {"_gt", "_lte"} else above
+    result = _find_constant_result(operator, neighbour, least, most)
     if result is not None:
         return Fitted(always=result)
-    return Fitted(operator=operator, value=near)
+    return Fitted(operator=operator, value=neighbour)
 
 
-def _find_constant_result(operator: str, near: int, least: int, most: int) -> bool | None:
+def _find_constant_result(operator: str, neighbour: int, least: int, most: int) -> bool | None:
     """The result if it is the same for all values of the type."""
     if operator in {"_gt", "_lte"}:
-        greater = True if near < least else False if near >= most else None
+        greater = True if neighbour < least else False if neighbour >= most else None
     else:
-        greater = True if near <= least else False if near > most else None
+        greater = True if neighbour <= least else False if neighbour > most else None
     if greater is None:
         return None
     return greater if operator in {"_gt", "_gte"} else not greater
@@ -74,5 +76,5 @@ def compare(operator: str, one: Any, other: Any) -> bool:
 
 
 def to_sort_key(value: float) -> tuple[bool, float]:
-    """Return what orders floats with NaN as the largest."""
+    """Return a key that sorts NaN as the largest float."""
     return (True, 0.0) if math.isnan(value) else (False, value)

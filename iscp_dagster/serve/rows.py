@@ -23,13 +23,13 @@ JSON_FORM: Mapping[str, int | str] = MappingProxyType(
         "output_format_json_quote_denormals": 1,
         "output_format_json_named_tuples_as_objects": 1,
         "output_format_json_escape_forward_slashes": 0,
-        # A text of other bytes would spoil the whole answer.
+        # A text that is not UTF-8 would spoil the whole answer.
         "output_format_json_validate_utf8": 1,
         "output_format_decimal_trailing_zeros": 1,
         "date_time_output_format": "iso",
     }
 )
-"""Settings that make ClickHouse's JSON the scalars' form, but for floats that are no numbers."""
+"""Settings that make ClickHouse's JSON the scalars' form, except for NaN and infinity."""
 _TEXTS = {scalars.INT64, scalars.BIG_INT}
 _FLOATS = MappingProxyType({"nan": "NaN", "-nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"})
 
@@ -80,9 +80,12 @@ def rows(
         )
     limits.spend(len(answer))
     names = [column.field for column in columns]
-    shapes = [_get_formatter(column) for column in columns]
+    formatters = [_get_formatter(column) for column in columns]
     return [
-        {name: shape(value) for name, shape, value in zip(names, shapes, row, strict=True)}
+        {
+            name: formatter(value)
+            for name, formatter, value in zip(names, formatters, row, strict=True)
+        }
         for row in map(json.loads, answer.splitlines())
     ]
 
@@ -98,15 +101,15 @@ def _keep_value(value: Any) -> Any:
 
 
 def _format_int(value: Any) -> Any:
-    """Write whole numbers that JSON's readers might round as texts; ClickHouse writes some so."""
+    """Write as texts the integers that JSON readers might round; ClickHouse does so for some."""
     if isinstance(value, list):
-        return [_format_int(each) for each in value]
+        return [_format_int(element) for element in value]
     return value if value is None else str(value)
 
 
 def _format_float(value: Any) -> Any:
     if isinstance(value, list):
-        return [_format_float(each) for each in value]
+        return [_format_float(element) for element in value]
     return _FLOATS.get(value, value) if isinstance(value, str) else value
 
 

@@ -51,7 +51,7 @@ class BadValueError(IscpError):
 class Scalar:
     """A scalar: `read` makes a comparable value of a literal or of a value in an answer.
 
-    `read` raises BadValueError. `own` tells whether the schema defines the scalar; the others are
+    `read` raises BadValueError. The schema defines the scalars that are its `own`; the others are
     GraphQL's.
     """
 
@@ -61,13 +61,13 @@ class Scalar:
     own: bool = True
 
 
-def _make_value_error(value: object, wanted: str) -> BadValueError:
+def _make_value_error(value: object, expected: str) -> BadValueError:
     shown = repr(value)
-    return BadValueError(f"{shown[:80]} is no {wanted}.")
+    return BadValueError(f"{shown[:80]} is not a {expected}.")
 
 
 def text(value: object) -> str:
-    """Read a text. Raises BadValueError for one that has no UTF-8."""
+    """Read a text. Raises BadValueError for one that UTF-8 cannot encode."""
     if not isinstance(value, str):
         raise _make_value_error(value, "text")
     try:
@@ -92,25 +92,25 @@ def _parse_float(value: object) -> float:
         return FLOATS[value.lower()]
     if isinstance(value, int | float) and not isinstance(value, bool):
         with suppress(OverflowError):
-            # A number beyond a double's range comes as infinity, which is another one.
-            if math.isfinite(found := float(value)):
-                return found
+            # A number beyond a double's range becomes infinity, which is another value.
+            if math.isfinite(number := float(value)):
+                return number
     raise _make_value_error(value, "number; write 1.5, or 'NaN', 'Infinity' or '-Infinity'")
 
 
 def _parse_decimal(value: object) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         raise _make_value_error(value, "decimal; write '1.50' as a text")
-    written = repr(value) if isinstance(value, float) else str(value)
+    literal = repr(value) if isinstance(value, float) else str(value)
     try:
-        found = Decimal(written) if len(written) <= 2 * _DIGITS else None
+        decimal = Decimal(literal) if len(literal) <= 2 * _DIGITS else None
     except InvalidOperation:
-        found = None
-    if found is None or not found.is_finite() or abs(found.adjusted()) > _DIGITS:
+        decimal = None
+    if decimal is None or not decimal.is_finite() or abs(decimal.adjusted()) > _DIGITS:
         raise _make_value_error(
             value, f"decimal of at most {_DIGITS} digits; write '1.50' as a text"
         )
-    return found
+    return decimal
 
 
 def _parse_boolean(value: object) -> bool:
@@ -129,19 +129,19 @@ def _parse_date(value: object) -> int:
 
 def _parse_timestamp(value: object) -> int:
     """Read nanoseconds since 1970 from ISO 8601; without a zone, the time is in UTC."""
-    found = _MOMENT.fullmatch(value) if isinstance(value, str) else None
-    wanted = "time; write 'YYYY-MM-DDThh:mm:ss.fffZ', or with a zone such as +02:00"
-    if found is None:
-        raise _make_value_error(value, wanted)
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    match = _MOMENT.fullmatch(value) if isinstance(value, str) else None
+    expected = "time; write 'YYYY-MM-DDThh:mm:ss.fffZ', or with a zone such as +02:00"
+    if match is None:
+        raise _make_value_error(value, expected)
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
     try:
-        at = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
     except ValueError as error:
-        raise _make_value_error(value, wanted) from error
-    sign, ahead = found[9], int(found[10] or 0) * 3600 + int(found[11] or 0) * 60
-    since = at - _EPOCH
-    seconds = since.days * 86_400 + since.seconds - (-ahead if sign == "-" else ahead)
-    return seconds * NANOS + int((found[7] or "").ljust(9, "0"))
+        raise _make_value_error(value, expected) from error
+    sign, offset = match[9], int(match[10] or 0) * 3600 + int(match[11] or 0) * 60
+    elapsed = moment - _EPOCH
+    seconds = elapsed.days * 86_400 + elapsed.seconds - (-offset if sign == "-" else offset)
+    return seconds * NANOS + int((match[7] or "").ljust(9, "0"))
 
 
 def _parse_uuid(value: object) -> str:
@@ -182,13 +182,13 @@ TIMESTAMP = Scalar(
     read=_parse_timestamp,
 )
 UUID = Scalar(name="UUID", says="A UUID in lower case. They compare as texts.", read=_parse_uuid)
-BYTES = Scalar(name="Bytes", says="Bytes in base64. They cannot be filtered by.", read=_keep_value)
-JSON = Scalar(name="JSON", says="A structure, as JSON. It cannot be filtered by.", read=_keep_value)
+BYTES = Scalar(name="Bytes", says="Bytes in base64. `where` cannot use them.", read=_keep_value)
+JSON = Scalar(name="JSON", says="A structure, as JSON. `where` cannot use it.", read=_keep_value)
 
 SCALARS: Mapping[str, Scalar] = MappingProxyType(
     {
-        each.name: each
-        for each in (
+        scalar.name: scalar
+        for scalar in (
             *(BOOLEAN, INT, STRING, INT64, BIG_INT, FLOAT64),
             *(DECIMAL, DATE, TIMESTAMP, UUID, BYTES, JSON),
         )

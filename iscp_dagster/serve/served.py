@@ -1,4 +1,4 @@
-"""One index as it is served; of two that would have one name in GraphQL, the first is."""
+"""One index as it is served; of two with one name in GraphQL, only the first is."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ServedIndex:
     view: str
     columns: tuple[Column, ...]
     hidden: tuple[Column, ...] = ()
-    """Key columns and the tenant's if the schema has no type for them, or no name."""
+    """Key and tenant columns for which the schema has no type, or no name."""
 
     @cached_property
     def by_field(self) -> dict[str, Column]:
-        return {each.field: each for each in self.columns}
+        return {column.field: column for column in self.columns}
 
     @property
     def tenant(self) -> Column | None:
@@ -66,24 +66,26 @@ class ServedIndex:
 
     @cached_property
     def searches(self) -> dict[str, tuple[Search, Column]]:
-        """What its kind of index can be asked beside, by argument, with the argument as a column.
+        """The searches of its kind of index, by argument, with the argument as a column.
 
-        An argument that is named like one that every index has is left out, as is one of a type
-        that GraphQL does not have.
+        An argument with the name of one that every index has is left out, as is one of a type that
+        GraphQL does not have.
         """
-        offered = self.index.searches()
-        found = {name: build_column(name, parse_type(each.type)) for name, each in offered.items()}
+        searches = self.index.searches()
+        columns = {
+            name: build_column(name, parse_type(search.type)) for name, search in searches.items()
+        }
         return {
-            name: (offered[name], each)
-            for name, each in found.items()
-            if each is not None and name not in ARGUMENTS
+            name: (searches[name], column)
+            for name, column in columns.items()
+            if column is not None and name not in ARGUMENTS
         }
 
     @cached_property
     def identity(self) -> tuple[Column, ...]:
-        """Tenant and key columns, by which rows are ordered in the end."""
+        """Tenant and key columns, the last in every order."""
         names = dict.fromkeys((*([self.source.tenant] if self.source.tenant else []), *self.keys))
-        return tuple(found for name in names if (found := self._find_column(name)))
+        return tuple(column for name in names if (column := self._find_column(name)))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -94,51 +96,53 @@ class ServedIndex:
         return self.index.kind
 
     def _find_column(self, name: str) -> Column | None:
-        return next((each for each in (*self.columns, *self.hidden) if each.name == name), None)
+        return next(
+            (column for column in (*self.columns, *self.hidden) if column.name == name), None
+        )
 
 
 def choose_served(candidates: Iterable[ServedIndex]) -> tuple[list[ServedIndex], list[str]]:
     """Return the indexes whose names are free, and a message about each that is left out.
 
-    The first in order of declaration has a name. A table's mirror and its changes share one.
+    The first in order of declaration gets the name. A table's mirror and its changes share one.
     """
     owners: dict[str, str] = {}
-    chosen, left_out = [], []
+    indexes, omissions = [], []
     for served in candidates:
         problem = _find_clash(served, owners)
         if problem:
-            left_out.append(problem)
+            omissions.append(problem)
             continue
         owners |= dict.fromkeys(_list_names(served), _get_owner(served))
-        chosen.append(served)
-    return chosen, left_out
+        indexes.append(served)
+    return indexes, omissions
 
 
 def choose_columns(columns: Sequence[Column], where: str) -> tuple[list[Column], list[str]]:
     """Return the columns whose names are free, and a message about each that is left out."""
-    shown: dict[str, Column] = {}
-    left_out = []
-    for each in columns:
-        other = shown.get(each.field)
-        if other is None and each.field not in CONDITIONS:
-            shown[each.field] = each
+    by_field: dict[str, Column] = {}
+    omissions = []
+    for column in columns:
+        other = by_field.get(column.field)
+        if other is None and column.field not in CONDITIONS:
+            by_field[column.field] = column
             continue
-        taken = f"the column {other.name!r}" if other else "a condition"
-        left_out.append(
-            f"{where} is without its column {each.name!r}: its name in GraphQL would be "
-            f"{each.field!r}, which {taken} has. Rename one of them to see both."
+        owner = f"the column {other.name!r}" if other else "a condition"
+        omissions.append(
+            f"{where} is without its column {column.name!r}: its name in GraphQL would be "
+            f"{column.field!r}, which {owner} has. Rename one of them to see both."
         )
-    return list(shown.values()), left_out
+    return list(by_field.values()), omissions
 
 
 def _find_clash(served: ServedIndex, owners: dict[str, str]) -> str:
     for name in _list_names(served):
         other = owners.get(name, _get_owner(served))
         if name in BUILT_IN or other != _get_owner(served):
-            of = "GraphQL's own" if name in BUILT_IN else f"of {other}"
-            whose = f"{served.source.name}/{served.index.shown}"
+            owner = "reserved by GraphQL" if name in BUILT_IN else f"used by {other}"
+            subject = f"{served.source.name}/{served.index.shown}"
             return (
-                f"{whose} is left out: its name in GraphQL would be {name!r}, which is {of}. "
+                f"{subject} is left out: its name in GraphQL would be {name!r}, which is {owner}. "
                 "Rename the table or the index to see both."
             )
     return ""

@@ -42,7 +42,7 @@ def render_condition(expression: Expression, parameters: Parameters) -> str:
         return f"({quote_identifier(expression.column.name)} IS NULL)"
     if isinstance(expression, Not):
         return f"(NOT {render_condition(expression.part, parameters)})"
-    parts = [render_condition(each, parameters) for each in expression.parts]
+    parts = [render_condition(part, parameters) for part in expression.parts]
     return (
         _join_parts(parts, "OR", "0")
         if isinstance(expression, Some)
@@ -54,17 +54,17 @@ def _join_parts(parts: Sequence[str], word: str, nothing: str) -> str:
     return f"({f' {word} '.join(parts)})" if parts else nothing
 
 
-def _render_comparison(said: Comparison, parameters: Parameters) -> str:
-    column, operator = said.column, said.operator
-    if said.value is None:
+def _render_comparison(comparison: Comparison, parameters: Parameters) -> str:
+    column, operator = comparison.column, comparison.operator
+    if comparison.value is None:
         return "NULL"
     if column.scalar is scalars.FLOAT64:
-        return _render_float_comparison(said, parameters)
-    found = fitted(column, operator, said.value)
-    if not found.operator:
-        return _render_constant(column, true=found.always)
-    held, type_ = column.render_operand(operator)
-    return f"({held} {SQL[operator]} {parameters.bind(type_, written(column, found.value))})"
+        return _render_float_comparison(comparison, parameters)
+    fit = fitted(column, operator, comparison.value)
+    if not fit.operator:
+        return _render_constant(column, true=fit.always)
+    operand, type_ = column.render_operand(operator)
+    return f"({operand} {SQL[operator]} {parameters.bind(type_, written(column, fit.value))})"
 
 
 def _render_constant(column: Column, *, true: bool) -> str:
@@ -76,53 +76,60 @@ def _render_constant(column: Column, *, true: bool) -> str:
     )
 
 
-def _render_float_comparison(said: Comparison, parameters: Parameters) -> str:
+def _render_float_comparison(comparison: Comparison, parameters: Parameters) -> str:
     """Compare as Spark does: NaN equals NaN and is the largest."""
-    column, operator = said.column, said.operator
+    column, operator = comparison.column, comparison.operator
     name = quote_identifier(column.name)
-    if math.isnan(said.value):
+    if math.isnan(comparison.value):
         always = {"_gt": False, "_lte": True}
         if operator in always:
             return _render_constant(column, true=always[operator])
         return f"isNaN({name})" if operator in {"_eq", "_gte"} else f"(NOT isNaN({name}))"
-    bound = parameters.bind(column.render_operand(operator)[1], written(column, said.value))
-    compared = f"{name} {SQL[operator]} {bound}"
-    return f"({compared} OR isNaN({name}))" if operator in {"_gt", "_gte"} else f"({compared})"
+    value = parameters.bind(column.render_operand(operator)[1], written(column, comparison.value))
+    condition = f"{name} {SQL[operator]} {value}"
+    return f"({condition} OR isNaN({name}))" if operator in {"_gt", "_gte"} else f"({condition})"
 
 
-def _render_in_list(said: Among, parameters: Parameters) -> str:
-    column = said.column
-    if not said.values:
-        return "NULL" if said.null else "0"
-    unknown = ["NULL"] if said.null else []
+def _render_in_list(among: Among, parameters: Parameters) -> str:
+    column = among.column
+    if not among.values:
+        return "NULL" if among.null else "0"
+    unknown = ["NULL"] if among.null else []
     if column.scalar is scalars.FLOAT64:
-        each = [Comparison(column=column, operator="_eq", value=value) for value in said.values]
+        comparisons = [
+            Comparison(column=column, operator="_eq", value=value) for value in among.values
+        ]
         return _join_parts(
-            [*(_render_float_comparison(one, parameters) for one in each), *unknown], "OR", "0"
+            [
+                *(_render_float_comparison(comparison, parameters) for comparison in comparisons),
+                *unknown,
+            ],
+            "OR",
+            "0",
         )
-    fits = [fitted(column, "_eq", value) for value in said.values]
-    texts = dict.fromkeys(written(column, each.value) for each in fits if each.operator)
-    held, type_ = column.render_operand("_eq")
-    bound = ", ".join(parameters.bind(type_, each) for each in texts)
-    found = f"{held} IN ({bound})" if bound else _render_constant(column, true=False)
-    return _join_parts([found, *unknown], "OR", "0")
+    fits = [fitted(column, "_eq", value) for value in among.values]
+    literals = dict.fromkeys(written(column, fit.value) for fit in fits if fit.operator)
+    operand, type_ = column.render_operand("_eq")
+    values = ", ".join(parameters.bind(type_, literal) for literal in literals)
+    condition = f"{operand} IN ({values})" if values else _render_constant(column, true=False)
+    return _join_parts([condition, *unknown], "OR", "0")
 
 
 def is_column_value(column: Column, value: str) -> bool:
-    """Whether a text is exactly that of a value which the column's type holds."""
+    """Whether a text is exactly how a value of the column's type is written."""
     try:
-        found = column.scalar.read(value)
-        return str(found) == value and bool(fitted(column, "_eq", found).operator)
+        comparable = column.scalar.read(value)
+        return str(comparable) == value and bool(fitted(column, "_eq", comparable).operator)
     except BadValueError:
         return False
 
 
 def bind_value(column: Column, value: Any, parameters: Parameters) -> str:
-    """Return the SQL of a value that a query gives for the column; of a list, an array's."""
+    """Return the SQL of an argument for the column; of a list, an array."""
     if value is None:
         return "NULL"
     if column.lists:
-        parts = ", ".join(bind_value(column.element, each, parameters) for each in value)
+        parts = ", ".join(bind_value(column.element, element, parameters) for element in value)
         return f"CAST([{parts}], {text(str(column.type))})"
     return parameters.bind(str(column.type), written(column, column.scalar.read(value)))
 
@@ -143,12 +150,12 @@ def written(column: Column, value: Any) -> str:
 
 def _format_decimal(units: int, scale: int) -> str:
     digits = str(abs(units)).rjust(scale + 1, "0")
-    whole, part = digits[: len(digits) - scale], digits[len(digits) - scale :]
-    return f"{'-' if units < 0 else ''}{whole}{'.' if part else ''}{part}"
+    integer, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :]
+    return f"{'-' if units < 0 else ''}{integer}{'.' if fraction else ''}{fraction}"
 
 
 def _format_timestamp(ticks: int, precision: int) -> str:
-    seconds, part = divmod(ticks, 10**precision)
-    at = _EPOCH + timedelta(seconds=seconds)
-    text = at.strftime("%Y-%m-%d %H:%M:%S")
-    return f"{text}.{part:0{precision}d}" if precision else text
+    seconds, fraction = divmod(ticks, 10**precision)
+    moment = _EPOCH + timedelta(seconds=seconds)
+    text = moment.strftime("%Y-%m-%d %H:%M:%S")
+    return f"{text}.{fraction:0{precision}d}" if precision else text

@@ -1,7 +1,7 @@
 """The `where:` of queries and subscriptions: one expression, for ClickHouse and for Python.
 
-It has SQL's logic of three values: a comparison with null, of the row or of the query, is neither
-true nor false, and neither is its `_not`; a row is selected when the whole is true. `_in: []` is
+It has SQL's three-valued logic: a comparison with null, of the row or of the query, is neither
+true nor false, and neither is its `_not`; a row is selected if the whole is true. `_in: []` is
 false and `_nin: []` true, also for null.
 """
 
@@ -36,7 +36,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Among:
-    """Whether the column's value is one of `values`; `null` tells that null is in the list."""
+    """Whether the column's value is one of `values`; with `null`, null is in the list."""
 
     column: Column
     values: tuple[Any, ...]
@@ -75,76 +75,80 @@ Expression = Comparison | Among | IsNull | All | Some | Not
 EVERYTHING = All()
 
 
-def parse(columns: Columns, given: Mapping[str, Any] | None) -> Expression:
-    """Return the expression that a `where` argument says; None and {} select every row.
+def parse(columns: Columns, where: Mapping[str, Any] | None) -> Expression:
+    """Return the expression of a `where` argument; None and {} select every row.
 
     Literals may be as the client wrote them or comparable values. Raises BadValueError for an
-    unknown column or operator, for a value of another type, and for more than MOST_TERMS terms.
+    unknown column or operator, for a value of the wrong type, and for more than MOST_TERMS terms.
     """
-    if given is None:
+    if where is None:
         return EVERYTHING
     parser = _Parser(columns)
-    return parser.parse_object(given)
+    return parser.parse_object(where)
 
 
 class _Parser:
     def __init__(self, columns: Columns) -> None:
-        self._columns, self._left = columns, MOST_TERMS
+        self._columns, self._remaining = columns, MOST_TERMS
 
-    def parse_object(self, given: Any) -> Expression:
-        if not isinstance(given, Mapping):
-            raise BadValueError(f"where: {given!r} is no condition; write {{column: {{_eq: 1}}}}.")
-        self._count_empty(given)
-        return _build_and([self._parse_part(name, value) for name, value in given.items()])
+    def parse_object(self, condition: Any) -> Expression:
+        if not isinstance(condition, Mapping):
+            raise BadValueError(
+                f"where: {condition!r} is not a condition; write {{column: {{_eq: 1}}}}."
+            )
+        self._count_empty(condition)
+        return _build_and([self._parse_part(name, value) for name, value in condition.items()])
 
     def _parse_part(self, name: str, value: Any) -> Expression:
         if name == "_not":
             return Not(part=self.parse_object(value))
         if name in {"_and", "_or"}:
             # GraphQL takes one value for a list of one.
-            several = value if isinstance(value, list | tuple) else [value]
-            self._count_empty(several)
-            parts = [self.parse_object(each) for each in several]
+            conditions = value if isinstance(value, list | tuple) else [value]
+            self._count_empty(conditions)
+            parts = [self.parse_object(condition) for condition in conditions]
             return _build_and(parts) if name == "_and" else Some(parts=tuple(parts))
         if name not in self._columns:
-            known = ", ".join(name for name, each in self._columns.items() if each.compares)
-            raise BadValueError(f"where: there is no column {name!r} to filter by; use {known}.")
+            names = ", ".join(name for name, column in self._columns.items() if column.compares)
+            raise BadValueError(f"where: there is no column {name!r} to filter by; use {names}.")
         return self._parse_conditions(self._columns[name], value)
 
-    def _parse_conditions(self, column: Column, given: Any) -> Expression:
-        if not isinstance(given, Mapping):
+    def _parse_conditions(self, column: Column, conditions: Any) -> Expression:
+        if not isinstance(conditions, Mapping):
             raise BadValueError(
-                f"where: {column.field}: {given!r} is no condition; write {{_eq: 1}}, or "
+                f"where: {column.field}: {conditions!r} is not a condition; write {{_eq: 1}}, or "
                 "{_is_null: true} for null."
             )
-        self._count_empty(given)
+        self._count_empty(conditions)
         return _build_and(
-            [self._parse_condition(column, name, value) for name, value in given.items()]
+            [self._parse_condition(column, name, value) for name, value in conditions.items()]
         )
 
-    def _parse_condition(self, column: Column, operator: str, given: Any) -> Expression:
+    def _parse_condition(self, column: Column, operator: str, operand: Any) -> Expression:
         self._count_terms(1)
-        if operator == "_is_null" and isinstance(given, bool):
-            return IsNull(column=column) if given else Not(part=IsNull(column=column))
-        if operator in {"_in", "_nin"} and column.compares and given is not None:
-            values = list(given) if isinstance(given, list | tuple) else [given]
+        if operator == "_is_null" and isinstance(operand, bool):
+            return IsNull(column=column) if operand else Not(part=IsNull(column=column))
+        if operator in {"_in", "_nin"} and column.compares and operand is not None:
+            values = list(operand) if isinstance(operand, list | tuple) else [operand]
             self._count_terms(len(values))
             among = _build_in_list(column, values)
             return among if operator == "_in" else Not(part=among)
         if operator in {*OPERATORS, "_in", "_nin"} and column.compares:
-            value = None if given is None else column.scalar.read(given)
+            value = None if operand is None else column.scalar.read(operand)
             return Comparison(column=column, operator=operator, value=value)
-        raise BadValueError(f"where: {column.field}: {operator}: {given!r} is no condition of it.")
+        raise BadValueError(
+            f"where: {column.field}: {operator}: {operand!r} is not a condition of this column."
+        )
 
     def _count_empty(self, parts: Collection[Any]) -> None:
-        """Count what is true or false of itself, too: it is part of the statement."""
+        """Count an empty condition, too: it is part of the statement."""
         self._count_terms(0 if parts else 1)
 
     def _count_terms(self, terms: int) -> None:
-        self._left -= terms
-        if self._left < 0:
+        self._remaining -= terms
+        if self._remaining < 0:
             raise BadValueError(
-                f"where: more than {MOST_TERMS:,} comparisons and values; ask with fewer."
+                f"where: more than {MOST_TERMS:,} comparisons and values; use fewer."
             )
 
 
@@ -153,8 +157,8 @@ def _build_and(parts: Sequence[Expression]) -> Expression:
 
 
 def _build_in_list(column: Column, values: Sequence[Any]) -> Among:
-    read = tuple(column.scalar.read(each) for each in values if each is not None)
-    return Among(column=column, values=read, null=None in values)
+    comparables = tuple(column.scalar.read(value) for value in values if value is not None)
+    return Among(column=column, values=comparables, null=None in values)
 
 
 def predicate(expression: Expression) -> Callable[[Row], bool]:
@@ -173,43 +177,47 @@ def _compile_expression(expression: Expression) -> Callable[[Row], Truth]:
         return lambda row: row[field] is None
     if isinstance(expression, Not):
         inner = _compile_expression(expression.part)
-        return lambda row: None if (found := inner(row)) is None else not found
+        return lambda row: None if (truth := inner(row)) is None else not truth
     parts, decides = (
-        [_compile_expression(each) for each in expression.parts],
+        [_compile_expression(part) for part in expression.parts],
         isinstance(expression, Some),
     )
     return lambda row: _combine_truths([part(row) for part in parts], decides=decides)
 
 
 def _combine_truths(truths: Sequence[Truth], *, decides: bool) -> Truth:
-    """The truth of all, or of some: one that `decides` is enough, else an unknown one."""
+    """The truth of all, or of some: one that equals `decides` is enough, else an unknown one."""
     if decides in truths:
         return decides
     return None if None in truths else not decides
 
 
-def _compile_comparison(said: Comparison) -> Callable[[Row], Truth]:
-    field, read, value = said.column.field, said.column.value, said.value
+def _compile_comparison(comparison: Comparison) -> Callable[[Row], Truth]:
+    field, read, value = comparison.column.field, comparison.column.value, comparison.value
 
-    def found(row: Row) -> Truth:
-        held = row[field]
-        if held is None or value is None:
+    def evaluate(row: Row) -> Truth:
+        raw = row[field]
+        if raw is None or value is None:
             return None
-        return compare(said.operator, read(held), value)
+        return compare(comparison.operator, read(raw), value)
 
-    return found
+    return evaluate
 
 
-def _compile_in_list(said: Among) -> Callable[[Row], Truth]:
-    field, read, unfound = said.column.field, said.column.value, None if said.null else False
+def _compile_in_list(among: Among) -> Callable[[Row], Truth]:
+    field, read, no_match = among.column.field, among.column.value, None if among.null else False
 
-    def found(row: Row) -> Truth:
-        held = row[field]
-        if not said.values and not said.null:
+    def evaluate(row: Row) -> Truth:
+        raw = row[field]
+        if not among.values and not among.null:
             return False
-        if held is None:
+        if raw is None:
             return None
-        value = read(held)
-        return True if any(compare("_eq", value, each) for each in said.values) else unfound
+        value = read(raw)
+        return (
+            True
+            if any(compare("_eq", value, candidate) for candidate in among.values)
+            else no_match
+        )
 
-    return found
+    return evaluate

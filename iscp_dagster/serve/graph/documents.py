@@ -30,7 +30,7 @@ MOST_ERRORS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentLimits:
-    """The most that a document may have; introspection as tools send it fits in."""
+    """The most that a document may have; the introspection queries of tools fit in."""
 
     tokens: int = 8_000
     depth: int = 16
@@ -57,26 +57,28 @@ class ValidatedDocument:
     document: DocumentNode
     operation: OperationDefinitionNode
     introspects: bool = False
-    """Whether it may ask the schema about itself."""
+    """Whether it may introspect the schema."""
 
 
 def validate_document(
-    ready: Ready, text: str, operation_name: str | None, shape: DocumentLimits | None = None
+    ready: Ready, text: str, operation_name: str | None, limits: DocumentLimits | None = None
 ) -> ValidatedDocument:
     """Parse and validate a document. Raises DocumentError."""
-    shape = shape or DocumentLimits()
+    limits = limits or DocumentLimits()
     try:
-        document = _parse_document(text, shape)
+        document = _parse_document(text, limits)
         _check_built(ready, document)
-        _check_shape(document, shape)
+        _check_shape(document, limits)
         errors = validate(ready.schema, document, max_errors=MOST_ERRORS)
     except RecursionError:
         raise refused(TOO_COMPLEX, "The document is nested too deeply.") from None
     if errors:
-        # Too many errors, and too many comparisons of fields, end in the same way.
+        # Too many errors, and too many comparisons of fields, abort in the same way.
         if len(errors) == 1 and isinstance(errors[0], ValidationAbortedError):
-            raise refused(TOO_COMPLEX, "The document names the same fields too often; ask once.")
-        raise DocumentError(errors[0].message, [add_code(each, VALIDATION) for each in errors])
+            raise refused(
+                TOO_COMPLEX, "The document repeats the same fields too often; select each once."
+            )
+        raise DocumentError(errors[0].message, [add_code(error, VALIDATION) for error in errors])
     operation = get_operation_ast(document, operation_name)
     if operation is None:
         raise refused(
@@ -99,48 +101,51 @@ def refused(code: str, message: str) -> DocumentError:
     return DocumentError(message, [GraphQLError(message, extensions={"code": code})])
 
 
-def _parse_document(text: str, shape: DocumentLimits) -> DocumentNode:
+def _parse_document(text: str, limits: DocumentLimits) -> DocumentNode:
     try:
-        return parse(text, max_tokens=shape.tokens)
+        return parse(text, max_tokens=limits.tokens)
     except GraphQLSyntaxError as error:
-        # The parser says so where it gives up: too many tokens, or too deeply nested ones.
-        large = "Parsing aborted" in error.message
-        known = add_code(error, TOO_COMPLEX if large else PARSE)
-        raise DocumentError(error.message, [known]) from error
+        # The parser's message for too many tokens, or too deeply nested ones.
+        too_large = "Parsing aborted" in error.message
+        coded_error = add_code(error, TOO_COMPLEX if too_large else PARSE)
+        raise DocumentError(error.message, [coded_error]) from error
 
 
 def _check_built(ready: Ready, document: DocumentNode) -> None:
-    """Tell an index that is not built yet from one that does not exist."""
+    """Distinguish an index that is not built yet from one that does not exist."""
     for operation in document.definitions:
         if isinstance(operation, OperationDefinitionNode):
-            for each in operation.selection_set.selections:
-                if isinstance(each, FieldNode) and each.name.value in ready.catalog.unbuilt:
+            for selection in operation.selection_set.selections:
+                if (
+                    isinstance(selection, FieldNode)
+                    and selection.name.value in ready.catalog.unbuilt
+                ):
                     raise refused(
                         NOT_BUILT,
-                        f"The index behind {each.name.value} is declared, but not built yet, or "
-                        "its table cannot be read; ask again when its first iteration has ended.",
+                        f"The index behind {selection.name.value} is declared, but not built yet, "
+                        "or its table cannot be read; retry when its first iteration has ended.",
                     )
 
 
-def _check_shape(document: DocumentNode, shape: DocumentLimits) -> None:
+def _check_shape(document: DocumentNode, limits: DocumentLimits) -> None:
     fragments = {
-        each.name.value: each
-        for each in document.definitions
-        if isinstance(each, FragmentDefinitionNode)
+        definition.name.value: definition
+        for definition in document.definitions
+        if isinstance(definition, FragmentDefinitionNode)
     }
-    sizes = _SelectionMeter(fragments, shape.depth)
-    for each in document.definitions:
-        if isinstance(each, OperationDefinitionNode):
-            depth, fields, roots = sizes.of(each.selection_set)
-            for what, has, most in (
-                ("levels", depth, shape.depth),
-                ("fields", fields, shape.fields),
-                ("fields of the operation", roots, shape.roots),
+    meter = _SelectionMeter(fragments, limits.depth)
+    for definition in document.definitions:
+        if isinstance(definition, OperationDefinitionNode):
+            depth, fields, roots = meter.of(definition.selection_set)
+            for unit, count, cap in (
+                ("levels", depth, limits.depth),
+                ("fields", fields, limits.fields),
+                ("fields of the operation", roots, limits.roots),
             ):
-                if has > most:
+                if count > cap:
                     raise refused(
                         TOO_COMPLEX,
-                        f"The document has more than {most:,} {what}, this server's cap; ask for "
+                        f"The document has more than {cap:,} {unit}, this server's cap; ask for "
                         "less.",
                     )
 
@@ -150,7 +155,7 @@ class _SelectionMeter:
 
     def __init__(self, fragments: Mapping[str, FragmentDefinitionNode], deepest: int) -> None:
         self._fragments, self._deepest = fragments, deepest
-        self._known: dict[str, tuple[int, int, int]] = {}
+        self._sizes: dict[str, tuple[int, int, int]] = {}
 
     def of(self, selections: SelectionSetNode) -> tuple[int, int, int]:
         """The depth, the number of fields, and the number of those at the top."""
@@ -162,20 +167,20 @@ class _SelectionMeter:
         )
 
     def _measure_parts(self, selections: SelectionSetNode) -> Iterator[tuple[int, int, int]]:
-        for each in selections.selections:
-            if isinstance(each, FragmentSpreadNode):
-                yield self._measure_fragment(each.name.value)
-            elif isinstance(each, FieldNode):
-                inner = self.of(each.selection_set) if each.selection_set else (0, 0, 0)
+        for selection in selections.selections:
+            if isinstance(selection, FragmentSpreadNode):
+                yield self._measure_fragment(selection.name.value)
+            elif isinstance(selection, FieldNode):
+                inner = self.of(selection.selection_set) if selection.selection_set else (0, 0, 0)
                 yield inner[0] + 1, inner[1] + 1, 1
             else:
-                inner_set: SelectionSetNode = each.selection_set  # type: ignore[attr-defined]
+                inner_set: SelectionSetNode = selection.selection_set  # type: ignore[attr-defined]
                 yield self.of(inner_set)
 
     def _measure_fragment(self, name: str) -> tuple[int, int, int]:
-        if name not in self._known:
-            # A cycle ends here; validation names it.
-            self._known[name] = (0, 0, 0)
+        if name not in self._sizes:
+            # A cycle ends here; validation reports it.
+            self._sizes[name] = (0, 0, 0)
             if name in self._fragments:
-                self._known[name] = self.of(self._fragments[name].selection_set)
-        return self._known[name]
+                self._sizes[name] = self.of(self._fragments[name].selection_set)
+        return self._sizes[name]

@@ -13,40 +13,40 @@ from iscp_dagster.serve.reads.caps import Asking
 
 
 def execute_query(
-    ready: Ready, found: ValidatedDocument, asking: Asking, variables: Mapping[str, Any]
+    ready: Ready, document: ValidatedDocument, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
-    """Return the result of a query; blocks. Raises DocumentError when introspection is too large.
+    """Return the result of a query; blocks. Raises DocumentError if introspection is too large.
 
-    What the schema tells of itself is not read from ClickHouse, whose limits do not end it.
+    Introspection does not query ClickHouse, whose limits therefore do not stop it.
     """
     try:
-        return _execute_counted(ready, found, asking, variables)
+        return _execute_counted(ready, document, asking, variables)
     except _OverdrawnError:
-        large = "What the query asks of the schema is more than this server tells at a time."
-        raise refused(TOO_COMPLEX, large) from None
+        message = "The introspection is larger than this server allows; select fewer fields."
+        raise refused(TOO_COMPLEX, message) from None
 
 
 class _OverdrawnError(BaseException):
-    """Introspection went beyond its cap. Not an Exception, of which each field's would be kept."""
+    """Introspection exceeds its cap. A BaseException, as each field's Exception is collected."""
 
 
 def _execute_counted(
-    ready: Ready, found: ValidatedDocument, asking: Asking, variables: Mapping[str, Any]
+    ready: Ready, document: ValidatedDocument, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
 
     def count_field(
-        following: Callable[..., Any], root: Any, info: GraphQLResolveInfo, **given: Any
+        resolve: Callable[..., Any], root: Any, info: GraphQLResolveInfo, **args: Any
     ) -> Any:
         asking.told += 1
         if asking.told > asking.caps.told:
             raise _OverdrawnError
-        return following(root, info, **given)
+        return resolve(root, info, **args)
 
     return execute_sync(
         ready.schema,
-        found.document,
+        document.document,
         context_value=asking,
         variable_values=dict(variables),
-        operation_name=found.operation.name.value if found.operation.name else None,
-        middleware=[count_field] if found.introspects else None,
+        operation_name=document.operation.name.value if document.operation.name else None,
+        middleware=[count_field] if document.introspects else None,
     )

@@ -39,13 +39,13 @@ after, snapshot, progress) and the request's context."""
 
 
 def create_schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
-    """Return the schema; the catalog has no two indexes of one name.
+    """Return the schema; names in the catalog are unique.
 
-    Without `subscribe` the subscriptions are there for `--print-schema`, and cannot be used.
+    Without `subscribe`, subscriptions exist for `--print-schema`, but fail.
     """
     types = Types()
     queries = {
-        name: _build_query_field(types, each) for name, each in sorted(catalog.queries.items())
+        name: _build_query_field(types, served) for name, served in sorted(catalog.queries.items())
     }
     names = sorted(catalog.queries)
     queries[NAMES_FIELD] = GraphQLField(
@@ -54,8 +54,8 @@ def create_schema(catalog: Catalog, subscribe: Subscribe | None = None) -> Graph
         description="The names of all other fields.",
     )
     subscriptions = {
-        name: _build_subscription_field(types, each, subscribe)
-        for name, each in sorted(catalog.changes.items())
+        name: _build_subscription_field(types, served, subscribe)
+        for name, served in sorted(catalog.changes.items())
     }
     return GraphQLSchema(
         query=GraphQLObjectType("Query", queries, description=_describe_catalog(catalog)),
@@ -73,14 +73,14 @@ def _build_query_field(types: Types, served: ServedIndex) -> GraphQLField:
         return _build_nearest_field(types, served, neighbourhood)
     row = types.get_row_type(served)
 
-    def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
-        return selected(_get_context(info), _build_selection(served, info, given))
+    def resolve(_root: Any, info: GraphQLResolveInfo, **args: Any) -> list[Row]:
+        return selected(_get_context(info), _build_selection(served, info, args))
 
-    asked = {
+    searches = {
         name: GraphQLArgument(types.get_argument_type(column), description=search.description)
         for name, (search, column) in served.searches.items()
     }
-    arguments = {**asked, **_build_page_arguments(types, served)}
+    arguments = {**searches, **_build_page_arguments(types, served)}
     return GraphQLField(
         _build_rows_type(row), arguments, resolve, description=_describe_index(served)
     )
@@ -92,17 +92,17 @@ def _build_nearest_field(
     distance = build_distance_column(served)
     row = types.get_row_type(served, distance)
 
-    def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
+    def resolve(_root: Any, info: GraphQLResolveInfo, **args: Any) -> list[Row]:
         names = _list_shown_fields(info)
         near = Near(
             served=served,
             neighbourhood=neighbourhood,
             columns=_list_shown_columns(served, names),
             width=len(names),
-            vector=given["near"],
-            tenant=given.get("tenant"),
-            where=given.get("where"),
-            limit=given.get("limit"),
+            vector=args["near"],
+            tenant=args.get("tenant"),
+            where=args.get("where"),
+            limit=args.get("limit"),
         )
         return read_nearest(_get_context(info), near)
 
@@ -137,9 +137,9 @@ def _build_rows_type(row: GraphQLObjectType) -> Any:
 
 
 def _describe_index(served: ServedIndex) -> str:
-    said = f"Index {served.index.shown} ({served.kind}) of {served.source.name}."
-    more = served.index.description or served.source.description
-    return f"{said} {more}" if more else said
+    summary = f"Index {served.index.shown} ({served.kind}) of {served.source.name}."
+    details = served.index.description or served.source.description
+    return f"{summary} {details}" if details else summary
 
 
 def _get_context(info: GraphQLResolveInfo) -> Asking:
@@ -148,23 +148,23 @@ def _get_context(info: GraphQLResolveInfo) -> Asking:
 
 
 def _build_selection(
-    served: ServedIndex, info: GraphQLResolveInfo, given: Mapping[str, Any]
+    served: ServedIndex, info: GraphQLResolveInfo, args: Mapping[str, Any]
 ) -> RowSelection:
     names = _list_shown_fields(info)
     return RowSelection(
         served=served,
         columns=_list_shown_columns(served, names),
         width=len(names),
-        where=given.get("where"),
-        order=tuple(_parse_order(served, given.get("order_by") or ())),
-        limit=given.get("limit"),
-        offset=given.get("offset") or 0,
-        searches={name: given[name] for name in served.searches if given.get(name) is not None},
+        where=args.get("where"),
+        order=tuple(_parse_order(served, args.get("order_by") or ())),
+        limit=args.get("limit"),
+        offset=args.get("offset") or 0,
+        searches={name: args[name] for name in served.searches if args.get(name) is not None},
     )
 
 
-def _parse_order(served: ServedIndex, given: Sequence[Mapping[str, Any]]) -> Iterator[Order]:
-    for part in given:
+def _parse_order(served: ServedIndex, parts: Sequence[Mapping[str, Any]]) -> Iterator[Order]:
+    for part in parts:
         if len(part) != 1 or None in part.values():
             raise BadValueError(
                 "order_by: write one column with its order in each part, [{a: asc}, {b: desc}]."
@@ -175,9 +175,9 @@ def _parse_order(served: ServedIndex, given: Sequence[Mapping[str, Any]]) -> Ite
 
 
 def _list_shown_fields(info: GraphQLResolveInfo) -> list[str]:
-    """Return the names of the fields that the query shows of a row, whatever fragments hold them.
+    """Return the names of a row's fields that the query selects, also in fragments.
 
-    One that is shown under several names is there as often.
+    A field with several aliases is repeated.
     """
     row = get_named_type(info.return_type)
     assert isinstance(row, GraphQLObjectType)
@@ -188,16 +188,18 @@ def _list_shown_fields(info: GraphQLResolveInfo) -> list[str]:
 
 
 def _list_shown_columns(served: ServedIndex, names: Collection[str]) -> tuple[Column, ...]:
-    return tuple(each for each in served.columns if each.field in names)
+    return tuple(column for column in served.columns if column.field in names)
 
 
 def _build_subscription_field(
     types: Types, served: ServedIndex, subscribe: Subscribe | None
 ) -> GraphQLField:
-    def begin(_root: Any, info: GraphQLResolveInfo, **given: Any) -> Any:
+    def begin(_root: Any, info: GraphQLResolveInfo, **args: Any) -> Any:
         if subscribe is None:
-            raise BadValueError("This server tells no changes.")
-        return subscribe(served, given, info.context)
+            raise BadValueError(
+                "This server has no subscriptions, as it has no ISCP log; set ISCP_LOG_URL."
+            )
+        return subscribe(served, args, info.context)
 
     arguments = {
         "where": GraphQLArgument(types.where(served)),
@@ -207,18 +209,18 @@ def _build_subscription_field(
         "snapshot": GraphQLArgument(
             GraphQLNonNull(GraphQLBoolean),
             default_value=True,
-            description="Without `after`: tell the rows that there are first, as INSERTs.",
+            description="Without `after`: send the existing rows first, as INSERTs.",
         ),
         "progress": GraphQLArgument(
             GraphQLNonNull(GraphQLBoolean),
             default_value=False,
-            description="Tell cursors also when nothing changes.",
+            description="Send cursors also when nothing changes.",
         ),
     }
     return GraphQLField(
         GraphQLNonNull(_build_message_type(types, served)),
         arguments,
-        lambda message, _info, **_given: message,
+        lambda message, _info, **_args: message,
         subscribe=begin,
         description=_describe_index(served),
     )

@@ -1,4 +1,4 @@
-"""The schema that is served now: made again when ClickHouse has other views or columns."""
+"""The schema that is served now: made again when views or columns in ClickHouse change."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Ready:
 class Schemas:
     """Keeps the schema; `load` reads the catalog. Safe for threads.
 
-    `current` looks for changes if the last look is `every` seconds old. A look that fails leaves
-    the schema as it is, and is logged; without any schema yet it raises.
+    `get_schema` looks for changes if the last look is `every` seconds old. A failed look is logged
+    and keeps the schema; without any schema yet it raises.
     """
 
     load: Callable[[], Catalog]
@@ -54,11 +54,11 @@ class Schemas:
     _refresh_lock: Lock = field(default_factory=Lock)
 
     def get_schema(self) -> Ready:
-        """Return the schema; may ask ClickHouse. Raises IscpError when there never was one."""
+        """Return the schema; may query ClickHouse. Raises IscpError if there never was one."""
         ready = self._ready
         if ready is not None and not self._is_due():
             return ready
-        # One thread looks; the others go on with what there is.
+        # One thread looks; the others use the schema that there is.
         if not self._refresh_lock.acquire(blocking=ready is None):
             return self._ready or self.get_schema()
         try:
@@ -74,9 +74,9 @@ class Schemas:
 
     def _refresh_schema(self) -> None:
         try:
-            found = self.load()
-            if self._ready is None or found != self._ready.catalog:
-                self._ready = Ready(catalog=found, schema=create_schema(found, self.subscribe))
+            catalog = self.load()
+            if self._ready is None or catalog != self._ready.catalog:
+                self._ready = Ready(catalog=catalog, schema=create_schema(catalog, self.subscribe))
         except IscpError as error:
             if self._ready is None:
                 raise
@@ -86,13 +86,13 @@ class Schemas:
 
 @dataclass
 class Loader:
-    """Reads the catalog of declared tables; asks a Delta log again only when it has to."""
+    """Reads the catalog of declared tables; reads a Delta log again only if columns change."""
 
     tables: Sequence[SourceTable]
     endpoints: Sequence[Endpoint]
     lake: str
     """The root folder of tables without a path."""
-    _known: dict[tuple[str, str], tuple[Mapping[str, str], Collection[str]]] = field(
+    _binary_columns: dict[tuple[str, str], tuple[Mapping[str, str], Collection[str]]] = field(
         default_factory=dict
     )
     _latest: Catalog | None = None
@@ -109,17 +109,21 @@ class Loader:
     ) -> Collection[str]:
         """The columns of source and view that are binary; read again when columns change."""
         name = served.source.name, served.index.shown
-        if name not in self._known or self._known[name][0] != types:
+        if name not in self._binary_columns or self._binary_columns[name][0] != types:
             fields = (*self._read_source_fields(served, types), *read_calculated_fields(served))
-            binary = {each.name for each in fields if each.type == Primitive("binary")}
-            self._known[name] = types, binary
-        return self._known[name][1]
+            binary = {
+                delta_field.name
+                for delta_field in fields
+                if delta_field.type == Primitive("binary")
+            }
+            self._binary_columns[name] = types, binary
+        return self._binary_columns[name][1]
 
     def _read_source_fields(
         self, served: ServedIndex, types: Mapping[str, str]
     ) -> Sequence[DeltaField]:
         """The source's fields; none if no column of the index can keep bytes."""
-        if not any(_BYTES.search(each) for each in types.values()):
+        if not any(_BYTES.search(type_) for type_ in types.values()):
             return ()
         source = served.source
         path = source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
@@ -130,17 +134,17 @@ _BYTES = re.compile(r"\b(String|FixedString)\b")
 
 
 def read_calculated_fields(served: ServedIndex) -> Sequence[DeltaField]:
-    """The calculated columns of a view, as its table was made with."""
+    """A view's calculated columns, as when its table was made."""
     if not served.index.of_images:
         return ()
-    place = served.places[0]
-    data = IndexData(endpoint=place.endpoint, database=place.database, view=served.view)
+    shard = served.places[0]
+    data = IndexData(endpoint=shard.endpoint, database=shard.database, view=served.view)
     shape = IndexTable(
         source=served.source,
         index=served.index,
         fields=(),
         generation=data.find_served_generation() or 0,
-        database=place.database,
+        database=shard.database,
     )
-    held = read_definition(place.endpoint, shape).get(CALCULATED) or []
-    return parse_schema(json.dumps({"type": "struct", "fields": held}))
+    calculated = read_definition(shard.endpoint, shape).get(CALCULATED) or []
+    return parse_schema(json.dumps({"type": "struct", "fields": calculated}))

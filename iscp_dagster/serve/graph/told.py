@@ -1,4 +1,4 @@
-"""Errors as clients see them: a code and a message each, and nothing of the server's inside."""
+"""Errors as clients see them: a code and a message each, without the server's internals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT, UNAVAILABLE, INTERNAL = "TIMEOUT", "UNAVAILABLE", "INTERNAL_SERVER_ERRO
 UNAUTHENTICATED, FORBIDDEN = "UNAUTHENTICATED", "FORBIDDEN"
 _TIMEOUT_EXCEEDED = {159, 160, 209, 394}
 _TOO_MANY = {158, 307, 396, 241}
-"""Codes of ClickHouse for rows, bytes and memory beyond a query's limits."""
+"""ClickHouse's codes for rows, bytes and memory beyond a query's limits."""
 _CLIENT_CODES = {
     BadValueError: INPUT,
     TooComplexError: TOO_COMPLEX,
@@ -37,19 +37,19 @@ _MESSAGES = {
 
 
 def format_error(error: GraphQLError) -> dict[str, Any]:
-    """Return an error for the answer; logs what it does not tell."""
+    """Return an error for the answer; logs what the answer leaves out."""
     cause = error.original_error
     # GraphQL's own errors, also of a variable's value, are made for clients.
     if cause is None or isinstance(cause, GraphQLError):
         error.extensions = {"code": INPUT, **(error.extensions or {})}
         return dict(error.formatted)
     message, code = describe_error(cause)
-    shown = GraphQLError(message, error.nodes, path=error.path, extensions={"code": code})
-    return dict(shown.formatted)
+    public_error = GraphQLError(message, error.nodes, path=error.path, extensions={"code": code})
+    return dict(public_error.formatted)
 
 
 def describe_error(cause: BaseException) -> tuple[str, str]:
-    """Return what a client is told about an error: a message and a code; logs the rest."""
+    """Return an error's message and code for a client; logs the rest."""
     for type_, code in _CLIENT_CODES.items():
         if isinstance(cause, type_):
             return str(cause), code

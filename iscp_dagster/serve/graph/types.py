@@ -41,7 +41,7 @@ ORDERS = {
 }
 """By name: whether descending, and whether nulls come first."""
 OPERATIONS = ("INSERT", "UPDATE", "DELETE", "PROGRESS")
-"""What a message of a subscription may tell."""
+"""What a message of a subscription may report."""
 _BUILT_IN = {"Int": GraphQLInt, "String": GraphQLString, "Boolean": GraphQLBoolean}
 
 
@@ -53,11 +53,11 @@ class Types:
         self._comparisons: dict[str, GraphQLInputObjectType] = {}
         self._rows: dict[str, tuple[tuple[Column, ...], GraphQLObjectType]] = {}
         self._wheres: dict[str, GraphQLInputObjectType] = {}
-        self._named: dict[str, str] = {}
+        self._owners: dict[str, str] = {}
         self.order_by = GraphQLEnumType(
             "order_by",
             {name: GraphQLEnumValue(value) for name, value in ORDERS.items()},
-            description="Nulls come last in ascending order, first in descending, or as said.",
+            description="Nulls come last in ascending order, first in descending, or as named.",
         )
         self.operation = GraphQLEnumType(
             "operation", {name: GraphQLEnumValue(name) for name in OPERATIONS}
@@ -71,72 +71,79 @@ class Types:
             self._scalars[scalar.name] = _build_scalar_type(scalar)
         return self._scalars[scalar.name]
 
-    def get_row_type(self, served: ServedIndex, *more: Column) -> GraphQLObjectType:
+    def get_row_type(self, served: ServedIndex, *extra_columns: Column) -> GraphQLObjectType:
         """Return the type of the index's rows, with columns that only this query has.
 
         A mirror and the changes of its table share it if their columns are the same.
         """
-        columns = (*more, *served.columns)
+        columns = (*extra_columns, *served.columns)
         name = served.field
         if name in self._rows:
-            held, type_ = self._rows[name]
-            if held == columns:
+            row_columns, type_ = self._rows[name]
+            if row_columns == columns:
                 return type_
             name = f"{name}_data"
         self.take(name, served)
-        made = self._build_row_type(name, served, columns)
-        self._rows.setdefault(name, (columns, made))
-        return made
+        row_type = self._build_row_type(name, served, columns)
+        self._rows.setdefault(name, (columns, row_type))
+        return row_type
 
     def _build_row_type(
         self, name: str, served: ServedIndex, columns: tuple[Column, ...]
     ) -> GraphQLObjectType:
         return GraphQLObjectType(
             name,
-            {each.field: GraphQLField(self._build_output_type(each)) for each in columns},
+            {column.field: GraphQLField(self._build_output_type(column)) for column in columns},
             description=served.index.description or served.source.description,
         )
 
     def where(self, served: ServedIndex) -> GraphQLInputObjectType:
-        """Return the type of `where`, shared like `row`."""
+        """Return the type of `where`, shared like the type of rows."""
         row = self.get_row_type(served)
         if row.name in self._wheres:
             return self._wheres[row.name]
-        named = f"{row.name}_bool_exp"
-        self.take(named, served)
+        type_name = f"{row.name}_bool_exp"
+        self.take(type_name, served)
 
         def fields() -> dict[str, GraphQLInputField]:
-            again = GraphQLInputField(GraphQLList(GraphQLNonNull(made)))
-            asked = {
-                each.field: GraphQLInputField(self._get_comparison_type(each))
-                for each in served.columns
-                if each.compares or each.nulls
+            nested = GraphQLInputField(GraphQLList(GraphQLNonNull(where_type)))
+            comparisons = {
+                column.field: GraphQLInputField(self._get_comparison_type(column))
+                for column in served.columns
+                if column.compares or column.nulls
             }
-            return {"_and": again, "_or": again, "_not": GraphQLInputField(made), **asked}
+            return {
+                "_and": nested,
+                "_or": nested,
+                "_not": GraphQLInputField(where_type),
+                **comparisons,
+            }
 
-        made = GraphQLInputObjectType(named, fields)
-        self._wheres[row.name] = made
-        return made
+        where_type = GraphQLInputObjectType(type_name, fields)
+        self._wheres[row.name] = where_type
+        return where_type
 
     def order(self, served: ServedIndex) -> GraphQLInputObjectType | None:
         """Return the type of a part of `order_by`; None if no column has an order."""
         fields = {
-            each.field: GraphQLInputField(self.order_by) for each in served.columns if each.compares
+            column.field: GraphQLInputField(self.order_by)
+            for column in served.columns
+            if column.compares
         }
         if not fields:
             return None
-        named = f"{served.field}_order_by"
-        self.take(named, served)
-        return GraphQLInputObjectType(named, fields)
+        type_name = f"{served.field}_order_by"
+        self.take(type_name, served)
+        return GraphQLInputObjectType(type_name, fields)
 
     def take(self, name: str, served: ServedIndex) -> None:
-        """Have a name for a type of the index alone: the catalog has left out what has another."""
-        whose = f"{served.source.name}/{served.index.shown}"
-        assert self._named.setdefault(name, whose) == whose, (name, whose)
+        """Reserve a type's name for the index; the catalog has left out all clashes."""
+        owner = f"{served.source.name}/{served.index.shown}"
+        assert self._owners.setdefault(name, owner) == owner, (name, owner)
         assert name not in BUILT_IN, name
 
     def get_argument_type(self, column: Column) -> Any:
-        """Return the type of a value that a query gives for the column, or leaves out."""
+        """Return the type of an optional argument for the column."""
         if not column.lists:
             return self.get_scalar_type(column.scalar)
         element = self.get_argument_type(column.element)
@@ -144,21 +151,21 @@ class Types:
         return GraphQLList(element if takes_null else GraphQLNonNull(element))
 
     def _build_output_type(self, column: Column) -> Any:
-        shown: Any = self.get_scalar_type(column.scalar)
+        output_type: Any = self.get_scalar_type(column.scalar)
         for _ in range(column.lists):
-            shown = GraphQLList(shown)
-        return shown if column.nullable else GraphQLNonNull(shown)
+            output_type = GraphQLList(output_type)
+        return output_type if column.nullable else GraphQLNonNull(output_type)
 
     def _get_comparison_type(self, column: Column) -> GraphQLInputObjectType:
-        known = self.get_scalar_type(column.scalar) if column.compares else None
-        name = f"{known.name if known else 'null'}{COMPARISON}"
+        scalar_type = self.get_scalar_type(column.scalar) if column.compares else None
+        name = f"{scalar_type.name if scalar_type else 'null'}{COMPARISON}"
         if name not in self._comparisons:
-            asked = {"_is_null": GraphQLInputField(GraphQLBoolean)}
-            if known is not None:
-                several = GraphQLInputField(GraphQLList(known))
-                asked |= {each: GraphQLInputField(known) for each in OPERATORS}
-                asked |= {"_in": several, "_nin": several}
-            self._comparisons[name] = GraphQLInputObjectType(name, asked)
+            fields = {"_is_null": GraphQLInputField(GraphQLBoolean)}
+            if scalar_type is not None:
+                list_field = GraphQLInputField(GraphQLList(scalar_type))
+                fields |= {operator: GraphQLInputField(scalar_type) for operator in OPERATORS}
+                fields |= {"_in": list_field, "_nin": list_field}
+            self._comparisons[name] = GraphQLInputObjectType(name, fields)
         return self._comparisons[name]
 
 
@@ -173,7 +180,7 @@ def _build_scalar_type(scalar: Scalar) -> GraphQLScalarType:
         if isinstance(node, _NUMBERS.get(scalar.name, ())):
             # A decimal's digits do not pass through a double.
             return check_value(float(node.value) if scalar is scalars.FLOAT64 else node.value)
-        raise BadValueError(f"is no {scalar.name}")
+        raise BadValueError(f"is not a valid {scalar.name}")
 
     return GraphQLScalarType(
         scalar.name,
@@ -191,7 +198,7 @@ _NUMBERS: Mapping[str, tuple[type[IntValueNode | FloatValueNode], ...]] = {
     "Decimal": (IntValueNode, FloatValueNode),
     "Float64": (IntValueNode, FloatValueNode),
 }
-"""The scalars that a document may also have as numbers."""
+"""The scalars that a document may also write as numbers."""
 
 
 def _keep_value(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The opaque text that says how far a subscriber has been told, and from where to go on.
+"""The opaque text that says how far a subscriber has come, and where it continues.
 
-Tenants' watermarks move on their own, so a cursor holds a position for each tenant that the
+Tenants' watermarks move independently, so a cursor holds a position for each tenant that the
 subscriber sees. Beyond MOST_NAMED tenants it names only those that are not at the most common
-position, and the newest registration: a tenant that is registered later was not known.
+position, and the newest registration: tenants that are registered later are new.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _UNREADABLE = (
     *(ValueError, TypeError, LookupError, ArithmeticError, RecursionError),
     zlib.error,
 )
-"""What reading a text that nobody wrote may raise."""
+"""What decoding an arbitrary text may raise."""
 _NUMBERS = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Whose changes a cursor counts: the index `database.table/name`, and one life of it."""
+    """What a cursor's positions refer to: `database.table/name`, its table and its generation."""
 
     index: str
     table_id: str
@@ -44,16 +44,16 @@ class Origin:
 
     @property
     def signs(self) -> tuple[bytes, bytes]:
-        """Digests of the index, and of this life of it: another table, or another generation."""
+        """Digests of the index, and of its table and generation."""
         life = f"{self.index}\n{self.table_id}\n{self.generation}"
         return _compute_digest(self.index.encode()), _compute_digest(life.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubscriptionCursor:
-    """Positions by tenant; `others` is that of the tenants registered up to `newest` but not named.
+    """Positions by tenant; `others` is for unnamed tenants registered up to `newest`.
 
-    `row` is the key of the last row told of a snapshot as of these positions, which goes on after
+    `row` is the key of the last row sent of a snapshot as of these positions, which continues after
     it; None: no snapshot is under way.
     """
 
@@ -63,7 +63,7 @@ class SubscriptionCursor:
     row: tuple[str, ...] | None = None
 
     def of(self, tenant: str, registration: int) -> ChangePosition:
-        """The tenant's position; START for one that was not known."""
+        """The tenant's position; START for a new one."""
         if tenant in self.named:
             return self.named[tenant]
         if self.others is not None and registration <= self.newest:
@@ -86,39 +86,37 @@ def build_cursor(positions: Positions, newest: int = 0) -> SubscriptionCursor:
     if len(positions) <= MOST_NAMED:
         return SubscriptionCursor(named=dict(positions))
     ((common, _),) = Counter(positions.values()).most_common(1)
-    named = {tenant: at for tenant, at in positions.items() if at != common}
-    return SubscriptionCursor(named=named, others=common, newest=newest)
+    named_positions = {tenant: at for tenant, at in positions.items() if at != common}
+    return SubscriptionCursor(named=named_positions, others=common, newest=newest)
 
 
 def written(cursor: SubscriptionCursor, origin: Origin) -> str:
     """The cursor as text for a client."""
-    said = json.dumps(_to_json(cursor), ensure_ascii=False, separators=(",", ":")).encode()
-    packed = zlib.compress(said, 1)
-    kind, body = (_PACKED, packed) if len(packed) < len(said) else (_FORMAT, said)
-    whole = bytes([kind]) + b"".join(origin.signs) + body
-    return base64.urlsafe_b64encode(whole + _compute_digest(whole)).decode().rstrip("=")
+    content = json.dumps(_to_json(cursor), ensure_ascii=False, separators=(",", ":")).encode()
+    packed = zlib.compress(content, 1)
+    kind, body = (_PACKED, packed) if len(packed) < len(content) else (_FORMAT, content)
+    data = bytes([kind]) + b"".join(origin.signs) + body
+    return base64.urlsafe_b64encode(data + _compute_digest(data)).decode().rstrip("=")
 
 
 def read(text: str, origin: Origin) -> SubscriptionCursor:
     """Read what `written` wrote.
 
-    Raises PositionInvalidError for a text that is none, or that is another table's or view's, and
-    PositionExpiredError for one of an earlier life of the index.
+    Raises PositionInvalidError for an invalid text, or a cursor of another table or view, and
+    PositionExpiredError for one from before the index was built anew.
     """
-    whole = _decode_bytes(text)
-    kind, (index, life), body = whole[0], (whole[1:5], whole[5:9]), whole[9:]
+    data = _decode_bytes(text)
+    kind, (index, life), body = data[0], (data[1:5], data[5:9]), data[9:]
     own_index, own_life = origin.signs
     if index != own_index:
         raise PositionInvalidError(
-            f"The cursor {_quote_text(text)} is of another table or view than {origin.index}; use "
-            "a "
-            "cursor that this subscription gave."
+            f"The cursor {_quote_text(text)} belongs to another table or view, not to "
+            f"{origin.index}; use a cursor of this subscription."
         )
     if life != own_life:
         raise PositionExpiredError(
             f"The cursor {_quote_text(text)} is from before {origin.index} was built anew; "
-            "subscribe "
-            "with snapshot: true, without after:."
+            "subscribe with snapshot: true, without after:."
         )
     try:
         return _from_json(json.loads(_unpack_body(body) if kind == _PACKED else body))
@@ -130,42 +128,42 @@ def _decode_bytes(text: str) -> bytes:
     if len(text) > MOST_LENGTH:
         raise _make_invalid_error(text)
     try:
-        whole = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True)
+        data = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True)
     except (ValueError, binascii.Error):
         raise _make_invalid_error(text) from None
-    whole, sign = whole[:-_SIGN], whole[-_SIGN:]
+    data, sign = data[:-_SIGN], data[-_SIGN:]
     if (
-        len(whole) < 1 + 2 * _SIGN
-        or _compute_digest(whole) != sign
-        or whole[0] not in {_FORMAT, _PACKED}
+        len(data) < 1 + 2 * _SIGN
+        or _compute_digest(data) != sign
+        or data[0] not in {_FORMAT, _PACKED}
     ):
         raise _make_invalid_error(text)
-    return whole
+    return data
 
 
 def _unpack_body(body: bytes) -> bytes:
-    unpacking = zlib.decompressobj()
-    said = unpacking.decompress(body, 2 * MOST_LENGTH)
-    if not unpacking.eof:
+    decompressor = zlib.decompressobj()
+    content = decompressor.decompress(body, 2 * MOST_LENGTH)
+    if not decompressor.eof:
         raise ValueError("too long, or cut off")
-    return said
+    return content
 
 
 def _to_json(cursor: SubscriptionCursor) -> list[Any]:
-    """As JSON: tenants grouped by position, then what is not always there."""
-    grouped = defaultdict(list)
+    """As JSON: tenants grouped by position, then the optional parts."""
+    tenants_by_position = defaultdict(list)
     for tenant, at in cursor.named.items():
-        grouped[at].append(tenant)
-    groups = [[*at, sorted(grouped[at])] for at in sorted(grouped)]
+        tenants_by_position[at].append(tenant)
+    groups = [[*at, sorted(tenants_by_position[at])] for at in sorted(tenants_by_position)]
     row = None if cursor.row is None else list(cursor.row)
     if cursor.others is None:
         return [groups] if row is None else [groups, row]
     return [groups, row, *cursor.others, cursor.newest]
 
 
-def _from_json(plain: list[Any]) -> SubscriptionCursor:
-    groups, row, *others = [*plain, None][:2] + plain[2:]
-    named = {
+def _from_json(parsed: list[Any]) -> SubscriptionCursor:
+    groups, row, *others = [*parsed, None][:2] + parsed[2:]
+    named_positions = {
         str(tenant): _parse_position(version, ordinal)
         for version, ordinal, tenants in groups
         for tenant in tenants
@@ -174,18 +172,18 @@ def _from_json(plain: list[Any]) -> SubscriptionCursor:
         (_parse_position(others[0], others[1]), int(others[2])) if others else (None, 0)
     )
     key = None if row is None else tuple(map(str, row))
-    return SubscriptionCursor(named=named, others=common, newest=newest, row=key)
+    return SubscriptionCursor(named=named_positions, others=common, newest=newest, row=key)
 
 
 def _parse_position(version: Any, ordinal: Any) -> ChangePosition:
-    found = ChangePosition(int(version), int(ordinal))
-    if found.version < START.version or not all(each in _NUMBERS for each in found):
-        raise ValueError("no position")
-    return found
+    position = ChangePosition(int(version), int(ordinal))
+    if position.version < START.version or not all(number in _NUMBERS for number in position):
+        raise ValueError("not a position")
+    return position
 
 
-def _compute_digest(said: bytes) -> bytes:
-    return hashlib.blake2b(said, digest_size=_SIGN).digest()
+def _compute_digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_SIGN).digest()
 
 
 def _quote_text(text: str) -> str:
@@ -195,6 +193,5 @@ def _quote_text(text: str) -> str:
 def _make_invalid_error(text: str) -> PositionInvalidError:
     return PositionInvalidError(
         f"after: {_quote_text(text)} is not a cursor that this server gave; leave it out, or "
-        "subscribe "
-        "with snapshot: true."
+        "subscribe with snapshot: true."
     )

@@ -1,4 +1,4 @@
-"""The one reading of a changes index, whatever the number of its subscribers."""
+"""Reads a changes index once for all its subscribers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="iscp-feed")
-"""Those of feeds alone: a thousand subscribers that begin at once must not hold them up."""
+"""Only for feeds: a thousand subscribers that begin at once must not delay them."""
 
 
 async def run_in_thread(read: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a blocking reading of a feed returns."""
+    """Return the result of a feed's blocking read."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, read, *arguments)
 
 
 class Source(Protocol):
-    """The log's and ClickHouse's side of an index. Blocks; raises IscpError."""
+    """Reads an index's state from the ISCP log and ClickHouse. Blocks; raises IscpError."""
 
     def read_watermarks(self, tenants: Collection[str] | None) -> Reached:
         """The watermarks of all tenants' jobs, or of some."""
@@ -47,9 +47,9 @@ class Source(Protocol):
 
 @dataclass(kw_only=True)
 class IndexFeed:
-    """Follows the index named `index`; everything but the reading runs in one event loop.
+    """Follows the index named `index`; all but its reads run in one event loop.
 
-    `at` is how far the ring's newest entry leads, by tenant.
+    `at` is each tenant's position after the ring's newest entry.
     """
 
     index: str
@@ -63,7 +63,7 @@ class IndexFeed:
     origin: Origin | None = field(default=None, init=False)
     history: History | None = field(default=None, init=False)
     readings: int = field(default=0, init=False)
-    """How often it has asked ClickHouse."""
+    """How often it has queried ClickHouse."""
     _dirty: set[str] | None = field(default_factory=set, init=False)
     """The tenants to look at; None: all."""
     _woken: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -84,15 +84,15 @@ class IndexFeed:
         self._woken.set()
 
     async def open(self) -> None:
-        """Learn where the index stands, unless that is known. Raises IscpError, if permanent."""
+        """Read the index's state, unless it is known. Raises IscpError, if permanent."""
         async with self._turn:
             if self.origin is None:
                 self._begin(*await self.read_with_retries(self._read_state))
-        # What happened since may not have been told to it.
+        # It may have missed changes since then.
         self.touch(None)
 
     def close(self) -> None:
-        """Forget where the index stands; nobody reads it."""
+        """Forget the index's state; nobody reads it."""
         self.origin = self.history = None
         self.ring.clear()
 
@@ -108,16 +108,16 @@ class IndexFeed:
                     await self._follow(dirty)
                 pause = FIRST_PAUSE
             except Exception as error:  # noqa: BLE001 - subscribers must not go silent
-                LOGGER.warning("%s: %s; reading on in %.1f s", self.index, error, pause)
+                LOGGER.warning("%s: %s; reading again in %.1f s", self.index, error, pause)
                 self.touch(dirty)
                 if isinstance(error, IscpError) and error.permanent:
-                    # Whoever subscribes again is told what is wrong.
+                    # Those who subscribe again get the error.
                     await self._end_readers()
                 await self.pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def read_with_retries(self, read: Callable[[], Result]) -> Result:
-        """Return what a blocking reading returns; wait out failures of services."""
+        """Return a blocking read's result; retries temporary failures."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -130,7 +130,7 @@ class IndexFeed:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def get_visible_positions(self, sight: Sight) -> Positions:
-        """The positions of the tenants that one may see."""
+        """The positions of the visible tenants."""
         if sight is None:
             return self.at
         return {tenant: self.at[tenant] for tenant in sight if tenant in self.at}
@@ -145,47 +145,47 @@ class IndexFeed:
         return max(self.registrations.values(), default=0)
 
     def _read_state(self) -> tuple[Reached, int, History]:
-        found = self.source.read_watermarks(None)
-        return (found, *self.source.open_history())
+        watermarks = self.source.read_watermarks(None)
+        return (watermarks, *self.source.open_history())
 
-    def _begin(self, found: Reached, generation: int, history: History) -> None:
-        self.origin = Origin(index=self.index, table_id=found.table_id, generation=generation)
+    def _begin(self, watermarks: Reached, generation: int, history: History) -> None:
+        self.origin = Origin(index=self.index, table_id=watermarks.table_id, generation=generation)
         self.history = history
-        self.registrations = dict(found.registrations)
-        self.at = _to_positions(found.versions)
+        self.registrations = dict(watermarks.registrations)
+        self.at = _to_positions(watermarks.versions)
         self._upto = dict(self.at)
 
     async def _follow(self, dirty: Collection[str] | None) -> None:
         if self.origin is None or (dirty is not None and not dirty):
             return
-        found = await run_in_thread(self.source.read_watermarks, dirty)
+        watermarks = await run_in_thread(self.source.read_watermarks, dirty)
         moved = {
             tenant: end
-            for tenant, end in _to_positions(found.versions).items()
+            for tenant, end in _to_positions(watermarks.versions).items()
             if end > self._upto.get(tenant, START) or tenant not in self.registrations
         }
-        if found.table_id and found.table_id != self.table_id:
-            moved = _to_positions(found.versions)
-        self.registrations |= found.registrations
+        if watermarks.table_id and watermarks.table_id != self.table_id:
+            moved = _to_positions(watermarks.versions)
+        self.registrations |= watermarks.registrations
         self._upto |= moved
         if moved or any(self.at.get(tenant, START) < end for tenant, end in self._upto.items()):
-            await self._read_pages(found)
+            await self._read_pages(watermarks)
 
-    async def _read_pages(self, found: Reached) -> None:
+    async def _read_pages(self, watermarks: Reached) -> None:
         while True:
             self.readings += 1
             # Both at once; a page of a generation that is not the newest is dropped.
             (generation, history), page = await asyncio.gather(
                 run_in_thread(self.source.open_history), run_in_thread(self._read_next_page)
             )
-            if self._is_replaced(generation, found.table_id):
+            if self._is_replaced(generation, watermarks.table_id):
                 await self._restart_feed()
                 return
             self.history = history
             if not page.steps and not page.gaps:
                 return
             await self._append_page(page)
-            if all(self.at.get(each, START) >= end for each, end in self._upto.items()):
+            if all(self.at.get(tenant, START) >= end for tenant, end in self._upto.items()):
                 return
 
     def _read_next_page(self) -> FeedPage:
@@ -200,10 +200,10 @@ class IndexFeed:
         return table_id not in {"", origin.table_id}
 
     async def _restart_feed(self) -> None:
-        """Begin anew with another table or generation; whoever reads must do so too."""
-        found, generation, history = await run_in_thread(self._read_state)
+        """Start again with another table or generation; readers must do so too."""
+        watermarks, generation, history = await run_in_thread(self._read_state)
         await self._end_readers()
-        self._begin(found, generation, history)
+        self._begin(watermarks, generation, history)
 
     async def _end_readers(self) -> None:
         await self.ring.make_room(1, self.patience)
@@ -223,18 +223,18 @@ class IndexFeed:
         self._append_progress(moved, sights)
         for tenant, begin in page.gaps.items():
             self.at[tenant] = ChangePosition.after(begin)
-            seeing = [sight for sight in sights if _can_see(sight, tenant)]
-            oldest = {sight: self.cursor(self.get_visible_positions(sight)) for sight in seeing}
+            concerned = [sight for sight in sights if _can_see(sight, tenant)]
+            oldest = {sight: self.cursor(self.get_visible_positions(sight)) for sight in concerned}
             self.ring.append(RingEntry(tenant=tenant, gap=True, cursors=oldest))
         self.ring.wake()
 
     def _append_change(self, step: FeedStep, sights: Collection[Sight]) -> None:
-        seeing = [sight for sight in sights if _can_see(sight, step.tenant)]
-        cursors = {sight: self.cursor(self.get_visible_positions(sight)) for sight in seeing}
+        concerned = [sight for sight in sights if _can_see(sight, step.tenant)]
+        cursors = {sight: self.cursor(self.get_visible_positions(sight)) for sight in concerned}
         self.ring.append(RingEntry(tenant=step.tenant, stamped=step.stamped, cursors=cursors))
 
     def _append_progress(self, moved: Collection[str], sights: Collection[Sight]) -> None:
-        """Tell that positions moved, once for all tenants."""
+        """Report moved positions, once for all tenants."""
         cursors = {
             sight: self.cursor(self.get_visible_positions(sight))
             for sight in sights

@@ -19,12 +19,12 @@ LOGGER = logging.getLogger(__name__)
 EVERY = 0.08
 """Seconds between two looks at the log."""
 WHOLE = 10.0
-"""Seconds between two looks at all watermarks: those of idle tenants move without an entry."""
+"""Seconds between two looks at all watermarks: idle tenants' watermarks move without an entry."""
 
 
 @dataclass(kw_only=True)
 class Hub:
-    """The feeds that have subscribers, by name; `touched` asks the log, and may block."""
+    """The feeds that have subscribers, by name; `touched` queries the log, and may block."""
 
     touched: Callable[[Bookmark | None], Touched]
     every: float = EVERY
@@ -32,7 +32,7 @@ class Hub:
     pause: Pause = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
     looks: int = field(default=0, init=False)
-    """How often it has asked the log."""
+    """How often it has queried the log."""
     feeds: dict[str, IndexFeed] = field(default_factory=dict, init=False)
     _users: Counter[str] = field(default_factory=Counter, init=False)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
@@ -41,7 +41,7 @@ class Hub:
     async def follow_feed(
         self, name: str, make: Callable[[], IndexFeed]
     ) -> AsyncIterator[IndexFeed]:
-        """Give the feed of that name, open; it is followed until the last user leaves."""
+        """Yield the open feed of that name; it is followed until the last user leaves."""
         if name not in self.feeds:
             self.feeds[name] = make()
         feed = self.feeds[name]
@@ -64,8 +64,8 @@ class Hub:
     async def _end_feed(self, name: str) -> None:
         del self._users[name]
         self.feeds.pop(name).close()
-        ended = [name] if self.feeds else [name, ""]
-        tasks = [task for each in ended if (task := self._tasks.pop(each, None))]
+        task_names = [name] if self.feeds else [name, ""]
+        tasks = [task for task_name in task_names if (task := self._tasks.pop(task_name, None))]
         for task in tasks:
             task.cancel()
         for task in tasks:
@@ -73,7 +73,7 @@ class Hub:
                 await task
 
     async def _watch_log(self) -> None:
-        bookmark, pause, next_whole = None, FIRST_PAUSE, self.clock()
+        bookmark, pause, next_refresh = None, FIRST_PAUSE, self.clock()
         while True:
             try:
                 touched = await run_in_thread(self.touched, bookmark)
@@ -83,16 +83,16 @@ class Hub:
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
             self.looks += 1
-            whole = bookmark is None or not touched.whole or self.clock() >= next_whole
-            if whole:
-                next_whole = self.clock() + self.whole
-            self._touch_feeds(touched, whole=whole)
+            refresh_all = bookmark is None or not touched.whole or self.clock() >= next_refresh
+            if refresh_all:
+                next_refresh = self.clock() + self.whole
+            self._touch_feeds(touched, refresh_all=refresh_all)
             bookmark, pause = touched.upto, FIRST_PAUSE
             await self.pause(self.every)
 
-    def _touch_feeds(self, touched: Touched, *, whole: bool) -> None:
+    def _touch_feeds(self, touched: Touched, *, refresh_all: bool) -> None:
         for feed in self.feeds.values():
-            if whole:
+            if refresh_all:
                 feed.touch(None)
                 continue
             moved = {tenant for table_id, tenant in touched.tenants if table_id == feed.table_id}

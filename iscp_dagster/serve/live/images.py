@@ -1,4 +1,4 @@
-"""The image rows of a changes index in ClickHouse: the one place that knows how to select them."""
+"""Selects the image rows of a changes index from ClickHouse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOO_LARGE = {158, 307, 396}
 Result = TypeVar("Result")
 _UTC = "UTC"
 MOST_GROUPS = 50
-"""Groups of tenants at the same place, in one query."""
+"""Groups of tenants at the same position, in one query."""
 _SYSTEM_COLUMNS = {
     "_owner": "String",
     "_row": "Array(String)",
@@ -90,32 +90,33 @@ class Images:
 
     def newest(self) -> int | None:
         """The generation that jobs write; None while there is none."""
-        found = IndexData(endpoint=self.endpoint, database=self.database, view=self.view).tables()
-        served = [number for name, number in found.items() if "__rows" in name]
-        return max(served, default=None)
+        tables = IndexData(endpoint=self.endpoint, database=self.database, view=self.view).tables()
+        generations = [number for name, number in tables.items() if "__rows" in name]
+        return max(generations, default=None)
 
     def of(self, generation: int) -> Images:
         """The same index in another generation."""
         return replace(self, generation=generation)
 
     def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
-        """The version that each tenant's history begins with; only of those that have one."""
+        """The version that each tenant's history begins with; leaves out tenants without one."""
         return self.changes(
-            [Span(tenant=each, after=START, upto=START) for each in tenants], 1
+            [Span(tenant=tenant, after=START, upto=START) for tenant in tenants], 1
         ).begins
 
-    def read_base(self, tenant: str, version: int, told: int, most: int) -> Found:
-        """The rows as of `version` that the tenant's history begins with, after the first ones."""
+    def read_base(self, tenant: str, version: int, offset: int, most: int) -> Found:
+        """The rows as of `version` that the history begins with, after the first `offset`."""
 
         def read(limit: int) -> Found:
-            bound = Parameters()
+            parameters = Parameters()
             query = (
                 f"SELECT {self._select_sql} FROM {self._table_sql} WHERE `_change` = 0 "
-                f"AND `_version` = {version:d} AND {self._render_tenant_filter([tenant], bound)} "
-                f"ORDER BY {self._keys_sql} LIMIT 1 BY {self._keys_sql} LIMIT {limit:d} OFFSET "
-                f"{told:d}"
+                f"AND `_version` = {version:d} "
+                f"AND {self._render_tenant_filter([tenant], parameters)} "
+                f"ORDER BY {self._keys_sql} LIMIT 1 BY {self._keys_sql} "
+                f"LIMIT {limit:d} OFFSET {offset:d}"
             )
-            rows = self._query_rows(query, bound, self._all_columns)
+            rows = self._query_rows(query, parameters, self._all_columns)
             return Found(stamped=tuple(self._combine_images(rows)), whole=len(rows) < limit)
 
         return _read_within_limits(read, most)
@@ -123,19 +124,19 @@ class Images:
     def changes(self, spans: Sequence[Span], most: int) -> Found:
         """Where the histories begin, and the oldest changes of the spans, at most `most`.
 
-        Both are of one moment. Of each tenant the changes are those that come first. Give no more
-        spans than `portion` returns.
+        Both are read at one moment. Each tenant's changes are its oldest. Pass no more spans than
+        `limit_spans` returns.
         """
         return _read_within_limits(lambda limit: self._query_changes(spans, limit), most)
 
     def _query_changes(self, spans: Sequence[Span], limit: int) -> Found:
-        bound = Parameters()
+        parameters = Parameters()
         parts = [
-            f"({self._render_tenant_filter(tenants, bound)} AND (`_change` = {BEGIN} OR "
+            f"({self._render_tenant_filter(tenants, parameters)} AND (`_change` = {BEGIN} OR "
             f"({_render_range(*span)})))"
             for span, tenants in _group_spans(spans).items()
         ]
-        # An insert that was repeated may not be merged yet. An update has two rows.
+        # A repeated insert may not be merged yet. An update has two rows.
         query = (
             f"SELECT {self._select_sql} FROM {self._table_sql} WHERE `_change` != 0 "
             f"AND ({' OR '.join(parts) or 0}) "
@@ -143,17 +144,17 @@ class Images:
             "LIMIT 1 BY `_change`, `_version`, `_owner`, `_ordinal`, `_image` "
             f"LIMIT {len(spans) + 2 * limit:d}"
         )
-        rows = self._query_rows(query, bound, self._all_columns)
+        rows = self._query_rows(query, parameters, self._all_columns)
         begins = {row["_owner"]: int(row["_version"]) for row in rows if row["_change"] == BEGIN}
-        found = list(self._combine_images(row for row in rows if row["_change"] != BEGIN))
-        return Found(stamped=tuple(found[:limit]), whole=len(found) < limit, begins=begins)
+        changes = list(self._combine_images(row for row in rows if row["_change"] != BEGIN))
+        return Found(stamped=tuple(changes[:limit]), whole=len(changes) < limit, begins=begins)
 
     def read_snapshot(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression = EVERYTHING
     ) -> SnapshotPage:
-        """The rows that stand at these positions, by key, after the row with the key `row`.
+        """The rows as of these positions, by key, after the row with the key `row`.
 
-        Of at most `most` keys, of which some may have no row now.
+        At most `most` keys are read, of which some may have no row now.
         """
         return _read_within_limits(lambda limit: self._query_snapshot(at, row, limit, where), most)
 
@@ -161,41 +162,43 @@ class Images:
         self, at: Positions, row: tuple[str, ...], limit: int, where: Expression
     ) -> SnapshotPage:
         upto = self._find_page_end(at, row, limit)
-        bound = Parameters()
-        seen = f"{self._render_tenant_filter(at, bound)} AND {self._render_seen_filter(at, bound)}"
-        # Bounds on both sides let ClickHouse read these keys alone.
-        later = f" AND {self._render_key_comparison('>', row, bound)}" if row else ""
-        earlier = f" AND {self._render_key_comparison('<=', upto, bound)}" if upto else ""
-        last = (
-            f"SELECT * FROM {self._table_sql} WHERE `_change` >= 0 AND {seen}{later}{earlier} "
+        parameters = Parameters()
+        tenants = self._render_tenant_filter(at, parameters)
+        seen = self._render_seen_filter(at, parameters)
+        # Bounds on both sides let ClickHouse read only these keys.
+        lower_bound = f" AND {self._render_key_comparison('>', row, parameters)}" if row else ""
+        upper_bound = f" AND {self._render_key_comparison('<=', upto, parameters)}" if upto else ""
+        latest = (
+            f"SELECT * FROM {self._table_sql} WHERE `_change` >= 0 "
+            f"AND {tenants} AND {seen}{lower_bound}{upper_bound} "
             f"ORDER BY {self._order_sql}, `_version` DESC, `_image` DESC LIMIT 1 BY "
             f"{self._order_sql}"
         )
         query = (
-            f"SELECT {self._select_sql} FROM ({last}) WHERE `_image` = 1 AND "
-            f"{render_condition(where, bound)} ORDER BY {self._order_sql}"
+            f"SELECT {self._select_sql} FROM ({latest}) WHERE `_image` = 1 AND "
+            f"{render_condition(where, parameters)} ORDER BY {self._order_sql}"
         )
-        found = self._query_rows(query, bound, self._all_columns)
+        images = self._query_rows(query, parameters, self._all_columns)
         rows = [
-            (tuple(each["_row"]), self._build_single_change(each, ChangeKind.BASE))
-            for each in found
+            (tuple(image["_row"]), self._build_single_change(image, ChangeKind.BASE))
+            for image in images
         ]
         return SnapshotPage(rows=tuple(rows), upto=upto)
 
     def _find_page_end(
         self, at: Positions, row: tuple[str, ...], limit: int
     ) -> tuple[str, ...] | None:
-        """The key that is `limit` keys further; None if there are not so many."""
-        bound = Parameters()
-        later = f" AND {self._render_key_comparison('>', row, bound)}" if row else ""
+        """The key that is `limit` keys further; None if there are fewer."""
+        parameters = Parameters()
+        lower_bound = f" AND {self._render_key_comparison('>', row, parameters)}" if row else ""
         query = (
-            f"SELECT {self._key_sql} FROM (SELECT DISTINCT {self._order_sql} FROM "
-            f"{self._table_sql} "
-            f"WHERE {self._render_tenant_filter(at, bound)}{later} ORDER BY {self._order_sql} "
-            f"LIMIT 1 OFFSET {limit - 1:d})"
+            f"SELECT {self._key_sql} FROM (SELECT DISTINCT {self._order_sql} "
+            f"FROM {self._table_sql} "
+            f"WHERE {self._render_tenant_filter(at, parameters)}{lower_bound} "
+            f"ORDER BY {self._order_sql} LIMIT 1 OFFSET {limit - 1:d})"
         )
-        found = self._query_rows(query, bound, [_build_system_column("_row")])
-        return tuple(found[0]["_row"]) if found else None
+        key_rows = self._query_rows(query, parameters, [_build_system_column("_row")])
+        return tuple(key_rows[0]["_row"]) if key_rows else None
 
     @property
     def _table_sql(self) -> str:
@@ -222,7 +225,7 @@ class Images:
 
     @property
     def _key_sql(self) -> str:
-        """The key as texts in JSON, each of which tells values apart: see `_key_column`."""
+        """The key as JSON texts that identify its values: see `_render_key_column`."""
         return f"array({', '.join(self._render_key_column(name) for name in self._identity)})"
 
     def _render_key_column(self, name: str) -> str:
@@ -233,24 +236,24 @@ class Images:
         return f"toString({f'toTimeZone({quoted}, {text(_UTC)})' if _is_time(type_) else quoted})"
 
     def _render_key_value(self, name: str, value: str) -> str:
-        """What `_key_column` made a text of."""
+        """The value that `_render_key_column` made a text of."""
         type_ = parse_type(self.types[name])
         if type_.name in BINARY:
             value = f"base64Decode({value})"
-        kept = f"{type_.name}({', '.join([*map(str, type_.numbers), text(_UTC)])})"
-        return f"CAST({value}, {text(kept if _is_time(type_) else str(type_))})"
+        time_type = f"{type_.name}({', '.join([*map(str, type_.numbers), text(_UTC)])})"
+        return f"CAST({value}, {text(time_type if _is_time(type_) else str(type_))})"
 
     def _render_sides(self, name: str, value: str) -> list[tuple[str, str]]:
-        """What is compared, one after the other, to have the column's order; NaN comes last."""
+        """The pairs to compare in turn for the column's order; NaN comes last."""
         sides = quote_identifier(name), self._render_key_value(name, value)
         if parse_type(self.types[name]).name not in FLOATS:
             return [sides]
-        doubles = [f"toFloat64({each})" for each in sides]
-        nans, others = (
-            [how.format(each) for each in doubles]
-            for how in ("isNaN({0})", "if(isNaN({0}), 0, {0})")
+        doubles = [f"toFloat64({side})" for side in sides]
+        nans, numbers = (
+            [template.format(double) for double in doubles]
+            for template in ("isNaN({0})", "if(isNaN({0}), 0, {0})")
         )
-        return [(nans[0], nans[1]), (others[0], others[1])]
+        return [(nans[0], nans[1]), (numbers[0], numbers[1])]
 
     @property
     def _all_columns(self) -> list[Column]:
@@ -267,56 +270,64 @@ class Images:
             f"{computed.get(name, quote_identifier(name))} AS {quote_identifier(name)}"
             for name in _SYSTEM_COLUMNS
         ]
-        return ", ".join([*(each.selected for each in self.columns), *system])
+        return ", ".join([*(column.selected for column in self.columns), *system])
 
-    def _render_tenant_filter(self, tenants: Collection[str], bound: Parameters) -> str:
+    def _render_tenant_filter(self, tenants: Collection[str], parameters: Parameters) -> str:
         if not self.tenant:
             return "1" if self.lone in tenants else "0"
         type_ = self.types[self.tenant]
-        named = bound.bind("Array(String)", _to_array(sorted(tenants)))
+        names = parameters.bind("Array(String)", _to_array(sorted(tenants)))
         return (
-            f"{quote_identifier(self.tenant)} IN (SELECT CAST(arrayJoin({named}), {text(type_)}))"
+            f"{quote_identifier(self.tenant)} IN (SELECT CAST(arrayJoin({names}), {text(type_)}))"
         )
 
-    def _render_key_comparison(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
+    def _render_key_comparison(
+        self, operator: str, row: tuple[str, ...], parameters: Parameters
+    ) -> str:
         """Compare keys in their order; ClickHouse does not look up tuples in its primary index."""
-        held = [
+        pairs = [
             sides
             for name, value in zip(self._identity, row, strict=True)
-            for sides in self._render_sides(name, bound.bind("String", value))
+            for sides in self._render_sides(name, parameters.bind("String", value))
         ]
         parts = []
-        for place, (name, value) in enumerate(held):
-            last = place == len(held) - 1
-            same = [f"{other} = {its}" for other, its in held[:place]]
+        for index, (name, value) in enumerate(pairs):
+            is_last = index == len(pairs) - 1
+            equalities = [
+                f"{earlier_name} = {earlier_value}" for earlier_name, earlier_value in pairs[:index]
+            ]
             parts.append(
-                " AND ".join([*same, f"{name} {operator if last else operator[0]} {value}"])
+                " AND ".join(
+                    [*equalities, f"{name} {operator if is_last else operator[0]} {value}"]
+                )
             )
         return f"({' OR '.join(f'({part})' for part in parts)})"
 
-    def _render_seen_filter(self, at: Positions, bound: Parameters) -> str:
+    def _render_seen_filter(self, at: Positions, parameters: Parameters) -> str:
         """Whether a change is not after its tenant's position.
 
-        As long as it is for one tenant, so that thousands may each be elsewhere.
+        Its length does not depend on the tenants: there may be thousands.
         """
-        tenants = bound.bind("Array(String)", _to_array(list(at)))
-        places = [
-            bound.bind("Array(Int64)", _to_array(each)) for each in zip(*at.values(), strict=True)
+        tenants = parameters.bind("Array(String)", _to_array(list(at)))
+        components = [
+            parameters.bind("Array(Int64)", _to_array(numbers))
+            for numbers in zip(*at.values(), strict=True)
         ]
-        reached = [
-            f"transform({self._tenant_sql}, {tenants}, {each}, toInt64(-2))" for each in places
+        limits = [
+            f"transform({self._tenant_sql}, {tenants}, {component}, toInt64(-2))"
+            for component in components
         ]
-        return f"(`_version`, `_ordinal`) <= ({', '.join(reached)})"
+        return f"(`_version`, `_ordinal`) <= ({', '.join(limits)})"
 
     def _query_rows(
-        self, query: str, bound: Parameters, columns: Sequence[Column]
+        self, query: str, parameters: Parameters, columns: Sequence[Column]
     ) -> list[dict[str, Any]]:
-        return rows(self.endpoint, query, bound.values, columns, LIMITS)
+        return rows(self.endpoint, query, parameters.values, columns, LIMITS)
 
-    def _combine_images(self, found: Iterable[dict[str, Any]]) -> Iterable[Stamped]:
-        """Changes of image rows in order; the half of one that a limit cut off is left out."""
+    def _combine_images(self, images: Iterable[dict[str, Any]]) -> Iterable[Stamped]:
+        """Changes of image rows in order; an update that a limit cut in half is left out."""
         before: dict[str, Any] | None = None
-        for row in found:
+        for row in images:
             operation = ChangeKind(row["_change"])
             if operation != ChangeKind.UPDATE:
                 yield self._build_single_change(row, operation)
@@ -327,8 +338,10 @@ class Images:
                 before = None
 
     def _build_single_change(self, row: dict[str, Any], operation: ChangeKind) -> Stamped:
-        gone = operation == ChangeKind.DELETE
-        return self._build_change(row, operation, row if gone else None, None if gone else row)
+        is_delete = operation == ChangeKind.DELETE
+        return self._build_change(
+            row, operation, row if is_delete else None, None if is_delete else row
+        )
 
     def _build_change(
         self,
@@ -352,7 +365,7 @@ class Images:
     def _pick_columns(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
         if row is None:
             return None
-        return {each.field: row[each.field] for each in self.columns}
+        return {column.field: row[column.field] for column in self.columns}
 
 
 def _read_within_limits(read: Callable[[int], Result], most: int) -> Result:
@@ -368,21 +381,23 @@ def _read_within_limits(read: Callable[[int], Result], most: int) -> Result:
 
 def limit_spans(spans: Sequence[Span]) -> list[Span]:
     """As many of the spans as one query takes."""
-    chosen = set(list(_group_spans(spans))[:MOST_GROUPS])
-    return [each for each in spans if (each.after, each.upto) in chosen]
+    groups = set(list(_group_spans(spans))[:MOST_GROUPS])
+    return [span for span in spans if (span.after, span.upto) in groups]
 
 
 def _group_spans(spans: Sequence[Span]) -> dict[tuple[ChangePosition, ChangePosition], list[str]]:
     groups = defaultdict(list)
-    for each in spans:
-        groups[each.after, each.upto].append(each.tenant)
+    for span in spans:
+        groups[span.after, span.upto].append(span.tenant)
     return dict(groups)
 
 
 def _render_range(after: ChangePosition, upto: ChangePosition) -> str:
     # The plain comparison lets ClickHouse skip parts.
-    beyond = f"(`_version`, `_ordinal`) > ({after.version:d}, {after.ordinal:d})"
-    return f"`_version` >= {max(after.version, 0):d} AND {beyond} AND {_render_upper_bound(upto)}"
+    lower_bound = f"(`_version`, `_ordinal`) > ({after.version:d}, {after.ordinal:d})"
+    return (
+        f"`_version` >= {max(after.version, 0):d} AND {lower_bound} AND {_render_upper_bound(upto)}"
+    )
 
 
 def _render_upper_bound(position: ChangePosition) -> str:
@@ -399,7 +414,7 @@ def _to_array(values: Sequence[str] | Sequence[int]) -> Any:
 
 
 def _build_system_column(name: str) -> Column:
-    found = build_column(name, parse_type(_SYSTEM_COLUMNS[name]))
-    if found is None:
+    column = build_column(name, parse_type(_SYSTEM_COLUMNS[name]))
+    if column is None:
         raise KeyError(name)
-    return found
+    return column

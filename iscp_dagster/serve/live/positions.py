@@ -1,4 +1,4 @@
-"""How far a subscriber has been told the changes of a tenant."""
+"""How far a subscriber has received a tenant's changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OF_BASE = -(2**40)
 
 
 class ChangePosition(NamedTuple):
-    """A place among one tenant's changes: those up to it, itself included, have been told.
+    """A place among one tenant's changes: all up to it, itself included, have been sent.
 
     `ordinal` counts the tenant's changes in commit `version` from 0; -1: none of that commit.
     Below that, it counts the rows as of `version` that the tenant's history begins with.
@@ -21,17 +21,17 @@ class ChangePosition(NamedTuple):
 
     @classmethod
     def after(cls, version: int) -> ChangePosition:
-        """The position at which the whole commit has been told."""
+        """The position after the whole commit."""
         return cls(version + 1)
 
     @classmethod
-    def from_base(cls, version: int, told: int) -> ChangePosition:
-        """The position after `told` of the rows that the history begins with."""
-        return cls(version, _OF_BASE + told)
+    def from_base(cls, version: int, sent: int) -> ChangePosition:
+        """The position after `sent` of the rows that the history begins with."""
+        return cls(version, _OF_BASE + sent)
 
     @property
     def base_told(self) -> int | None:
-        """How many of those rows have been told; None if all."""
+        """How many of those rows have been sent; None if all."""
         if self == START:
             return 0
         return self.ordinal - _OF_BASE if self.ordinal < -1 else None
@@ -45,10 +45,10 @@ START = ChangePosition(-1)
 
 
 def is_kept(position: ChangePosition, begin: int | None) -> bool:
-    """Whether all changes after the position are there if the history begins at `begin`.
+    """Whether all changes after the position are kept if the history begins at `begin`.
 
-    The history begins with the rows as of a commit; whoever was told that commit goes on from it.
-    At START all of it is still to be told.
+    The history begins with the rows as of a commit; who has received that commit continues from it.
+    At START all of it is still to be sent.
     """
     if begin is None or position == START:
         return True

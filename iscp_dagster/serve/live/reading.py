@@ -1,4 +1,4 @@
-"""One step of reading changes: what follows some positions, and where it leads."""
+"""Reads the next page of changes after some positions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from iscp_dagster.serve.where import Expression
 
 
 class History(Protocol):
-    """What there is to read of an index, see `Images`."""
+    """The image rows of an index; see `Images`."""
 
     def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with."""
 
-    def read_base(self, tenant: str, version: int, told: int, most: int) -> Found:
-        """The rows that it begins with."""
+    def read_base(self, tenant: str, version: int, offset: int, most: int) -> Found:
+        """The rows that the history begins with."""
 
     def changes(self, spans: Sequence[Span], most: int) -> Found:
         """Where the histories begin, and the oldest changes of the spans, at one moment."""
@@ -27,12 +27,12 @@ class History(Protocol):
     def read_snapshot(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression
     ) -> SnapshotPage:
-        """The rows that stand at the positions, by key, after one of them."""
+        """The rows as of the positions, by key, after one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedStep:
-    """A tenant's next position, and the change that leads there, if one does."""
+    """A tenant's next position, and the change that leads there, if any."""
 
     tenant: str
     at: ChangePosition
@@ -59,59 +59,64 @@ def read_next_page(history: History, at: Positions, upto: Positions, most: int) 
     behind = {tenant: end for tenant, end in upto.items() if at.get(tenant, START) < end}
     if not behind:
         return FeedPage()
-    ends = [
+    all_spans = [
         Span(tenant=tenant, after=at.get(tenant, START), upto=end) for tenant, end in behind.items()
     ]
-    spans = limit_spans(ends)
-    found = history.changes(spans, most)
-    gaps = _find_gaps(spans, found.begins)
-    kept = [each for each in spans if each.tenant not in gaps]
-    steps = _read_base_steps(history, kept, found.begins, most) or _build_change_steps(kept, found)
+    spans = limit_spans(all_spans)
+    changes = history.changes(spans, most)
+    gaps = _find_gaps(spans, changes.begins)
+    readable = [span for span in spans if span.tenant not in gaps]
+    steps = _read_base_steps(history, readable, changes.begins, most) or _build_change_steps(
+        readable, changes
+    )
     return FeedPage(steps=tuple(steps), gaps=gaps)
 
 
 def _find_gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
     return {
-        each.tenant: begin
-        for each in spans
-        if (begin := begins.get(each.tenant)) is not None and not is_kept(each.after, begin)
+        span.tenant: begin
+        for span in spans
+        if (begin := begins.get(span.tenant)) is not None and not is_kept(span.after, begin)
     }
 
 
 def _read_base_steps(
     history: History, spans: Sequence[Span], begins: Mapping[str, int], most: int
 ) -> list[FeedStep]:
-    """The rows that a tenant's history begins with, if one has some left to tell."""
-    for each in spans:
-        told, begin = each.after.base_told, begins.get(each.tenant)
-        # Rows of a commit that is not confirmed may be there only in part.
-        if told is None or begin is None or ChangePosition.after(begin) > each.upto:
+    """The rows that a tenant's history begins with, if some are left to send."""
+    for span in spans:
+        sent, begin = span.after.base_told, begins.get(span.tenant)
+        # The rows of an unconfirmed commit may be incomplete.
+        if sent is None or begin is None or ChangePosition.after(begin) > span.upto:
             continue
         # If the history was replaced meanwhile there are none, and the next page has the gap.
-        found = history.read_base(each.tenant, begin, told, most)
+        base = history.read_base(span.tenant, begin, sent, most)
         steps = [
             FeedStep(
-                tenant=each.tenant, at=ChangePosition.from_base(begin, told + number), stamped=row
+                tenant=span.tenant, at=ChangePosition.from_base(begin, sent + number), stamped=row
             )
-            for number, row in enumerate(found.stamped, start=1)
+            for number, row in enumerate(base.stamped, start=1)
         ]
-        done = [FeedStep(tenant=each.tenant, at=ChangePosition.after(begin))] if found.whole else []
-        return [*steps, *done]
+        end = [FeedStep(tenant=span.tenant, at=ChangePosition.after(begin))] if base.whole else []
+        return [*steps, *end]
     return []
 
 
-def _build_change_steps(spans: Sequence[Span], found: Found) -> list[FeedStep]:
-    """The changes of tenants whose history's first rows have been told."""
-    ready = {
-        each.tenant: each.upto
-        for each in spans
-        if each.after.base_told is None or each.tenant not in found.begins
+def _build_change_steps(spans: Sequence[Span], changes: Found) -> list[FeedStep]:
+    """The changes of tenants whose first rows have been sent."""
+    ends = {
+        span.tenant: span.upto
+        for span in spans
+        if span.after.base_told is None or span.tenant not in changes.begins
     }
-    steps = [each for each in _to_steps(found.stamped) if each.tenant in ready]
-    return [*steps, *(FeedStep(tenant=one, at=end) for one, end in ready.items() if found.whole)]
+    steps = [step for step in _to_steps(changes.stamped) if step.tenant in ends]
+    return [
+        *steps,
+        *(FeedStep(tenant=tenant, at=end) for tenant, end in ends.items() if changes.whole),
+    ]
 
 
-def _to_steps(found: Sequence[Stamped]) -> Iterator[FeedStep]:
-    for change, timestamp in found:
+def _to_steps(changes: Sequence[Stamped]) -> Iterator[FeedStep]:
+    for change, timestamp in changes:
         at = ChangePosition(timestamp.version, timestamp.ordinal)
         yield FeedStep(tenant=change.tenant or "", at=at, stamped=(change, timestamp))

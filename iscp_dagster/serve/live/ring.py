@@ -1,7 +1,7 @@
 """The newest changes of one index, kept once for all its subscribers, each at a place of its own.
 
 Everything happens in one event loop. The ring is bounded: a reader that is still at changes that
-must make room has lost its place, and is told so; nothing is skipped silently.
+must make room loses its place, and is notified; nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RingReader:
 
 
 class Ring:
-    """At most `most` entries, and who reads them."""
+    """At most `most` entries, and their readers."""
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
         self.most = most
@@ -67,11 +67,11 @@ class Ring:
         return len(self._readers)
 
     def list_scopes(self) -> frozenset[Sight]:
-        """What its readers see, each once."""
+        """The distinct sights of its readers."""
         return frozenset(reader.sight for reader in self._readers)
 
     def join(self, sight: Sight, on_lost: Callable[[], None]) -> RingReader:
-        """A new reader, of what comes from now on; the caller must `leave`."""
+        """A new reader of the entries from now on; the caller must `leave`."""
         reader = RingReader(sight=sight, at=self.end, on_lost=on_lost)
         self._readers.add(reader)
         return reader
@@ -82,7 +82,7 @@ class Ring:
         self._readers_moved.set()
 
     async def make_room(self, entries: int, patience: float = PATIENCE) -> None:
-        """Wait until there is room, or turn out the readers that do not make any in time."""
+        """Wait until there is room, or evict the readers that make none in time."""
         with_room = self.end + entries - self.most
         with anyio.move_on_after(patience) as scope:
             await self._wait_for_room(with_room)
@@ -95,7 +95,7 @@ class Ring:
             await self._readers_moved.wait()
 
     def append(self, entry: RingEntry) -> None:
-        """Add an entry in place of the oldest; see `room`."""
+        """Add an entry in place of the oldest; see `make_room`."""
         self._entries.append(entry)
         while len(self._entries) > self.most:
             self._entries.popleft()
@@ -108,12 +108,12 @@ class Ring:
         self._entries.clear()
 
     def wake(self) -> None:
-        """Tell the readers that there are new entries."""
+        """Notify the readers of new entries."""
         for reader in self._readers:
             reader.woken.set()
 
     def take_entries(self, reader: RingReader) -> Iterator[RingEntry]:
-        """The entries that the reader has not had; each counts as had when the next is asked for.
+        """The reader's new entries; each counts as read when the next is requested.
 
         Stops early when the reader has lost its place.
         """
@@ -133,7 +133,7 @@ class Ring:
             await reader.woken.wait()
 
     def _evict_readers(self, first: int) -> None:
-        for reader in [each for each in self._readers if each.at < first]:
+        for reader in [reader for reader in self._readers if reader.at < first]:
             self._readers.discard(reader)
             reader.lost = True
             reader.woken.set()

@@ -27,16 +27,16 @@ from iscp_dagster.serve.where import parse
 
 @dataclass(kw_only=True)
 class Listening:
-    """Who subscribes; `on_lost` gets the position of a subscriber that has become too slow."""
+    """A subscriber; `on_lost` gets its position when it has become too slow."""
 
     viewer: Viewer
     on_lost: Callable[[str], None]
     subscription: Subscription | None = None
-    """What it is told, once it has begun."""
+    """Its subscription, once it has begun."""
 
     @property
     def position(self) -> str:
-        """The cursor after what it has been told."""
+        """The cursor after what it has received."""
         return self.subscription.position if self.subscription else ""
 
 
@@ -73,21 +73,21 @@ class Live:
         self.hub = Hub(touched=self.log.touched)
 
     async def subscribe(
-        self, served: ServedIndex, given: Mapping[str, Any], context: Listening
+        self, served: ServedIndex, args: Mapping[str, Any], context: Listening
     ) -> AsyncGenerator[ChangeMessage, None]:
-        """Tell the changes of an index. Raises SubscriptionError, BadValueError."""
-        named = {each.name: each.field for each in served.columns}
-        where = parse(served.by_field, given.get("where"))
-        wanted = Wanted(where=where, tenants=context.viewer.tenants, named=named)
-        # Those who knew other columns go on with a feed of theirs.
+        """Stream the changes of an index. Raises SubscriptionError, BadValueError."""
+        field_names = {column.name: column.field for column in served.columns}
+        where = parse(served.by_field, args.get("where"))
+        change_filter = Wanted(where=where, tenants=context.viewer.tenants, named=field_names)
+        # Subscribers with other columns keep a feed of their own.
         name = f"{served.field} {hash(served.columns)}"
         async with self.hub.follow_feed(name, partial(self._build_feed, served)) as feed:
             subscription = context.subscription = Subscription(
                 feed=feed,
-                wanted=wanted,
-                after=given.get("after"),
-                snapshot=bool(given.get("snapshot")),
-                progress=bool(given.get("progress")),
+                wanted=change_filter,
+                after=args.get("after"),
+                snapshot=bool(args.get("snapshot")),
+                progress=bool(args.get("progress")),
                 on_lost=context.on_lost,
                 every=self.progress_seconds,
             )
@@ -112,16 +112,16 @@ def build_image_reader(served: ServedIndex) -> Images:
     if len(served.places) != 1:
         raise SubscriptionError(
             f"{served.field} is kept in {len(served.places)} shards, and the changes of several "
-            "have no order; declare its Changes() without sharding=."
+            "shards have no order; declare its Changes() without sharding=."
         )
-    (place,) = served.places
+    (shard,) = served.places
     return Images(
-        endpoint=place.endpoint,
-        database=place.database,
+        endpoint=shard.endpoint,
+        database=shard.database,
         view=served.view,
         columns=served.columns,
         keys=served.keys,
-        types={each.name: str(each.type.bare) for each in served.identity},
+        types={column.name: str(column.type.bare) for column in served.identity},
         tenant=served.source.tenant,
         lone=DEFAULT_TENANT,
     )

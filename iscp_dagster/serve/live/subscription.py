@@ -1,4 +1,4 @@
-"""What one subscriber is told: a snapshot or what it missed, then changes as they come."""
+"""One subscriber's messages: a snapshot or what it missed, then changes as they come."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Subscription:
     on_lost: Callable[[str], None] = lambda _: None
     every: float = PROGRESS_SECONDS
     at: dict[str, ChangePosition] = field(default_factory=dict, init=False)
-    """How far it has been told, until it follows the feed's ring."""
+    """How far it has come, until it follows the feed's ring."""
     position: str = field(default="", init=False)
-    """The cursor after what it has been told; a message counts when the next one is asked for."""
+    """The cursor after what it has received; a message counts when the next is requested."""
     _origin: Origin = field(init=False)
     _row: tuple[str, ...] | None = field(default=None, init=False)
-    """The last row told of a snapshot that has not ended."""
+    """The last row sent of an unfinished snapshot."""
 
     def __post_init__(self) -> None:
         self._origin = self.feed.origin or Origin(index=self.feed.index, table_id="")
 
     async def stream_messages(self) -> AsyncGenerator[ChangeMessage, None]:
-        """Tell until the caller stops. Raises SubscriptionError, ClickHouseError."""
+        """Yield until the caller stops. Raises SubscriptionError, ClickHouseError."""
         try:
             async with aclosing(self._stream_messages()) as messages:
                 async for message in messages:
@@ -55,7 +55,7 @@ class Subscription:
             raise await self._add_oldest(error) from None
 
     async def _add_oldest(self, error: PositionExpiredError) -> PositionExpiredError:
-        """Name the position at which the index as it is now begins, if the error names none."""
+        """Add the first position of the current index, unless the error has one."""
         history, origin = self.feed.history, self.feed.origin
         if error.extensions.get(OLDEST) or history is None or origin is None:
             return error
@@ -63,8 +63,8 @@ class Subscription:
         with suppress(IscpError):
             begins = await self.feed.read_with_retries(partial(history.read_beginnings, visible))
             at = {
-                each: ChangePosition.after(begins[each]) if each in begins else START
-                for each in visible
+                tenant: ChangePosition.after(begins[tenant]) if tenant in begins else START
+                for tenant in visible
             }
             newest = max(self.feed.registrations.values(), default=0)
             return PositionExpiredError(
@@ -74,8 +74,8 @@ class Subscription:
 
     async def _stream_messages(self) -> AsyncGenerator[ChangeMessage, None]:
         await self._begin()
-        async with aclosing(self._stream_snapshot()) as standing:
-            async for message in standing:
+        async with aclosing(self._stream_snapshot()) as inserts:
+            async for message in inserts:
                 yield message
         if self.progress and (self.snapshot or self.after is None):
             yield ChangeMessage(operation=PROGRESS, cursor=self.position)
@@ -99,8 +99,10 @@ class Subscription:
             self._row = () if self.snapshot else None
         else:
             cursor = read(self.after, self._origin)
-            registered = self.feed.registrations
-            self.at = {each: cursor.of(each, registered.get(each, 0)) for each in visible}
+            registrations = self.feed.registrations
+            self.at = {
+                tenant: cursor.of(tenant, registrations.get(tenant, 0)) for tenant in visible
+            }
             self._row, self.snapshot = cursor.row, cursor.row is not None
             await self._check_kept()
         self.position = self._format_cursor()
@@ -113,9 +115,11 @@ class Subscription:
             if at
             else {}
         )
-        gone = {each: begins[each] for each in begins if not is_kept(at[each], begins[each])}
-        if gone:
-            raise self._make_gap_error(gone)
+        gaps = {
+            tenant: begins[tenant] for tenant in begins if not is_kept(at[tenant], begins[tenant])
+        }
+        if gaps:
+            raise self._make_gap_error(gaps)
 
     def _check_origin(self) -> History:
         """Return the rows to read. Raises PositionExpiredError if the index was built anew."""
@@ -124,35 +128,37 @@ class Subscription:
         return self.feed.history
 
     def _make_gap_error(self, begins: Mapping[str, int]) -> PositionExpiredError:
-        first = {each: ChangePosition.after(begin) for each, begin in begins.items()}
+        oldest = {tenant: ChangePosition.after(begin) for tenant, begin in begins.items()}
         return self._make_expired_error(
-            min(begins), self._encode_cursor(build_cursor(self.at | first))
+            min(begins), self._encode_cursor(build_cursor(self.at | oldest))
         )
 
     def _make_expired_error(self, tenant: str, oldest: str) -> PositionExpiredError:
-        """The error; without `oldest`, `messages` asks for it."""
-        whose = f"the changes of tenant {tenant!r}" if tenant else "the changes"
+        """The error; without `oldest`, `stream_messages` adds it."""
+        subject = f"the changes of tenant {tenant!r}" if tenant else "the changes"
         return PositionExpiredError(
-            f"{self._origin.index}: {whose} after this position are not kept, as their history "
+            f"{self._origin.index}: {subject} after this position are not kept, as their history "
             "begins later; subscribe with snapshot: true, without after:.",
             **({OLDEST: oldest} if oldest else {}),
         )
 
     async def _stream_snapshot(self) -> AsyncGenerator[ChangeMessage, None]:
         """The rows as of the positions, by key."""
-        at = {each: place for each, place in self.at.items() if place.base_told is None}
+        at = {
+            tenant: position for tenant, position in self.at.items() if position.base_told is None
+        }
         while self._row is not None and at:
             history, row = self._check_origin(), self._row
-            found = await self.feed.read_with_retries(
+            page = await self.feed.read_with_retries(
                 partial(history.read_snapshot, at, row, self.feed.page, self.wanted.where)
             )
             await self._check_kept()
-            for key, stamped in found.rows:
+            for key, stamped in page.rows:
                 self._row = key
                 message = self._build_insert(stamped)
                 yield message
                 self.position = message.cursor
-            self._row = found.upto
+            self._row = page.upto
             self.position = self._format_cursor()
         self._row = None
         self.position = self._format_cursor()
@@ -164,7 +170,7 @@ class Subscription:
         )
 
     async def _stream_missed(self) -> AsyncGenerator[ChangeMessage, None]:
-        """What the feed has told since the positions."""
+        """What the feed has read since the positions."""
         while self._is_behind():
             upto = dict(self.feed.get_visible_positions(self.wanted.tenants))
             page = await self.feed.read_with_retries(
@@ -175,14 +181,14 @@ class Subscription:
             for step in page.steps:
                 self.at[step.tenant] = step.at
                 cursor = self._format_cursor()
-                told = step.stamped and self.wanted.build_message(step.stamped, cursor)
-                if told:
-                    yield told
+                message = step.stamped and self.wanted.build_message(step.stamped, cursor)
+                if message:
+                    yield message
                 self.position = cursor
 
     def _is_behind(self) -> bool:
         visible = self.feed.get_visible_positions(self.wanted.tenants)
-        return any(self.at.get(tenant, START) < place for tenant, place in visible.items())
+        return any(self.at.get(tenant, START) < position for tenant, position in visible.items())
 
     def _join_ring(self) -> RingReader:
         return self.feed.ring.join(self.wanted.tenants, self._report_lost)
@@ -192,7 +198,11 @@ class Subscription:
 
     async def _stream_live(self, reader: RingReader) -> AsyncGenerator[ChangeMessage, None]:
         visible = self.feed.get_visible_positions(self.wanted.tenants)
-        ahead = {each: at for each, at in self.at.items() if at > visible.get(each, START)}
+        ahead = {
+            tenant: position
+            for tenant, position in self.at.items()
+            if position > visible.get(tenant, START)
+        }
         self.at = {}
         loop, quiet_since, moved = asyncio.get_running_loop(), 0.0, False
         while True:
@@ -215,7 +225,7 @@ class Subscription:
             await self.feed.ring.wait_for_entries(reader, due if self.progress and moved else None)
 
     def _find_cursor(self, entry: RingEntry, ahead: Positions) -> str | None:
-        """The cursor after an entry; None if it is of tenants that are not seen."""
+        """The cursor after an entry; None if its tenants are not visible."""
         cursor = entry.cursors.get(self.wanted.tenants)
         if cursor is not None and entry.gap:
             raise self._make_expired_error(entry.tenant, cursor)
@@ -229,7 +239,7 @@ class Subscription:
         return self.wanted.build_message(entry.stamped, cursor)
 
     def _is_already_sent(self, entry: RingEntry, ahead: Positions) -> bool:
-        """Whether the subscriber, which came from a reader that was further, had it already."""
+        """Whether the subscriber has it already, from a reader that was further ahead."""
         if entry.stamped is None or entry.tenant not in ahead:
             return False
         change, timestamp = entry.stamped
@@ -239,12 +249,12 @@ class Subscription:
         return ChangePosition(timestamp.version, timestamp.ordinal) <= ahead[entry.tenant]
 
     def _advance_cursor(self, cursor: str, ahead: Positions) -> str:
-        held = read(cursor, self._origin)
+        decoded = read(cursor, self._origin)
         further = {
-            each: max(at, held.of(each, self.feed.registrations.get(each, 0)))
-            for each, at in ahead.items()
+            tenant: max(position, decoded.of(tenant, self.feed.registrations.get(tenant, 0)))
+            for tenant, position in ahead.items()
         }
-        return self._encode_cursor(held.move_positions(further))
+        return self._encode_cursor(decoded.move_positions(further))
 
     def _make_slow_error(self) -> SubscriberTooSlowError:
         return SubscriberTooSlowError(

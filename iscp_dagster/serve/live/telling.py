@@ -1,4 +1,4 @@
-"""What a subscriber is told of a change: which rows enter and leave what it asked for."""
+"""A subscription's messages: which rows a change brings in, changes or takes out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSERT, UPDATE, DELETE, PROGRESS = "INSERT", "UPDATE", "DELETE", "PROGRESS"
 class ChangeMessage:
     """One result of a subscription. `data` is the row after the change, for DELETE before it.
 
-    `fields` are the columns that an UPDATE changed. The timestamp lies beside the data; PROGRESS,
+    `fields` are the columns that an UPDATE changed. The timestamp is beside the data; PROGRESS,
     which only moves the cursor, has neither.
     """
 
@@ -36,32 +36,32 @@ class ChangeMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The rows that a subscriber asked for: those that meet `where`, of tenants that it may see."""
+    """The rows of a subscription: those of visible tenants that meet `where`."""
 
     where: Expression = EVERYTHING
     tenants: frozenset[str] | None = None
     """None: all."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """The GraphQL names of the columns that are served; empty: all, as they are named."""
+    """The GraphQL names of the served columns; empty: all, under their own names."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_meets", predicate(self.where))
 
     def can_see(self, tenant: str) -> bool:
-        """Whether the tenant's changes may be told at all."""
+        """Whether the tenant is visible."""
         return self.tenants is None or tenant in self.tenants
 
     def build_message(self, stamped: Stamped, cursor: str) -> ChangeMessage | None:
-        """The message of a change of a visible tenant; None if no row that was asked for changed.
+        """The message of a change of a visible tenant; None if no row of it changed.
 
-        An UPDATE of columns alone that are not served is no change.
-        An UPDATE that brings a row in is told as INSERT, one that takes it out as DELETE.
+        An UPDATE of only columns that are not served is ignored.
+        An UPDATE that brings a row in becomes an INSERT, one that takes it out a DELETE.
         """
         change, timestamp = stamped
-        found = self._find_operation(change)
-        if found is None:
+        outcome = self._find_operation(change)
+        if outcome is None:
             return None
-        operation, row = found
+        operation, row = outcome
         fields = tuple(change.fields or ()) if operation == UPDATE else ()
         shown = tuple(self.named[name] for name in fields if name in self.named)
         if self.named and fields and not shown:

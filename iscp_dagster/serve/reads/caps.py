@@ -1,4 +1,4 @@
-"""What one request may ask for, who asks, and what is left."""
+"""The caps of one request, its viewer, and what remains of the caps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iscp_dagster.serve.scalars import BadValueError
 
 
 class TooComplexError(IscpError):
-    """A query asks for more than the server's caps allow; what it asked for was not read."""
+    """A query exceeds the server's caps; what it asked for was not read."""
 
     code = 10_870
 
@@ -33,14 +33,14 @@ class Caps:
     bytes: int = 64 * 1024 * 1024
     """Bytes of all rows, as ClickHouse writes them."""
     told: int = 300_000
-    """Fields that the schema tells of itself."""
+    """Fields of introspection."""
     default_rows: int = 100
 
     def check_page(self, limit: int | None, offset: int) -> int:
         """Return the limit. Raises BadValueError beyond the caps."""
         limit = self.default_rows if limit is None else limit
-        given = (("limit", limit, self.rows), ("offset", offset, self.skipped))
-        for name, value, most in given:
+        checks = (("limit", limit, self.rows), ("offset", offset, self.skipped))
+        for name, value, most in checks:
             if not 0 <= value <= most:
                 raise BadValueError(
                     f"{name}: {value} is not from 0 to {most:,}, this server's cap."
@@ -50,13 +50,13 @@ class Caps:
 
 @dataclass(kw_only=True)
 class Asking:
-    """One request: who asks, and what is left of its caps."""
+    """One request: its viewer, and what remains of its caps."""
 
     viewer: Viewer
     caps: Caps = field(default_factory=Caps)
     clock: Callable[[], float] = time.monotonic
     told: int = 0
-    """Fields that the schema has told of itself."""
+    """Fields of introspection so far."""
     _cells: int = 0
     _bytes: int = 0
     _began: float | None = None
@@ -70,21 +70,21 @@ class Asking:
         if self._cells > self.caps.cells:
             raise TooComplexError(
                 f"The query asks for up to {self._cells:,} values (rows times columns), and this "
-                f"server reads {self.caps.cells:,} at a time; lower `limit`, or ask for less."
+                f"server reads at most {self.caps.cells:,}; lower `limit`, or select fewer columns."
             )
 
     def limits(self, most: int) -> Limits:
         """Return what ClickHouse may spend on the next query."""
-        passed = self.clock() - (self._began or 0)
+        elapsed = self.clock() - (self._began or 0)
         return Limits(
-            seconds=max(0.1, self.caps.seconds - passed),
+            seconds=max(0.1, self.caps.seconds - elapsed),
             rows=most,
             bytes=max(1, self.caps.bytes - self._bytes),
             spend=self._charge_bytes,
         )
 
-    def _charge_bytes(self, read: int) -> None:
-        self._bytes += read
+    def _charge_bytes(self, count: int) -> None:
+        self._bytes += count
         if self._bytes > self.caps.bytes:
             raise TooComplexError(
                 f"The rows are larger than the {self.caps.bytes:,} bytes that this server reads at "

@@ -32,7 +32,7 @@ class ForbiddenError(IscpError):
 
 @dataclass(frozen=True, kw_only=True)
 class Near:
-    """What a query field asks of an index that knows distances."""
+    """A query for the rows nearest to a vector."""
 
     served: ServedIndex
     neighbourhood: Neighbourhood
@@ -42,38 +42,40 @@ class Near:
     tenant: str | None = None
     """A table with tenants needs one of them: a graph is searched within a tenant."""
     where: Mapping[str, Any] | None = None
-    """Which rows are neighbours at all; with a condition no graph is asked."""
+    """Which rows are neighbours at all; with a condition no graph is used."""
     limit: int | None = None
     width: int = 1
     """How many values of a row are shown."""
 
 
-def read_nearest(asking: Asking, asked: Near) -> list[Row]:
+def read_nearest(asking: Asking, near: Near) -> list[Row]:
     """Return the rows nearest to a vector, nearest first, each with its distance.
 
     Raises ForbiddenError for a tenant that the viewer may not see, and BadValueError for a vector
     of another length than the index has.
     """
-    served, limit = asked.served, asking.caps.check_page(asked.limit, 0)
-    asking.charge(limit * asked.width)
-    if served.source.tenant and not asking.viewer.can_see(asked.tenant or ""):
-        raise ForbiddenError(f"The token may not see the tenant {asked.tenant!r}.")
-    if served.tenant is not None and not _is_tenant_name(served.tenant, asked.tenant or ""):
-        raise BadValueError(f"tenant: {asked.tenant!r} is no {served.tenant.type.bare}.")
-    dimension = asked.neighbourhood.dimension
-    if len(asked.vector) != dimension:
-        held = len(asked.vector)
-        numbers = "1 number" if held == 1 else f"{held:,} numbers"
+    served, limit = near.served, asking.caps.check_page(near.limit, 0)
+    asking.charge(limit * near.width)
+    if served.source.tenant and not asking.viewer.can_see(near.tenant or ""):
+        raise ForbiddenError(f"The token may not see the tenant {near.tenant!r}.")
+    if served.tenant is not None and not _is_tenant_name(served.tenant, near.tenant or ""):
+        raise BadValueError(f"tenant: {near.tenant!r} is not a valid {served.tenant.type.bare}.")
+    dimension = near.neighbourhood.dimension
+    if len(near.vector) != dimension:
+        length = len(near.vector)
+        numbers = "1 number" if length == 1 else f"{length:,} numbers"
         raise BadValueError(f"near: the vector has {numbers}, and the index's have {dimension}.")
-    if any(abs(each) > LARGEST for each in asked.vector):
+    if any(abs(number) > LARGEST for number in near.vector):
         raise BadValueError(f"near: a number is beyond {LARGEST:g}, the largest of 32 bits.")
     if not limit or not tenancy.can_see_rows(served, asking.viewer):
         return []
     distance = build_distance_column(served)
-    found = [
-        row for place in served.places for row in _read_neighbours(asking, asked, limit, place)
+    neighbours = [
+        row for shard in served.places for row in _read_neighbours(asking, near, limit, shard)
     ]
-    return sorted(found, key=lambda row: to_sort_key(distance.value(row[distance.field])))[:limit]
+    return sorted(neighbours, key=lambda row: to_sort_key(distance.value(row[distance.field])))[
+        :limit
+    ]
 
 
 def _is_tenant_name(tenant: Column, name: str) -> bool:
@@ -81,31 +83,31 @@ def _is_tenant_name(tenant: Column, name: str) -> bool:
     return tenant.grid is None or is_column_value(tenant, name)
 
 
-def _read_neighbours(asking: Asking, asked: Near, limit: int, place: Shard) -> list[Row]:
-    served, distance, parameters = asked.served, build_distance_column(asked.served), Parameters()
-    columns = (distance, *asked.columns)
-    vector = ",".join(repr(float(each)) for each in asked.vector)
-    where = parse(served.by_field, asked.where)
+def _read_neighbours(asking: Asking, near: Near, limit: int, shard: Shard) -> list[Row]:
+    served, distance, parameters = near.served, build_distance_column(near.served), Parameters()
+    columns = (distance, *near.columns)
+    vector = ",".join(repr(float(number)) for number in near.vector)
+    where = parse(served.by_field, near.where)
     arguments = [f"query = {parameters.bind('Array(Float32)', f'[{vector}]')}"]
     if where == EVERYTHING:
         arguments.append(f"k = {parameters.bind('UInt32', str(limit))}")
     if served.tenant is not None:
         type_ = str(served.tenant.type.bare)
-        arguments.append(f"tenant = {parameters.bind(type_, asked.tenant or '')}")
-    ends = asked.neighbourhood
-    end = ends.nearest if where == EVERYTHING else ends.distances
-    view = quote_identifier(place.database, f"{served.view}_{end}")
+        arguments.append(f"tenant = {parameters.bind(type_, near.tenant or '')}")
+    neighbourhood = near.neighbourhood
+    suffix = neighbourhood.nearest if where == EVERYTHING else neighbourhood.distances
+    view = quote_identifier(shard.database, f"{served.view}_{suffix}")
     keys = [Order(column=column).sql for column in served.identity if column.compares]
     order = ", ".join((quote_identifier(distance.name), *keys))
     query = (
         f"SELECT {select_list(columns)} FROM {view}({', '.join(arguments)}) "
         f"WHERE {render_condition(where, parameters)} ORDER BY {order} LIMIT {limit}"
     )
-    return list(rows(place.endpoint, query, parameters.values, columns, asking.limits(limit)))
+    return list(rows(shard.endpoint, query, parameters.values, columns, asking.limits(limit)))
 
 
 def build_distance_column(served: ServedIndex) -> Column:
     """Return the column in which the view of nearest neighbours has the distance."""
-    taken = any(each.name == "distance" for each in (*served.columns, *served.hidden))
-    name = "_distance" if taken else "distance"
+    is_taken = any(column.name == "distance" for column in (*served.columns, *served.hidden))
+    name = "_distance" if is_taken else "distance"
     return Column(name=name, field=name, type=parse_type("Float64"), scalar=scalars.FLOAT64)

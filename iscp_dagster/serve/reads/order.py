@@ -1,4 +1,4 @@
-"""The order of rows: as asked for, then by tenant and key; in SQL, and for rows of shards."""
+"""The order of rows: as requested, then by tenant and key; in SQL, and for rows of shards."""
 
 from __future__ import annotations
 
@@ -24,45 +24,47 @@ class Order:
 
     @property
     def sql(self) -> str:
-        held = self.column.ordered
+        expression = self.column.ordered
         nulls = "NULLS FIRST" if self.nulls_first else "NULLS LAST"
-        how = f"{'DESC' if self.descending else 'ASC'} {nulls}"
-        parts = [f"isNaN({held}) {how}"] if self.column.scalar is scalars.FLOAT64 else []
-        return ", ".join([*parts, f"{held} {how}"])
+        direction = f"{'DESC' if self.descending else 'ASC'} {nulls}"
+        parts = (
+            [f"isNaN({expression}) {direction}"] if self.column.scalar is scalars.FLOAT64 else []
+        )
+        return ", ".join([*parts, f"{expression} {direction}"])
 
 
-def complete_order(served: ServedIndex, asked: Sequence[Order]) -> tuple[Order, ...]:
-    """Return the order asked for, and then by tenant and key, so that pages do not overlap."""
-    named = {each.column.name for each in asked}
+def complete_order(served: ServedIndex, requested: Sequence[Order]) -> tuple[Order, ...]:
+    """Return the requested order, then by tenant and key, so that pages do not overlap."""
+    names = {part.column.name for part in requested}
     rest = served.identity if served.keys else (*served.identity, *served.columns)
     return (
-        *asked,
-        *(Order(column=each) for each in rest if each.name not in named and each.compares),
+        *requested,
+        *(Order(column=column) for column in rest if column.name not in names and column.compares),
     )
 
 
 def render_order_by(order: Sequence[Order]) -> str:
     """Return the ORDER BY clause."""
-    return f"ORDER BY {', '.join(each.sql for each in order)}" if order else ""
+    return f"ORDER BY {', '.join(part.sql for part in order)}" if order else ""
 
 
-def merge_rows(found: Iterable[Row], order: Sequence[Order]) -> list[Row]:
+def merge_rows(rows: Iterable[Row], order: Sequence[Order]) -> list[Row]:
     """Return rows of several shards in order."""
 
     def compare_rows(one: Row, other: Row) -> int:
-        for each in order:
-            found = _compare_fields(each, one[each.column.field], other[each.column.field])
-            if found:
-                return found
+        for part in order:
+            sign = _compare_fields(part, one[part.column.field], other[part.column.field])
+            if sign:
+                return sign
         return 0
 
-    return sorted(found, key=cmp_to_key(compare_rows))
+    return sorted(rows, key=cmp_to_key(compare_rows))
 
 
 def _compare_fields(order: Order, one: Any, other: Any) -> int:
     if one is None or other is None:
-        first = -1 if order.nulls_first else 1
-        return 0 if one is other else first if one is None else -first
+        null_sign = -1 if order.nulls_first else 1
+        return 0 if one is other else null_sign if one is None else -null_sign
     one, other = order.column.value(one), order.column.value(other)
-    before = compare("_lt", one, other) - compare("_gt", one, other)
-    return before if order.descending else -before
+    sign = compare("_lt", one, other) - compare("_gt", one, other)
+    return sign if order.descending else -sign

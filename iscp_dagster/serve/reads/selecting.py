@@ -21,7 +21,7 @@ from iscp_dagster.serve.where import Row, parse
 
 @dataclass(frozen=True, kw_only=True)
 class RowSelection:
-    """What a query field asks of an index."""
+    """A query for rows of an index."""
 
     served: ServedIndex
     columns: tuple[Column, ...]
@@ -31,66 +31,66 @@ class RowSelection:
     limit: int | None = None
     offset: int = 0
     searches: Mapping[str, Any] = field(default_factory=dict)
-    """What is asked of the kind of index, by argument."""
+    """The searches of its kind of index, by argument."""
     width: int = 1
     """How many values of a row are shown; one may be shown under several names."""
 
 
-def selected(asking: Asking, asked: RowSelection) -> list[Row]:
+def selected(asking: Asking, selection: RowSelection) -> list[Row]:
     """Return the rows that a viewer may see. Raises BadValueError, TooComplexError and the like."""
-    limit = asking.caps.check_page(asked.limit, asked.offset)
-    asking.charge(limit * asked.width)
-    if not limit or not tenancy.can_see_rows(asked.served, asking.viewer):
+    limit = asking.caps.check_page(selection.limit, selection.offset)
+    asking.charge(limit * selection.width)
+    if not limit or not tenancy.can_see_rows(selection.served, asking.viewer):
         return []
-    places, order = asked.served.places, complete_order(asked.served, asked.order)
-    if len(places) == 1:
-        wanted = asked.columns or asked.served.columns[:1]
-        return _read_shard(asking, asked, wanted, (limit, asked.offset), places[0])
-    # Each shard's first rows, of which some are among the first of all.
-    wanted = tuple(dict.fromkeys((*asked.columns, *(each.column for each in order))))
-    most = limit + asked.offset
-    found = [
-        row for place in places for row in _read_shard(asking, asked, wanted, (most, 0), place)
+    shards, order = selection.served.places, complete_order(selection.served, selection.order)
+    if len(shards) == 1:
+        columns = selection.columns or selection.served.columns[:1]
+        return _read_shard(asking, selection, columns, (limit, selection.offset), shards[0])
+    # The first rows of all are among each shard's first rows.
+    columns = tuple(dict.fromkeys((*selection.columns, *(part.column for part in order))))
+    most = limit + selection.offset
+    shard_rows = [
+        row for shard in shards for row in _read_shard(asking, selection, columns, (most, 0), shard)
     ]
-    return merge_rows(found, order)[asked.offset : most]
+    return merge_rows(shard_rows, order)[selection.offset : most]
 
 
 def _read_shard(
     asking: Asking,
-    asked: RowSelection,
-    wanted: Sequence[Column],
+    selection: RowSelection,
+    columns: Sequence[Column],
     page: tuple[int, int],
-    place: Shard,
+    shard: Shard,
 ) -> list[Row]:
     parameters = Parameters()
     limit, offset = page
     query = (
-        f"SELECT {select_list(wanted)} "
-        f"FROM {_render_source(asked.served, place, asking.viewer, parameters)} "
-        f"WHERE {_render_conditions(asked, asking.viewer, parameters)} "
-        f"{render_order_by(complete_order(asked.served, asked.order))} LIMIT {limit} OFFSET "
-        f"{offset}"
+        f"SELECT {select_list(columns)} "
+        f"FROM {_render_source(selection.served, shard, asking.viewer, parameters)} "
+        f"WHERE {_render_conditions(selection, asking.viewer, parameters)} "
+        f"{render_order_by(complete_order(selection.served, selection.order))} "
+        f"LIMIT {limit} OFFSET {offset}"
     )
-    return list(rows(place.endpoint, query, parameters.values, wanted, asking.limits(limit)))
+    return list(rows(shard.endpoint, query, parameters.values, columns, asking.limits(limit)))
 
 
 def _render_source(
-    served: ServedIndex, place: Shard, viewer: Viewer, parameters: Parameters
+    served: ServedIndex, shard: Shard, viewer: Viewer, parameters: Parameters
 ) -> str:
     """Return what the rows are read from; of changes, the last image of each key."""
-    view = quote_identifier(place.database, served.view)
+    view = quote_identifier(shard.database, served.view)
     if not served.index.of_images:
         return view
-    keys = ", ".join(quote_identifier(each.name) for each in served.identity)
-    seen = tenancy.render_tenant_condition(served, viewer, parameters)
-    last = f"ORDER BY {quote_identifier(VERSION)} DESC, `_image` DESC LIMIT 1 BY {keys}"
-    return f"(SELECT * FROM (SELECT * FROM {view} WHERE {seen} {last}) WHERE `_image` = 1)"
+    keys = ", ".join(quote_identifier(column.name) for column in served.identity)
+    visible = tenancy.render_tenant_condition(served, viewer, parameters)
+    latest = f"ORDER BY {quote_identifier(VERSION)} DESC, `_image` DESC LIMIT 1 BY {keys}"
+    return f"(SELECT * FROM (SELECT * FROM {view} WHERE {visible} {latest}) WHERE `_image` = 1)"
 
 
-def _render_conditions(asked: RowSelection, viewer: Viewer, parameters: Parameters) -> str:
-    parts = [tenancy.render_tenant_condition(asked.served, viewer, parameters)]
-    for name, value in asked.searches.items():
-        search, argument = asked.served.searches[name]
+def _render_conditions(selection: RowSelection, viewer: Viewer, parameters: Parameters) -> str:
+    parts = [tenancy.render_tenant_condition(selection.served, viewer, parameters)]
+    for name, value in selection.searches.items():
+        search, argument = selection.served.searches[name]
         parts.append(search.condition(bind_value(argument, value, parameters)))
-    parts.append(render_condition(parse(asked.served.by_field, asked.where), parameters))
+    parts.append(render_condition(parse(selection.served.by_field, selection.where), parameters))
     return " AND ".join(parts)

@@ -10,7 +10,7 @@ from iscp_dagster.serve.served import ServedIndex
 from iscp_dagster.serve.sql import Parameters, is_column_value
 
 _TYPED = {scalars.STRING, scalars.INT, scalars.INT64, scalars.BIG_INT}
-"""What ClickHouse finds partitions by; other types' texts are compared."""
+"""Scalars by which ClickHouse finds partitions; others are compared as texts."""
 
 
 def can_see_rows(served: ServedIndex, viewer: Viewer) -> bool:
@@ -27,13 +27,13 @@ def render_tenant_condition(served: ServedIndex, viewer: Viewer, parameters: Par
     column = served.tenant
     if column is None:
         return "0"
-    held, type_, names = (
+    expression, type_, names = (
         f"toString({quote_identifier(column.name)})",
         "String",
         sorted(viewer.tenants),
     )
     if column.scalar in _TYPED:
-        held, type_ = quote_identifier(column.name), str(column.type.bare)
-        names = [each for each in names if is_column_value(column, each)]
-    bound = ", ".join(parameters.bind(type_, each) for each in names)
-    return f"{held} IN ({bound})" if bound else "0"
+        expression, type_ = quote_identifier(column.name), str(column.type.bare)
+        names = [name for name in names if is_column_value(column, name)]
+    values = ", ".join(parameters.bind(type_, name) for name in names)
+    return f"{expression} IN ({values})" if values else "0"

@@ -31,7 +31,7 @@ Beside = Callable[[], AbstractAsyncContextManager[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class GraphQLServerSettings:
-    """What an application is made from."""
+    """The settings of an application."""
 
     schemas: Schemas
     access: Access = field(default_factory=OpenAccess)
@@ -43,7 +43,7 @@ class GraphQLServerSettings:
 
 
 def create_app(settings: GraphQLServerSettings) -> Starlette:
-    """Return the application: queries at PATH, a page for browsers there, HEALTH for who watches.
+    """Return the application: queries at PATH, a page for browsers there, HEALTH for monitoring.
 
     Without tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
     """
@@ -56,8 +56,8 @@ def create_app(settings: GraphQLServerSettings) -> Starlette:
     @asynccontextmanager
     async def run_background(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as running:
-            for each in settings.beside:
-                await running.enter_async_context(each())
+            for factory in settings.beside:
+                await running.enter_async_context(factory())
             yield
 
     hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
@@ -78,10 +78,10 @@ async def _answer_health(_request: Request) -> Response:
 
 
 def check_host(host: str, access: Access) -> None:
-    """Reject another address than this machine's own without tokens. Raises ConfigError."""
+    """Reject an address beyond loopback without tokens. Raises ConfigError."""
     if access.open and not is_loopback(host):
         raise ConfigError(
-            f"--host {host!r} is not an address of this machine alone, and no tokens are "
-            "configured: everybody who reaches it would see every tenant. Name a file of tokens "
+            f"--host {host!r} is not a loopback address, and no tokens are configured: "
+            "everybody who reaches it would see every tenant. Name a file of tokens "
             "with --tokens, or listen on 127.0.0.1."
         )

@@ -55,9 +55,9 @@ _QUERY = "# Ctrl-Space completes, Ctrl-Enter asks.\n{\n  _tables\n}\n"
 
 
 def is_page_request(request: Request) -> bool:
-    """Whether a browser opens the address itself, rather than asks a query there."""
-    named = ",".join(request.headers.getlist("accept")).lower().split(",")
-    accepted = {each.partition(";")[0].strip() for each in named}
+    """Whether a browser opens the page, rather than sends a query."""
+    media_types = ",".join(request.headers.getlist("accept")).lower().split(",")
+    accepted = {media_type.partition(";")[0].strip() for media_type in media_types}
     return (
         request.method in {"GET", "HEAD"}
         and "text/html" in accepted
@@ -96,17 +96,17 @@ class GraphiQLPage:
 
 
 def _find_files() -> Path | None:
-    """Return the directory of GraphiQL's files, without importing what has them."""
-    found = find_spec("dagster_webserver")
-    for place in (found and found.submodule_search_locations) or ():
-        files = Path(place) / "webapp" / "build" / "vendor" / "graphiql"
+    """Return the directory of GraphiQL's files, without importing their package."""
+    spec = find_spec("dagster_webserver")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        files = Path(folder) / "webapp" / "build" / "vendor" / "graphiql"
         if all((files / name).is_file() for name in (*_SCRIPTS, *_STYLES)):
             return files
     return None
 
 
 def _render_page(path: str, data: Mapping[str, str]) -> str:
-    given = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
+    attributes = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
     styles = [f'<link rel="stylesheet" href="{path}/graphiql/{name}">' for name in _STYLES]
     scripts = [
         f'<script defer src="{path}/graphiql/{name}"></script>' for name in (*_SCRIPTS, _START)
@@ -119,7 +119,7 @@ def _render_page(path: str, data: Mapping[str, str]) -> str:
             *styles,
             "<style>body { margin: 0 } #graphiql { height: 100vh }</style>",
             *scripts,
-            f'</head><body><div id="graphiql" {given}>Loading GraphiQL …</div></body></html>',
+            f'</head><body><div id="graphiql" {attributes}>Loading GraphiQL …</div></body></html>',
             "",
         ]
     )

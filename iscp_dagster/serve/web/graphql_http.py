@@ -46,7 +46,7 @@ _GRACE_SECONDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class HttpBounds:
-    """What one server takes on."""
+    """The limits of one server."""
 
     body: int = 256 * 1024
     """Bytes of a request."""
@@ -74,8 +74,8 @@ class GraphQLOverHTTP:
         try:
             media = choose_media_type(request.headers.get("accept"))
             viewer = await self._identify_viewer(request)
-            asked = await self._read_request(request)
-            return await self._accept_request(viewer, asked, _get_method(request), media)
+            graphql_request = await self._read_request(request)
+            return await self._accept_request(viewer, graphql_request, _get_method(request), media)
         except RefusedError as refused:
             return _build_refusal(refused, media)
 
@@ -98,24 +98,24 @@ class GraphQLOverHTTP:
         raise RefusedError(408, "REQUEST_TIMEOUT", "The request did not arrive in time.")
 
     async def _accept_request(
-        self, viewer: Viewer, asked: GraphQLRequest, method: str, media: str
+        self, viewer: Viewer, graphql_request: GraphQLRequest, method: str, media: str
     ) -> Response:
-        # A limiter counts those that wait only once they do.
+        # The limiter counts waiting requests only once they wait.
         if self._request_count >= self._bounds.together + self._bounds.waiting:
             raise _make_busy_error()
         self._request_count += 1
         try:
             async with self._acquire_slot():
-                return await self._execute_in_time(viewer, asked, method, media)
+                return await self._execute_in_time(viewer, graphql_request, method, media)
         finally:
             self._request_count -= 1
 
     @asynccontextmanager
     async def _acquire_slot(self) -> AsyncIterator[None]:
-        """Hold one of the places. Raises RefusedError if none is free in time."""
-        with anyio.move_on_after(self._bounds.patience) as waited:
+        """Hold one of the slots. Raises RefusedError if none is free in time."""
+        with anyio.move_on_after(self._bounds.patience) as scope:
             await self._slots.acquire()
-        if waited.cancelled_caught:
+        if scope.cancelled_caught:
             raise _make_busy_error()
         try:
             yield
@@ -123,49 +123,51 @@ class GraphQLOverHTTP:
             self._slots.release()
 
     async def _execute_in_time(
-        self, viewer: Viewer, asked: GraphQLRequest, method: str, media: str
+        self, viewer: Viewer, graphql_request: GraphQLRequest, method: str, media: str
     ) -> Response:
         asking = Asking(viewer=viewer, caps=self._bounds.caps)
         with anyio.move_on_after(self._bounds.caps.seconds + _GRACE_SECONDS):
-            # The thread makes the text, too: it may be large, and others are served meanwhile.
+            # The thread writes the JSON, too: it may be large, and others are served meanwhile.
             return await to_thread.run_sync(
-                lambda: self._execute_request(asking, asked, method, media),
+                lambda: self._execute_request(asking, graphql_request, method, media),
                 limiter=CapacityLimiter(1),
                 abandon_on_cancel=True,
             )
         raise RefusedError(504, TIMEOUT, "The query took longer than this server allows.")
 
     def _execute_request(
-        self, asking: Asking, asked: GraphQLRequest, method: str, media: str
+        self, asking: Asking, graphql_request: GraphQLRequest, method: str, media: str
     ) -> Response:
         try:
-            status, answer = self._answer_query(asking, asked, method)
+            status, answer = self._answer_query(asking, graphql_request, method)
         except DocumentError as refused:
-            status, answer = 400, {"errors": [dict(each.formatted) for each in refused.errors]}
+            status, answer = 400, {"errors": [dict(error.formatted) for error in refused.errors]}
         return _build_response(
             answer, media, status if media == RESPONSE else _to_json_status(status)
         )
 
     def _answer_query(
-        self, asking: Asking, asked: GraphQLRequest, method: str
+        self, asking: Asking, graphql_request: GraphQLRequest, method: str
     ) -> tuple[int, dict[str, Any]]:
         """Return the answer, and the status that it has as application/graphql-response+json."""
         try:
             ready = self._schemas.get_schema()
-            found = validate_document(ready, asked.query, asked.operation, self._bounds.shape)
+            document = validate_document(
+                ready, graphql_request.query, graphql_request.operation, self._bounds.shape
+            )
         except DocumentError:
             raise
         except IscpError as error:
             message, code = describe_error(error)
             return 503, _format_failure(message, code)
-        if found.operation.operation is not OperationType.QUERY:
+        if document.operation.operation is not OperationType.QUERY:
             raise RefusedError(
                 405 if method == "GET" else 400,
                 "BAD_REQUEST",
                 "Subscriptions come by websocket, with the subprotocol graphql-transport-ws.",
                 {"Allow": "POST"} if method == "GET" else None,
             )
-        return _format_result(execute_query(ready, found, asking, asked.variables))
+        return _format_result(execute_query(ready, document, asking, graphql_request.variables))
 
 
 def _make_busy_error() -> RefusedError:
@@ -174,13 +176,13 @@ def _make_busy_error() -> RefusedError:
 
 
 def _get_method(request: Request) -> str:
-    """The method; HEAD asks for a GET without its body."""
+    """The method; HEAD is a GET without its body."""
     return "GET" if request.method == "HEAD" else request.method
 
 
 def _format_result(result: ExecutionResult) -> tuple[int, dict[str, Any]]:
-    errors = [format_error(each) for each in result.errors or ()]
-    if result.data is None and not any("path" in each for each in errors):
+    errors = [format_error(error) for error in result.errors or ()]
+    if result.data is None and not any("path" in error for error in errors):
         return 400, {"errors": errors}
     return 200, {"data": result.data, **({"errors": errors} if errors else {})}
 
@@ -198,8 +200,12 @@ def _build_response(
     answer: Mapping[str, Any], media: str, status: int, headers: Mapping[str, str] | None = None
 ) -> Response:
     content = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-    said_ = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})}
-    return Response(content, status, said_, f"{media}; charset=utf-8")
+    all_headers = {
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        **(headers or {}),
+    }
+    return Response(content, status, all_headers, f"{media}; charset=utf-8")
 
 
 def _to_json_status(status: int) -> int:

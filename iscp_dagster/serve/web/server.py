@@ -31,7 +31,7 @@ from iscp_dagster.webhooks.service import SenderService, beside
 HOST, PORT = "127.0.0.1", 4000
 TOKENS_VARIABLE = "ISCP_GRAPHQL_TOKENS"
 WEBSOCKET_BYTES = 1024 * 1024
-"""A larger frame ends its connection before it is read; smaller ones are told what is allowed."""
+"""A larger frame ends its connection before it is read; smaller ones get a reason."""
 _END_SECONDS = 5
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 30.0
@@ -73,18 +73,18 @@ def render_schema(environ: Mapping[str, str]) -> str:
 def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> GraphQLServerSettings:
     """Return the server's settings. Raises ConfigError for tokens or a host that cannot be used.
 
-    Changes are told if the ISCP log is known, which says how far each index has come; then events
-    are delivered to the declared endpoints, too.
+    With an ISCP log, which records how far each index has come, changes are streamed, and events
+    are delivered to the declared endpoints.
     """
-    known = access(tokens or environ.get(TOKENS_VARIABLE, ""))
-    check_host(host, known)
+    token_access = access(tokens or environ.get(TOKENS_VARIABLE, ""))
+    check_host(host, token_access)
     log = environ.get(LOG_URL)
     live = Live(log=SqlLog(log, who=get_user())) if log else None
     schemas = Schemas(load=LazyCatalogLoader(environ), subscribe=live.subscribe if live else None)
-    sockets = Sockets(schemas=schemas, access=known)
+    sockets = Sockets(schemas=schemas, access=token_access)
     return GraphQLServerSettings(
         schemas=schemas,
-        access=known,
+        access=token_access,
         environ=environ,
         routes=[WebSocketRoute(PATH, sockets.endpoint)],
         beside=[sockets.beside, *_list_senders(environ)],
@@ -116,43 +116,43 @@ def serve(
     With `follow` it also ends when the declarations change. Raises ConfigError when the address
     cannot be listened on.
     """
-    with open_listener(host, port) as place:
-        shown = f"[{host}]" if ":" in host else host
-        tell(f"GraphQL: http://{shown}:{place.getsockname()[1]}{PATH}")
+    with open_listener(host, port) as listener:
+        url_host = f"[{host}]" if ":" in host else host
+        tell(f"GraphQL: http://{url_host}:{listener.getsockname()[1]}{PATH}")
         config = uvicorn.Config(
             create_app(settings),
             **options(),
             ws="websockets-sansio",
             ws_max_size=WEBSOCKET_BYTES,
-            # A client that is slow is told so before it counts as gone.
+            # A slow client gets a reason before it counts as gone.
             ws_ping_timeout=120,
-            # Its buffers would be most of what an idle subscriber costs.
+            # Its buffers would be most of an idle subscriber's memory.
             ws_per_message_deflate=False,
             timeout_graceful_shutdown=_END_SECONDS,
         )
         server = uvicorn.Server(config)
         with end_when_changed(settings.environ, server) if follow else nullcontext():
-            server.run(sockets=[place])
+            server.run(sockets=[listener])
 
 
 @contextmanager
 def open_listener(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens there. Raises ConfigError."""
+    """A socket that listens at this address. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        place = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(
-            f"The server cannot listen on {host} port {port}: {why}. Name another --port, or end "
-            "what listens there."
+            f"The server cannot listen on {host} port {port}: {reason}. Name another --port, "
+            "or end what listens there."
         ) from error
-    with place:
-        yield place
+    with listener:
+        yield listener
 
 
 def log_to_stderr() -> None:
-    """Have the warnings of the server, and of the runtime of invocations, written to stderr."""
+    """Write the warnings of the server and of the invocation runtime to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("iscp_dagster", "durable_invocations"):

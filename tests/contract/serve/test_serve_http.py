@@ -103,7 +103,12 @@ def test_a_field_that_fails_has_a_code_and_no_data(shop_client, query, said):
     ("type_", "asked", "value", "said"),
     [
         ("Int", "limit: $given", "many", "Int cannot represent non-integer value: 'many'"),
-        ("shop_tickets_bool_exp", "where: $given", {"id": {"_eq": "x"}}, "'x' is no whole number"),
+        (
+            "shop_tickets_bool_exp",
+            "where: $given",
+            {"id": {"_eq": "x"}},
+            "'x' is not a whole number",
+        ),
         ("shop_tickets_bool_exp", "where: $given", {"no": {"_eq": 1}}, "Field 'no' is not defined"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_server_serves_by_its_tokens_and_tells_none(environ, place):
             process.send_signal(signal.SIGTERM)
             rest, errors = process.communicate(timeout=30)
     assert process.returncode in {0, -signal.SIGTERM}
-    assert "tokens.json is no JSON" in errors
+    assert "tokens.json is not JSON" in errors
     for token in (SECRET, LATER):
         assert token not in said + rest + errors
 

@@ -40,8 +40,8 @@ def test_unknown_selects_no_row_and_its_opposite_none_either():
         ({"_or": [{}] * (MOST_TERMS + 1)}, "more than 2,000 comparisons"),
         ({"_and": [{"_or": []}] * (MOST_TERMS + 1)}, "more than 2,000 comparisons"),
         ({"_and": [{"a": {}}] * (MOST_TERMS + 1)}, "more than 2,000 comparisons"),
-        ({"_not": None}, "is no condition"),
-        ({"bytes": {"_eq": "x"}}, "_eq: 'x' is no condition of it"),
+        ({"_not": None}, "is not a condition"),
+        ({"bytes": {"_eq": "x"}}, "_eq: 'x' is not a condition of this column"),
     ],
 )
 def test_a_condition_that_is_none_is_refused(where, said):

@@ -51,7 +51,7 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_lets_nobody_in(tmp_path)
     with pytest.raises(UnauthenticatedError):
         known.identify_viewer("old")
     written(tmp_path, "{")
-    with pytest.raises(ConfigError, match=r"no JSON"):
+    with pytest.raises(ConfigError, match=r"not JSON"):
         known.identify_viewer("newer")
     path.unlink()
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
@@ -61,12 +61,12 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_lets_nobody_in(tmp_path)
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
-        ({}, "no JSON object"),
-        ([], "no JSON object"),
+        ({}, "not a JSON object"),
+        ([], "not a JSON object"),
         ({"top-secret": "acme"}, 'Token 1 in .* has str as its tenants; use a list of names, or "'),
         ({"top-secret": [1]}, "Token 1 in .* has list as its tenants"),
         ({"": ["acme"]}, "Token 1 in .* is empty"),
-        ({"top-secret here": ["acme"]}, "characters that no header can have"),
+        ({"top-secret here": ["acme"]}, "characters that a header cannot have"),
     ],
 )
 def test_a_wrong_file_is_refused_at_the_start_and_no_token_is_told(tmp_path, tokens, said):

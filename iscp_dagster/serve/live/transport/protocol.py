@@ -1,7 +1,7 @@
 """One connection's conversation in the subprotocol graphql-transport-ws, without a socket.
 
-Rules and close codes are those of graphql-ws, PROTOCOL.md. The caller gives what arrives, and the
-results of operations; it gets back what to do. Nothing is to be done after a `Close`.
+Rules and close codes come from graphql-ws, PROTOCOL.md. The caller passes in what arrives, and the
+results of operations, and gets back actions. There are none after a `Close`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Admit:
-    """Decide on the `connection_init` with this payload: answer with `admitted` or `refused`."""
+    """Decide on a `connection_init` with this payload by `accept_connection` or `refused`."""
 
     payload: Mapping[str, Any]
 
@@ -57,7 +57,7 @@ class Start:
 
 @dataclass(frozen=True)
 class StopOperation:
-    """End an operation; what it still tells is dropped."""
+    """End an operation; its further results are dropped."""
 
     serial: int
 
@@ -67,7 +67,7 @@ Action = Send | Close | Admit | Start | StopOperation
 
 @dataclass(kw_only=True)
 class Conversation:
-    """What has been said on one connection. `most` operations run at a time."""
+    """The state of one connection. `most` operations run at a time."""
 
     most: int = 100
     _init_received: bool = field(default=False, init=False)
@@ -87,7 +87,7 @@ class Conversation:
         return self._closed
 
     def handle_frame(self, frame: str | bytes) -> list[Action]:
-        """Take in one frame of the client's."""
+        """Handle one frame from the client."""
         if self._closed:
             return []
         try:
@@ -104,7 +104,7 @@ class Conversation:
         return [Send(_build_message("connection_ack", payload=payload))]
 
     def refused(self, reason: str = "Forbidden") -> list[Action]:
-        """Turn the connection away, or end it when its token is withdrawn."""
+        """Refuse the connection, or end it when its token is withdrawn."""
         return self.close(FORBIDDEN, reason)
 
     def expire_init(self) -> list[Action]:
@@ -116,29 +116,29 @@ class Conversation:
         )
 
     def next(self, serial: int, result: Mapping[str, Any]) -> list[Action]:
-        """Tell one result of an operation, unless it has ended."""
+        """Send one result of an operation, unless it has ended."""
         return self._send_payload(serial, "next", result)
 
     def fail_operation(self, serial: int, errors: Sequence[Mapping[str, Any]]) -> list[Action]:
         """End an operation with errors."""
-        told = self._send_payload(serial, "error", list(errors))
+        actions = self._send_payload(serial, "error", list(errors))
         self._running.pop(serial, None)
-        return told
+        return actions
 
     def complete_operation(self, serial: int) -> list[Action]:
-        """End an operation that told all it had."""
-        told = self._send_payload(serial, "complete", None)
+        """End an operation that has sent all its results."""
+        actions = self._send_payload(serial, "complete", None)
         self._running.pop(serial, None)
-        return told
+        return actions
 
     def close(self, code: int, reason: str) -> list[Action]:
         """End every operation and the connection. A second call does nothing."""
         if self._closed:
             return []
-        stopped = [StopOperation(serial) for serial in self._running]
+        stops = [StopOperation(serial) for serial in self._running]
         self._running.clear()
         self._closed = True
-        return [*stopped, Close(code, cut(reason))]
+        return [*stops, Close(code, cut(reason))]
 
     def _send_payload(self, serial: int, kind: str, payload: Any) -> list[Action]:
         if self._closed or serial not in self._running:
@@ -187,14 +187,14 @@ class Conversation:
         }
 
     def _handle_complete(self, id_: str) -> list[Action]:
-        found = [serial for serial, each in self._running.items() if each == id_]
-        for serial in found:
+        serials = [serial for serial, running_id in self._running.items() if running_id == id_]
+        for serial in serials:
             del self._running[serial]
-        return [StopOperation(serial) for serial in found]
+        return [StopOperation(serial) for serial in serials]
 
 
 class _BadRequestError(Exception):
-    """A message is not one of the protocol's."""
+    """A message violates the protocol."""
 
 
 def cut(reason: str) -> str:
@@ -203,9 +203,9 @@ def cut(reason: str) -> str:
 
 
 def format_slow_reason(name: str, position: str) -> str:
-    """Return the reason to close with; half a position would lead nowhere, and is left out."""
-    whole = f"{name} {position}"
-    return whole if len(whole.encode()) <= MOST_REASON else name
+    """Return the reason to close with; a position that does not fit is left out."""
+    reason = f"{name} {position}"
+    return reason if len(reason.encode()) <= MOST_REASON else name
 
 
 def _parse_frame(frame: str | bytes) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Websockets with the subprotocol graphql-transport-ws: what a `Conversation` decides, done."""
+"""Websockets with the subprotocol graphql-transport-ws: does what a `Conversation` decides."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from iscp_dagster.serve.reads.caps import Asking, Caps
 
 LOGGER = logging.getLogger(__name__)
 _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="iscp-tokens")
-"""Those of tokens alone: readings that take long must not hold up who connects."""
+"""Only for tokens: long reads must not delay new connections."""
 Errors = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SocketBounds:
-    """What the server takes on."""
+    """The limits of the server's websockets."""
 
     connections: int = 2_000
     operations: int = 100
@@ -47,7 +47,7 @@ class SocketBounds:
     stuck_seconds: float = 30.0
     """How long a message may wait for the client to read those before it."""
     close_seconds: float = 10.0
-    """How long to try to tell a client that does not read why its connection ends."""
+    """How long to try to send the reason of a close to a client that does not read."""
     check_seconds: float = 2.0
     """How often tokens are looked up again."""
     together: int = 8
@@ -79,7 +79,7 @@ class Sockets:
         await websocket.accept(subprotocol=protocol.SUBPROTOCOL)
         if len(self.open) >= self.bounds.connections:
             await connection.close(
-                protocol.OVERLOADED, "This server has as many connections as it takes"
+                protocol.OVERLOADED, "This server accepts no more connections now"
             )
             return
         self.open.add(connection)
@@ -90,48 +90,51 @@ class Sockets:
 
     @asynccontextmanager
     async def beside(self) -> AsyncIterator[None]:
-        """Look up tokens again while it runs; in the end, have clients connect again."""
+        """Look up tokens again while it runs; at the end, have clients reconnect."""
         watch = asyncio.create_task(self._poll_connections())
         try:
             yield
         finally:
             watch.cancel()
-            ends = [each.close(protocol.RESTART, "The server restarts") for each in self.open]
-            await asyncio.gather(*ends, return_exceptions=True)
+            closings = [
+                connection.close(protocol.RESTART, "The server restarts")
+                for connection in self.open
+            ]
+            await asyncio.gather(*closings, return_exceptions=True)
 
     async def _poll_connections(self) -> None:
-        looking = asyncio.create_task(self.check_tokens())
+        token_check = asyncio.create_task(self.check_tokens())
         try:
             while True:
                 await asyncio.sleep(self.bounds.check_seconds)
                 for connection in self.open:
                     connection.check_stuck()
-                # A user's function may take long; meanwhile slow clients are not kept.
-                if looking.done():
-                    looking = asyncio.create_task(self.check_tokens())
+                # A user's function may take long; slow clients are dropped meanwhile.
+                if token_check.done():
+                    token_check = asyncio.create_task(self.check_tokens())
         finally:
-            looking.cancel()
+            token_check.cancel()
 
     async def check_tokens(self) -> None:
         """End the connections whose token was withdrawn, or names other tenants now."""
         if self.access.open:
             return
-        tokens = {each.token for each in self.open if each.viewer is not None}
-        known = dict(
+        tokens = {connection.token for connection in self.open if connection.viewer is not None}
+        viewers_by_token = dict(
             zip(tokens, await asyncio.gather(*map(self._find_viewers, tokens)), strict=True)
         )
         for connection in list(self.open):
-            seen = known.get(connection.token)
-            if connection.viewer is not None and seen and connection.viewer not in seen:
+            viewers = viewers_by_token.get(connection.token)
+            if connection.viewer is not None and viewers and connection.viewer not in viewers:
                 connection.refuse("The token was withdrawn")
 
     async def identify_viewer(self, token: str | None) -> Viewer:
-        """Who has the token. Raises what the access raises."""
+        """The token's viewer. Raises what the access raises."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(_THREADS, self.access.identify_viewer, token)
 
     async def _find_viewers(self, token: str | None) -> Sequence[Viewer | None]:
-        """Who has the token now, or None; empty if that cannot be told now."""
+        """The token's current viewer, or None; empty if that is unknown now."""
         try:
             return [await self.identify_viewer(token)]
         except UnauthenticatedError:
@@ -161,15 +164,15 @@ class Connection:
         self.conversation = protocol.Conversation(most=self.sockets.bounds.operations)
 
     async def serve(self) -> None:
-        """Take in messages until the connection ends."""
+        """Handle messages until the connection ends."""
         receiving = asyncio.create_task(self._receive_messages())
-        over = asyncio.create_task(self._ended.wait())
+        ended = asyncio.create_task(self._ended.wait())
         timing = asyncio.create_task(self._wait_for_init())
         try:
-            await asyncio.wait({receiving, over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.conversation.close(protocol.RESTART, "")
-            tasks = [receiving, over, timing, *self._tasks.values(), *self._background_tasks]
+            tasks = [receiving, ended, timing, *self._tasks.values(), *self._background_tasks]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -196,7 +199,7 @@ class Connection:
         await self.do(self.conversation.close(code, reason))
 
     async def do(self, actions: Sequence[protocol.Action]) -> None:
-        """Do what the conversation decided."""
+        """Carry out what the conversation decided."""
         for action in actions:
             if isinstance(action, protocol.Send):
                 await self._send_message(action.message)
@@ -266,10 +269,10 @@ class Connection:
             self._waiting.pop(serial, None)
 
     def check_stuck(self) -> None:
-        """Give up on a client that has not read for long."""
-        last = asyncio.get_running_loop().time() - self.sockets.bounds.stuck_seconds
+        """Drop a client that has not read for long."""
+        threshold = asyncio.get_running_loop().time() - self.sockets.bounds.stuck_seconds
         for since, listening in list(self._waiting.values()):
-            if since < last:
+            if since < threshold:
                 listening.on_lost(listening.position)
 
     async def _stream_results(
@@ -277,21 +280,23 @@ class Connection:
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         ready = await asyncio.to_thread(self.sockets.schemas.get_schema)
         bounds = self.sockets.bounds
-        found = await asyncio.to_thread(
+        document = await asyncio.to_thread(
             validate_document, ready, start.query, start.operation, bounds.shape
         )
         viewer = self.viewer or Viewer(tenants=frozenset())
-        if found.operation.operation is not OperationType.SUBSCRIPTION:
+        if document.operation.operation is not OperationType.SUBSCRIPTION:
             asking = Asking(viewer=viewer, caps=bounds.caps)
-            execute = partial(execute_query, ready, found, asking, start.variables or {})
+            execute = partial(execute_query, ready, document, asking, start.variables or {})
             async with self.sockets.queries:
                 result = await asyncio.to_thread(execute)
-            errors = [format_error(each) for each in result.errors or ()]
+            errors = [format_error(error) for error in result.errors or ()]
             yield {"data": result.data, **({"errors": errors} if errors else {})}
             return
         listening = Listening(viewer=viewer, on_lost=self._make_lost_callback(start.serial))
         self._subscribers[start.serial] = listening
-        telling = Telling(ready.schema, found.document, found.operation, start.variables, listening)
+        telling = Telling(
+            ready.schema, document.document, document.operation, start.variables, listening
+        )
         async with aclosing(telling.stream_results()) as answers:
             async for answer in answers:
                 yield answer
@@ -303,28 +308,28 @@ class Connection:
         """End the connection, without waiting for a client that does not read."""
         self._spawn_task(self.do(self.conversation.refused(reason)))
 
-    def _spawn_task(self, doing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(doing)
+    def _spawn_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
 
     async def _drop_slow_client(self, serial: int, position: str) -> None:
-        """Tell a client that is too slow its position, and end the connection, if it still can."""
+        """Send a client that is too slow its position, if possible, and end the connection."""
         error = SubscriberTooSlowError(
             "Changes come faster than this client takes them; subscribe again with after: set to "
             "this position.",
             position=position,
         )
-        failed = self.conversation.fail_operation(serial, format_errors(error))
-        closed = self.conversation.close(
+        fail_actions = self.conversation.fail_operation(serial, format_errors(error))
+        close_actions = self.conversation.close(
             protocol.OVERLOADED, protocol.format_slow_reason(error.name, position)
         )
         # A message that waits for the client to read was not sent, and the position is before it.
-        for each in list(self._tasks):
-            self._stop_operation(each)
+        for running_serial in list(self._tasks):
+            self._stop_operation(running_serial)
         with anyio.move_on_after(self.sockets.bounds.close_seconds):
-            await self.do(failed)
-        await self.do(closed)
+            await self.do(fail_actions)
+        await self.do(close_actions)
 
 
 def find_token(payload: Mapping[str, Any], header: str | None) -> str | None:
@@ -338,11 +343,11 @@ def find_token(payload: Mapping[str, Any], header: str | None) -> str | None:
 
 
 def format_errors(error: Exception) -> Errors:
-    """What a client is told about an operation that failed."""
+    """What a client gets about a failed operation."""
     if isinstance(error, DocumentError):
-        return [dict(each.formatted) for each in error.errors]
+        return [dict(graphql_error.formatted) for graphql_error in error.errors]
     if isinstance(error, RefusedOperationError):
-        return [format_error(each) for each in error.errors]
+        return [format_error(graphql_error) for graphql_error in error.errors]
     if isinstance(error, SubscriptionError):
         return [{"message": str(error), "extensions": dict(error.extensions)}]
     if isinstance(error, GraphQLError):

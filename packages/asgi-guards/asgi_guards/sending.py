@@ -1,4 +1,4 @@
-"""Sends outputs: one copy for all who take the same one, at the pace of each of them."""
+"""Sends outputs: one copy for all clients of the same one, at each client's pace."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 PIECE_BYTES = 64 * 1024
-"""The server takes so much of an output at a time, and more once the client has read that."""
+"""The server takes this much of an output at a time, and more once the client has read it."""
 STILL_SECONDS = 60.0
-"""For which a client may take no piece."""
+"""How long a client may take no piece."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Held:
-    """An output, for as long as somebody is sent it."""
+    """An output, kept while it is sent to someone."""
 
     content: bytes
 
@@ -33,29 +33,29 @@ class Sending:
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     def get_turn(self, id_: str) -> asyncio.Lock:
-        """What is held while the output is read, by one request at a time."""
+        """The lock under which one request at a time reads the output."""
         return self._turns.setdefault(id_, asyncio.Lock())
 
     def make_response(self, id_: str, content: bytes, headers: Mapping[str, str]) -> Response:
         """The answer with an invocation's output, which never changes."""
         if len(content) <= PIECE_BYTES:
             return Response(content, 200, headers)
-        held = self._outputs.get(id_)
-        if held is None or len(held.content) != len(content):
-            self._outputs[id_] = held = Held(content=content)
-        return InPieces(held, headers, self._seconds)
+        output = self._outputs.get(id_)
+        if output is None or len(output.content) != len(content):
+            self._outputs[id_] = output = Held(content=content)
+        return InPieces(output, headers, self._seconds)
 
 
 class InPieces(Response):
     """An output whose next piece is sent once the client has taken the last but one.
 
-    A client that takes none for so many seconds gets no more, and its connection is closed.
+    A client that takes none for `seconds` gets no more, and its connection is closed.
     """
 
-    def __init__(self, held: Held, headers: Mapping[str, str], seconds: float) -> None:
-        size = {"Content-Length": str(len(held.content))}
+    def __init__(self, output: Held, headers: Mapping[str, str], seconds: float) -> None:
+        size = {"Content-Length": str(len(output.content))}
         super().__init__(None, 200, {**headers, **size})
-        self.held, self._seconds = held, seconds
+        self.held, self._seconds = output, seconds
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """See the class."""
@@ -64,9 +64,9 @@ class InPieces(Response):
         content = self.held.content
         for begin in range(0, len(content), PIECE_BYTES):
             end = begin + PIECE_BYTES
-            with anyio.move_on_after(self._seconds) as waited:
+            with anyio.move_on_after(self._seconds) as cancel_scope:
                 await send(_make_body_message(content[begin:end], end < len(content)))
-            if waited.cancelled_caught:
+            if cancel_scope.cancelled_caught:
                 return
 
 

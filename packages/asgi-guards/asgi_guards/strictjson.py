@@ -20,4 +20,4 @@ def loads(text: str | bytes) -> Any:
 
 
 def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number in JSON")
+    raise ValueError(f"{constant} is not a JSON number")

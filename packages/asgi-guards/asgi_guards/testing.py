@@ -18,7 +18,7 @@ _END_SECONDS = 60
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server on this machine; it begins to end when `server.should_exit` is set."""
+    """A server on this machine; it shuts down when `server.should_exit` is set."""
 
     port: int
     server: uvicorn.Server
@@ -36,7 +36,7 @@ def serving(
 
     At `port`, or at a socket that listens already, which is closed at the end. `options` are those
     of `uvicorn.Config`; the app's lifespan does not run without `lifespan="on"`. Needs the extra
-    `uvicorn`. Raises RuntimeError for a server that does not begin or does not end.
+    `uvicorn`. Raises RuntimeError for a server that does not start or does not end.
     """
     import uvicorn
 

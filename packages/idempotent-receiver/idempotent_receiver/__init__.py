@@ -1,4 +1,4 @@
-"""For who receives events or subscribes to changes: tells what has been handled already.
+"""For receivers of events and subscribers to changes: recognizes what was handled before.
 
 `SqlStore` needs SQLAlchemy, the extra `sql`.
 """
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs SQLAlchemy when it is asked for."""
+    """Import what needs SQLAlchemy on first use."""
     if name == "SqlStore":
         return import_module("idempotent_receiver.sql").SqlStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

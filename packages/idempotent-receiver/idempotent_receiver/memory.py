@@ -39,24 +39,24 @@ class MemoryStore(Store):
 
     def claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         with self._moved:
-            standing = self._get_claim_status(event_id)
-            if standing is ClaimStatus.MINE:
+            status = self._get_claim_status(event_id)
+            if status is ClaimStatus.MINE:
                 self._check_capacity(event_id)
                 now = self._clock()
                 self._put_record(event_id, _EventRecord(holder=holder, at=now, until=now + lease))
-            return standing
+            return status
 
     def done(self, event_id: str, holder: str) -> None:
         with self._moved:
-            held = self._entries.get(event_id)
-            if held is None or held.holder != holder or held.until is None:
+            record = self._entries.get(event_id)
+            if record is None or record.holder != holder or record.until is None:
                 raise lost(event_id)
             self._put_record(event_id, _EventRecord(holder=holder, at=self._clock(), until=None))
 
     def release(self, event_id: str, holder: str) -> None:
         with self._moved:
-            held = self._entries.get(event_id)
-            if held is not None and held.holder == holder and held.until is not None:
+            record = self._entries.get(event_id)
+            if record is not None and record.holder == holder and record.until is not None:
                 del self._entries[event_id]
                 self._moved.notify_all()
 
@@ -74,13 +74,13 @@ class MemoryStore(Store):
             return forgotten
 
     def _get_claim_status(self, event_id: str) -> ClaimStatus:
-        """Where the event stands; MINE: it is free."""
-        held = self._entries.get(event_id)
-        if held is None:
+        """The event's status; MINE: it is free."""
+        record = self._entries.get(event_id)
+        if record is None:
             return ClaimStatus.MINE
-        if held.until is None:
+        if record.until is None:
             return ClaimStatus.DONE
-        return ClaimStatus.HELD if held.until >= self._clock() else ClaimStatus.MINE
+        return ClaimStatus.HELD if record.until >= self._clock() else ClaimStatus.MINE
 
     def _check_capacity(self, event_id: str) -> None:
         if event_id not in self._entries and len(self._entries) >= self._most:
@@ -89,7 +89,7 @@ class MemoryStore(Store):
                 "raise most=, or use a SqlStore."
             )
 
-    def _put_record(self, event_id: str, entry: _EventRecord) -> None:
-        self._entries[event_id] = entry
+    def _put_record(self, event_id: str, record: _EventRecord) -> None:
+        self._entries[event_id] = record
         self._entries.move_to_end(event_id)
         self._moved.notify_all()

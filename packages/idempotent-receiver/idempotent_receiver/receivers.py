@@ -16,7 +16,7 @@ LEASE = 60.0
 WAIT = 10.0
 """Seconds; less than a sender's timeout."""
 RETRIES = (5.0, 300.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0, 36_000.0)
-"""The seconds before each further attempt, by default in the declaration of an endpoint."""
+"""The seconds before each further attempt; the default of an endpoint."""
 _SHARE = 1_000
 """How often in a window old events are forgotten."""
 
@@ -29,12 +29,12 @@ def retry_horizon(
     failing_days: float = 5.0,
     timeout: float = 15.0,
 ) -> timedelta:
-    """How long after its first attempt a sender may attempt an event by itself, at the most.
+    """The longest time after the first attempt at which a sender still retries by itself.
 
     Either its attempts are used up, each as late as jitter and `Retry-After` can make it, or the
     receiver accepts nothing until it is disabled, when the last wait may just have begun.
     `retries` are the seconds before each further attempt, `jitter` the part by which one may be
-    longer, `longest_wait` the most seconds that `Retry-After` can ask for, `failing_days` how long
+    longer, `longest_wait` the most seconds that `Retry-After` can set, `failing_days` how long
     a receiver may fail, and `timeout` the seconds of an attempt.
     """
     waits = [max(delay * (1 + jitter), longest_wait) for delay in retries]
@@ -82,7 +82,7 @@ class Claim:
 
 
 class Deduplicator:
-    """Tells deliveries that are new from those that were handled within `window`.
+    """Distinguishes new deliveries from those that were handled within `window`.
 
     `horizon` is how long the sender may attempt an event (`retry_horizon`); a window that is no
     longer is refused with ValueError. A claim is valid for `lease` seconds; a concurrent delivery
@@ -117,15 +117,15 @@ class Deduplicator:
         """
         self._prune_if_due()
         holder, until = secrets.token_hex(16), self._clock() + self._wait
-        while (found := self._store.claim(event_id, holder, self._lease)) is ClaimStatus.HELD:
-            left = until - self._clock()
-            if left <= 0:
+        while (status := self._store.claim(event_id, holder, self._lease)) is ClaimStatus.HELD:
+            remaining = until - self._clock()
+            if remaining <= 0:
                 raise BeingHandledError(
                     f"Event {event_id} has been handled elsewhere for more than {self._wait:g} s; "
                     "answer 503, and it is delivered again."
                 )
-            self._store.pause(event_id, left)
-        duplicate = found is ClaimStatus.DONE
+            self._store.pause(event_id, remaining)
+        duplicate = status is ClaimStatus.DONE
         return Claim(store=self._store, event_id=event_id, holder=holder, duplicate=duplicate)
 
     def _prune_if_due(self) -> None:

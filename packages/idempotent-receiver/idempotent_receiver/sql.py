@@ -42,13 +42,11 @@ class SqlStore(Store):
         self._table.metadata.create_all(self._engine)
 
     def claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
-        standing = self._get_claim_status(event_id)
-        if standing is None:
+        status = self._get_claim_status(event_id)
+        if status is None:
             return self._insert_claim(event_id, holder, lease)
         return (
-            self._take_over_claim(event_id, holder, lease)
-            if standing is ClaimStatus.MINE
-            else standing
+            self._take_over_claim(event_id, holder, lease) if status is ClaimStatus.MINE else status
         )
 
     def done(self, event_id: str, holder: str, connection: sa.Connection | None = None) -> None:
@@ -60,8 +58,8 @@ class SqlStore(Store):
             with self._engine.begin() as own:
                 self.done(event_id, holder, own)
             return
-        changed = sa.update(self._table).where(self._build_claim_filter(event_id, holder))
-        if connection.execute(changed.values(until=None, at=self._clock())).rowcount != 1:
+        update = sa.update(self._table).where(self._build_claim_filter(event_id, holder))
+        if connection.execute(update.values(until=None, at=self._clock())).rowcount != 1:
             raise lost(event_id)
 
     def release(self, event_id: str, holder: str) -> None:
@@ -79,15 +77,17 @@ class SqlStore(Store):
             return connection.execute(sa.delete(self._table).where(old)).rowcount
 
     def _build_claim_filter(self, event_id: str, holder: str) -> sa.ColumnElement[bool]:
-        rows = self._table.c
-        return sa.and_(rows.event_id == event_id, rows.holder == holder, rows.until.is_not(None))
+        columns = self._table.c
+        return sa.and_(
+            columns.event_id == event_id, columns.holder == holder, columns.until.is_not(None)
+        )
 
     def _get_claim_status(self, event_id: str) -> ClaimStatus | None:
-        """Where the event stands; MINE: its claim ran out, None: nobody has claimed it."""
-        rows = self._table.c
+        """The event's status; MINE: its claim ran out, None: nobody has claimed it."""
+        columns = self._table.c
         with self._engine.connect() as connection:
-            chosen = sa.select(rows.until).where(rows.event_id == event_id)
-            row = connection.execute(chosen).first()
+            query = sa.select(columns.until).where(columns.event_id == event_id)
+            row = connection.execute(query).first()
         if row is None:
             return None
         if row.until is None:
@@ -105,8 +105,8 @@ class SqlStore(Store):
         return ClaimStatus.MINE
 
     def _take_over_claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
-        now, rows = self._clock(), self._table.c
-        over = sa.update(self._table).where(rows.event_id == event_id, rows.until < now)
+        now, columns = self._clock(), self._table.c
+        update = sa.update(self._table).where(columns.event_id == event_id, columns.until < now)
         with self._engine.begin() as connection:
-            taken = connection.execute(over.values(holder=holder, at=now, until=now + lease))
-        return ClaimStatus.MINE if taken.rowcount == 1 else ClaimStatus.HELD
+            result = connection.execute(update.values(holder=holder, at=now, until=now + lease))
+        return ClaimStatus.MINE if result.rowcount == 1 else ClaimStatus.HELD

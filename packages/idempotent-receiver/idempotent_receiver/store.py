@@ -23,7 +23,7 @@ class ClaimLostError(ReceiverError):
 
 
 class ClaimStatus(Enum):
-    """Where an event stands for who asks to handle it."""
+    """An event's status, for a caller that wants to handle it."""
 
     MINE = "mine"
     """The caller has claimed it."""
@@ -49,13 +49,13 @@ class Store(Protocol):
         """Record that the event was handled. Raises ClaimLostError if `holder` has no claim."""
 
     def release(self, event_id: str, holder: str) -> None:
-        """Give up a claim, so that the event can be handled again; nothing if it has none."""
+        """Give up a claim, so that the event can be handled again; does nothing without one."""
 
     def pause(self, event_id: str, seconds: float) -> None:
-        """Wait until the event may have moved on, at most so many seconds."""
+        """Wait until the event's status may have changed, at most `seconds`."""
 
     def forget(self, seconds: float) -> int:
-        """Forget what was claimed or done longer ago; returns how many events."""
+        """Forget events claimed or done longer ago than `seconds`; returns how many."""
 
 
 def lost(event_id: str) -> ClaimLostError:

@@ -21,7 +21,7 @@ class Newest:
     def takes(self, key: Hashable, ts_timestamp: str | int) -> bool:
         """Whether the change is newer than all taken of its key; it then counts as taken.
 
-        Raises ValueError for a timestamp that is no whole number.
+        Raises ValueError for a timestamp that is not a whole number.
         """
         position = _parse_position(ts_timestamp)
         if position <= self._newest.get(key, -1):
@@ -36,7 +36,7 @@ class Newest:
     def settle(self, ts_timestamp: str | int) -> int:
         """Forget keys that are at or before a position; returns how many.
 
-        Right once a cursor is saved after which nothing at or before that position is told.
+        Call it once a cursor is saved after which nothing at or before that position is sent.
         """
         position = _parse_position(ts_timestamp)
         settled = [key for key, newest in self._newest.items() if newest <= position]
@@ -45,10 +45,10 @@ class Newest:
         return len(settled)
 
 
-def _parse_position(said: str | int) -> int:
+def _parse_position(position: str | int) -> int:
     # As text, "9" would be newer than "10".
-    if isinstance(said, int) and not isinstance(said, bool):
-        return said
-    if isinstance(said, str) and said.isascii() and said.isdigit():
-        return int(said)
-    raise ValueError(f"ts_timestamp is {said!r}, not a whole number of nanoseconds, as sent.")
+    if isinstance(position, int) and not isinstance(position, bool):
+        return position
+    if isinstance(position, str) and position.isascii() and position.isdigit():
+        return int(position)
+    raise ValueError(f"ts_timestamp is {position!r}, not a whole number of nanoseconds, as sent.")

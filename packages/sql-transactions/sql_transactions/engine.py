@@ -63,7 +63,7 @@ def parse_url(url: str | sa.URL, role: Role) -> sa.URL:
     try:
         parsed = sa.make_url(url)
         driver = DRIVERS[parsed.drivername.partition("+")[0]]
-    except (exc.ArgumentError, ValueError):  # the latter for a port that is no number
+    except (exc.ArgumentError, ValueError):  # the latter for a port that is not a number
         raise role.invalid(
             f"{role.setting} is not a database URL; give sqlite:///file or "
             "postgresql://user:password@host/database."
@@ -149,8 +149,7 @@ def _make_unavailable_error(engine: sa.Engine, error: BaseException | None) -> E
     reason, role = _mask_secrets(str(error).strip(), engine.url), _get_role(engine)
     return role.unavailable(
         f"{role.name} {render_url(engine.url)}: {reason}. Check {role.setting} and that the "
-        "database "
-        "is up and set up."
+        "database is up and set up."
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes tables that are missing, whoever else does so at the same time."""
+"""Makes missing tables, even if other processes do so at the same time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def find_missing_column(engine: sa.Engine, metadata: sa.MetaData) -> tuple[str, 
     """The first table and column that an existing table lacks; None if all have theirs."""
     with transaction(engine, writes=False) as connection:
         inspector = sa.inspect(connection)
-        there = set(inspector.get_table_names())
-        for table in (each for each in metadata.sorted_tables if each.name in there):
-            kept = {column["name"] for column in inspector.get_columns(table.name)}
-            if missing := sorted({column.name for column in table.columns} - kept):
+        existing = set(inspector.get_table_names())
+        for table in (table for table in metadata.sorted_tables if table.name in existing):
+            columns = {column["name"] for column in inspector.get_columns(table.name)}
+            if missing := sorted({column.name for column in table.columns} - columns):
                 return table.name, missing[0]
     return None
 
@@ -26,8 +26,8 @@ def ensure_tables(engine: sa.Engine, metadata: sa.MetaData, *, lock: int) -> Non
     `lock` is the PostgreSQL advisory lock under which they are made.
     """
     with transaction(engine, writes=False) as connection:
-        there = set(sa.inspect(connection).get_table_names())
-    if there.issuperset(metadata.tables):
+        existing = set(sa.inspect(connection).get_table_names())
+    if existing.issuperset(metadata.tables):
         return
     if engine.dialect.name == "sqlite":
         use_wal(engine)

@@ -34,14 +34,16 @@ def running_postgres(runtime: Path) -> Iterator[Any]:
 @contextmanager
 def new_databases(url: str) -> Iterator[Callable[[], str]]:
     """Yield a function that makes an empty database on that server and returns its URL."""
-    at, numbers = sa.make_url(url), itertools.count()
-    admin = sa.create_engine(at.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    server_url, numbers = sa.make_url(url), itertools.count()
+    admin = sa.create_engine(
+        server_url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
+    )
 
     def make() -> str:
         name = f"tests_{next(numbers)}"
         with admin.connect() as connection:
             connection.execute(sa.text(f"CREATE DATABASE {name}"))
-        return at.set(database=name).render_as_string(hide_password=False)
+        return server_url.set(database=name).render_as_string(hide_password=False)
 
     try:
         yield make

@@ -1,6 +1,6 @@
 """The documentation of the installed Python distributions, searchable by word and by meaning.
 
-A webhook tells a receiver on this machine when a symbol's documentation starts to say that
+A webhook notifies a receiver on this machine when a symbol's documentation starts to say that
 something is deprecated.
 """
 
@@ -48,5 +48,5 @@ deprecated = Trigger(
     match="true",
     columns=["distribution", "kind", "file", "line"],
     to=[receiver],
-    description="Tells when a symbol's documentation starts, or ceases, to say so.",
+    description="Fires when a symbol's documentation starts, or ceases, to say so.",
 )

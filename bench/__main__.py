@@ -82,69 +82,69 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=3_000, help="events of the webhooks part")
     parser.add_argument("--dimension", type=int, default=64, help="of the vectors of neighbours")
     parser.add_argument("--parts", type=int, default=1, help="of the rows of neighbours")
-    chosen = parser.parse_args()
-    parts = chosen.only or WITH_STACK
+    options = parser.parse_args()
+    parts = options.only or WITH_STACK
     for part, module in OF_TESTS.items():
         if part in parts and find_spec(module) is None:
             parser.error(f"the part {part} needs {module}; install the extra `test`, or use --only")
-    report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {chosen.rows:,} rows")
+    report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {options.rows:,} rows")
     try:
-        for part in (each for each in BY_ITSELF if each in parts):
+        for part in (part for part in BY_ITSELF if part in parts):
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                _by_itself(chosen, part, Path(folder), report)
+                _by_itself(options, part, Path(folder), report)
         if set(parts) & set(WITH_STACK):
-            _with_stack(chosen, parts, report)
+            _with_stack(options, parts, report)
     finally:
         print(report.text())
 
 
-def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Report) -> None:
+def _by_itself(options: argparse.Namespace, part: str, folder: Path, report: Report) -> None:
     if part == "scale":
-        scale.measure(folder, report, chosen.scale_tables, chosen.scale_tenants)
+        scale.measure(folder, report, options.scale_tables, options.scale_tenants)
     elif part == "fleet":
-        fleet.measure(folder, report, chosen.tenants, chosen.rounds, chosen.apart)
+        fleet.measure(folder, report, options.tenants, options.rounds, options.apart)
     elif part == "ids":
-        eventids.measure(report, chosen.rounds)
+        eventids.measure(report, options.rounds)
     elif part == "triggers":
-        triggers.measure(folder, report, chosen.commits)
+        triggers.measure(folder, report, options.commits)
     elif part == "invocations":
-        invocations.measure(report, chosen.rounds)
+        invocations.measure(report, options.rounds)
     elif part == "neighbours":
-        size = (chosen.rows, chosen.dimension, chosen.parts)
-        neighbours.measure(folder, report, size, chosen.rounds)
+        size = (options.rows, options.dimension, options.parts)
+        neighbours.measure(folder, report, size, options.rounds)
     elif part == "webhooks":
-        webhooks.measure(folder, report, chosen.events)
+        webhooks.measure(folder, report, options.events)
     elif part == "subscriptions":
         subscriptions.measure(folder, report)
     else:
-        latency.measure(folder, report, chosen.commits)
+        latency.measure(folder, report, options.commits)
 
 
-def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
+def _with_stack(options: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
     environ = add_stack_variables(os.environ)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=user_files(environ)) as folder:
-        setting = Setting(environ, Path(folder), chosen.rows)
+        setting = Setting(environ, Path(folder), options.rows)
         if "snapshot" in parts:
-            snapshot.measure(setting, report, chosen.rounds)
+            snapshot.measure(setting, report, options.rounds)
         if "tail" in parts:
-            tail.measure(setting, report, chosen.rounds)
+            tail.measure(setting, report, options.rounds)
         if "detection" in parts:
-            detection.measure(setting, report, chosen.tables)
+            detection.measure(setting, report, options.tables)
         setting.clean()
         if "shapes" in parts:
-            shapes.measure(environ, Path(folder), report, chosen.rows // 4, chosen.rounds)
+            shapes.measure(environ, Path(folder), report, options.rows // 4, options.rounds)
         if "store" in parts:
-            store.measure(environ, Path(folder), report, chosen.rows, chosen.rounds)
+            store.measure(environ, Path(folder), report, options.rows, options.rounds)
 
 
 def user_files(environ: Mapping[str, str]) -> str:
     """Return the folder that ClickHouse's own Delta reader may read."""
-    found = (
+    result = (
         open_deployment(environ)
         .endpoint.client()
         .query("SELECT value FROM system.server_settings WHERE name = 'user_files_path'")
     )
-    return str(found.result_rows[0][0])
+    return str(result.result_rows[0][0])
 
 
 main()

@@ -1,4 +1,4 @@
-"""A stack of the benchmark's own, with Dagster, to time a user's commit to its indexes."""
+"""A separate stack with Dagster, to time a user's commit until it is in the indexes."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ class Followed:
         delta_log = self.deployment.delta_log(self.source)
         table_id, version = delta_log.get_table_id(), delta_log.latest().version
 
-        def there() -> bool:
-            found = self.deployment.log.count(table_id)[JobState.COMPLETED]
-            return found == jobs and not self.deployment.log.tenants(table_id, behind=version)
+        def is_in_step() -> bool:
+            completed = self.deployment.log.count(table_id)[JobState.COMPLETED]
+            return completed == jobs and not self.deployment.log.tenants(table_id, behind=version)
 
-        await_(there, f"{self.source.name} in step")
+        await_(is_in_step, f"{self.source.name} in step")
 
     def await_served(self, id_: int) -> None:
         """Wait until the mirror's readers see a row."""
@@ -160,6 +160,6 @@ def _source(name: str) -> SourceTable:
 
 
 def _environment(project: Path) -> Mapping[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_STACK)}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_STACK)}
     jars = {"ISCP_JARS": os.environ["ISCP_JARS"]} if "ISCP_JARS" in os.environ else {}
-    return kept | jars | {"ISCP_HOME": str(project / ".iscp"), "PYTHONPATH": str(project)}
+    return variables | jars | {"ISCP_HOME": str(project / ".iscp"), "PYTHONPATH": str(project)}

@@ -28,7 +28,7 @@ def measure(setting: Setting, report: Report, tables: int) -> None:
     while look.dispatches:
         for dispatch in look.dispatches:
             claims = deployment.log.begin(dispatch.iteration, "bench", {}, queued_as=dispatch.name)
-            deployment.log.complete([Done(claim=each, to=each.range.to) for each in claims])
+            deployment.log.complete([Done(claim=claim, to=claim.range.to) for claim in claims])
         look = runner.look(look.cursor)
     cursor = settled(runner, look.cursor)
     # Ten minutes after the iterations: from here on looks are idle.
@@ -38,17 +38,17 @@ def measure(setting: Setting, report: Report, tables: int) -> None:
         with report.timed(LOOK):
             idle = runner.look(cursor)
         assert not idle.dispatches
-    taken = report.median(LOOK)
+    seconds = report.median(LOOK)
     report.fact("idle: tables x tenants", f"{tables} x {TENANTS}")
-    report.fact("idle: per table", f"{1e6 * taken / tables:.0f} us")
-    report.fact("idle: per tenant", f"{1e6 * taken / tables / TENANTS:.1f} us")
+    report.fact("idle: per table", f"{1e6 * seconds / tables:.0f} us")
+    report.fact("idle: per tenant", f"{1e6 * seconds / tables / TENANTS:.1f} us")
     report.fact("idle: cursor", f"{len(cursor) / tables:.0f} bytes a table")
 
 
 def settled(runner: Runner, cursor: str) -> str:
     """Return the cursor once looks no longer change it."""
-    while (told := runner.look(cursor).cursor) != cursor:
-        cursor = told
+    while (next_cursor := runner.look(cursor).cursor) != cursor:
+        cursor = next_cursor
     return cursor
 
 

@@ -66,19 +66,19 @@ MIB = 1 << 20
 
 def measure(report: Report, rounds: int) -> None:
     """Rates, waits, timers and memory."""
-    for server, how in ((HYPERCORN, "HTTP/2"), (UVICORN, "HTTP/1.1")):
-        found = [asyncio.run(_driven(server)) for _ in range(rounds)]
-        rate = median(each.rate for each in found)
-        said = f"{rate:,.0f} invocations/s  target: >= 100"
-        report.fact(f"runtime: {STEPS} Run entries, concurrency {CONCURRENCY}, {how}", said)
-        p50, p99 = (1e3 * each for each in _points(found[-1].waits))
-        said = f"p50 {p50:.1f} ms  target: <= 20 ms (p99 {p99:.1f})"
-        report.fact(f"runtime: one call, {how}", said)
+    for server, protocol in ((HYPERCORN, "HTTP/2"), (UVICORN, "HTTP/1.1")):
+        results = [asyncio.run(_driven(server)) for _ in range(rounds)]
+        rate = median(result.rate for result in results)
+        summary = f"{rate:,.0f} invocations/s  target: >= 100"
+        report.fact(f"runtime: {STEPS} Run entries, concurrency {CONCURRENCY}, {protocol}", summary)
+        p50, p99 = (1e3 * seconds for seconds in _points(results[-1].waits))
+        summary = f"p50 {p50:.1f} ms  target: <= 20 ms (p99 {p99:.1f})"
+        report.fact(f"runtime: one call, {protocol}", summary)
     late, grown, tasks, connections = asyncio.run(_suspended())
-    said = f"p50 {late[0]:.0f} ms, worst {late[1]:.0f} ms  target: <= 250 ms"
-    report.fact(f"runtime: {TIMERS} timers beside {SUSPENDED:,} that wait", said)
-    said = f"{grown:.1f} MiB  target: < 50 MB ({tasks} more tasks, {connections} connections)"
-    report.fact(f"runtime: {SUSPENDED:,} suspended invocations hold", said)
+    summary = f"p50 {late[0]:.0f} ms, worst {late[1]:.0f} ms  target: <= 250 ms"
+    report.fact(f"runtime: {TIMERS} timers beside {SUSPENDED:,} that wait", summary)
+    summary = f"{grown:.1f} MiB  target: < 50 MB ({tasks} more tasks, {connections} connections)"
+    report.fact(f"runtime: {SUSPENDED:,} suspended invocations hold", summary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,10 @@ async def _driven(server: str) -> Found:
 
 async def _all(runtime: Runtime, handler: str, argument: bytes, count: int) -> None:
     """Invoke so often, with the concurrency of the target, and wait for every output."""
-    left = iter(range(count))
+    remaining = iter(range(count))
 
     async def one() -> None:
-        for _ in left:
+        for _ in remaining:
             result = await runtime.wait_for_result(await _submit(runtime, handler, argument))
             assert isinstance(result, Value), result
 
@@ -118,9 +118,9 @@ async def _timed(runtime: Runtime) -> float:
 
 async def _submit(runtime: Runtime, handler: str, argument: bytes) -> str:
     id_ = ids.format_id(ids.make_id())
-    asked = Submit(id=id_, service="Bench", handler=handler, argument=argument)
-    made = await runtime.do(asked)
-    assert isinstance(made, Submitted), made
+    submit = Submit(id=id_, service="Bench", handler=handler, argument=argument)
+    outcome = await runtime.do(submit)
+    assert isinstance(outcome, Submitted), outcome
     return id_
 
 
@@ -137,11 +137,11 @@ async def _suspended() -> tuple[tuple[float, float], float, int, int]:
                 break
             await asyncio.sleep(1)
         await asyncio.sleep(IDLE_SECONDS + 1)  # Idle connections end meanwhile.
-        grown, more = _memory() - before, len(asyncio.all_tasks()) - tasks
+        grown, new_tasks = _memory() - before, len(asyncio.all_tasks()) - tasks
         import psutil
 
         connections = len(psutil.Process().net_connections("tcp"))
-        return await _late(runtime), grown, more, connections
+        return await _late(runtime), grown, new_tasks, connections
 
 
 async def _late(runtime: Runtime) -> tuple[float, float]:
@@ -150,10 +150,10 @@ async def _late(runtime: Runtime) -> tuple[float, float]:
     for number in range(TIMERS):
         seconds = 1 + SPREAD * number / TIMERS
         sent.append(await _submit(runtime, "naps", b"%f" % seconds))
-    await asyncio.gather(*(runtime.wait_for_result(each) for each in sent))
+    await asyncio.gather(*(runtime.wait_for_result(id_) for id_ in sent))
     late = []
-    for each in sent:
-        entry = runtime.store.read_journal(each)[1]
+    for id_ in sent:
+        entry = runtime.store.read_journal(id_)[1]
         assert entry.completed_at is not None
         late.append(float(entry.completed_at - entry.frame.message().wake_up_time))
     return median(late), max(late)
@@ -184,17 +184,17 @@ async def _running(server: str) -> AsyncIterator[Runtime]:
 def _served(server: str, folder: Path) -> Iterator[str]:
     (folder / "benchservice.py").write_text(SERVICE, encoding="utf-8")
     command = [sys.executable, "-m", server, "benchservice:app"]
-    bound = (
+    options = (
         ["--workers", "0", "--bind", "127.0.0.1:0"]
         if server == HYPERCORN
         else ["--port", "0", "--no-access-log"]
     )
     with subprocess.Popen(
-        [*command, *bound, "--log-level", "info"],
+        [*command, *options, "--log-level", "info"],
         cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        line = next(each for each in process.stderr if "unning on http" in each)
+        line = next(line for line in process.stderr if "unning on http" in line)
         address = line.partition("http://")[2].split()[0]
         try:
             yield f"http://{address}"

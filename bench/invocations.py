@@ -49,7 +49,7 @@ END = b"0\r\n\r\n"
 
 
 def measure(report: Report, rounds: int) -> None:
-    """The endpoint alone, over HTTP/1.1, in a process of its own; then with the runtime."""
+    """Only the endpoint, over HTTP/1.1, in a process of its own; then with the runtime."""
     _measure_endpoint(report, rounds)
     driving.measure(report, rounds)
 
@@ -58,11 +58,13 @@ def _measure_endpoint(report: Report, rounds: int) -> None:
     with _served() as port:
         rates, waits = zip(*(asyncio.run(_load(port)) for _ in range(rounds)), strict=True)
         replays = [asyncio.run(_replay(port)) for _ in range(rounds)]
-    p50, p99 = (1e3 * each for each in _points(waits[-1]))
-    said = f"{median(rates):,.0f} invocations/s  target: >= 800 (p50 {p50:.1f} ms, p99 {p99:.1f})"
-    report.fact(f"invocations: no-op, concurrency {CONCURRENCY}", said)
-    said = f"{median(replays):.2f} s  target: <= 1 s"
-    report.fact(f"invocations: replay of {ENTRIES:,} Run entries", said)
+    p50, p99 = (1e3 * seconds for seconds in _points(waits[-1]))
+    summary = (
+        f"{median(rates):,.0f} invocations/s  target: >= 800 (p50 {p50:.1f} ms, p99 {p99:.1f})"
+    )
+    report.fact(f"invocations: no-op, concurrency {CONCURRENCY}", summary)
+    summary = f"{median(replays):.2f} s  target: <= 1 s"
+    report.fact(f"invocations: replay of {ENTRIES:,} Run entries", summary)
 
 
 @contextmanager
@@ -82,8 +84,10 @@ async def _load(port: int) -> tuple[float, list[float]]:
     share = INVOCATIONS // CONCURRENCY
     begun = time.perf_counter()
     waits = await asyncio.gather(*(_one(port, request, share) for _ in range(CONCURRENCY)))
-    taken = time.perf_counter() - begun
-    return share * CONCURRENCY / taken, [wait for each in waits for wait in each]
+    seconds = time.perf_counter() - begun
+    return share * CONCURRENCY / seconds, [
+        wait for connection_waits in waits for wait in connection_waits
+    ]
 
 
 async def _one(port: int, request: bytes, count: int) -> list[float]:
@@ -100,29 +104,29 @@ async def _one(port: int, request: bytes, count: int) -> list[float]:
 
 
 async def _replay(port: int) -> float:
-    """How long it takes until the output of a handler is there that replays many runs."""
+    """How long a handler that replays many runs takes until its output."""
     runs = [
         frame(pb.RunEntryMessage(name="step", value=b"%d" % number)) for number in range(ENTRIES)
     ]
-    given = frame(pb.InputEntryMessage(value=b"%d" % ENTRIES))
-    request = _request(port, "steps", _start(ENTRIES + 1), given, *runs)
+    input_frame = frame(pb.InputEntryMessage(value=b"%d" % ENTRIES))
+    request = _request(port, "steps", _start(ENTRIES + 1), input_frame, *runs)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
     begun = time.perf_counter()
     writer.write(request)
     answer = await reader.readuntil(END)
-    taken = time.perf_counter() - begun
+    seconds = time.perf_counter() - begun
     writer.close()
     output = _frames(answer)[0].message()
     assert output.value == b"%d" % sum(range(ENTRIES))
-    return taken
+    return seconds
 
 
-def _start(known: int) -> Frame:
-    return frame(pb.StartMessage(id=bytes(16), debug_id="inv_1bench", known_entries=known))
+def _start(entries: int) -> Frame:
+    return frame(pb.StartMessage(id=bytes(16), debug_id="inv_1bench", known_entries=entries))
 
 
 def _request(port: int, handler: str, *frames: Frame) -> bytes:
-    body = b"".join(encode(each) for each in frames)
+    body = b"".join(encode(frame) for frame in frames)
     head = (
         f"POST /invoke/Bench/{handler} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n"
         f"content-type: {format_content_type(NEWEST)}\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -47,21 +47,24 @@ def _around(folder: Path, log: SqlLog) -> Iterator[float]:
 
     with instance_in(folder) as instance:
         for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.SUCCESS])):
-            held = _held(log, run.run_id)
-            told = {
-                each.dagster_event_type: each.timestamp
-                for each in instance.all_logs(
+            claim_times = _held(log, run.run_id)
+            event_times = {
+                entry.dagster_event_type: entry.timestamp
+                for entry in instance.all_logs(
                     run.run_id,
                     of_type={DagsterEventType.RUN_STARTING, DagsterEventType.RUN_SUCCESS},
                 )
             }
-            if held and len(told) == 2:
-                took = told[DagsterEventType.RUN_SUCCESS] - told[DagsterEventType.RUN_STARTING]
-                yield took - (max(held) - min(held)).total_seconds()
+            if claim_times and len(event_times) == 2:
+                seconds = (
+                    event_times[DagsterEventType.RUN_SUCCESS]
+                    - event_times[DagsterEventType.RUN_STARTING]
+                )
+                yield seconds - (max(claim_times) - min(claim_times)).total_seconds()
 
 
 def _held(log: SqlLog, run_id: str) -> list[datetime]:
     """Return when the run's jobs were claimed, and when they were complete."""
     events = {Event.START, Event.COMPLETE}
     history = log.history(most=100_000)
-    return [each.at for each in history if each.who == run_id and each.event in events]
+    return [entry.at for entry in history if entry.who == run_id and entry.event in events]

@@ -1,4 +1,4 @@
-"""What `…_nearest` costs beside measuring every row, and beside the graph's own answer.
+"""What `…_nearest` costs, compared with measuring every row and with the graph's own answer.
 
 Compared by the processor time of ClickHouse, which others on the machine change least.
 """
@@ -48,11 +48,15 @@ def measure(folder: Path, report: Report, size: tuple[int, int, int], rounds: in
     rows, dimension, parts = size
     with _clickhouse(folder) as (endpoint, process):
         shape = _filled(endpoint, rows, dimension, parts)
-        taken = _taken(endpoint, process, shape, dimension, 10 * rounds)
+        seconds_by_way = _taken(endpoint, process, shape, dimension, 10 * rounds)
     what = f"{rows:,} x {dimension}, {parts} part{'s' if parts > 1 else ''}"
-    for way, seconds in taken.items():
+    for way, seconds in seconds_by_way.items():
         report.fact(f"{what}: {way}", f"{seconds * 1000:.0f} ms of processor time")
-    report.ratio(f"{what}: exact / nearest", taken["exact"] / taken["nearest"], "at least 1")
+    report.ratio(
+        f"{what}: exact / nearest",
+        seconds_by_way["exact"] / seconds_by_way["nearest"],
+        "at least 1",
+    )
 
 
 def _taken(
@@ -69,13 +73,15 @@ def _taken(
     for number in range(queries + 1):
         query = [float(part) for part in random.normal(size=dimension)]
         for way, template in WAYS.items():
-            sql = reduce(lambda text, each: text.replace(*each), tables.items(), template)
+            sql = reduce(
+                lambda text, replacement: text.replace(*replacement), tables.items(), template
+            )
             before = processor(process)
             client.query(sql, parameters={"query": query})
             # The first one loads the graphs.
             if number:
                 seconds[way].append(processor(process) - before)
-    return {way: mean(each) for way, each in seconds.items()}
+    return {way: mean(values) for way, values in seconds.items()}
 
 
 def _filled(endpoint: Endpoint, rows: int, dimension: int, parts: int) -> IndexTable:

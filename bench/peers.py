@@ -28,8 +28,8 @@ def delta_rs_scan(setting: Setting, shape: IndexTable) -> None:
     from deltalake import DeltaTable, QueryBuilder
 
     table = DeltaTable(setting.path)
-    found = QueryBuilder().register("t", table).execute("SELECT * FROM t")
-    for batch in pa.RecordBatchReader.from_stream(found):
+    result = QueryBuilder().register("t", table).execute("SELECT * FROM t")
+    for batch in pa.RecordBatchReader.from_stream(result):
         _insert(setting, shape, [_plain(pa.table(batch))], version=table.version())
 
 
@@ -40,9 +40,9 @@ def delta_rs_changes(setting: Setting, shape: IndexTable, after: int, upto: int)
     table = DeltaTable(setting.path)
     reader = table.load_cdf(starting_version=after + 1, ending_version=upto)
     changes = _plain(pa.table(reader))
-    last = changes.filter(pc.not_equal(changes["_change_type"], "update_preimage"))
-    last = last.sort_by([("_commit_version", "ascending")])
-    _insert(setting, shape, last.select(COLUMNS).to_reader(), version=upto)
+    latest = changes.filter(pc.not_equal(changes["_change_type"], "update_preimage"))
+    latest = latest.sort_by([("_commit_version", "ascending")])
+    _insert(setting, shape, latest.select(COLUMNS).to_reader(), version=upto)
 
 
 PASSES = {"log_comment": str(2**62)}
@@ -71,9 +71,9 @@ def _plain(table: pa.Table) -> pa.Table:
 def _insert(setting: Setting, shape: IndexTable, reader: Any, *, version: int) -> None:
     client = setting.deployment.endpoint.client()
     for batch in reader:
-        found = pa.table(batch)
-        if not found.num_rows:
+        table = pa.table(batch)
+        if not table.num_rows:
             continue
-        rows = pa.Table.from_batches(found.to_batches())
+        rows = pa.Table.from_batches(table.to_batches())
         rows = rows.append_column("_version", pa.array([version] * rows.num_rows, pa.int64()))
         client.insert_arrow(shape.rows, rows, database=shape.database, settings=PASSES)

@@ -29,9 +29,9 @@ class Report:
 
     def row(self, what: str, rows: int) -> None:
         """Add a line with a median and its rows a second."""
-        taken = self.median(what)
-        each = " ".join(f"{value:.2f}" for value in self.seconds[what])
-        self.lines.append(f"{what:<52}{taken:8.2f} s {rows / taken:12,.0f} rows/s   [{each}]")
+        seconds = self.median(what)
+        values = " ".join(f"{value:.2f}" for value in self.seconds[what])
+        self.lines.append(f"{what:<52}{seconds:8.2f} s {rows / seconds:12,.0f} rows/s   [{values}]")
 
     def ratio(self, what: str, value: float, target: str) -> None:
         self.lines.append(f"  = {what:<48}{value:8.2f} x   target: {target}")

@@ -128,9 +128,9 @@ def _fill(deployment: Deployment, log: SqlLog, sources: list[SourceTable], tenan
     """Write the jobs as their iterations would have left them, but without history."""
     rows = _rows(deployment, sources, tenants)
     insert = sa.insert(ISCP_LOG)
-    while some := list(islice(rows, AT_ONCE)):
+    while batch := list(islice(rows, AT_ONCE)):
         with transaction(log.engine, writes=True) as connection:
-            connection.execute(insert, some)
+            connection.execute(insert, batch)
 
 
 def _rows(

@@ -64,10 +64,10 @@ class Setting:
         frame = spark.range(0, self.rows, 1, 4).createOrReplaceTempView("bench_ids")
         del frame
         rows = f"{SELECT}{self.shape.columns} FROM bench_ids"
-        types = spark.sql(rows).schema
-        listed = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in types)
+        schema = spark.sql(rows).schema
+        columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
         spark.sql(
-            f"CREATE TABLE delta.`{self.path}` ({listed}) USING delta PARTITIONED BY (tenant) "
+            f"CREATE TABLE delta.`{self.path}` ({columns}) USING delta PARTITIONED BY (tenant) "
             f"TBLPROPERTIES (delta.enableChangeDataFeed = true{self.shape.properties}, "
             "delta.enableInCommitTimestamps = true)"
         )
@@ -125,8 +125,8 @@ class Setting:
         return store.shape.name(store.shape.rows), store.shape
 
     def count(self, table: str) -> int:
-        found = self.deployment.endpoint.client().query(f"SELECT count() FROM {table} FINAL")
-        return int(found.result_rows[0][0])
+        result = self.deployment.endpoint.client().query(f"SELECT count() FROM {table} FINAL")
+        return int(result.result_rows[0][0])
 
     def command(self, sql: str, **settings: Any) -> None:
         self.deployment.endpoint.client().command(sql, settings=settings)

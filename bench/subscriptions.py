@@ -81,7 +81,7 @@ def _fill(endpoint: Endpoint) -> None:
 
 @contextmanager
 def _served(folder: Path, url: str) -> Iterator[tuple[int, int]]:
-    """Serve in a process of its own; gives its id and its port."""
+    """Serve in a process of its own; yields its id and its port."""
     _log(folder)
     command = [sys.executable, "-m", "bench.subscriptions", url, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -131,8 +131,8 @@ class _Deck:
 
     def queries(self) -> int:
         """How many queries ClickHouse has answered, this one too."""
-        found = self.client.query("SELECT value FROM system.events WHERE event = 'Query'")
-        return int(found.result_rows[0][0])
+        result = self.client.query("SELECT value FROM system.events WHERE event = 'Query'")
+        return int(result.result_rows[0][0])
 
 
 async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
@@ -141,8 +141,8 @@ async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
     await asyncio.to_thread(deck.change)
     await asyncio.gather(*(_take(socket, PER_COMMIT) for socket in sockets))
     confirmed: dict[int, float] = {}
-    heard: list[tuple[int, float]] = []
-    listening = [asyncio.create_task(_listen(socket, heard)) for socket in sockets]
+    received: list[tuple[int, float]] = []
+    listening = [asyncio.create_task(_listen(socket, received)) for socket in sockets]
     before, spent = await asyncio.to_thread(deck.queries), processor(server)
     began = time.monotonic()
     for number in range(PER_SECOND * SECONDS // PER_COMMIT):
@@ -150,20 +150,22 @@ async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         keys, at = await asyncio.to_thread(deck.change)
         confirmed |= dict.fromkeys(keys, at)
-    took, asked = time.monotonic() - began, await asyncio.to_thread(deck.queries) - before
+    seconds, queries = time.monotonic() - began, await asyncio.to_thread(deck.queries) - before
     await asyncio.wait_for(asyncio.gather(*listening), 60)
     spent = processor(server) - spent
-    late = sorted(at - confirmed[key] for key, at in heard)
-    cuts = quantiles(late, n=100)
-    rate = len(confirmed) / took
-    report.fact(f"{TALKING} subscribers, {rate:.1f} changes/s: messages", f"{len(heard):,}")
+    delays = sorted(at - confirmed[key] for key, at in received)
+    cuts = quantiles(delays, n=100)
+    rate = len(confirmed) / seconds
+    report.fact(f"{TALKING} subscribers, {rate:.1f} changes/s: messages", f"{len(received):,}")
     report.fact(
         "  change -> message, p50, p99, worst",
-        f"{cuts[49] * 1e3:.0f} ms, {cuts[98] * 1e3:.0f} ms, {late[-1] * 1e3:.0f} ms",
+        f"{cuts[49] * 1e3:.0f} ms, {cuts[98] * 1e3:.0f} ms, {delays[-1] * 1e3:.0f} ms",
     )
     report.ratio("p99 in half seconds", cuts[98] / 0.5, "at most 1")
-    report.fact("  the server's processor time, each message", f"{spent / len(heard) * 1e6:.0f} us")
-    report.fact("  queries of ClickHouse a change", f"{asked / len(confirmed):.1f}")
+    report.fact(
+        "  the server's processor time, each message", f"{spent / len(received) * 1e6:.0f} us"
+    )
+    report.fact("  queries of ClickHouse a change", f"{queries / len(confirmed):.1f}")
     await asyncio.gather(*(socket.close() for socket in sockets))
 
 
@@ -172,22 +174,22 @@ async def _take(socket: Any, messages: int) -> None:
         await socket.recv()
 
 
-async def _listen(socket: Any, heard: list[tuple[int, float]]) -> None:
+async def _listen(socket: Any, received: list[tuple[int, float]]) -> None:
     for _ in range(PER_SECOND * SECONDS):
         text = await socket.recv()
         at = time.time()
-        heard.append((int(json.loads(text)["payload"]["data"]["bench_big"]["data"]["id"]), at))
+        received.append((int(json.loads(text)["payload"]["data"]["bench_big"]["data"]["id"]), at))
 
 
 async def _subscribed(port: int) -> Any:
     from websockets.asyncio.client import connect
 
-    place = f"ws://127.0.0.1:{port}/graphql"
-    socket = await connect(place, subprotocols=["graphql-transport-ws"], compression=None)
+    url = f"ws://127.0.0.1:{port}/graphql"
+    socket = await connect(url, subprotocols=["graphql-transport-ws"], compression=None)
     await socket.send(json.dumps({"type": "connection_init"}))
     await socket.recv()
-    asked = {"type": "subscribe", "id": "1", "payload": {"query": QUERY}}
-    await socket.send(json.dumps(asked))
+    message = {"type": "subscribe", "id": "1", "payload": {"query": QUERY}}
+    await socket.send(json.dumps(message))
     return socket
 
 
@@ -196,13 +198,13 @@ async def _idle(deck: _Deck, server: int, port: int, report: Report) -> None:
     sockets = [await _subscribed(port) for _ in range(IDLE)]
     await asyncio.to_thread(deck.change)
     await asyncio.gather(*(socket.recv() for socket in sockets))
-    each = (_memory(server) - before) / IDLE
-    report.fact(f"{IDLE:,} idle subscribers: memory of the server, each", f"{each:.0f} kB")
-    asked, spent = await asyncio.to_thread(deck.queries), processor(server)
+    kilobytes = (_memory(server) - before) / IDLE
+    report.fact(f"{IDLE:,} idle subscribers: memory of the server, each", f"{kilobytes:.0f} kB")
+    queries, spent = await asyncio.to_thread(deck.queries), processor(server)
     await asyncio.sleep(10)
     spent = processor(server) - spent
-    asked = await asyncio.to_thread(deck.queries) - asked - 1
-    report.fact("  in 10 s: queries of ClickHouse, processor time", f"{asked}, {spent:.2f} s")
+    queries = await asyncio.to_thread(deck.queries) - queries - 1
+    report.fact("  in 10 s: queries of ClickHouse, processor time", f"{queries}, {spent:.2f} s")
     await asyncio.gather(*(socket.close() for socket in sockets))
 
 
@@ -239,10 +241,10 @@ def _serve(url: str, folder: str) -> None:
     sockets = Sockets(schemas=schemas, access=OpenAccess())
     routes = [WebSocketRoute(PATH, sockets.endpoint)]
     app = create_app(GraphQLServerSettings(schemas=schemas, routes=routes, beside=[sockets.beside]))
-    with create_server(("127.0.0.1", 0), backlog=1024) as place:
-        print(place.getsockname()[1], flush=True)
+    with create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(app, log_level="warning", ws_per_message_deflate=False)
-        uvicorn.Server(config).run(sockets=[place])
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ MANY = 10_000
 
 @dataclass
 class Receiver:
-    """An HTTP server that accepts every event; `at` says when it got each id, by row."""
+    """An HTTP server that accepts every event; `at` is when it got each row's event."""
 
     at: dict[int, float] = field(default_factory=dict)
     behind: dict[int, float] = field(default_factory=dict)
@@ -61,14 +61,14 @@ class Receiver:
 
 @contextmanager
 def receiving() -> Iterator[tuple[Receiver, int]]:
-    """Run a receiver on loopback; gives it and its port."""
-    found = Receiver()
+    """Run a receiver on loopback; yields it and its port."""
+    receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            found.take(self.rfile.read(int(self.headers["content-length"])))
+            receiver.take(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(204)
             self.end_headers()
 
@@ -78,7 +78,7 @@ def receiving() -> Iterator[tuple[Receiver, int]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield found, server.server_port
+        yield receiver, server.server_port
     finally:
         server.shutdown()
 
@@ -116,11 +116,13 @@ def one_by_one(table: Followed, report: Report, receiver: Receiver, commits: int
     behind = [receiver.behind[number] for number in range(1_000, 1_000 + commits)]
     for what, seconds in (("receiver", behind), ("searchable", searchable)):
         cuts = quantiles(seconds, n=20, method="inclusive")
-        said = f"{cuts[9]:.2f} s, {cuts[18]:.2f} s, {max(seconds):.2f} s"
-        report.fact(f"commit -> {what}: p50, p95, worst", said)
+        summary = f"{cuts[9]:.2f} s, {cuts[18]:.2f} s, {max(seconds):.2f} s"
+        report.fact(f"commit -> {what}: p50, p95, worst", summary)
     queued = looked(table)
     looks = [min(at for at in queued if at >= moment) - moment for moment in committed]
-    over = median(one - other for one, other in zip(behind, looks, strict=True))
+    over = median(
+        received - queued_after for received, queued_after in zip(behind, looks, strict=True)
+    )
     report.fact("  commit -> a look has queued its iteration, p50", f"{median(looks):.2f} s")
     report.fact("  commit -> receiver over its look, p50", f"{over:.2f} s  target: <= 1 s")
 
@@ -128,8 +130,8 @@ def one_by_one(table: Followed, report: Report, receiver: Receiver, commits: int
 def looked(table: Followed) -> list[float]:
     """When looks queued iterations of the trigger."""
     history = table.deployment.log.history(most=100_000)
-    queued = [each for each in history if each.event is Event.ENQUEUE]
-    return [each.at.timestamp() for each in queued if each.name.job == "alert"]
+    queued = [entry for entry in history if entry.event is Event.ENQUEUE]
+    return [entry.at.timestamp() for entry in queued if entry.name.job == "alert"]
 
 
 def all_at_once(table: Followed, report: Report, receiver: Receiver) -> None:
@@ -147,6 +149,6 @@ def all_at_once(table: Followed, report: Report, receiver: Receiver) -> None:
 
 def ended(table: Followed) -> datetime:
     """When the trigger's latest iteration ended."""
-    (job,) = [each for each in table.deployment.log.jobs() if each.name.job == "alert"]
+    (job,) = [job for job in table.deployment.log.jobs() if job.name.job == "alert"]
     assert job.status.end_at is not None
     return job.status.end_at

@@ -30,22 +30,22 @@ import asyncio, time
 ANSWER = b"HTTP/1.1 204 No Content\\r\\n\\r\\n"
 
 class Receiver(asyncio.Protocol):
-    held = b""
+    buffer = b""
 
     def connection_made(self, transport):
         self.transport = transport
 
     def data_received(self, data):
-        self.held += data
+        self.buffer += data
         while True:
-            head, found, rest = self.held.partition(b"\\r\\n\\r\\n")
-            if not found:
+            head, separator, rest = self.buffer.partition(b"\\r\\n\\r\\n")
+            if not separator:
                 return
             length = int(head.lower().partition(b"content-length:")[2].split(b"\\r\\n")[0])
             if len(rest) < length:
                 return
-            self.held = rest[length:]
-            print(time.time(), flush=True) if TOLD else None
+            self.buffer = rest[length:]
+            print(time.time(), flush=True) if TIMED else None
             self.transport.write(ANSWER)
 
 async def main():
@@ -65,12 +65,12 @@ def measure(folder: Path, report: Report, events: int) -> None:
     """Deliver `events` of as many keys, one a request and in batches; then some one at a time."""
     rates = []
     for concurrency in ONE_BY_ONE:
-        taken = _delivered(folder, f"one-{concurrency}", events, concurrency=concurrency)
-        rates.append(events / taken)
-        said = f"{rates[-1]:,.0f} events/s  target: >= 300"
-        report.fact(f"webhooks: concurrency {concurrency}", said)
-    taken = _delivered(folder, "batches", 10 * events, batch=BATCH)
-    rate = 10 * events / taken
+        seconds = _delivered(folder, f"one-{concurrency}", events, concurrency=concurrency)
+        rates.append(events / seconds)
+        summary = f"{rates[-1]:,.0f} events/s  target: >= 300"
+        report.fact(f"webhooks: concurrency {concurrency}", summary)
+    seconds = _delivered(folder, "batches", 10 * events, batch=BATCH)
+    rate = 10 * events / seconds
     report.fact(f"webhooks: batches of {BATCH}", f"{rate:,.0f} events/s  target: >= 3,000")
     _share(report, max(rates), rate)
     _latency(folder, report)
@@ -99,17 +99,17 @@ def event(number: int, *, keys: int) -> PendingEvent:
 class Setting:
     """An outbox in SQLite, and a receiver in a process of its own."""
 
-    def __init__(self, folder: Path, name: str, *, told: bool = False) -> None:
+    def __init__(self, folder: Path, name: str, *, timed: bool = False) -> None:
         self.url = f"sqlite:///{folder / name}.db"
         self.outbox = Outbox(open_engine(self.url))
         self.outbox.ensure()
-        code = RECEIVER.replace("TOLD", str(told))
+        code = RECEIVER.replace("TIMED", str(timed))
         self.receiver = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
         )
         assert self.receiver.stdout is not None
-        self.told = self.receiver.stdout
-        self.port = int(self.told.readline())
+        self.output = self.receiver.stdout
+        self.port = int(self.output.readline())
 
     def put(self, numbers: range, *, keys: int) -> None:
         with transaction(self.outbox.engine, writes=True) as connection:
@@ -127,8 +127,8 @@ class Setting:
         return SenderService({"SECRET": SECRET, "ISCP_LOG_URL": self.url}, [endpoint])
 
     def waiting(self) -> bool:
-        found = self.outbox.look(["bench"])
-        return not found or found["bench"][1] is not None
+        endpoints = self.outbox.look(["bench"])
+        return not endpoints or endpoints["bench"][1] is not None
 
     def close(self) -> None:
         self.receiver.terminate()
@@ -161,8 +161,8 @@ def _share(report: Report, one_by_one: float, in_batches: float) -> None:
     of_batch = _seconds(lambda: headers([b"x" * 32], one.event_id, 1_700_000_000, batch)) / BATCH
     report.fact("webhooks: an id, a signature", f"{1e6 * id_:.1f} us, {1e6 * signature:.1f} us")
     shares = (id_ + signature) * one_by_one, (id_ + of_batch) * in_batches
-    said = f"{shares[0]:.1%} one by one, {shares[1]:.1%} in batches  target: < 5 %"
-    report.fact("webhooks: their share of the time", said)
+    summary = f"{shares[0]:.1%} one by one, {shares[1]:.1%} in batches  target: < 5 %"
+    report.fact("webhooks: their share of the time", summary)
 
 
 def _seconds(call: Callable[[], object], count: int = 20_000) -> float:
@@ -173,7 +173,7 @@ def _seconds(call: Callable[[], object], count: int = 20_000) -> float:
 
 
 def _latency(folder: Path, report: Report) -> None:
-    setting = Setting(folder, "latency", told=True)
+    setting = Setting(folder, "latency", timed=True)
 
     async def scene() -> list[float]:
         waits = []
@@ -182,7 +182,7 @@ def _latency(folder: Path, report: Report) -> None:
                 await asyncio.sleep(0.08)
                 await asyncio.to_thread(setting.put, range(number, number + 1), keys=PROBES)
                 committed = time.time()
-                waits.append(float(await asyncio.to_thread(setting.told.readline)) - committed)
+                waits.append(float(await asyncio.to_thread(setting.output.readline)) - committed)
         return waits
 
     try:
@@ -190,8 +190,8 @@ def _latency(folder: Path, report: Report) -> None:
     finally:
         setting.close()
     p99 = quantiles(waits, n=100)[98]
-    said = f"p50 {1e3 * median(waits):.0f} ms, p99 {1e3 * p99:.0f} ms"
-    report.fact("webhooks: from commit to receiver", said)
+    summary = f"p50 {1e3 * median(waits):.0f} ms, p99 {1e3 * p99:.0f} ms"
+    report.fact("webhooks: from commit to receiver", summary)
 
 
 def _pending(folder: Path, report: Report) -> None:
@@ -220,9 +220,9 @@ def _statements(setting: Setting, report: Report, name: str, keys: int) -> None:
         "pause, resume": lambda: (outbox.pause("bench"), outbox.resume("bench")),
         "counts": outbox.count_deliveries,
     }
-    told = [f"put {1e6 * put:.0f} us/event"]
+    figures = [f"put {1e6 * put:.0f} us/event"]
     for what, call in calls.items():
         begun = time.perf_counter()
         call()
-        told.append(f"{what} {1e3 * (time.perf_counter() - begun):.1f} ms")
-    report.fact(f"webhooks: {WAITING:,} events of {name}", ", ".join(told))
+        figures.append(f"{what} {1e3 * (time.perf_counter() - begun):.1f} ms")
+    report.fact(f"webhooks: {WAITING:,} events of {name}", ", ".join(figures))

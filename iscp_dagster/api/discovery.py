@@ -34,35 +34,35 @@ TABLES = "iscp_dagster/tables"
 def load_tables(environ: Mapping[str, str]) -> list[SourceTable]:
     """Every table of the location, for the ClickHouse servers that the environment names.
 
-    Those that cannot stand beside the others are left out, see `sound`. Raises ConfigError for a
-    module that cannot be imported, naming its file and line, and as `stands` does.
+    Leaves out tables that contradict others, see `select_consistent`. Raises ConfigError for a
+    module that cannot be imported, naming its file and line, and as `resolve_declarations` does.
     """
     return resolve_declarations(load_declarations(environ), environ).tables
 
 
 def load_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
-    """Every endpoint of the location, also those that no trigger names, by name."""
+    """Every endpoint of the location by name, including those that no trigger uses."""
     return resolve_declarations(load_declarations(environ), environ).endpoints
 
 
 def load_declarations(environ: Mapping[str, str]) -> Declarations:
-    """What the modules of the location declare, whether or not it can stand together."""
-    found = [
-        (each, _format_file(module))
+    """What the modules of the location declare, whether or not it is consistent."""
+    pairs = [
+        (declaration, _format_file(module))
         for module in import_modules(environ)
-        for each in _list_declarations(module)
+        for declaration in _list_declarations(module)
     ]
     files: dict[int, str] = {}
-    for each, file in found:
-        files.setdefault(id(each), file)
-    return Declarations.of((each for each, _ in found), files)
+    for declaration, file in pairs:
+        files.setdefault(id(declaration), file)
+    return Declarations.of((declaration for declaration, _ in pairs), files)
 
 
-def resolve_declarations(given: Declarations, environ: Mapping[str, str]) -> Sound:
-    """What of the declarations stands together at the environment's ClickHouse servers.
+def resolve_declarations(declarations: Declarations, environ: Mapping[str, str]) -> Sound:
+    """The declarations that are consistent on the environment's ClickHouse servers.
 
-    Each sharded index is replaced by one index per shard. Raises ConfigError for a setting that is
-    wrong, and with ISCP_STRICT=true for all that would be left out.
+    Each sharded index is replaced by one index per shard. Raises ConfigError for a wrong setting,
+    and with ISCP_STRICT=true for all that would be left out.
     """
     from iscp_dagster.api.environment import count_shards, get_databases
 
@@ -74,11 +74,11 @@ def resolve_declarations(given: Declarations, environ: Mapping[str, str]) -> Sou
             for index in table.indexes:
                 check_types(table, index)
 
-    found = select_consistent(given, check)
-    if found.mistakes and is_true(environ, STRICT):
-        raise ConfigError("\n".join(map(str, found.mistakes)))
-    spread_out = {key: expand_shards(table, shards) for key, table in found.declared.items()}
-    return replace(found, tables=list(spread_out.values()), declared=spread_out)
+    consistent = select_consistent(declarations, check)
+    if consistent.mistakes and is_true(environ, STRICT):
+        raise ConfigError("\n".join(map(str, consistent.mistakes)))
+    expanded = {key: expand_shards(table, shards) for key, table in consistent.declared.items()}
+    return replace(consistent, tables=list(expanded.values()), declared=expanded)
 
 
 @contextmanager
@@ -101,8 +101,8 @@ def place_of(environ: Mapping[str, str]) -> str:
 
 def _is_missing(package: str, error: BaseException | None) -> bool:
     """Whether an import failed because the package, or one that contains it, does not exist."""
-    gone = error.name if isinstance(error, ModuleNotFoundError) else None
-    return gone is not None and f"{package}.".startswith(f"{gone}.")
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    return missing is not None and f"{package}.".startswith(f"{missing}.")
 
 
 def _describe_missing(environ: Mapping[str, str]) -> str:
@@ -121,29 +121,29 @@ def import_modules(environ: Mapping[str, str]) -> list[ModuleType]:
     """The package that declares the location's tables, and its modules. Raises ConfigError."""
     with _use_package(environ) as package:
         top = import_user_module(package)
-        names = sorted(found.name for found in pkgutil.iter_modules(getattr(top, "__path__", ())))
+        names = sorted(module.name for module in pkgutil.iter_modules(getattr(top, "__path__", ())))
         return [top, *(import_user_module(f"{package}.{name}") for name in names)]
 
 
 def _list_declarations(module: ModuleType) -> list[object]:
-    """Also what Dagster definitions there were built from, and those of a `defs` folder."""
-    named = [value for value in vars(module).values() if isinstance(value, DECLARATIONS)]
-    return [*named, *_list_definition_sources(module)]
+    """The module's declarations, also those behind its Dagster definitions or `defs` folder."""
+    declarations = [value for value in vars(module).values() if isinstance(value, DECLARATIONS)]
+    return [*declarations, *_list_definition_sources(module)]
 
 
 def _format_file(module: ModuleType) -> str:
-    inside = "/__init__" if hasattr(module, "__path__") else ""
-    return f"{module.__name__.replace('.', '/')}{inside}.py"
+    suffix = "/__init__" if hasattr(module, "__path__") else ""
+    return f"{module.__name__.replace('.', '/')}{suffix}.py"
 
 
 def _list_definition_sources(module: ModuleType) -> Iterator[object]:
     for definitions in find_definitions(module):
-        held = definitions.metadata.get(TABLES)
-        yield from getattr(held, "instance", None) or ()
+        entry = definitions.metadata.get(TABLES)
+        yield from getattr(entry, "instance", None) or ()
 
 
 def find_definitions(module: ModuleType) -> Iterator[Definitions]:
-    """The `Definitions` at the module's top, also by `@definitions`. Raises ConfigError."""
+    """The module's top-level `Definitions`, also from `@definitions`. Raises ConfigError."""
     if "dagster" not in sys.modules:
         # Dagster takes a second to import, and a module with definitions has imported it.
         return
@@ -158,7 +158,7 @@ def find_definitions(module: ModuleType) -> Iterator[Definitions]:
 
 
 def _load_definitions(lazy: Any, module: str) -> Definitions:
-    """Raises ConfigError with the cause alone, without the tree that Dagster draws."""
+    """Raises ConfigError with only the cause, without Dagster's error tree."""
     try:
         definitions: Definitions = lazy()
     except Exception as error:
@@ -173,9 +173,9 @@ def _describe_cause(cause: BaseException, module: str) -> str:
     if isinstance(cause, IscpError):
         return str(cause)
     if isinstance(cause, ValidationError):
-        said = [
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, not {each['input']!r}"
-            for each in cause.errors()
+        messages = [
+            f"{'.'.join(map(str, error['loc']))}: {error['msg']}, not {error['input']!r}"
+            for error in cause.errors()
         ]
-        return f"{'; '.join(said)}."
+        return f"{'; '.join(messages)}."
     return describe_import_error(cause, module)

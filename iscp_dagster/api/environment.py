@@ -58,8 +58,8 @@ def get_endpoints(environ: Mapping[str, str], **timeouts: float) -> tuple[Endpoi
 
 def get_databases(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The database that each shard's URL names; empty without servers. Raises ConfigError."""
-    named = environ.get(CLICKHOUSE_URL) or split_urls(environ.get(CLICKHOUSE_URLS, ""))
-    return tuple(each.database for each in get_endpoints(environ)) if named else ()
+    urls = environ.get(CLICKHOUSE_URL) or split_urls(environ.get(CLICKHOUSE_URLS, ""))
+    return tuple(endpoint.database for endpoint in get_endpoints(environ)) if urls else ()
 
 
 def _is_set_by_urls(name: str, environ: Mapping[str, str]) -> bool:
@@ -72,14 +72,14 @@ def _describe_unset(names: Sequence[str]) -> str:
 
 
 def parse_bounds(environ: Mapping[str, str]) -> IterationBounds:
-    """How much one iteration takes on: ISCP_MAX_VERSIONS, ISCP_MAX_BYTES. Raises ConfigError."""
-    asked: dict[str, int] = {}
+    """The bounds of one iteration: ISCP_MAX_VERSIONS, ISCP_MAX_BYTES. Raises ConfigError."""
+    limits: dict[str, int] = {}
     for name, variable in _BOUNDS.items():
-        if said := environ.get(variable):
-            if not said.isdecimal():
-                raise ConfigError(f"{variable} is {said!r}; set a whole number.")
-            asked[name] = int(said)
-    return IterationBounds(**asked)
+        if value := environ.get(variable):
+            if not value.isdecimal():
+                raise ConfigError(f"{variable} is {value!r}; set a whole number.")
+            limits[name] = int(value)
+    return IterationBounds(**limits)
 
 
 def parse_run_retention(environ: Mapping[str, str]) -> timedelta:
@@ -99,13 +99,13 @@ def parse_number(
     example: str = "",
 ) -> _Number | None:
     """The variable's number within the bounds; None if it is unset. Raises ConfigError."""
-    said, (least, most) = environ.get(variable), bounds
-    if not said:
+    value, (least, most) = environ.get(variable), bounds
+    if not value:
         return None
     with suppress(ValueError):
-        if least <= read(said) <= most:
-            return read(said)
-    raise ConfigError(f"{variable} is {said!r}; set {unit} from {least} to {most}{example}.")
+        if least <= read(value) <= most:
+            return read(value)
+    raise ConfigError(f"{variable} is {value!r}; set {unit} from {least} to {most}{example}.")
 
 
 def open_deployment(environ: Mapping[str, str]) -> Deployment:

@@ -24,33 +24,33 @@ def is_building(job: Job) -> bool:
     return job.watermark == START and job.state in _UNBUILT
 
 
-def job(each: Job) -> dict[str, Any]:
+def job(job: Job) -> dict[str, Any]:
     """Everything about a job."""
     return {
-        "tenant": each.key.tenant,
-        "job": str(each.name),
-        "table_id": each.key.table_id,
-        "state": each.state.label,
-        "building": is_building(each),
-        "paused": each.paused_at is not None,
-        "watermark": describe_moment(each.watermark),
-        "spec": each.spec.to_json(),
-        "status": status(each.status),
+        "tenant": job.key.tenant,
+        "job": str(job.name),
+        "table_id": job.key.table_id,
+        "state": job.state.label,
+        "building": is_building(job),
+        "paused": job.paused_at is not None,
+        "watermark": describe_moment(job.watermark),
+        "spec": job.spec.to_json(),
+        "status": status(job.status),
     }
 
 
-def status(each: JobStatus) -> dict[str, Any]:
+def status(status: JobStatus) -> dict[str, Any]:
     """The latest iteration; `from` null means all rows."""
     return {
-        "from": describe_moment(each.from_),
-        "to": describe_moment(each.to),
-        "start_at": at(each.start_at),
-        "end_at": at(each.end_at),
-        "code": each.code,
-        "message": each.message,
-        "counts": dict(each.counts),
-        "attempts": each.attempts,
-        "shared_by": each.shared_by,
+        "from": describe_moment(status.from_),
+        "to": describe_moment(status.to),
+        "start_at": at(status.start_at),
+        "end_at": at(status.end_at),
+        "code": status.code,
+        "message": status.message,
+        "counts": dict(status.counts),
+        "attempts": status.attempts,
+        "shared_by": status.shared_by,
     }
 
 
@@ -59,14 +59,14 @@ def at(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat()
 
 
-def describe_moment(each: Moment | None) -> dict[str, Any] | None:
+def describe_moment(moment: Moment | None) -> dict[str, Any] | None:
     """A commit; null before the first."""
-    if each is None or each == START:
+    if moment is None or moment == START:
         return None
-    return {"version": each.version, "at": each.at.isoformat()}
+    return {"version": moment.version, "at": moment.at.isoformat()}
 
 
-def describe_comparison(found: ComparisonResult) -> list[dict[str, Any]]:
+def describe_comparison(comparison: ComparisonResult) -> list[dict[str, Any]]:
     """One object for each index and tenant that was compared, and for each that could not be."""
     rows = [
         asdict(verdict)
@@ -76,17 +76,17 @@ def describe_comparison(found: ComparisonResult) -> list[dict[str, Any]]:
             "built": True,
         }
         | _describe_error(None)
-        for source, verdict in found.verdicts
+        for source, verdict in comparison.verdicts
     ]
     rows += [
         {
-            "index": format_index_name(source, lacking.index),
-            "tenant": lacking.tenant,
+            "index": format_index_name(source, unbuilt.index),
+            "tenant": unbuilt.tenant,
             "agrees": False,
             "built": False,
-            **_describe_error(lacking.error),
+            **_describe_error(unbuilt.error),
         }
-        for source, lacking in found.unbuilt
+        for source, unbuilt in comparison.unbuilt
     ]
     rows += [
         {
@@ -97,11 +97,12 @@ def describe_comparison(found: ComparisonResult) -> list[dict[str, Any]]:
             "code": failure.error.code,
             "message": str(failure),
         }
-        for source, failure in found.failures
+        for source, failure in comparison.failures
         for tenant in failure.tenants
     ]
     rows += [
-        {"table": each.table, "agrees": False, "message": each.message} for each in found.problems
+        {"table": problem.table, "agrees": False, "message": problem.message}
+        for problem in comparison.problems
     ]
     return rows
 

@@ -20,13 +20,13 @@ from iscp_dagster.serviceconsumers.errors import as_job_errors
 from iscp_dagster.serviceconsumers.runtime import open_client
 
 IN_LOG = replace(INVOCATIONS, name=LOG.name, setting=LOG.setting)
-"""The ISCP log's database, whose failures are the package's errors."""
+"""The ISCP log's database; its failures raise the errors of durable_invocations."""
 
 
 def open_invocations(environ: Mapping[str, str]) -> SqlStore:
     """The invocations in the database of the ISCP log that the environment or the stack names.
 
-    Raises ConfigError if neither does. What the store raises is the package's of invocations.
+    Raises ConfigError if neither does. The store raises the errors of durable_invocations.
     """
     from iscp_dagster.local.stack.environment import log_of
 
@@ -41,26 +41,26 @@ def open_invocations_client(environ: Mapping[str, str] | None = None) -> Client:
     """A client of the deployment's runtime of invocations; close it, or use it in a `with`.
 
     Without `environ` it reads the process's ISCP_INVOCATIONS_URL and ISCP_INVOCATIONS_TOKEN.
-    Raises ConfigError if there is none. What the client raises is the package's of invocations.
+    Raises ConfigError if the URL is not set. The client raises the errors of durable_invocations.
     """
-    given = os.environ if environ is None else environ
-    url = given.get(INVOCATIONS_URL, "")
+    variables = os.environ if environ is None else environ
+    url = variables.get(INVOCATIONS_URL, "")
     if not url:
         raise ConfigError(
             f"{INVOCATIONS_URL} is not set. Start a stack (`iscp up`), whose address "
             '`eval "$(iscp env)"` sets, or name that of your `iscp invocations serve`.'
         )
-    return open_client(url, given.get(INVOCATIONS_TOKEN, ""))
+    return open_client(url, variables.get(INVOCATIONS_TOKEN, ""))
 
 
 def build_selection(
     *, status: str | None, service: str | None, handler: str | None, key: str | None, limit: int
 ) -> Chosen:
-    """The invocations that the names choose. Raises ConfigError for a status that is none."""
+    """The invocations that the arguments select. Raises ConfigError for an invalid status."""
     with as_job_errors():
-        wanted = Chosen() if status is None else facts.parse_status(status)
+        selection = Chosen() if status is None else facts.parse_status(status)
     return replace(
-        wanted,
+        selection,
         service=escape_surrogates(service or ""),
         handler=escape_surrogates(handler or ""),
         key=None if key is None else escape_surrogates(key),
@@ -70,9 +70,9 @@ def build_selection(
 
 def describe_invocation(store: SqlStore, id_: str) -> dict[str, Any]:
     """An invocation with its journal, as JSON. Raises ConfigError if it is unknown."""
-    found = store.invocation(escape_surrogates(id_))
-    if found is None:
+    invocation = store.invocation(escape_surrogates(id_))
+    if invocation is None:
         raise ConfigError(
             f"There is no invocation {id_!r}; `iscp invocations list` shows those kept."
         )
-    return facts.describe_with_journal(found, store.read_journal(id_))
+    return facts.describe_with_journal(invocation, store.read_journal(id_))

@@ -81,8 +81,8 @@ class Jobs:
         """Register a job. True when it is new; False when it exists, and keeps its spec.
 
         `*` registers it for every tenant of the table, now and later; True when that or any job
-        is new. Unregisters the tenant's job of an earlier, dropped table of the same name, whose
-        rows are replaced by the new table's, of which there may be none.
+        is new. Unregisters the tenant's job of an earlier, dropped table of the same name; its rows
+        are replaced by the new table's, even if that has none.
         `connection` makes the call part of the caller's transaction (see `within`).
         Raises ConfigError for a job that could never run, SourceError when there is no such table.
         """
@@ -92,10 +92,8 @@ class Jobs:
         delta_log, spec = self.prepare_registration(tenant, job, spec)
         table_id = delta_log.get_table_id()
         check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
-        rows = [
-            NewJob(tenant=each, name=job, table_id=table_id, spec=spec)
-            for each in (self._list_tenants(job, delta_log) if tenant == EVERY else [tenant])
-        ]
+        tenants = self._list_tenants(job, delta_log) if tenant == EVERY else [tenant]
+        rows = [NewJob(tenant=owner, name=job, table_id=table_id, spec=spec) for owner in tenants]
         if tenant == EVERY:
             created = self.deployment.log.register_standing(job, spec, rows)
         else:
@@ -113,11 +111,11 @@ class Jobs:
         job = to_job_id(job)
         if connection is not None:
             return self.within(connection).unregister_job(tenant, job)
-        log, chosen = self.deployment.log, to_tenant_filter(tenant)
-        done = log.unregister(chosen, job)
-        if not (done or log.jobs(tenant=chosen, name=job, include_dropped=True)):
+        log, tenant_filter = self.deployment.log, to_tenant_filter(tenant)
+        unregistered = log.unregister(tenant_filter, job)
+        if not (unregistered or log.jobs(tenant=tenant_filter, name=job, include_dropped=True)):
             raise self._make_unknown_error(tenant, job)
-        return done
+        return unregistered
 
     def update_job_spec(
         self,
@@ -139,8 +137,8 @@ class Jobs:
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
         jobs = self if connection is None else self.within(connection)
-        done = jobs.apply_spec_change(tenant, to_job_id(job), change, interrupt=interrupt)
-        return done.changed or bool(done.keys)
+        interruption = jobs.apply_spec_change(tenant, to_job_id(job), change, interrupt=interrupt)
+        return interruption.changed or bool(interruption.keys)
 
     def apply_spec_change(
         self, tenant: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool
@@ -148,20 +146,20 @@ class Jobs:
         """Like `update_job_spec`, with an answer that names the jobs that were interrupted."""
         if isinstance(change, JobSpec) and _get_job_id(change) != job:
             self.check_job_spec(job, change)
-        wanted = change if isinstance(change, SpecUpdate) else to_spec_update(change)
-        held, standing = self._find_jobs(tenant, job), self._find_template(tenant, job)
-        for spec in [*(each.spec for each in held), *filter(None, [standing])]:
-            self._check_applied(job, wanted, spec)
-        if wanted.type in list_kind_names() and held:
-            self._check_view(job, wanted.apply_to(held[0].spec))
-        done = self.deployment.log.update(
-            to_tenant_filter(tenant), job, wanted, interrupt=interrupt, declared=standing
+        update = change if isinstance(change, SpecUpdate) else to_spec_update(change)
+        rows, template = self._find_jobs(tenant, job), self._find_template(tenant, job)
+        for spec in [*(row.spec for row in rows), *filter(None, [template])]:
+            self._check_applied(job, update, spec)
+        if update.type in list_kind_names() and rows:
+            self._check_view(job, update.apply_to(rows[0].spec))
+        interruption = self.deployment.log.update(
+            to_tenant_filter(tenant), job, update, interrupt=interrupt, declared=template
         )
-        if done is None:
+        if interruption is None:
             raise self._make_unknown_error(tenant, job)
-        if done.runs:
-            self.cancel_runs(done.runs)
-        return done
+        if interruption.runs:
+            self.cancel_runs(interruption.runs)
+        return interruption
 
     def rebuild_job(self, tenant: str, job: JobID | str) -> bool:
         """Rebuild an index from its source; what it serves now stays readable until then.
@@ -175,15 +173,15 @@ class Jobs:
         if tenant == EVERY:
             change = SpecUpdate(rebuild=True, type=self._get_declared_kind(job))
             return self.update_job_spec(EVERY, job, change)
-        held = self._get_jobs(tenant, job)
-        self.deployment.log.rebuild([each.key for each in held])
+        rows = self._get_jobs(tenant, job)
+        self.deployment.log.rebuild([row.key for row in rows])
         self.deployment.log.repair(
-            [e.key for e in held if e.state is JobState.ERROR and not self._is_stranded(e)]
+            [row.key for row in rows if row.state is JobState.ERROR and not self._is_stranded(row)]
         )
         return True
 
     def pause_job(self, tenant: str, job: JobID | str) -> bool:
-        """Plan no more iterations; one that runs goes on. False when it is already paused.
+        """Plan no more iterations; a running one continues. False when it is already paused.
 
         `*` pauses the job of every tenant that has one now. Raises NoSuchJobError.
         """
@@ -205,9 +203,9 @@ class Jobs:
         Raises NoSuchJobError, and ConfigError for a job whose table is gone.
         """
         job = to_job_id(job)
-        broken = [each for each in self._get_jobs(tenant, job) if each.state is JobState.ERROR]
-        stranded = [each for each in broken if self._is_stranded(each)]
-        repaired = self.deployment.log.repair([each.key for each in broken if each not in stranded])
+        broken = [row for row in self._get_jobs(tenant, job) if row.state is JobState.ERROR]
+        stranded = [row for row in broken if self._is_stranded(row)]
+        repaired = self.deployment.log.repair([row.key for row in broken if row not in stranded])
         if stranded and not repaired:
             raise errors.ConfigError(
                 f"Job {job} of {describe_tenant(tenant)}: its table was dropped or recreated, "
@@ -222,10 +220,10 @@ class Jobs:
 
     def get_job(self, tenant: str, job: JobID | str) -> Job:
         """The job; if several tables had its name, the latest one. Raises NoSuchJobError."""
-        return max(self._get_jobs(tenant, to_job_id(job)), key=lambda each: each.create_at)
+        return max(self._get_jobs(tenant, to_job_id(job)), key=lambda row: row.create_at)
 
     def get_progress(self, job: Job) -> Progress | None:
-        """How far an index that is building has come. Raises SourceError, UnavailableError."""
+        """The progress of an index that is building. Raises SourceError, UnavailableError."""
         return progress(self.deployment, self.source(f"{job.name.db}.{job.name.table}"), job)
 
     def get_history(self, job: Job) -> Beginning | None:
@@ -239,8 +237,8 @@ class Jobs:
 
         Give a JobState or its name, such as `completed`. Raises ConfigError naming the states.
         """
-        found = self.deployment.log.jobs(state=JobState.parse_state(state))
-        return [(each.key.tenant, each.name, each.status) for each in found]
+        jobs = self.deployment.log.jobs(state=JobState.parse_state(state))
+        return [(job.key.tenant, job.name, job.status) for job in jobs]
 
     def count_jobs(self) -> Mapping[JobState, int]:
         """How many registered jobs are in each state, 0 included; no job is read."""
@@ -254,15 +252,19 @@ class Jobs:
     ) -> list[Job]:
         """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
         tenant = to_tenant_filter(tenant)
-        wanted = None if state is None else JobState.parse_state(state)
-        found = self.deployment.log.jobs(tenant=tenant, state=wanted)
-        chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
-        return sorted(chosen, key=lambda each: (each.name, each.key))
+        job_state = None if state is None else JobState.parse_state(state)
+        jobs = self.deployment.log.jobs(tenant=tenant, state=job_state)
+        selected = [job for job in jobs if table in {None, f"{job.name.db}.{job.name.table}"}]
+        return sorted(selected, key=lambda job: (job.name, job.key))
 
     def list_templates(self, table: str | None = None) -> Mapping[JobID, JobSpec]:
         """The specs registered for every tenant, of `database.table` or all tables, by job name."""
-        found = self.deployment.log.list_standing()
-        return {name: found[name] for name in found if table in {None, f"{name.db}.{name.table}"}}
+        templates = self.deployment.log.list_standing()
+        return {
+            name: templates[name]
+            for name in templates
+            if table in {None, f"{name.db}.{name.table}"}
+        }
 
     def history(
         self,
@@ -271,7 +273,7 @@ class Jobs:
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[HistoryEntry]:
-        """What happened to jobs, oldest first; only the newest `most` entries."""
+        """The history of jobs, oldest first; only the newest `most` entries."""
         tenant = to_tenant_filter(tenant)
         name = None if job is None else to_job_id(job)
         return self.deployment.log.history(tenant=tenant, name=name, since=since, most=most)
@@ -297,10 +299,10 @@ class Jobs:
     ) -> int:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
-        With `index`, in that index or the consumer of that job alone. `tell` is called with a line
+        With `index`, only in that index or the consumer of that job. `tell` is called with a line
         about what is still to come, whenever that may have changed.
         Registered consumers of the user's own must have it too. Waits for all tenants that the
-        table holds at that version, or for `tenant` alone; leaves out unregistered jobs. Raises
+        table holds at that version, or only for `tenant`; leaves out unregistered jobs. Raises
         WaitError after `timeout` seconds, or at once when a lagging job is in error or paused, or
         all are unregistered; ConfigError when no index of the table is declared or registered, or
         when `tenant` has neither rows in the table nor a job.
@@ -318,29 +320,29 @@ class Jobs:
 
     def source(self, table: str) -> SourceTable:
         """The declared `database.table`. Raises ConfigError naming the declared ones."""
-        for each in self.sources:
-            if each.name == table:
-                return each
+        for source in self.sources:
+            if source.name == table:
+                return source
         check_table(table)
-        known = ", ".join(sorted(each.name for each in self.sources)) or "none"
+        names = ", ".join(sorted(source.name for source in self.sources)) or "none"
         raise errors.ConfigError(
-            f"Table {table!r} is not declared; there are: {known}. Declare it in "
+            f"Table {table!r} is not declared; there are: {names}. Declare it in "
             f"{self.declared_in}."
         )
 
     def get_default_spec(self, job: JobID, type_: str | None = None) -> JobSpec:
-        """The spec that a new job has unless more is said: as declared, else of the `type_` alone.
+        """The default spec of a new job: as declared, else one with only the type `type_`.
 
         Raises ConfigError for a job that nothing declares, without a type.
         """
         source = self.source(f"{job.db}.{job.table}")
-        for each in source.consumers:
-            if each.name == job.job:
-                return make_job_spec(source, each)
+        for declared in source.consumers:
+            if declared.name == job.job:
+                return make_job_spec(source, declared)
         if type_ is None:
-            known = ", ".join(each.name for each in source.consumers) or "none"
+            names = ", ".join(declared.name for declared in source.consumers) or "none"
             raise errors.ConfigError(
-                f"{source.name} declares no index or trigger {job.job!r} (declared: {known}); name "
+                f"{source.name} declares no index or trigger {job.job!r} (declared: {names}); name "
                 "the consumer with --type."
             )
         consumer = ConsumerInfo(type=type_, db=job.db, table=job.table, job=job.job)
@@ -348,8 +350,8 @@ class Jobs:
 
     def list_known_tables(self) -> set[str]:
         """The tables that are declared or have a job."""
-        held = {f"{each.name.db}.{each.name.table}" for each in self.list_jobs()}
-        return held.union(source.name for source in self.sources)
+        names = {f"{job.name.db}.{job.name.table}" for job in self.list_jobs()}
+        return names.union(source.name for source in self.sources)
 
     def prepare_registration(
         self, tenant: str, job: JobID, spec: JobSpec
@@ -370,12 +372,12 @@ class Jobs:
     def check_siblings(self, job: JobID, spec: JobSpec, tenants: Collection[str]) -> None:
         """Raises ConfigError if some of `tenants` are new and `spec` contradicts the others' jobs.
 
-        The registration itself checks those registered in the meantime.
+        The registration itself checks jobs registered in the meantime.
         """
-        others = self.deployment.log.jobs(name=job, include_dropped=True)
-        if set(tenants) - {each.key.tenant for each in others if each.drop_at is None}:
+        siblings = self.deployment.log.jobs(name=job, include_dropped=True)
+        if set(tenants) - {sibling.key.tenant for sibling in siblings if sibling.drop_at is None}:
             placed_spec = add_shard(self.source(f"{job.db}.{job.table}"), spec)
-            joined(job, placed_spec, others, adopt=False)
+            joined(job, placed_spec, siblings, adopt=False)
 
     def check_job_spec(self, job: JobID, spec: JobSpec) -> SourceTable:
         """The job's table. Raises ConfigError, naming the job, for a spec that could never run."""
@@ -384,14 +386,14 @@ class Jobs:
             check_spec(source, job, spec)
         return source
 
-    def _check_applied(self, job: JobID, wanted: SpecUpdate, spec: JobSpec) -> None:
+    def _check_applied(self, job: JobID, update: SpecUpdate, spec: JobSpec) -> None:
         with prefix_errors(job):
-            new = wanted.apply_to(spec)
-        self.check_job_spec(job, new)
-        if wanted.schedule or new.detail.consumer.type != spec.detail.consumer.type:
-            self._check_new(job, new)
-        if new.detail.consumer != spec.detail.consumer:
-            self._check_columns(job, new)
+            new_spec = update.apply_to(spec)
+        self.check_job_spec(job, new_spec)
+        if update.schedule or new_spec.detail.consumer.type != spec.detail.consumer.type:
+            self._check_new(job, new_spec)
+        if new_spec.detail.consumer != spec.detail.consumer:
+            self._check_columns(job, new_spec)
 
     def _check_new(self, job: JobID, spec: JobSpec) -> None:
         """Check the rules that existing jobs may break but new ones may not. Raises ConfigError."""
@@ -429,52 +431,54 @@ class Jobs:
 
     def list_specs(self, tenant: str, job: JobID) -> list[JobSpec]:
         """The spec of the tenant's job; for `*` every tenant's, and the one for later tenants."""
-        later = self._find_template(tenant, job)
-        return [each.spec for each in self._find_jobs(tenant, job)] + ([later] if later else [])
+        template = self._find_template(tenant, job)
+        return [row.spec for row in self._find_jobs(tenant, job)] + ([template] if template else [])
 
     def _find_jobs(self, tenant: str, job: JobID) -> list[Job]:
         return self.deployment.log.jobs(tenant=to_tenant_filter(tenant), name=job)
 
     def _get_jobs(self, tenant: str, job: JobID) -> list[Job]:
-        held = self._find_jobs(tenant, job)
-        if not held:
+        rows = self._find_jobs(tenant, job)
+        if not rows:
             raise self._make_unknown_error(tenant, job)
-        return held
+        return rows
 
     def _find_template(self, tenant: str, job: JobID) -> JobSpec | None:
         """The spec that later tenants get: as registered for `*`, else as declared."""
         if tenant != EVERY:
             return None
-        standing = self.deployment.log.list_standing()
+        registered = self.deployment.log.list_standing()
         source = self.source(f"{job.db}.{job.table}")
-        auto = [each for each in source.consumers if each.auto_register]
-        found = {**make_job_specs(source, auto), **standing}
-        return found.get(job)
+        consumers = [consumer for consumer in source.consumers if consumer.auto_register]
+        templates = {**make_job_specs(source, consumers), **registered}
+        return templates.get(job)
 
     def _get_declared_kind(self, job: JobID) -> str | None:
         """The declared kind of the index; None if a spec sets columns or options."""
         source = self.source(f"{job.db}.{job.table}")
         kinds = [index.kind for index in source.indexes if index.name == job.job]
-        held = [each.spec.detail.consumer for each in self._find_jobs(EVERY, job)]
-        plain = not any(each.columns or set(each.options) - {SHARD} for each in held)
+        consumers = [row.spec.detail.consumer for row in self._find_jobs(EVERY, job)]
+        plain = not any(
+            consumer.columns or set(consumer.options) - {SHARD} for consumer in consumers
+        )
         return (
             kinds[0]
-            if kinds and plain and all(each.type in list_kind_names() for each in held)
+            if kinds and plain and all(consumer.type in list_kind_names() for consumer in consumers)
             else None
         )
 
     def _list_tenants(self, job: JobID, delta_log: DeltaLog) -> list[str]:
-        """The table's tenants, and those that have the job, perhaps for an earlier table.
+        """The table's tenants, and tenants that have the job, perhaps for an earlier table.
 
-        A tenant that the table lacks would else be served the earlier one's rows for ever.
+        Otherwise a tenant that the table lacks would be served the earlier table's rows forever.
         """
-        held = {each.key.tenant for each in self._find_jobs(EVERY, job)}
-        return sorted(held.union(delta_log.tenants()))
+        tenants = {row.key.tenant for row in self._find_jobs(EVERY, job)}
+        return sorted(tenants.union(delta_log.tenants()))
 
     def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
-        for each in self._find_jobs(tenant, job):
-            if each.key.table_id != table_id:
-                self.deployment.log.unregister(each.key.tenant, job, each.key.table_id)
+        for row in self._find_jobs(tenant, job):
+            if row.key.table_id != table_id:
+                self.deployment.log.unregister(row.key.tenant, job, row.key.table_id)
 
     def _is_stranded(self, job: Job) -> bool:
         if job.status.code != errors.TableGoneError.code:
@@ -487,15 +491,15 @@ class Jobs:
         tables = self.list_known_tables()
         if table not in tables:
             return make_unknown_error("table", table, tables)
-        known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
-        if others := {each.key.tenant for each in self._find_jobs(EVERY, job)}:
+        names = sorted({row.name.job for row in self.list_jobs(tenant, table)})
+        if owners := {row.key.tenant for row in self._find_jobs(EVERY, job)}:
             return errors.NoSuchJobError(
                 f"There is no job {job} of {describe_tenant(tenant)}; its tenants are: "
-                f"{format_names(others, tenant)}. Name one with --tenant, or all with --tenant '*'."
+                f"{format_names(owners, tenant)}. Name one with --tenant, or all with --tenant '*'."
             )
         return errors.NoSuchJobError(
             f"There is no job {job} of {describe_tenant(tenant)}; its jobs on that table: "
-            f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
+            f"{', '.join(names) or 'none'}. Correct the name (`iscp job list`), or register it "
             f"({command('register', tenant, job)})."
         )
 
@@ -503,8 +507,8 @@ class Jobs:
 def to_spec_update(spec: JobSpec) -> SpecUpdate:
     """The change that sets the fields given in `spec`; the job keeps its others."""
     parts = spec.trigger, spec.detail, spec.detail.consumer
-    given = {name: getattr(part, name) for part in parts for name in part.given}
-    return SpecUpdate(type=spec.detail.consumer.type, **given)
+    fields = {name: getattr(part, name) for part in parts for name in part.given}
+    return SpecUpdate(type=spec.detail.consumer.type, **fields)
 
 
 def open_jobs(environ: Mapping[str, str]) -> Jobs:
@@ -516,20 +520,20 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
     from iscp_dagster.api.environment import open_deployment
     from iscp_dagster.local.stack.environment import add_stack_variables
 
-    found = add_stack_variables(environ)
-    deployment = open_deployment(found)
+    variables = add_stack_variables(environ)
+    deployment = open_deployment(variables)
 
     def cancel(runs: Collection[str]) -> None:
-        if home := found.get(DAGSTER_HOME):
+        if home := variables.get(DAGSTER_HOME):
             from iscp_dagster.runs.cancel import cancel_runs
 
             cancel_runs(home, runs, spared=deployment.log.list_active_runs())
 
     return Jobs(
         deployment=deployment,
-        sources=load_tables(found),
+        sources=load_tables(variables),
         cancel_runs=cancel,
-        declared_in=place_of(found),
+        declared_in=place_of(variables),
     )
 
 

@@ -18,7 +18,7 @@ from iscp_dagster.webhooks.tables import DeliveryState
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSummary:
-    """One endpoint, with what waits for it and what it did not take."""
+    """One endpoint, with its counts of pending, delivered and dead events."""
 
     state: EndpointState
     declared: bool
@@ -31,7 +31,7 @@ class EndpointSummary:
 
 @dataclass(frozen=True)
 class Deliveries:
-    """The outbox, with the declarations that it serves, which are read where they are needed."""
+    """The outbox and its declared endpoints, which are imported only when needed."""
 
     environ: Mapping[str, str]
     outbox: Outbox
@@ -45,14 +45,14 @@ class Deliveries:
         return list(load_endpoints(self.environ) if self._declared is None else self._declared)
 
     def endpoint(self, name: str) -> Endpoint:
-        """The declared endpoint. Raises NoSuchJobError, naming those that there are."""
-        for each in self.endpoints:
-            if each.name == name:
-                return each
-        raise make_unknown_error("endpoint", name, {each.name for each in self.endpoints})
+        """The declared endpoint. Raises NoSuchJobError, naming the declared ones."""
+        for endpoint in self.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        raise make_unknown_error("endpoint", name, {endpoint.name for endpoint in self.endpoints})
 
     def check_endpoint(self, name: str) -> None:
-        """Raise NoSuchJobError for an endpoint that is neither declared nor was served."""
+        """Raise NoSuchJobError for an endpoint that is not declared and was never served."""
         if name not in self.outbox.list_endpoints():
             self.endpoint(name)
 
@@ -60,23 +60,25 @@ class Deliveries:
         """Raise NoSuchJobError for a trigger that is not declared and has no events."""
         from iscp_dagster.api.discovery import load_tables
 
-        if any(each.trigger == name for each in self.outbox.count_deliveries()):
+        if any(count.trigger == name for count in self.outbox.count_deliveries()):
             return
-        known = {trigger.name for table in load_tables(self.environ) for trigger in table.triggers}
-        if name not in known:
-            raise make_unknown_error("trigger", name, known)
+        declared = {
+            trigger.name for table in load_tables(self.environ) for trigger in table.triggers
+        }
+        if name not in declared:
+            raise make_unknown_error("trigger", name, declared)
 
     def summarize_endpoints(self) -> list[EndpointSummary]:
         """Every endpoint that is declared, was served or has events, by name."""
-        held, counts = self.outbox.list_endpoints(), self.outbox.count_deliveries()
-        declared = {each.name for each in self.endpoints}
+        states, counts = self.outbox.list_endpoints(), self.outbox.count_deliveries()
+        declared = {endpoint.name for endpoint in self.endpoints}
         return [
             _summarize_endpoint(
-                held.get(name, EndpointState(name=name)),
-                [each for each in counts if each.endpoint == name],
+                states.get(name, EndpointState(name=name)),
+                [count for count in counts if count.endpoint == name],
                 declared=name in declared,
             )
-            for name in sorted({*held, *declared, *(each.endpoint for each in counts)})
+            for name in sorted({*states, *declared, *(count.endpoint for count in counts)})
         ]
 
 
@@ -84,14 +86,14 @@ def _summarize_endpoint(
     state: EndpointState, counts: Sequence[Count], *, declared: bool
 ) -> EndpointSummary:
     def events(label: str) -> int:
-        return sum(each.events for each in counts if each.state == label)
+        return sum(count.events for count in counts if count.state == label)
 
-    waiting = [each.oldest for each in counts if each.state == DeliveryState.NEXT.label]
+    oldest_times = [count.oldest for count in counts if count.state == DeliveryState.NEXT.label]
     return EndpointSummary(
         state=state,
         declared=declared,
         pending=events(DeliveryState.NEXT.label),
-        oldest=min(waiting, default=None),
+        oldest=min(oldest_times, default=None),
         delivered=events(DeliveryState.DELIVERED.label),
         dead=events(DeliveryState.DEAD.label),
     )
@@ -104,7 +106,7 @@ def open_deliveries(environ: Mapping[str, str]) -> Deliveries:
     """
     from iscp_dagster.local.stack.environment import log_of
 
-    found, url = log_of(environ)
+    variables, url = log_of(environ)
     log = SqlLog(url)
     log.ensure()
-    return Deliveries(found, Outbox(log.engine))
+    return Deliveries(variables, Outbox(log.engine))

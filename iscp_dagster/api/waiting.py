@@ -28,9 +28,9 @@ POLL_SECONDS = 0.2
 """The first pause, and the one after something happened."""
 LONGEST_POLL_SECONDS = 1.0
 GROWTH = 1.5
-"""Of the pauses while nothing happens."""
+"""The factor by which pauses grow while nothing happens."""
 MOST_NAMED = 3
-"""Of the tenants of an index, the indexes that stand alike, and the places where they stand."""
+"""The most tenants of an index, indexes at one position, and positions that a message lists."""
 
 Wanted = Mapping[str, Collection[str]]
 """The indexes that must have a job, by tenant."""
@@ -48,7 +48,7 @@ class Lag:
 
     @property
     def what(self) -> str:
-        """The job's name, and what it is if it is no index."""
+        """The job's name, with its kind unless it is an index."""
         kind = None if self.job is None else consumer_kind(self.job.spec.detail.consumer.type)
         return f"the {kind.called} {self.index!r}" if kind and kind.declare else repr(self.index)
 
@@ -58,12 +58,12 @@ class Lag:
 
     @property
     def remedied(self) -> bool:
-        """Whether what the job says about its error is enough to mend it."""
+        """Whether the job's error message says how to fix it."""
         return self.job is not None and has_remedy(self.job.status)
 
     @property
     def held(self) -> bool:
-        """Whether it is paused, and no iteration of it is under way."""
+        """Whether it is paused, without an iteration under way."""
         return self.job is not None and self.job.paused_at is not None and not self.job.active
 
     def where(self, *, many: bool = False) -> str:
@@ -75,15 +75,15 @@ class Lag:
         if self.unserved:
             return f"{be} being rebuilt, and will be served once every tenant is built"
         unbuilt = job.watermark == START
-        place = f"{be} not built yet" if unbuilt else f"{be} at version {job.watermark.version}"
+        position = f"{be} not built yet" if unbuilt else f"{be} at version {job.watermark.version}"
         paused = ", paused" if job.paused_at else ""
         error = f", error {status.code}: {status.message}" if status.code else ""
-        return f"{place} ({job.state.label}{paused}{error})"
+        return f"{position} ({job.state.label}{paused}{error})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One caller's wait for a commit of `source` to reach all its tenants, or `tenant` alone."""
+    """One caller's wait for a commit of `source` to reach all its tenants, or only `tenant`."""
 
     deployment: Deployment
     source: SourceTable
@@ -127,8 +127,8 @@ class Wait:
         self._refuse_unknown()
         signs, pauses = self._make_detector(table_id), self._make_timer(deadline)
         signs.changed()
-        wanted, tenants = self._list_required(goal), None
-        while lagging := self._find_lags(goal, table_id, wanted, tenants):
+        required, tenants = self._list_required(goal), None
+        while lagging := self._find_lags(goal, table_id, required, tenants):
             self._refuse_broken(goal, lagging)
             self._pause_until_changed(goal, lagging, signs, pauses)
             # Tenants that already have the commit are not checked again.
@@ -137,11 +137,11 @@ class Wait:
     def _pause_until_changed(
         self, goal: int, lagging: Collection[Lag], signs: Signs, pauses: Pauses
     ) -> None:
-        """Return when another look may find something else, or at the deadline.
+        """Return when another look may differ, or at the deadline.
 
-        Raises WaitError if that has come before.
+        Raises WaitError if the deadline has already passed.
         """
-        # Which generation readers see is in ClickHouse, of which no sign tells.
+        # Which generation readers see is kept in ClickHouse, which `signs` do not cover.
         changed, unserved = False, any(lag.unserved for lag in lagging)
         while not changed:
             self.tell(
@@ -168,43 +168,51 @@ class Wait:
         return Signs(log=log, delta_log=self.delta_log, table_ids=ids)
 
     def _find_lags(
-        self, goal: int, table_id: str, wanted: Wanted, tenants: Collection[str] | None
+        self, goal: int, table_id: str, required: Wanted, tenants: Collection[str] | None
     ) -> list[Lag]:
         """The indexes of `tenants` (None: all) that lack the commit."""
         self._get_latest_version(table_id)
         log = self.deployment.log
         jobs = log.jobs(table_id=table_id, tenant=self.tenant, tenants=tenants)
-        jobs = [each for each in jobs if self._is_awaited(each.key.job_name)]
+        jobs = [job for job in jobs if self._is_awaited(job.key.job_name)]
         if not jobs and not self._indexes:
             raise self._make_no_index_error()
-        placed = compute_effective_jobs(self.delta_log, jobs, self.delta_log.latest())
-        late = [job for job in placed if job.watermark.version < goal]
-        found = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in late]
-        named = {(job.key.tenant, job.key.job_name) for job in jobs}
-        chosen = wanted if tenants is None else {each: wanted.get(each, ()) for each in tenants}
-        lacking = {(a, i) for a, names in chosen.items() for i in names} - named
-        ended = self._find_unregistered(table_id, lacking)
-        if ended == lacking and ended and not self._is_registered(table_id):
-            raise self._make_unregistered_error(goal, ended)
-        found += self._match_earlier_jobs(lacking - ended, self._list_earlier_jobs(table_id))
-        found += [] if found else self._find_unserved(jobs)
-        return sorted(found, key=lambda lag: (lag.tenant, lag.index))
+        effective_jobs = compute_effective_jobs(self.delta_log, jobs, self.delta_log.latest())
+        behind = [job for job in effective_jobs if job.watermark.version < goal]
+        lags = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in behind]
+        registered = {(job.key.tenant, job.key.job_name) for job in jobs}
+        expected = (
+            required
+            if tenants is None
+            else {tenant: required.get(tenant, ()) for tenant in tenants}
+        )
+        missing = {
+            (tenant, index) for tenant, names in expected.items() for index in names
+        } - registered
+        unregistered = self._find_unregistered(table_id, missing)
+        if unregistered == missing and unregistered and not self._is_registered(table_id):
+            raise self._make_unregistered_error(goal, unregistered)
+        lags += self._match_earlier_jobs(missing - unregistered, self._list_earlier_jobs(table_id))
+        lags += [] if lags else self._find_unserved(jobs)
+        return sorted(lags, key=lambda lag: (lag.tenant, lag.index))
 
     def _is_registered(self, table_id: str) -> bool:
-        """Whether some job that counts is there."""
+        """Whether any awaited job is registered."""
         jobs = self.deployment.log.jobs(table_id=table_id, tenant=self.tenant)
-        return any(self._is_awaited(each.key.job_name) for each in jobs)
+        return any(self._is_awaited(job.key.job_name) for job in jobs)
 
     def _find_unregistered(
-        self, table_id: str, lacking: Collection[tuple[str, str]]
+        self, table_id: str, missing: Collection[tuple[str, str]]
     ) -> set[tuple[str, str]]:
-        """Those that a person has unregistered: the runner does not register them again."""
-        if not lacking:
+        """The missing jobs that a person unregistered: the runner does not register them again."""
+        if not missing:
             return set()
-        tenants = {tenant for tenant, _ in lacking}
+        tenants = {tenant for tenant, _ in missing}
         rows = self.deployment.log.jobs(table_id=table_id, tenants=tenants, include_dropped=True)
-        ended = {(row.key.tenant, row.key.job_name) for row in rows if row.drop_at is not None}
-        return ended.intersection(lacking)
+        unregistered = {
+            (row.key.tenant, row.key.job_name) for row in rows if row.drop_at is not None
+        }
+        return unregistered.intersection(missing)
 
     def _list_earlier_jobs(self, table_id: str) -> list[Job]:
         """The jobs of earlier tables of that name."""
@@ -215,8 +223,8 @@ class Wait:
     def _match_earlier_jobs(
         self, missing: Collection[tuple[str, str]], earlier: Collection[Job]
     ) -> list[Lag]:
-        """What has no job, with that of an earlier table which blocks it, if any; and what still
-        serves rows of an earlier table.
+        """Indexes without a job, with the earlier table's job that blocks them, if any; and indexes
+        that still serve rows of an earlier table.
         """
         stranded = {
             job.key.job_name: job
@@ -224,7 +232,10 @@ class Wait:
             if job.status.code == errors.TableGoneError.code
         }
         return [
-            *(Lag(tenant=a, index=i, job=stranded.get(i)) for a, i in missing),
+            *(
+                Lag(tenant=tenant, index=index, job=stranded.get(index))
+                for tenant, index in missing
+            ),
             *(
                 Lag(tenant=job.key.tenant, index=job.key.job_name, job=job)
                 for job in earlier
@@ -236,14 +247,14 @@ class Wait:
 
     def _find_unserved(self, jobs: Collection[Job]) -> list[Lag]:
         try:
-            waiting = find_unserved(self.deployment, jobs)
+            unserved = find_unserved(self.deployment, jobs)
         except errors.UnavailableError:
             # A server that does not answer serves nothing; wait for it.
-            waiting = frozenset(job.name for job in jobs)
+            unserved = frozenset(job.name for job in jobs)
         return [
             Lag(tenant=job.key.tenant, index=job.key.job_name, job=job, unserved=True)
             for job in jobs
-            if job.name in waiting
+            if job.name in unserved
         ]
 
     def _list_required(self, goal: int) -> Wanted:
@@ -252,12 +263,12 @@ class Wait:
 
     @cached_property
     def _indexes(self) -> frozenset[str]:
-        """What every tenant gets a job for: by standing registration or by `auto_register`."""
+        """The indexes that every tenant gets: by standing registration or `auto_register`."""
         of_table = (self.source.database, self.source.table)
         standing = self.deployment.log.list_standing()
-        stood = [name.job for name in standing if (name.db, name.table) == of_table]
-        auto = [each.name for each in self.source.consumers if each.auto_register]
-        return frozenset(filter(self._is_awaited, [*stood, *auto]))
+        registered = [name.job for name in standing if (name.db, name.table) == of_table]
+        declared = [consumer.name for consumer in self.source.consumers if consumer.auto_register]
+        return frozenset(filter(self._is_awaited, [*registered, *declared]))
 
     def _is_awaited(self, index: str) -> bool:
         return self.index in {None, index}
@@ -266,10 +277,11 @@ class Wait:
         latest = self.delta_log.latest().version
         if self.delta_log.get_table_id() == table_id:
             return latest
-        anew = self.source.on_replace == REBUILD
+        rebuilds = self.source.on_replace == REBUILD
         raise errors.WaitError(
             f"{self.source.name} was dropped or recreated during the wait; "
-            f"{'' if anew else 'register its jobs again, and '}wait for a version of the new table."
+            f"{'' if rebuilds else 'register its jobs again, and '}"
+            "wait for a version of the new table."
         )
 
     def _refuse_unknown(self) -> None:
@@ -277,7 +289,9 @@ class Wait:
         tenant, of_table = self.tenant, (self.source.database, self.source.table)
         if tenant is None or tenant in (tenants := set(self.delta_log.tenants())):
             return
-        jobs = [j for j in self.deployment.log.jobs() if (j.name.db, j.name.table) == of_table]
+        jobs = [
+            job for job in self.deployment.log.jobs() if (job.name.db, job.name.table) == of_table
+        ]
         tenants |= {job.key.tenant for job in jobs}
         if tenant not in tenants:
             raise errors.NoSuchJobError(
@@ -292,16 +306,16 @@ class Wait:
                 f"{self.source.name} will not become searchable at version {goal}: "
                 f"{_describe_lags(broken)}.{self._describe_remedies(broken)}"
             )
-        if held := [lag for lag in lagging if lag.held]:
+        if paused := [lag for lag in lagging if lag.held]:
             raise errors.WaitError(
                 f"{self.source.name} will not become searchable at version {goal}: "
-                f"{_describe_lags(held)}. To resume, run {self._list_remedies(held)}."
+                f"{_describe_lags(paused)}. To resume, run {self._list_remedies(paused)}."
             )
 
     def _make_unregistered_error(
-        self, goal: int, ended: Collection[tuple[str, str]]
+        self, goal: int, unregistered: Collection[tuple[str, str]]
     ) -> errors.WaitError:
-        lags = [Lag(tenant=tenant, index=index, job=None) for tenant, index in sorted(ended)]
+        lags = [Lag(tenant=tenant, index=index, job=None) for tenant, index in sorted(unregistered)]
         be, them = ("are", "them") if len(lags) > 1 else ("is", "it")
         return errors.WaitError(
             f"{self.source.name} will not become searchable at version {goal}: "
@@ -310,14 +324,15 @@ class Wait:
         )
 
     def _describe_remedies(self, broken: Collection[Lag]) -> str:
-        """What mends them, as far as their messages do not say it."""
-        said = {True: "Run", False: "Remove the cause, then run"}
-        alike: dict[bool, list[Lag]] = {}
+        """The commands that fix them, unless their messages already name them."""
+        instructions = {True: "Run", False: "Remove the cause, then run"}
+        by_remedied: dict[bool, list[Lag]] = {}
         for lag in broken:
             if _get_remedy_verb(lag):
-                alike.setdefault(lag.remedied, []).append(lag)
+                by_remedied.setdefault(lag.remedied, []).append(lag)
         return "".join(
-            f" {said[remedied]} {self._list_remedies(its)}." for remedied, its in alike.items()
+            f" {instructions[remedied]} {self._list_remedies(lags)}."
+            for remedied, lags in by_remedied.items()
         )
 
     def _list_remedies(self, lagging: Collection[Lag]) -> str:
@@ -327,8 +342,8 @@ class Wait:
             tenants.setdefault((_get_remedy_verb(lag), lag.index), []).append(lag.tenant)
         of_table = {"db": self.source.database, "table": self.source.table}
         return " and ".join(
-            suggest_command(verb, its, JobID(**of_table, job=index))
-            for (verb, index), its in tenants.items()
+            suggest_command(verb, names, JobID(**of_table, job=index))
+            for (verb, index), names in tenants.items()
         )
 
     def _make_no_index_error(self) -> errors.ConfigError:
@@ -353,17 +368,17 @@ class Pauses:
         """Whether the deadline has come."""
         return self.monotonic() >= self.deadline
 
-    def pause(self, late: str) -> None:
-        """Sleep. Raises WaitError with `late` at the deadline."""
+    def pause(self, reason: str) -> None:
+        """Sleep. Raises WaitError with `reason` at the deadline."""
         if self.ended:
-            raise errors.WaitError(f"{self.name}: timed out: {late}.", late=True)
+            raise errors.WaitError(f"{self.name}: timed out: {reason}.", late=True)
         self.sleep(min(self.seconds, self.deadline - self.monotonic()))
         self.seconds = min(self.seconds * GROWTH, LONGEST_POLL_SECONDS)
 
 
 @dataclass(kw_only=True)
 class Signs:
-    """What tells cheaply whether a table's jobs may stand elsewhere than at the last look."""
+    """Detects cheaply whether a table's jobs may have moved since the last look."""
 
     log: SqlLog
     delta_log: DeltaLog
@@ -376,8 +391,8 @@ class Signs:
         touched, moment = self.log.touched(self._bookmark), self.delta_log.latest()
         # Moments of one version are equal, also those of a table that took another's place.
         latest = (moment.version, moment.micros, self.delta_log.get_table_id(moment.version))
-        ours = any(table_id in self.table_ids for table_id, _ in touched.tenants)
-        changed = latest != self._latest or ours or not touched.whole
+        has_events = any(table_id in self.table_ids for table_id, _ in touched.tenants)
+        changed = latest != self._latest or has_events or not touched.whole
         self._bookmark, self._latest = touched.upto, latest
         return changed
 
@@ -393,11 +408,13 @@ def _get_remedy_verb(lag: Lag) -> str:
 
 
 def _describe_lags(lagging: Collection[Lag]) -> str:
-    """What lags, and why; those with the same reason are named together."""
-    alike: dict[str, list[Lag]] = {}
+    """What lags, and why; indexes with the same reason are named together."""
+    by_position: dict[str, list[Lag]] = {}
     for lag in lagging:
-        alike.setdefault(lag.where(), []).append(lag)
-    groups = [f"{_format_lags(its)} {its[0].where(many=len(its) > 1)}" for its in alike.values()]
+        by_position.setdefault(lag.where(), []).append(lag)
+    groups = [
+        f"{_format_lags(lags)} {lags[0].where(many=len(lags) > 1)}" for lags in by_position.values()
+    ]
     return _join_some(groups, "; ")
 
 
@@ -405,12 +422,12 @@ def _format_lags(lagging: Collection[Lag]) -> str:
     tenants: dict[str, list[str]] = {}
     for lag in lagging:
         tenants.setdefault(lag.what, []).append(repr(lag.tenant))
-    each = [f"{what} of {_format_tenants(its)}" for what, its in tenants.items()]
-    return _join_some(each, " and ")
+    texts = [f"{name} of {_format_tenants(names)}" for name, names in tenants.items()]
+    return _join_some(texts, " and ")
 
 
 def _format_tenants(names: Sequence[str]) -> str:
-    """All of a few; of many how many they are, and some examples."""
+    """All names if few, otherwise their number and some examples."""
     if len(names) > MOST_NAMED:
         return f"{len(names):,} tenants (such as {', '.join(names[:MOST_NAMED])})"
     return f"tenant{'s' if len(names) > 1 else ''} {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""The comparison of compare-and-set: a write's outcome, by what is found under its key.
+"""The comparison of compare-and-set: a write's outcome, from the state stored under its key.
 
 States are compared as text, since moments are equal if only their versions are.
 """
@@ -28,22 +28,22 @@ def map_by_id(keys: Collection[StateKey]) -> dict[str, StateKey]:
     return dict(sorted((compute_state_id(key), key) for key in keys))
 
 
-def to_text(held: Held) -> str:
-    """The held state as JSON; equal states have equal texts."""
+def to_text(state: Held) -> str:
+    """The state as JSON; equal states have equal texts."""
     return _to_json(
         {
-            "fence": held.fence,
-            "holder": held.holder,
-            "from": str(held.record.range.from_),
-            "to": str(held.record.range.to),
-            "phase": held.record.phase.value,
-            "layout": dict(held.record.layout),
+            "fence": state.fence,
+            "holder": state.holder,
+            "from": str(state.record.range.from_),
+            "to": str(state.record.range.to),
+            "phase": state.record.phase.value,
+            "layout": dict(state.record.layout),
         }
     )
 
 
 def from_text(text: str) -> Held:
-    """The held state that `to_text` gave."""
+    """The state that `to_text` wrote."""
     value = json.loads(text)
     return Held(
         record=BatchRecord(
@@ -61,31 +61,31 @@ def format_layout(layout: Layout) -> str:
     return _to_json(dict(layout))
 
 
-def resolve_write(write: StateWrite, found: Held | None) -> Held | FenceError | None:
-    """The outcome of the write if it is done or lost; None while it is pending."""
-    if found is not None and to_text(found) == to_text(write.held):
-        return found
-    return None if is_same(found, write.seen) else lost(write, found)
+def resolve_write(write: StateWrite, stored: Held | None) -> Held | FenceError | None:
+    """The outcome of the write if it succeeded or lost; None while it is pending."""
+    if stored is not None and to_text(stored) == to_text(write.held):
+        return stored
+    return None if is_same(stored, write.seen) else lost(write, stored)
 
 
-def is_same(one: Held | None, other: Held | None) -> bool:
+def is_same(state: Held | None, other: Held | None) -> bool:
     """Whether both are None, or equal down to the microsecond and the layout."""
-    if one is None or other is None:
-        return one is other
-    return to_text(one) == to_text(other)
+    if state is None or other is None:
+        return state is other
+    return to_text(state) == to_text(other)
 
 
-def lost(write: StateWrite, found: Held | None) -> FenceError:
+def lost(write: StateWrite, stored: Held | None) -> FenceError:
     """The error for a write that came too late."""
     return FenceError(
         f"State of job {write.key}: run {write.holder} saw {_describe_state(write.seen)}, but "
-        "found "
-        f"{_describe_state(found)}; another run has taken the state, so this run must stop here."
+        f"found {_describe_state(stored)}; another run has taken the state, so this run must stop "
+        "here."
     )
 
 
 def prepare_writes(writes: Collection[StateWrite]) -> list[StateWrite]:
-    """The writes in the order of their ids. Raises ConfigError for one that no store takes."""
+    """The writes in the order of their ids. Raises ConfigError for an invalid write."""
     (key, times), *_ = [*Counter(write.key for write in writes).most_common(1), (None, 0)]
     if times > 1:
         raise ConfigError(f"State of job {key}: written {times} times in one call; write it once.")
@@ -106,8 +106,8 @@ def _check_layout(write: StateWrite) -> None:
         )
 
 
-def _describe_state(held: Held | None) -> str:
-    return "nothing" if held is None else f"fence {held.fence} of run {held.holder}"
+def _describe_state(state: Held | None) -> str:
+    return "nothing" if state is None else f"fence {state.fence} of run {state.holder}"
 
 
 def _to_json(value: Any) -> str:

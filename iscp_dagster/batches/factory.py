@@ -34,7 +34,7 @@ class Backing:
 
 
 Maker = Callable[[str, Backing], "StateStore"]
-"""Makes the store from a whole setting, such as `keepermap:/path`. Raises ConfigError."""
+"""Makes the store from the full setting, such as `keepermap:/path`. Raises ConfigError."""
 
 
 def state_store(
@@ -84,19 +84,19 @@ def _find_factory(setting: str) -> Maker:
         if forms.fullmatch(setting) is None:
             raise ConfigError(f"state_store {setting!r} is malformed; use one of: {KNOWN}.")
         return maker
-    named = kind if kind in _list_offered() else setting
-    found = load_object(named, GROUP, "state store", f"{KNOWN}, a database URL")
-    if not callable(found):
-        raise ConfigError(f"The state store {setting!r} is {found!r}, which cannot be called.")
-    return cast("Maker", found)
+    name = kind if kind in _list_offered() else setting
+    factory = load_object(name, GROUP, "state store", f"{KNOWN}, a database URL")
+    if not callable(factory):
+        raise ConfigError(f"The state store {setting!r} is {factory!r}, which cannot be called.")
+    return cast("Maker", factory)
 
 
 def _list_offered() -> set[str]:
-    return {each.name for each in entry_points(group=GROUP)}
+    return {entry_point.name for entry_point in entry_points(group=GROUP)}
 
 
 def _is_database(setting: str) -> bool:
-    """Whether it is a database's URL, and not for a package's store. Raises ConfigError."""
+    """Whether it is a database's URL rather than a package's store. Raises ConfigError."""
     scheme, separator, _ = setting.partition("://")
     if not separator or scheme in _list_offered():
         return False
@@ -123,9 +123,9 @@ def _make_keepermap_store(setting: str, backing: Backing) -> StateStore:
 
     if backing.endpoint is None:
         raise ConfigError("state_store 'keepermap' needs ClickHouse; set CLICKHOUSE_URL.")
-    found = KEEPERMAP.fullmatch(setting)
-    place = {name: said for name, said in found.groupdict().items() if said} if found else {}
-    return KeeperMapStates(backing.endpoint, **place)
+    match = KEEPERMAP.fullmatch(setting)
+    options = {name: value for name, value in match.groupdict().items() if value} if match else {}
+    return KeeperMapStates(backing.endpoint, **options)
 
 
 def _make_memory_store(_: str, __: Backing) -> StateStore:
@@ -139,5 +139,5 @@ BUILT_IN: Mapping[str, tuple[re.Pattern[str], Maker]] = {
     "keepermap": (KEEPERMAP, _make_keepermap_store),
     "memory": (re.compile("memory"), _make_memory_store),
 }
-"""By the first word of a setting: how it is written, and what makes the store."""
+"""By the first word of a setting: its pattern and the factory of its store."""
 KNOWN = f"{', '.join(BUILT_IN)}, keepermap:/path, keepermap:database/path"

@@ -41,61 +41,63 @@ class KeeperMapStates(StateStore):
             if self._sql.database:
                 client.command(self._sql.database)
             client.command(self._sql.create)
-            (made,) = client.query(self._sql.made).first_row
-        if self._sql.path not in made:
+            (engine,) = client.query(self._sql.made).first_row
+        if self._sql.path not in engine:
             raise SetupError(
                 f"The state table {self._sql.table} does not have the path {self._sql.path}: "
-                f"{made}. Use another database (ISCP_STATE_STORE=keepermap:database/path), or "
+                f"{engine}. Use another database (ISCP_STATE_STORE=keepermap:database/path), or "
                 "drop the table, which deletes its states."
             )
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        wanted, found = compare.map_by_id(keys), dict[StateKey, Held]()
-        for ids in split_into_portions(wanted, most=keepersql.MOST_ROWS):
+        keys_by_id, states = compare.map_by_id(keys), dict[StateKey, Held]()
+        for ids in split_into_portions(keys_by_id, most=keepersql.MOST_ROWS):
             with self._open_client("read states") as client:
                 rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
-            found |= {wanted[one]: compare.from_text(text) for one, text in rows}
-        return found
+            states |= {keys_by_id[state_id]: compare.from_text(text) for state_id, text in rows}
+        return states
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
-        due = compare.prepare_writes(writes)
-        fresh = list(keepersql.split_writes(write for write in due if write.seen is None))
-        later = list(keepersql.split_writes(write for write in due if write.seen is not None))
+        ordered = compare.prepare_writes(writes)
+        inserts = list(keepersql.split_writes(write for write in ordered if write.seen is None))
+        updates = list(keepersql.split_writes(write for write in ordered if write.seen is not None))
         outcomes: dict[StateKey, Held | FenceError] = {}
-        for some in fresh:
-            outcomes |= self._send_writes(some, self._insert_states)
-        for some in later:
-            outcomes |= self._send_writes(some, self._update_states)
+        for portion in inserts:
+            outcomes |= self._send_writes(portion, self._insert_states)
+        for portion in updates:
+            outcomes |= self._send_writes(portion, self._update_states)
         return outcomes
 
     def forget(self, keys: Collection[StateKey]) -> int:
-        there = compare.map_by_id(self.read(keys))
-        for ids in split_into_portions(there, most=keepersql.MOST_ROWS):
+        keys_by_id = compare.map_by_id(self.read(keys))
+        for ids in split_into_portions(keys_by_id, most=keepersql.MOST_ROWS):
             with self._open_client("forget states") as client:
                 client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
-        return len(there)
+        return len(keys_by_id)
 
     def _send_writes(
         self, writes: Sequence[StateWrite], send: Callable[[Sequence[StateWrite]], Outcomes]
     ) -> Outcomes:
-        """Send all in one Keeper transaction; if it fails, retry without those done or lost."""
+        """Send all in one Keeper transaction; if it fails, retry without the settled writes."""
         outcomes: dict[StateKey, Held | FenceError] = {}
         while writes:
             try:
                 return {**outcomes, **send(writes)}
             except IscpError:
-                known = self._find_settled(writes)
-                if not known:
+                settled = self._find_settled(writes)
+                if not settled:
                     raise
-                outcomes |= known
-                writes = [write for write in writes if write.key not in known]
+                outcomes |= settled
+                writes = [write for write in writes if write.key not in settled]
         return outcomes
 
     def _find_settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
         """The outcomes that are settled: a statement that failed may have taken effect."""
-        found = self.read([write.key for write in writes])
-        known = {write.key: compare.resolve_write(write, found.get(write.key)) for write in writes}
-        return {key: outcome for key, outcome in known.items() if outcome is not None}
+        stored = self.read([write.key for write in writes])
+        outcomes = {
+            write.key: compare.resolve_write(write, stored.get(write.key)) for write in writes
+        }
+        return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
 
     def _insert_states(self, writes: Sequence[StateWrite]) -> Outcomes:
         rows = keepersql.format_rows(writes)
@@ -114,38 +116,38 @@ class KeeperMapStates(StateStore):
         with self._open_client("write states") as client:
             client.raw_query(self._sql.update, values, keepersql.STRICT)
         # An update of a row that no longer exists does not fail.
-        found = self.read([write.key for write in writes])
-        return {write.key: _confirm_update(write, found.get(write.key)) for write in writes}
+        stored = self.read([write.key for write in writes])
+        return {write.key: _confirm_update(write, stored.get(write.key)) for write in writes}
 
     @contextmanager
-    def _open_client(self, doing: str) -> Iterator[Client]:
+    def _open_client(self, action: str) -> Iterator[Client]:
         try:
             client = self._endpoint.client()
-            with self._endpoint.errors(doing):
+            with self._endpoint.errors(action):
                 yield client
         except IscpError as error:
-            named = self._explain_error(error, doing)
-            if named is None:
+            explained = self._explain_error(error, action)
+            if explained is None:
                 raise
-            raise named from error
+            raise explained from error
 
-    def _explain_error(self, error: IscpError, doing: str) -> IscpError | None:
-        """The error that names Keeper, the comparison or the set-up as the cause, if it is one."""
+    def _explain_error(self, error: IscpError, action: str) -> IscpError | None:
+        """An error that names Keeper, the comparison or the set-up, if one of them is the cause."""
         code = getattr(error.__cause__, "code", None)
         if code in _OF_KEEPER:
             return UnavailableError(
                 f"The Keeper (ZooKeeper) behind ClickHouse at {self._endpoint.address} did not "
-                f"{doing}; check that it is up. {error}"
+                f"{action}; check that it is up. {error}"
             )
         if code == _NOT_AS_SEEN:
-            return FenceError(f"States changed while they were compared ({doing}); plan again.")
+            return FenceError(f"States changed while they were compared ({action}); plan again.")
         if code in _NOT_SET_UP and isinstance(error, ClickHouseError):
             return SetupError(f"{error}. See docs/state-stores.md for what KeeperMap needs.")
         return None
 
 
-def _confirm_update(write: StateWrite, found: Held | None) -> Held | FenceError:
+def _confirm_update(write: StateWrite, stored: Held | None) -> Held | FenceError:
     """An update's outcome; another run may already have written after it."""
-    new = write.held
-    after = found is not None and found.fence > new.fence
-    return new if after or compare.is_same(found, new) else compare.lost(write, found)
+    state = write.held
+    overwritten = stored is not None and stored.fence > state.fence
+    return state if overwritten or compare.is_same(stored, state) else compare.lost(write, stored)

@@ -82,7 +82,7 @@ def split_writes(writes: Iterable[StateWrite]) -> Iterator[Sequence[StateWrite]]
 
 
 def _measure_write(write: StateWrite) -> int:
-    states = [held for held in (write.held, write.seen) if held is not None]
+    states = [state for state in (write.held, write.seen) if state is not None]
     # A backslash is escaped for the parameter, and perhaps again on its way.
     size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))
     if size > MOST_CHARACTERS:

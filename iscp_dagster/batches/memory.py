@@ -14,10 +14,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class MemoryStates(StateStore):
-    """A StateStore over a dict; threads take turns. Warns in the logs that it is for tests."""
+    """A thread-safe StateStore over a dict. Logs a warning that it is for tests."""
 
     def __init__(self) -> None:
-        self._held: dict[StateKey, Held] = {}
+        self._states: dict[StateKey, Held] = {}
         self._lock = threading.Lock()
         _LOG.warning(
             "state_store: memory is for tests only: states are lost with this process, so "
@@ -29,7 +29,7 @@ class MemoryStates(StateStore):
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
         with self._lock:
-            return {key: self._held[key] for key in keys if key in self._held}
+            return {key: self._states[key] for key in keys if key in self._states}
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         with self._lock:
@@ -37,10 +37,10 @@ class MemoryStates(StateStore):
 
     def forget(self, keys: Collection[StateKey]) -> int:
         with self._lock:
-            return sum(self._held.pop(key, None) is not None for key in set(keys))
+            return sum(self._states.pop(key, None) is not None for key in set(keys))
 
     def _write_state(self, write: StateWrite) -> Held | FenceError:
-        outcome = resolve_write(write, self._held.get(write.key))
+        outcome = resolve_write(write, self._states.get(write.key))
         if outcome is None:
-            outcome = self._held[write.key] = write.held
+            outcome = self._states[write.key] = write.held
         return outcome

@@ -79,14 +79,14 @@ class StateStore(Protocol):
         """Make the store ready to use. Idempotent, and safe from several processes at once."""
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        """The states held for those keys that have been written, in a few round trips."""
+        """The states of the keys that have been written, in a few round trips."""
         ...
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         """Replace what each write's holder has seen; each key once.
 
-        Keys are independent: one that is not as seen has a FenceError as its outcome and stays as
-        it is, the others are written. A write that is repeated after its answer was lost has
+        Keys are independent: one that is not as seen has a FenceError as its outcome and is not
+        changed; the others are written. A write that is repeated after its answer was lost has
         the outcome of the first attempt, unless another write came after it. Raises ConfigError,
         before anything is written, for a repeated key or a layout that is not JSON.
         """
@@ -94,14 +94,14 @@ class StateStore(Protocol):
 
     def write(self, key: StateKey, record: BatchRecord, *, holder: str, seen: Held | None) -> Held:
         """`write_many` of one; raises its FenceError."""
-        one = StateWrite(key=key, record=record, holder=holder, seen=seen)
-        outcome = self.write_many([one])[key]
+        write = StateWrite(key=key, record=record, holder=holder, seen=seen)
+        outcome = self.write_many([write])[key]
         if isinstance(outcome, FenceError):
             raise outcome
         return outcome
 
     def forget(self, keys: Collection[StateKey]) -> int:
-        """Delete what is held for the keys, whatever it is; returns how many. Idempotent.
+        """Delete the keys' states, whatever they are; returns how many. Idempotent.
 
         A write that has seen a forgotten state gets a FenceError.
         """

@@ -66,69 +66,71 @@ class SqlStates(StateStore):
         ensure_tables(self.engine, STATES_METADATA, lock=ENSURE_LOCK)
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        wanted, found = map_by_id(keys), dict[StateKey, Held]()
+        keys_by_id, states = map_by_id(keys), dict[StateKey, Held]()
         with transaction(self.engine, writes=False) as connection:
-            for some in split_for_statements(list(wanted)):
-                rows = connection.execute(sa.select(ISCP_STATES).where(_match_ids(some)))
-                found |= {wanted[row.state_id]: _from_row(row) for row in rows}
-        return found
+            for portion in split_for_statements(list(keys_by_id)):
+                rows = connection.execute(sa.select(ISCP_STATES).where(_match_ids(portion)))
+                states |= {keys_by_id[row.state_id]: _from_row(row) for row in rows}
+        return states
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         outcomes: dict[StateKey, Held | FenceError] = {}
-        for some in split_for_statements(prepare_writes(writes)):
+        for portion in split_for_statements(prepare_writes(writes)):
             # One transaction per portion: rows are locked in one order, so there is no deadlock.
             with transaction(self.engine, writes=True) as connection:
-                outcomes |= _write_states(connection, some)
+                outcomes |= _write_states(connection, portion)
         return outcomes
 
     def forget(self, keys: Collection[StateKey]) -> int:
         forgotten = 0
-        for some in split_for_statements(list(map_by_id(keys))):
+        for portion in split_for_statements(list(map_by_id(keys))):
             with transaction(self.engine, writes=True) as connection:
                 forgotten += connection.execute(
-                    sa.delete(ISCP_STATES).where(_match_ids(some))
+                    sa.delete(ISCP_STATES).where(_match_ids(portion))
                 ).rowcount
         return forgotten
 
 
 def _write_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> Outcomes:
-    found = _lock_states(connection, writes)
-    known = {
-        write.key: resolve_write(write, found.get(compute_state_id(write.key))) for write in writes
+    stored = _lock_states(connection, writes)
+    settled = {
+        write.key: resolve_write(write, stored.get(compute_state_id(write.key))) for write in writes
     }
-    outcomes = {key: outcome for key, outcome in known.items() if outcome is not None}
-    due = [write for write in writes if write.key not in outcomes]
-    _update_states(connection, [write for write in due if write.seen is not None])
-    raced = _insert_states(connection, [write for write in due if write.seen is None])
-    outcomes |= {write.key: write.held for write in due if write not in raced}
+    outcomes = {key: outcome for key, outcome in settled.items() if outcome is not None}
+    pending = [write for write in writes if write.key not in outcomes]
+    _update_states(connection, [write for write in pending if write.seen is not None])
+    raced = _insert_states(connection, [write for write in pending if write.seen is None])
+    outcomes |= {write.key: write.held for write in pending if write not in raced}
     return {**outcomes, **_write_states(connection, raced)} if raced else outcomes
 
 
 def _lock_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str, Held]:
-    """What is held, locked until the transaction ends; on SQLite the whole file already is."""
+    """The states, locked until the transaction ends; on SQLite the whole file already is."""
     ids = [compute_state_id(write.key) for write in writes]
-    chosen = sa.select(ISCP_STATES).where(_match_ids(ids)).order_by(_COLUMNS.state_id)
-    return {row.state_id: _from_row(row) for row in connection.execute(chosen.with_for_update())}
+    query = sa.select(ISCP_STATES).where(_match_ids(ids)).order_by(_COLUMNS.state_id)
+    return {row.state_id: _from_row(row) for row in connection.execute(query.with_for_update())}
 
 
 def _update_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> None:
     if writes:
         rows = [_to_row(write) for write in writes]
         names = _to_columns(writes[0].held)
-        new = given(connection.dialect, [_COLUMNS.state_id, *(_COLUMNS[n] for n in names)], rows)
-        changed = {name: new.c[name] for name in names}
-        same = _COLUMNS.state_id == new.c.state_id
-        connection.execute(sa.update(ISCP_STATES).values(changed).where(same))
+        values = given(
+            connection.dialect, [_COLUMNS.state_id, *(_COLUMNS[name] for name in names)], rows
+        )
+        assignments = {name: values.c[name] for name in names}
+        same_row = _COLUMNS.state_id == values.c.state_id
+        connection.execute(sa.update(ISCP_STATES).values(assignments).where(same_row))
 
 
 def _insert_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> list[StateWrite]:
-    """Insert the writes; returns those that another transaction inserted first."""
+    """Insert the writes; returns the writes that another transaction inserted first."""
     if not writes:
         return []
-    new = insert_into(connection.dialect, ISCP_STATES)
-    insert = new.on_conflict_do_nothing().returning(_COLUMNS.state_id)
-    done = set(connection.scalars(insert, [_to_row(write) for write in writes]))
-    return [write for write in writes if compute_state_id(write.key) not in done]
+    statement = insert_into(connection.dialect, ISCP_STATES)
+    insert = statement.on_conflict_do_nothing().returning(_COLUMNS.state_id)
+    inserted = set(connection.scalars(insert, [_to_row(write) for write in writes]))
+    return [write for write in writes if compute_state_id(write.key) not in inserted]
 
 
 def _match_ids(ids: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -146,14 +148,14 @@ def _to_row(write: StateWrite) -> dict[str, Any]:
     }
 
 
-def _to_columns(held: Held) -> dict[str, Any]:
+def _to_columns(state: Held) -> dict[str, Any]:
     return {
-        "fence": held.fence,
-        "holder": held.holder,
-        "batch_from": str(held.record.range.from_),
-        "batch_to": str(held.record.range.to),
-        "batch_phase": held.record.phase.value,
-        "batch_layout": format_layout(held.record.layout),
+        "fence": state.fence,
+        "holder": state.holder,
+        "batch_from": str(state.record.range.from_),
+        "batch_to": str(state.record.range.to),
+        "batch_phase": state.record.phase.value,
+        "batch_layout": format_layout(state.record.layout),
     }
 
 

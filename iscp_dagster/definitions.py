@@ -1,7 +1,7 @@
 """The code location: every table that `assets` declares, as `resources` configures it.
 
-What else `assets` defines for Dagster is in it too. Where there is no package `resources`, the
-environment configures it.
+It includes what else `assets` defines for Dagster. Without a package `resources`, the environment
+configures it.
 """
 
 import os

@@ -35,9 +35,9 @@ def show(events: Sequence[Mapping[str, Any]], console: Console) -> None:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("event_id", "type", "qualified_name"):
         table.add_column(name, overflow="fold")
-    began = [each for each in events if each["event_type"] == "MATCH"]
-    for each in began[:5]:
-        table.add_row(each["event_id"], each["event_type"], each["data"]["qualified_name"])
+    matches = [event for event in events if event["event_type"] == "MATCH"]
+    for event in matches[:5]:
+        table.add_row(event["event_id"], event["event_type"], event["data"]["qualified_name"])
     console.print(table)
-    ceased = len(events) - len(began)
-    console.print(f"and {ceased:,} UNMATCH, of symbols that ceased to be.\n")
+    unmatches = len(events) - len(matches)
+    console.print(f"and {unmatches:,} UNMATCH, of symbols that no longer match.\n")

@@ -85,14 +85,14 @@ class DagsterApi:
             "repositoryName": REPOSITORY,
             "pipelineName": job,
         }
-        listed = [{"key": key, "value": value} for key, value in (tags or {}).items()]
+        tag_list = [{"key": key, "value": value} for key, value in (tags or {}).items()]
         params = {
             "selector": selector | selected,
             "runConfigData": config or {},
-            "executionMetadata": {"tags": listed},
+            "executionMetadata": {"tags": tag_list},
         }
-        found = self.run_mutation(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
-        return str(found["run"]["runId"])
+        result = self.run_mutation(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
+        return str(result["run"]["runId"])
 
     def wait(self, run_id: str, seconds: float) -> None:
         """Wait for the run to succeed. Raises DagsterApiError when it does not in time."""
@@ -111,11 +111,11 @@ class DagsterApi:
         self, query: str, variables: dict[str, Any], expected: set[str]
     ) -> dict[str, Any]:
         """The answer to the one mutation in `query`. Raises DagsterApiError if it is unexpected."""
-        (found,) = self.query(query, variables).values()
-        if found["__typename"] not in expected:
-            said = found.get("message") or found.get("errors") or found["__typename"]
-            raise DagsterApiError(f"Dagster at {self.url} refused: {said}")
-        return dict(found)
+        (result,) = self.query(query, variables).values()
+        if result["__typename"] not in expected:
+            reason = result.get("message") or result.get("errors") or result["__typename"]
+            raise DagsterApiError(f"Dagster at {self.url} refused: {reason}")
+        return dict(result)
 
     def query(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         """The answer's data.

@@ -72,17 +72,17 @@ class SymbolsConfig(BaseModel):
     """How much of the documentation to load."""
 
     summary: bool = Field(
-        default=False, description="Public symbols only, and the first paragraph of each."
+        default=False, description="Only public symbols, each with its first paragraph."
     )
     deprecate: str = Field(
-        default="", description="The qualified name of a symbol that gets a note: deprecated."
+        default="", description="The qualified name of a symbol to mark as deprecated."
     )
 
 
 def list_installed() -> list[str]:
     """The demo's distributions that are installed here."""
-    present = {str(found.name).lower() for found in metadata.distributions()}
-    return [name for name in DISTRIBUTIONS if name in present]
+    installed = {str(distribution.name).lower() for distribution in metadata.distributions()}
+    return [name for name in DISTRIBUTIONS if name in installed]
 
 
 def load_symbols(load: Load) -> None:
@@ -104,8 +104,8 @@ def load_symbols(load: Load) -> None:
 def _make_reader(summary: bool, deprecate: str) -> Any:  # noqa: FBT001 - the config's fields
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            found = (row for file in batch.to_pylist() for row in symbols(SourceFile(**file)))
-            rows = mark_deprecated(summarize_symbols(found) if summary else found, deprecate)
+            parsed = (row for file in batch.to_pylist() for row in symbols(SourceFile(**file)))
+            rows = mark_deprecated(summarize_symbols(parsed) if summary else parsed, deprecate)
             yield _build_batch(list(rows))
 
     return read

@@ -1,4 +1,4 @@
-"""A receiver of webhooks on this machine: it verifies each, and keeps each event once."""
+"""A local webhook receiver: verifies each request, and keeps each event once."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ class Receiver:
         return 204
 
     def wait(self, enough: Callable[[Events], bool], seconds: float) -> bool:
-        """Wait until enough events came, at most so many seconds; returns whether they did."""
+        """Wait up to `seconds` until enough events came; returns whether they did."""
         with self._arrived:
             return self._arrived.wait_for(lambda: enough(self.events), seconds)
 
     def settle(self, quiet: float, seconds: float) -> None:
         """Wait until no event came for `quiet` seconds, at most `seconds`."""
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         with self._arrived:
-            while time.monotonic() < until and self._arrived.wait(quiet):
+            while time.monotonic() < deadline and self._arrived.wait(quiet):
                 pass
 
 
@@ -97,7 +97,7 @@ def _make_handler(receive: Callable[[dict[str, str], bytes], int]) -> type[BaseH
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as there
-            """The demo prints what came."""
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
+            """Log nothing: the demo prints the events."""
 
     return Handler

@@ -77,8 +77,8 @@ class Demo:
         self._print_table(read_positions(self.deployment, self.source), verdicts)
         return verdicts
 
-    def _load_tenants(self, what: str, tenants: Sequence[str], config: dict[str, Any]) -> None:
-        with self._show_step(f"{what}: {len(tenants)} distributions"):
+    def _load_tenants(self, title: str, tenants: Sequence[str], config: dict[str, Any]) -> None:
+        with self._show_step(f"{title}: {len(tenants)} distributions"):
             step = f"load_{self.source.database}_{self.source.table}"
             run_id = self.dagster.materialize(
                 get_source_asset_key(self.source).path,
@@ -87,25 +87,25 @@ class Demo:
             )
             self.dagster.wait(run_id, LOAD_SECONDS)
 
-    def _synchronize(self, what: str, tenants: Sequence[str]) -> None:
+    def _synchronize(self, title: str, tenants: Sequence[str]) -> None:
         """Wait until the runner and the run queue have brought every index in step."""
         total = len(tenants) * len(self.source.consumers)
         deadline = time.monotonic() + SYNC_SECONDS
-        with _show_bar(self.console, what, total) as advance_to:
-            while (done := self._count_in_step()) < total:
-                advance_to(done)
+        with _show_bar(self.console, title, total) as advance_to:
+            while (in_step := self._count_in_step()) < total:
+                advance_to(in_step)
                 if time.monotonic() > deadline:
                     raise OutOfStepError(
-                        f"{total - done} of {total} jobs are not in step after "
+                        f"{total - in_step} of {total} jobs are not in step after "
                         f"{SYNC_SECONDS} s: {self._describe_errors()}; see {self.dagster.url}/runs"
                     )
                 time.sleep(POLL_SECONDS)
-            advance_to(done)
+            advance_to(in_step)
 
-    def _wait_for_delivery(self, what: str) -> int:
-        """Wait until no event of the demo's trigger is pending; returns how many came in all."""
+    def _wait_for_delivery(self, title: str) -> int:
+        """Wait until no event of the demo's trigger is pending; returns how many came in total."""
         outbox = open_outbox(self.deployment)
-        with self._show_step(what):
+        with self._show_step(title):
             deadline = time.monotonic() + DELIVERY_SECONDS
             while outbox.summarize_trigger(alerts.TRIGGER, [alerts.RECEIVER]).events["pending"]:
                 if time.monotonic() > deadline:
@@ -117,43 +117,49 @@ class Demo:
         return len(self.receiver.events)
 
     def _count_in_step(self) -> int:
-        return sum(each.in_step for each in read_positions(self.deployment, self.source))
+        return sum(position.in_step for position in read_positions(self.deployment, self.source))
 
     def _describe_errors(self) -> str:
-        found = read_positions(self.deployment, self.source)
-        said = {each.job.status.message for each in found if each.job.status.code}
-        return "; ".join(sorted(said)) or "no errors are reported"
+        positions = read_positions(self.deployment, self.source)
+        messages = {
+            position.job.status.message for position in positions if position.job.status.code
+        }
+        return "; ".join(sorted(messages)) or "no errors are reported"
 
     @contextmanager
-    def _show_step(self, what: str) -> Iterator[None]:
-        with _show_bar(self.console, what, 1) as advance_to:
+    def _show_step(self, title: str) -> Iterator[None]:
+        with _show_bar(self.console, title, 1) as advance_to:
             yield
             advance_to(1)
 
-    def _print_table(self, found: Sequence[JobPosition], verdicts: Sequence[IndexVerdict]) -> None:
-        agree = {(each.tenant, each.index): each for each in verdicts}
+    def _print_table(
+        self, positions: Sequence[JobPosition], verdicts: Sequence[IndexVerdict]
+    ) -> None:
+        by_index = {(verdict.tenant, verdict.index): verdict for verdict in verdicts}
         table = Table("tenant", "index", box=None, pad_edge=False)
         for name in ("rows", "watermark", "lag"):
             table.add_column(name, justify="right")
         table.add_column("in step")
         table.add_column("verified")
-        for each in (one for one in found if (one.tenant, one.index) in agree):
-            verdict = agree[each.tenant, each.index]
+        for position in (
+            position for position in positions if (position.tenant, position.index) in by_index
+        ):
+            verdict = by_index[position.tenant, position.index]
             table.add_row(
-                each.tenant,
-                each.index,
+                position.tenant,
+                position.index,
                 f"{verdict.rows - verdict.missing + verdict.extra:,}",
-                str(each.watermark.version),
-                f"{each.lag:.1f} s" if each.lag is not None else "unbuilt",
-                _format_flag(each.in_step),
+                str(position.watermark.version),
+                f"{position.lag:.1f} s" if position.lag is not None else "unbuilt",
+                _format_flag(position.in_step),
                 _format_flag(verdict.agrees),
             )
         self.console.print(table)
 
 
 _NEXT = """
-The stack stays up. To go on:
-  ./iscp job list          shows where each index stands
+The stack stays up. Next:
+  ./iscp job list          shows the state of each index
   eval "$( ./iscp env )"   sets the addresses in a shell, for queries such as
   curl -s "$CLICKHOUSE_URL" -d "SELECT count() FROM docs.symbols_mirror"
   ./iscp down              ends it; docs/quickstart.md has a table of your own"""
@@ -168,7 +174,7 @@ def run(*, keep: bool) -> int:
         environ = add_stack_variables(os.environ)
         deployment = open_deployment(environ)
         with Receiver(alerts.get_port(environ), environ.get(WEBHOOK_SECRET, "")) as receiver:
-            # What an earlier demo left for its receiver comes to this one.
+            # This receiver also gets the events that an earlier demo left.
             open_outbox(deployment).resume(alerts.RECEIVER)
             demo = Demo(
                 deployment=deployment,
@@ -200,10 +206,10 @@ def _find_table(tables: Iterable[SourceTable]) -> SourceTable:
 
 
 def _report_result(console: Console, verdicts: Sequence[IndexVerdict], seconds: float) -> None:
-    wrong = [each for each in verdicts if not each.agrees]
+    wrong = [verdict for verdict in verdicts if not verdict.agrees]
     if wrong or not verdicts:
         raise OutOfStepError(f"{len(wrong)} of {len(verdicts)} indexes differ from their source.")
-    rows = sum(each.rows for each in verdicts)
+    rows = sum(verdict.rows for verdict in verdicts)
     console.print(
         f"[green]Every index agrees with its source[/]: {len(verdicts)} partitions, "
         f"{rows:,} rows compared, {seconds:.0f} s."
@@ -215,8 +221,8 @@ def _format_flag(value: bool) -> str:  # noqa: FBT001 - a cell's value
 
 
 @contextmanager
-def _show_bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+def _show_bar(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done: progress.update(task, completed=done)
+        task = progress.add_task(title, total=total)
+        yield lambda completed: progress.update(task, completed=completed)

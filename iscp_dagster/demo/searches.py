@@ -59,10 +59,10 @@ def _run_search(
 ) -> None:
     endpoint = deployment.endpoint
     with endpoint.errors("search"):
-        within = {"database": endpoint.resolve_database(database)}
-        found = endpoint.client().query(sql, parameters=parameters, settings=within)
-    table = Table(*found.column_names, title=title, title_justify="left", box=None, pad_edge=False)
-    for row in found.result_rows:
+        settings = {"database": endpoint.resolve_database(database)}
+        result = endpoint.client().query(sql, parameters=parameters, settings=settings)
+    table = Table(*result.column_names, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in result.result_rows:
         table.add_row(*(" ".join(str(value).split()) for value in row))
     console.print(table)
     console.print()

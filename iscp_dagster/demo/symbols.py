@@ -77,12 +77,12 @@ def symbols(source: SourceFile) -> list[Symbol]:
         tree = ast.parse(Path(source.path).read_bytes())
     except (SyntaxError, ValueError):
         return []
-    found = {source.module: _build_symbol(source, source.module, "module", "", tree, 1)}
+    by_name = {source.module: _build_symbol(source, source.module, "module", "", tree, 1)}
     for name, node in _find_definitions(tree, source.module):
-        found[name] = _build_symbol(
+        by_name[name] = _build_symbol(
             source, name, _get_kind(node), _format_signature(node), node, node.lineno
         )
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _find_definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:

@@ -1,4 +1,4 @@
-"""What became of a row in one commit, made of the image rows that a scan hands on."""
+"""What one commit did to a row, paired from a scan's image rows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.errors import IscpError
 
 SYSTEM = frozenset({*images.IMAGE_COLUMNS, *images.CONDITION_COLUMNS, VERSION, TIMESTAMP, DELETED})
-"""The columns of an image row that are no column of its view."""
+"""The columns of an image row that its view does not have."""
 
 Row: TypeAlias = Mapping[str, Any]
 
 
 class HalfChangeError(IscpError):
-    """A scan handed on one image of an update without the other; the range is read again."""
+    """A scan returned one image of an update without the other; the range is read again."""
 
     code = 1_530
 
@@ -43,8 +43,8 @@ class RowChange:
 
     `tenant` is None for a table without a tenant column; `key` is the row's `event_key`. `before`
     and `after` are the view's columns, None where the row was not in the view. `fields` are the
-    columns that an UPDATE changed. `was` and `becomes` say what a trigger's conditions make of the
-    images; NEITHER where no trigger asks.
+    columns that an UPDATE changed. `was` and `becomes` say which of a trigger's conditions the
+    images meet; NEITHER without a trigger.
     """
 
     tenant: str | None
@@ -69,10 +69,10 @@ Stamped: TypeAlias = tuple[RowChange, SourceTimestamp]
 def pair_images(
     rows: Iterable[Row], *, keys: Sequence[str], tenant: str | None
 ) -> Iterator[Stamped]:
-    """Pair image rows to changes, each as soon as it is whole; order is as the rows came.
+    """Pair image rows into changes, each as soon as it is complete, in the order of the rows.
 
     `keys` and `tenant` are the columns' names. The images of an update may come apart from each
-    other and in either order. BEGIN rows are no changes. Raises HalfChangeError at the end if one
+    other and in either order. BEGIN rows are not changes. Raises HalfChangeError at the end if one
     image never came, and at once if one came twice.
     """
     halves: dict[Hashable, Row] = {}
@@ -81,10 +81,10 @@ def pair_images(
             if row[images.CHANGE] != images.ChangeKind.BEGIN:
                 yield _make_single(row, keys, tenant)
             continue
-        place = (row[tenant] if tenant else None, row[VERSION], row[images.ORDINAL])
-        other = halves.pop(place, None)
+        position = (row[tenant] if tenant else None, row[VERSION], row[images.ORDINAL])
+        other = halves.pop(position, None)
         if other is None:
-            halves[place] = row
+            halves[position] = row
         elif other[images.IMAGE] == row[images.IMAGE]:
             raise _make_half_error(row, keys, tenant)
         else:
@@ -95,18 +95,18 @@ def pair_images(
 
 def sort_changes(changes: Iterable[Stamped]) -> list[Stamped]:
     """The changes by commit and place in it; those of different tenants stay as they came."""
-    return sorted(changes, key=lambda each: each[1])
+    return sorted(changes, key=lambda stamped: stamped[1])
 
 
 def _make_single(row: Row, keys: Sequence[str], tenant: str | None) -> Stamped:
-    """A change of one image: which one it is follows from the operation."""
-    gone = row[images.CHANGE] == images.ChangeKind.DELETE
-    before, after = (row, None) if gone else (None, row)
+    """A change of one image; the operation says which one."""
+    deleted = row[images.CHANGE] == images.ChangeKind.DELETE
+    before, after = (row, None) if deleted else (None, row)
     return _make_change(before, after, row, keys, tenant), _get_timestamp(row)
 
 
-def _make_update(one: Row, other: Row, keys: Sequence[str], tenant: str | None) -> Stamped:
-    before, after = (one, other) if one[images.IMAGE] == images.BEFORE else (other, one)
+def _make_update(first: Row, second: Row, keys: Sequence[str], tenant: str | None) -> Stamped:
+    before, after = (first, second) if first[images.IMAGE] == images.BEFORE else (second, first)
     return _make_change(before, after, after, keys, tenant), _get_timestamp(after)
 
 
@@ -147,8 +147,8 @@ def _get_timestamp(row: Row) -> SourceTimestamp:
 
 def _make_half_error(row: Row, keys: Sequence[str], tenant: str | None) -> HalfChangeError:
     change, timestamp = _make_single(row, keys, tenant)
-    lacking = "before" if row[images.IMAGE] == images.AFTER else "after"
+    missing = "before" if row[images.IMAGE] == images.AFTER else "after"
     return HalfChangeError(
-        f"The image {lacking} the update of {change.key!r} in commit {timestamp.version} did not "
+        f"The image {missing} the update of {change.key!r} in commit {timestamp.version} did not "
         "come; the range is read again."
     )

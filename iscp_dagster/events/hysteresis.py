@@ -11,19 +11,19 @@ from iscp_dagster.events.timestamps import SourceTimestamp
 
 
 class EventType(str, Enum):
-    """What an event says of its row."""
+    """What an event says about its row."""
 
     MATCH = "MATCH"
     UNMATCH = "UNMATCH"
 
 
 class Initial(str, Enum):
-    """What becomes of rows that match when a trigger begins."""
+    """What happens to rows that match when a trigger begins."""
 
     SKIP = "skip"
     """They are active without an event."""
     FIRE = "fire"
-    """Each gives a MATCH."""
+    """Each fires a MATCH."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,9 @@ def evaluate_change(
 class Machine:
     """One trigger's rows of one tenant: takes changes in order, keeps the active keys.
 
-    `active` are the keys (`Change.key`, with the tenant in them) that were active before; a caller
-    may pass only those that the changes concern. The keys that `added` and `removed` name are what
-    a store of the set must change to follow.
+    `active` are the keys (`RowChange.key`, with the tenant in them) that were active before; a
+    caller may pass only keys that the changes concern. `added` and `removed` are the keys to insert
+    into and delete from a store of the set.
     """
 
     def __init__(self, condition: Hysteresis, active: Iterable[str] = ()) -> None:
@@ -95,7 +95,7 @@ class Machine:
         return self._before - self._active
 
     def take(self, changes: Iterable[Stamped]) -> Iterator[Fired]:
-        """Move the rows of the changes, which are in order for each key; yield what fires."""
+        """Apply the changes, which are in order for each key; yield the fired events."""
         for change, timestamp in changes:
             fired, now = evaluate_change(self.condition, change, active=change.key in self._active)
             self._set_active(change.key, now=now)
@@ -105,7 +105,7 @@ class Machine:
     def seed(self, rows: Iterable[Stamped], initial: Initial) -> Iterator[Fired]:
         """Begin with the rows of a snapshot: those that match are active.
 
-        Each of them gives a MATCH if `initial` is FIRE.
+        Each of them fires a MATCH if `initial` is FIRE.
         """
         self._active.clear()
         for row, timestamp in rows:
@@ -114,9 +114,9 @@ class Machine:
                 yield Fired(type=EventType.MATCH, change=row, timestamp=timestamp)
 
     def reconcile(self, rows: Iterable[Stamped]) -> None:
-        """Agree with the rows of a snapshot after a gap, without an event.
+        """Follow the rows of a snapshot after a gap, without an event.
 
-        A row that meets neither condition stays as it was; one that is gone is no longer active.
+        A row that meets neither condition stays as it was; a missing row is no longer active.
         """
         was = frozenset(self._active)
         self._active.clear()

@@ -20,7 +20,7 @@ def make_event_key(tenant: str | None, values: Sequence[KeyValue]) -> str:
 
     `tenant` is None for a table without a tenant column. Such a table's only key value is written
     as it is; every other key as a JSON array of texts, the tenant first (null if there is none).
-    Raises KeyColumnError for a key without values, and for a value that is null or no scalar.
+    Raises KeyColumnError for a key without values, and for a value that is null or not a scalar.
     """
     texts = [format_key_value(value) for value in values]
     if not texts:

@@ -23,7 +23,7 @@ EXACT = 2**53 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class TriggerEvent:
-    """What a webhook tells: which trigger, MATCH or UNMATCH, and the row that it is about.
+    """What a webhook reports: the trigger, MATCH or UNMATCH, and the row.
 
     `timestamp` is when the event was recorded, aware; `source_timestamp` when the row changed.
     """
@@ -36,11 +36,11 @@ class TriggerEvent:
     data: Mapping[str, Any]
 
     def body(self) -> bytes:
-        """JSON in UTF-8 of the six fields in this order; docs/event-ids.md tells of each type.
+        """JSON in UTF-8 of the six fields in this order; docs/event-ids.md describes each type.
 
         Raises SchemaError for a value that has no JSON form, naming its column.
         """
-        said = {
+        fields = {
             "event_id": self.event_id,
             "event_type": EventType(self.event_type).value,
             "trigger_name": self.trigger_name,
@@ -48,7 +48,7 @@ class TriggerEvent:
             "source_timestamp": self.source_timestamp.text,
             "data": {name: to_json_value(value, at=name) for name, value in self.data.items()},
         }
-        return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def format_millis(at: datetime) -> str:
@@ -64,9 +64,9 @@ def to_json_value(value: object, *, at: str) -> object:
     if isinstance(value, int):
         return value if abs(value) <= EXACT else str(value)
     if isinstance(value, list | tuple):
-        return [to_json_value(each, at=f"{at}[]") for each in value]
+        return [to_json_value(element, at=f"{at}[]") for element in value]
     if isinstance(value, Mapping):
-        return {str(name): to_json_value(each, at=f"{at}.{name}") for name, each in value.items()}
+        return {str(name): to_json_value(field, at=f"{at}.{name}") for name, field in value.items()}
     return _to_json_scalar(value, at)
 
 

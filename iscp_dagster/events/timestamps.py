@@ -1,4 +1,4 @@
-"""When the source says that a row changed: a type of its own, so no column passes for it."""
+"""The source's time of a row's change, with a type of its own, so no column passes for it."""
 
 from __future__ import annotations
 

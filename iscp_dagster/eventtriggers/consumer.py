@@ -38,7 +38,7 @@ class TriggerConsumer:
     """Evaluates a trigger over the image rows of its tenants, see `model.consumers.Consumer`.
 
     Whatever is written commits with the watermark or not at all. A tenant that cannot be
-    evaluated, or whose events the outbox has no room for, fails alone: nothing of it is written.
+    evaluated, or whose events do not fit into the outbox, fails without the others and unwritten.
     The same commits give the same events and ids, however they are cut into iterations.
     """
 
@@ -50,7 +50,7 @@ class TriggerConsumer:
     ids: IdScheme
     clock: Clock
     reason: str = ""
-    """Why the rows are a snapshot, where they are one."""
+    """Why the rows are a snapshot, if they are."""
 
     @classmethod
     def of(
@@ -65,18 +65,18 @@ class TriggerConsumer:
         clock: Clock,
         reason: str = "",
     ) -> TriggerConsumer:
-        """The consumer of a trigger's job; `columns` are those of what it is on.
+        """The consumer of a trigger's job; `columns` are its table's or view's.
 
-        Raises ConfigError for a trigger that is not declared, or that asks for another column.
+        Raises ConfigError for a trigger that is not declared, or that names an unknown column.
         """
-        trigger = next((each for each in source.triggers if each.name == info.job), None)
+        trigger = next((trigger for trigger in source.triggers if trigger.name == info.job), None)
         if trigger is None:
             raise ConfigError(
                 f"Job {source.name}/{info.job}: the location declares no trigger of that name on "
                 f"{source.name}. Declare it again, or unregister the job."
             )
         assert isinstance(log, SqlLog)
-        if unknown := [each for each in trigger.columns if each not in columns]:
+        if unknown := [name for name in trigger.columns if name not in columns]:
             raise ConfigError(
                 f"Trigger {trigger.name!r}: columns=[...] names {unknown[0]!r}, which "
                 f"{trigger.on.name!r} does not have; it has: "
@@ -95,7 +95,7 @@ class TriggerConsumer:
         )
 
     def consume(self, retriever: DataRetriever) -> None:
-        _ConsumeCall(its=self, retriever=retriever).consume()
+        _ConsumeCall(consumer=self, retriever=retriever).consume()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +105,11 @@ class _TenantOutcome:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is shown of the iteration."""
+        """The counts to report of the iteration."""
         counts: dict[str, Any] = {
             "matches": self.evaluated.count(EventType.MATCH),
             "unmatches": self.evaluated.count(EventType.UNMATCH),
-            "active": self.evaluated.held.number,
+            "active": self.evaluated.active_set.number,
         }
         gap = self.evaluated.gap
         return counts | ({"gap": gap} if gap else {})
@@ -119,101 +119,107 @@ class _TenantOutcome:
 class _ConsumeCall:
     """One call of `consume`."""
 
-    its: TriggerConsumer
+    consumer: TriggerConsumer
     retriever: DataRetriever
-    held: dict[str, ActiveSet] = field(default_factory=dict)
-    """By tenant, what earlier iterations kept."""
+    active_sets: dict[str, ActiveSet] = field(default_factory=dict)
+    """By tenant, as earlier iterations kept them."""
 
     def consume(self) -> None:
-        its, retriever = self.its, self.retriever
+        consumer, retriever = self.consumer, self.retriever
         self._read_active_sets()
-        rule = its.rule
-        rows = read_image_rows(retriever, its.source.tenant, rule.condition, rule.columns)
-        outcomes = self._evaluate_tenants(rows, its.clock())
-        with its.log.writing() as connection:
-            left = self._list_remaining()
-            quiet = {tenant for tenant in left if self._is_quiet(tenant, outcomes[tenant])}
-            for tenant in left:
+        rule = consumer.rule
+        rows = read_image_rows(retriever, consumer.source.tenant, rule.condition, rule.columns)
+        outcomes = self._evaluate_tenants(rows, consumer.clock())
+        with consumer.log.writing() as connection:
+            remaining = self._list_remaining()
+            unchanged = {tenant for tenant in remaining if self._is_quiet(tenant, outcomes[tenant])}
+            for tenant in remaining:
                 retriever.tell(tenant, outcomes[tenant].facts)
-                if tenant not in quiet:
+                if tenant not in unchanged:
                     self._write_outcome(connection, tenant, outcomes[tenant])
-            sets = {self._get_job_key(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
+            sets = {
+                self._get_job_key(tenant): outcomes[tenant].evaluated.active_set
+                for tenant in unchanged
+            }
             keep_sets(connection, sets)
             retriever.update_watermark(connection)
 
     def _is_quiet(self, tenant: str, outcome: _TenantOutcome) -> bool:
         """Whether nothing fired and no active row moved, as for most of many tenants."""
-        its = outcome.evaluated
+        evaluated = outcome.evaluated
         return not (
-            outcome.events or its.added or its.removed or self._should_replace_all(tenant, its)
+            outcome.events
+            or evaluated.added
+            or evaluated.removed
+            or self._should_replace_all(tenant, evaluated)
         )
 
     def _should_replace_all(self, tenant: str, evaluated: Evaluated) -> bool:
-        """Whether active rows of before may have to go."""
-        return evaluated.anew and tenant in self.held
+        """Whether earlier active rows may have to be deleted."""
+        return evaluated.anew and tenant in self.active_sets
 
     def _list_remaining(self) -> list[str]:
         return sorted(self.retriever.tenants - self.retriever.refused.keys())
 
     def _get_job_key(self, tenant: str) -> JobKey:
         job = self.retriever.job.job
-        return JobKey(tenant=tenant, table_id=self.its.table_id, job_name=job)
+        return JobKey(tenant=tenant, table_id=self.consumer.table_id, job_name=job)
 
     def _read_active_sets(self) -> None:
-        """Read what is kept of each tenant; refuse changes where a snapshot must come first."""
+        """Read each tenant's active set; refuse changes where a snapshot must come first."""
         jobs = {self._get_job_key(tenant): tenant for tenant in self.retriever.tenants}
-        with self.its.log.begin_read() as connection:
+        with self.consumer.log.begin_read() as connection:
             sets = read_active_sets(connection, jobs)
-        self.held.update({jobs[job]: each for job, each in sets.items()})
+        self.active_sets.update({jobs[job]: active_set for job, active_set in sets.items()})
         if self.retriever.data_type is DataType.SNAPSHOT:
             return
-        for tenant, each in self.held.items():
-            mine = each.registration == self.retriever.registrations[tenant]
-            if mine and self.its.rule.is_another(each):
-                self.retriever.refuse(tenant, FeedGoneError(self.its.rule.changed))
+        for tenant, active_set in self.active_sets.items():
+            current = active_set.registration == self.retriever.registrations[tenant]
+            if current and self.consumer.rule.is_another(active_set):
+                self.retriever.refuse(tenant, FeedGoneError(self.consumer.rule.changed))
 
     def _evaluate_tenants(
         self, rows: Mapping[str, pa.Table], recorded: datetime
     ) -> dict[str, _TenantOutcome]:
-        """What comes of each tenant; a tenant that cannot be evaluated is refused."""
-        found: dict[str, _TenantOutcome] = {}
-        rule, ids = self.its.rule, self.its.ids
+        """The outcome of each tenant; refuses a tenant that cannot be evaluated."""
+        outcomes: dict[str, _TenantOutcome] = {}
+        rule, ids = self.consumer.rule, self.consumer.ids
         recorder = Recorder(
             trigger=rule.trigger, identity=rule.identity, ids=ids, recorded=recorded
         )
-        with self.its.log.begin_read() as connection:
+        with self.consumer.log.begin_read() as connection:
             for tenant in self._list_remaining():
                 try:
                     evaluated = self._evaluate_tenant(connection, tenant, rows.get(tenant))
-                    events = [recorder.make_event(tenant, each) for each in evaluated.fired]
+                    events = [recorder.make_event(tenant, fired) for fired in evaluated.fired]
                 except IscpError as error:
                     self.retriever.refuse(tenant, error)
                 else:
-                    found[tenant] = _TenantOutcome(evaluated=evaluated, events=events)
-        return found
+                    outcomes[tenant] = _TenantOutcome(evaluated=evaluated, events=events)
+        return outcomes
 
     def _evaluate_tenant(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
-        its = self.its
-        named = None if its.source.tenant is None else tenant
-        changes = [] if rows is None else self._build_changes(rows, named)
+        consumer = self.consumer
+        owner = None if consumer.source.tenant is None else tenant
+        changes = [] if rows is None else self._build_changes(rows, owner)
         active = self._read_active_keys(connection, tenant, changes)
-        return its.rule.evaluate_changes(
-            changes, self.held.get(tenant), active, self._make_read_info(tenant)
+        return consumer.rule.evaluate_changes(
+            changes, self.active_sets.get(tenant), active, self._make_read_info(tenant)
         )
 
     def _build_changes(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
-        its = self.its
-        name = f"{its.source.name}/{its.rule.trigger.name}"
-        return build_changes(rows, tenant, its.source.keys, its.rule.condition, name=name)
+        consumer = self.consumer
+        name = f"{consumer.source.name}/{consumer.rule.trigger.name}"
+        return build_changes(rows, tenant, consumer.source.keys, consumer.rule.condition, name=name)
 
     def _read_active_keys(
         self, connection: Any, tenant: str, changes: Sequence[Stamped]
     ) -> frozenset[str]:
         """The active rows among those that changed."""
-        if not self.its.rule.condition.unmatch:
+        if not self.consumer.rule.condition.unmatch:
             return frozenset()
         return read_active_keys(
-            connection, self._get_job_key(tenant), {each.key for each, _ in changes}
+            connection, self._get_job_key(tenant), {change.key for change, _ in changes}
         )
 
     def _make_read_info(self, tenant: str) -> Read:
@@ -221,20 +227,20 @@ class _ConsumeCall:
             registration=self.retriever.registrations[tenant],
             range=self.retriever.range,
             snapshot=self.retriever.data_type is DataType.SNAPSHOT,
-            reason=self.its.reason,
+            reason=self.consumer.reason,
         )
 
     def _write_outcome(self, connection: Any, tenant: str, outcome: _TenantOutcome) -> None:
-        """Write what came of one tenant; refuse it, and write nothing of it, if it has no room."""
+        """Write one tenant's outcome; if its events have no room, refuse it and write nothing."""
         try:
             with connection.begin_nested():
                 if outcome.events:
-                    bounds = self.its.rule.bounds
-                    self.its.outbox.put(connection, outcome.events, bounds=bounds)
+                    bounds = self.consumer.rule.bounds
+                    self.consumer.outbox.put(connection, outcome.events, bounds=bounds)
                 keep(
                     connection,
                     self._get_job_key(tenant),
-                    outcome.evaluated.held,
+                    outcome.evaluated.active_set,
                     added=outcome.evaluated.added,
                     removed=outcome.evaluated.removed,
                     anew=self._should_replace_all(tenant, outcome.evaluated),

@@ -1,4 +1,4 @@
-"""The image rows that a trigger looks at, out of all that a scan hands on."""
+"""The image rows of a scan that a trigger evaluates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWNER = "_owner"
 
 
 def list_view_columns(columns: Sequence[str]) -> list[str]:
-    """Of an image row's columns, those of the view."""
+    """The columns of an image row that belong to the view."""
     return [name for name in columns if name not in SYSTEM]
 
 
@@ -33,34 +33,39 @@ def read_image_rows(
 ) -> Mapping[str, pa.Table]:
     """By tenant, the image rows that may fire or move the active set; reads to the end.
 
-    Of the view's columns they have those of `columns`; none named: all. All rows are held in
-    memory, since an update's images may come in different batches.
+    They have the view's columns in `columns`; empty: all. All rows are held in memory, since an
+    update's images may come in different batches.
     """
-    found: list[pa.Table] = []
+    tables: list[pa.Table] = []
     while (rows := retriever.marked()) is not None:
-        some = drop_noop_updates(rows.filter(_mask_candidates(rows, condition)), tenant, condition)
+        candidates = drop_noop_updates(
+            rows.filter(_mask_candidates(rows, condition)), tenant, condition
+        )
         if columns:
-            kept = SYSTEM.union(columns)
-            some = some.select([each for each in some.column_names if each in kept])
-        if some.num_rows:
-            found.append(some)
-    if not found:
+            names = SYSTEM.union(columns)
+            candidates = candidates.select(
+                [name for name in candidates.column_names if name in names]
+            )
+        if candidates.num_rows:
+            tables.append(candidates)
+    if not tables:
         return {}
-    whole = pa.concat_tables(found)
+    combined = pa.concat_tables(tables)
     if tenant is None:
-        return {DEFAULT_TENANT: whole}
+        return {DEFAULT_TENANT: combined}
     return {
-        each.tenant: each.rows for each in split_by_tenant(whole, get_row_tenants(whole, tenant))
+        group.tenant: group.rows
+        for group in split_by_tenant(combined, get_row_tenants(combined, tenant))
     }
 
 
 def _mask_candidates(rows: pa.Table, condition: Hysteresis) -> pa.ChunkedArray:
-    """All but the rows of a snapshot that are not active whatever they were before."""
-    kept = pc.not_equal(rows[images.CHANGE], int(images.ChangeKind.BASE))
+    """All rows except those of a snapshot that are inactive whatever they were before."""
+    changes = pc.not_equal(rows[images.CHANGE], int(images.ChangeKind.BASE))
     active = _mask_true(rows, images.MATCH)
     if condition.unmatch:
         active = pc.or_(active, pc.invert(_mask_true(rows, images.UNMATCH)))
-    return pc.or_(kept, active)
+    return pc.or_(changes, active)
 
 
 def build_changes(
@@ -68,7 +73,7 @@ def build_changes(
 ) -> list[Stamped]:
     """One tenant's changes in order; `tenant` is None for a table without a tenant column.
 
-    Without hysteresis, only those that begin or cease to match. Raises HalfChangeError, and
+    Without hysteresis, only changes that begin or cease to match. Raises HalfChangeError, and
     KeyColumnError, which says that the trigger of this `name` cannot take a row.
     """
     rows = rows if condition.unmatch else _filter_transitions(rows)
@@ -84,17 +89,17 @@ def build_changes(
 
 
 def to_python_rows(rows: pa.Table, name: str) -> list[dict[str, Any]]:
-    """The rows as Python has them. Raises SchemaError for a value that it does not have."""
+    """The rows as Python values. Raises SchemaError for a value that Python cannot represent."""
     try:
-        found: list[dict[str, Any]] = rows.to_pylist()
+        converted: list[dict[str, Any]] = rows.to_pylist()
     except (ValueError, OverflowError) as error:
-        culprit = next(each for each in rows.column_names if not _is_convertible(rows[each]))
+        column = next(name for name in rows.column_names if not _is_convertible(rows[name]))
         raise SchemaError(
-            f"{name}: column {culprit!r} has a value that JSON cannot have here: a time before the "
+            f"{name}: column {column!r} has a value that JSON cannot have here: a time before the "
             "year 1 or after 9999, or, within an array, map or struct, a text that is not UTF-8. "
             "Correct it in the source, or leave the column out with columns=[...]."
         ) from error
-    return found
+    return converted
 
 
 def _is_convertible(values: pa.ChunkedArray) -> bool:
@@ -108,19 +113,19 @@ def _is_convertible(values: pa.ChunkedArray) -> bool:
 def replace_invalid_utf8(rows: pa.Table, keys: Sequence[str], name: str) -> pa.Table:
     """The rows with U+FFFD for the bytes of a snapshot's texts that are not UTF-8.
 
-    JSON has no other text, and the change feed says the same. Raises KeyColumnError for a key.
+    JSON has no other text, and the change feed does the same. Raises KeyColumnError for a key.
     """
-    for at, field in enumerate(rows.schema):
+    for index, field in enumerate(rows.schema):
         if not _has_invalid_utf8(rows[field.name]):
             continue
         if field.name in keys:
             raise KeyColumnError(
                 f"{name}: key column {field.name!r} has a text that is not UTF-8, and a key is "
-                "told as JSON. Correct it in the source, or declare another key."
+                "sent as JSON. Correct it in the source, or declare another key."
             )
-        found = rows[field.name].cast(pa.binary()).to_pylist()
-        texts = [each if each is None else each.decode(errors="replace") for each in found]
-        rows = rows.set_column(at, field, pa.chunked_array([pa.array(texts, field.type)]))
+        values = rows[field.name].cast(pa.binary()).to_pylist()
+        texts = [value if value is None else value.decode(errors="replace") for value in values]
+        rows = rows.set_column(index, field, pa.chunked_array([pa.array(texts, field.type)]))
     return rows
 
 
@@ -136,19 +141,19 @@ def _has_invalid_utf8(values: pa.ChunkedArray) -> bool:
 
 
 def _filter_transitions(rows: pa.Table) -> pa.Table:
-    """The rows without changes that match neither before nor after, or both."""
+    """The rows without changes that match both before and after, or neither."""
     updates = pc.equal(rows[images.CHANGE], int(images.ChangeKind.UPDATE))
     single = rows.filter(pc.and_(pc.invert(updates), _mask_true(rows, images.MATCH)))
     before, after = (_sort_images(rows, updates, image) for image in (images.BEFORE, images.AFTER))
     if before.num_rows != after.num_rows:
-        return rows  # half of a change is missing, which is told where it is paired
+        return rows  # half of a change is missing, which `pair_images` reports
     crossing = pc.not_equal(_mask_true(before, images.MATCH), _mask_true(after, images.MATCH))
     return pa.concat_tables([single, before.filter(crossing), after.filter(crossing)])
 
 
 def _sort_images(rows: pa.Table, updates: pa.ChunkedArray, image: int) -> pa.Table:
-    found = rows.filter(pc.and_(updates, pc.equal(rows[images.IMAGE], image)))
-    return found.sort_by([(VERSION, "ascending"), (images.ORDINAL, "ascending")])
+    selected = rows.filter(pc.and_(updates, pc.equal(rows[images.IMAGE], image)))
+    return selected.sort_by([(VERSION, "ascending"), (images.ORDINAL, "ascending")])
 
 
 def _mask_true(rows: pa.Table, column: str) -> pa.ChunkedArray:

@@ -17,7 +17,7 @@ from iscp_dagster.webhooks.pending import PendingEvent
 
 @dataclass(frozen=True, kw_only=True)
 class Recorder:
-    """Gives what fired its id and its body, which are the same in each attempt to deliver it."""
+    """Gives a fired event its id and body, which are the same in every delivery attempt."""
 
     trigger: Trigger
     identity: Sequence[str]
@@ -53,6 +53,6 @@ class Recorder:
 def select_payload(
     row: Mapping[str, Any], columns: Sequence[str], identity: Sequence[str]
 ) -> dict[str, Any]:
-    """The row's columns that go into the event, in the row's order; no `columns` named: all."""
-    wanted = {*identity, *(columns or row)}
-    return {name: value for name, value in row.items() if name in wanted and name != OWNER}
+    """The row's columns that go into the event, in the row's order; `columns` empty: all."""
+    selected = {*identity, *(columns or row)}
+    return {name: value for name, value in row.items() if name in selected and name != OWNER}

@@ -1,4 +1,4 @@
-"""What the handlers are given, as JSON; each has a schema in the manifest."""
+"""The arguments of the handlers, as JSON; each has a schema in the manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 
 SECONDS = 300.0
-"""How long a wait takes at most, unless more is said."""
+"""The default timeout of a wait."""
 MOST_SECONDS = 3 * 86_400.0
 """A wait is two entries a minute, which each of its attempts replays."""
 Timeout = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
@@ -20,14 +20,14 @@ _STRICT = ConfigDict(extra="forbid")
 
 
 class _Argument:
-    """A field that is misspelled is refused."""
+    """Rejects a misspelled field."""
 
     __pydantic_config__: ClassVar = _STRICT
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecOfKey(_Argument):
-    """What the spec of the key's job says otherwise than its declaration, or than now."""
+    """How the spec of the key's job differs from its declaration, or from now."""
 
     spec: Mapping[str, Any] = field(default_factory=dict)
     """As in a file of `iscp job register --file`; fields that are left out keep their values."""
@@ -41,7 +41,7 @@ class ChangeOfKey(SpecOfKey):
 
 @dataclass(frozen=True, kw_only=True)
 class VersionOfKey(_Argument):
-    """A commit to wait for in the key's index: the table's latest, unless its version is said."""
+    """A commit to wait for in the key's index: the table's latest, unless a version is given."""
 
     version: int | None = None
     timeout: Timeout = SECONDS
@@ -57,17 +57,17 @@ class JobReference(_Argument):
 
 @dataclass(frozen=True, kw_only=True)
 class Specified(SpecOfKey, JobReference):
-    """A job, and what its spec says otherwise than its declaration, or than now."""
+    """A job, and how its spec differs from its declaration, or from now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateArgument(ChangeOfKey, JobReference):
-    """A job, what its spec says otherwise than now, and when that counts."""
+    """A job, how its spec changes, and when that takes effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Awaited(VersionOfKey):
-    """A commit to wait for: the table's latest, unless its version is said."""
+    """A commit to wait for: the table's latest, unless a version is given."""
 
     table: str
     tenant: str | None = None

@@ -1,4 +1,4 @@
-"""Runs the runtime of invocations of a deployment, with its HTTP and the services of its own."""
+"""Runs a deployment's runtime of invocations, with its HTTP and its own services."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a server is made from."""
+    """The settings of a server."""
 
     environ: Mapping[str, str] = field(repr=False)
     log_url: str = field(repr=False)
@@ -67,7 +67,7 @@ def build_settings(
     retention: timedelta = RETENTION,
     services: ASGIApp | None = None,
 ) -> Settings:
-    """The server's settings. Raises ConfigError for what cannot be served so."""
+    """The server's settings. Raises ConfigError for invalid ones."""
     if not environ.get(LOG_URL):
         raise ConfigError(
             f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
@@ -76,33 +76,38 @@ def build_settings(
     with as_job_errors():
         token = check_token(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
     check_host(host, token)
-    driven = runtime or RuntimeSettings()
-    # Else an idempotency key would count for a minute longer than it is kept.
-    prune = min(driven.prune, max(_LEAST_PRUNE_SECONDS, retention.total_seconds()))
+    runtime_settings = runtime or RuntimeSettings()
+    # Otherwise an idempotency key would count for a minute longer than it is kept.
+    prune = min(runtime_settings.prune, max(_LEAST_PRUNE_SECONDS, retention.total_seconds()))
     return Settings(
         environ=environ,
         log_url=environ[LOG_URL],
         token=token,
-        runtime=replace(driven, prune=prune),
+        runtime=replace(runtime_settings, prune=prune),
         retention=retention,
         services=services,
     )
 
 
 def check_host(host: str, token: str) -> None:
-    """Reject another address than this machine's own without a token. Raises ConfigError."""
+    """Reject a host beyond this machine without a token. Raises ConfigError."""
     if not token and not is_loopback(host):
         raise ConfigError(
-            f"--host {host!r} is not an address of this machine alone, and {INVOCATIONS_TOKEN} is "
+            f"--host {host!r} is not a loopback address, and {INVOCATIONS_TOKEN} is "
             "not set: everybody who reaches it could invoke every handler. Set it, or listen on "
             "127.0.0.1."
         )
 
 
 def serve(
-    settings: Settings, host: str, port: int, tell: Callable[[str], None], *, follow: bool = False
+    settings: Settings,
+    host: str,
+    port: int,
+    announce: Callable[[str], None],
+    *,
+    follow: bool = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `tell` gets one line once the port is there.
+    """Serve until SIGINT or SIGTERM; `announce` gets one line once the port is open.
 
     With `follow` it also ends when the declarations change. Raises ConfigError when the address
     cannot be listened on, and UnavailableError when the database does not answer.
@@ -111,19 +116,22 @@ def serve(
     with as_job_errors():
         store = _open_store(settings, clock)
         store.ensure()
-    with open_listener(host, port) as place:
-        address, at, *_ = place.getsockname()
-        tell(f"Invocations: http://{_bracket_host(host)}:{at}")
+    with open_listener(host, port) as listener:
+        address, bound_port, *_ = listener.getsockname()
+        announce(f"Invocations: http://{_bracket_host(host)}:{bound_port}")
         config = uvicorn.Config(
             build_application(
-                settings, store, clock, f"http://{_bracket_host(_get_own_address(address))}:{at}"
+                settings,
+                store,
+                clock,
+                f"http://{_bracket_host(_get_own_address(address))}:{bound_port}",
             ),
             **options(),
             timeout_graceful_shutdown=_END_SECONDS,
         )
         server = uvicorn.Server(config)
         with end_when_changed(settings.environ, server) if follow else nullcontext():
-            server.run(sockets=[place])
+            server.run(sockets=[listener])
 
 
 def build_application(
@@ -148,7 +156,7 @@ def build_application(
 
 
 def derive_services_path(token: str) -> str:
-    """Where the own services are. Who has no token cannot guess it, so it needs none."""
+    """The path of the own services. Without the token nobody can guess it, so it needs no other."""
     if not token:
         return SERVICES
     return f"{SERVICES}/{hmac.new(token.encode(), b'services', hashlib.sha256).hexdigest()}"
@@ -159,8 +167,10 @@ async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
     while settings.services:
         try:
             # uvicorn, which serves this, would warn of HTTP/2.
-            found, services = await runtime.discover(url, http=HTTP_1)
-            register = Register(deployment=replace(found, id=OWN), services=services, force=True)
+            deployment, services = await runtime.discover(url, http=HTTP_1)
+            register = Register(
+                deployment=replace(deployment, id=OWN), services=services, force=True
+            )
             outcome = await runtime.do(register)
         except UnavailableError:
             await asyncio.sleep(_AGAIN_SECONDS)

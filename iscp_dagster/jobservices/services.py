@@ -31,40 +31,40 @@ def build_iscp_service(steps: Steps) -> Service:
     iscp = Service("Iscp", documentation="The jobs of this deployment.")
 
     @iscp.handler
-    async def register(ctx: Context, asked: Specified) -> dict[str, Any]:
+    async def register(ctx: Context, argument: Specified) -> dict[str, Any]:
         """Register a job, or those of every tenant."""
-        return await _run_step(ctx, steps.register, asked)
+        return await _run_step(ctx, steps.register, argument)
 
     @iscp.handler
-    async def update(ctx: Context, asked: UpdateArgument) -> dict[str, Any]:
+    async def update(ctx: Context, argument: UpdateArgument) -> dict[str, Any]:
         """Change a job's spec."""
-        return await _run_step(ctx, steps.update, asked)
+        return await _run_step(ctx, steps.update, argument)
 
     @iscp.handler
-    async def pause(ctx: Context, asked: JobReference) -> dict[str, Any]:
+    async def pause(ctx: Context, argument: JobReference) -> dict[str, Any]:
         """Plan no more iterations of a job."""
-        return await _run_step(ctx, steps.pause, asked)
+        return await _run_step(ctx, steps.pause, argument)
 
     @iscp.handler
-    async def resume(ctx: Context, asked: JobReference) -> dict[str, Any]:
+    async def resume(ctx: Context, argument: JobReference) -> dict[str, Any]:
         """Plan a paused job again."""
-        return await _run_step(ctx, steps.resume, asked)
+        return await _run_step(ctx, steps.resume, argument)
 
     @iscp.handler
-    async def status(ctx: Context, asked: JobReference) -> list[dict[str, Any]]:
+    async def status(ctx: Context, argument: JobReference) -> list[dict[str, Any]]:
         """Everything about a job, of one tenant or of each."""
-        found: list[dict[str, Any]] = await ctx.run("status", steps.status, asked)
-        return found
+        jobs: list[dict[str, Any]] = await ctx.run("status", steps.status, argument)
+        return jobs
 
     @iscp.handler
-    async def wait(ctx: Context, asked: Awaited) -> int:
+    async def wait(ctx: Context, argument: Awaited) -> int:
         """The version once a commit is searchable in every index."""
-        return await wait_for_commit(ctx, steps, asked)
+        return await wait_for_commit(ctx, steps, argument)
 
     @iscp.handler
-    async def verify(ctx: Context, asked: Compared | None = None) -> dict[str, Any]:
+    async def verify(ctx: Context, argument: Compared | None = None) -> dict[str, Any]:
         """Compare indexes with their sources."""
-        return await _verify_tables(ctx, steps, asked or Compared())
+        return await _verify_tables(ctx, steps, argument or Compared())
 
     return iscp
 
@@ -74,14 +74,14 @@ def index_object(steps: Steps) -> VirtualObject:
     index = VirtualObject("Index", documentation="One job; its key is database.table/job/tenant.")
 
     @index.handler
-    async def register(ctx: Context, asked: SpecOfKey | None = None) -> dict[str, Any]:
+    async def register(ctx: Context, argument: SpecOfKey | None = None) -> dict[str, Any]:
         """Register the job."""
-        return await _run_step(ctx, steps.register, _build_argument(ctx, Specified, asked))
+        return await _run_step(ctx, steps.register, _build_argument(ctx, Specified, argument))
 
     @index.handler
-    async def update(ctx: Context, asked: ChangeOfKey) -> dict[str, Any]:
+    async def update(ctx: Context, argument: ChangeOfKey) -> dict[str, Any]:
         """Change the job's spec."""
-        return await _run_step(ctx, steps.update, _build_argument(ctx, UpdateArgument, asked))
+        return await _run_step(ctx, steps.update, _build_argument(ctx, UpdateArgument, argument))
 
     @index.handler
     async def pause(ctx: Context) -> dict[str, Any]:
@@ -96,47 +96,52 @@ def index_object(steps: Steps) -> VirtualObject:
     @index.shared
     async def status(ctx: Context) -> dict[str, Any]:
         """Everything about the job."""
-        found: list[dict[str, Any]] = await ctx.run(
+        jobs: list[dict[str, Any]] = await ctx.run(
             "status", steps.status, _build_argument(ctx, JobReference)
         )
-        return found[0]
+        return jobs[0]
 
     @index.shared
-    async def wait(ctx: Context, asked: VersionOfKey | None = None) -> int:
+    async def wait(ctx: Context, argument: VersionOfKey | None = None) -> int:
         """The version once the tenant's commit is searchable in this index."""
         table, name, tenant = _parse_key(ctx.key)
-        goal = Awaited(table=table, tenant=tenant, index=name, **vars(asked or VersionOfKey()))
+        goal = Awaited(table=table, tenant=tenant, index=name, **vars(argument or VersionOfKey()))
         return await wait_for_commit(ctx, steps, goal)
 
     @index.shared
     async def verify(ctx: Context) -> dict[str, Any]:
         """Compare the tenant's rows in the index with the source's."""
-        named = _build_argument(ctx, JobReference)
-        return await _verify_tables(ctx, steps, Compared(index=(named.job,), tenant=named.tenant))
+        reference = _build_argument(ctx, JobReference)
+        return await _verify_tables(
+            ctx, steps, Compared(index=(reference.job,), tenant=reference.tenant)
+        )
 
     return index
 
 
-async def _run_step(ctx: Context, step: Callable[[Any], Any], asked: Any) -> dict[str, Any]:
-    found: dict[str, Any] = await ctx.run(step.__name__, step, asked)
-    return found
+async def _run_step(ctx: Context, step: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
+    result: dict[str, Any] = await ctx.run(step.__name__, step, argument)
+    return result
 
 
-async def _verify_tables(ctx: Context, steps: Steps, asked: Compared) -> dict[str, Any]:
-    """A step for each table, so that what is compared is not compared again."""
-    found: list[dict[str, Any]] = []
-    for table, indexes in await ctx.run("tables", steps.list_verifiable, asked):
+async def _verify_tables(ctx: Context, steps: Steps, argument: Compared) -> dict[str, Any]:
+    """A step for each table, so that a retry does not compare it again."""
+    verdicts: list[dict[str, Any]] = []
+    for table, indexes in await ctx.run("tables", steps.list_verifiable, argument):
         name = f"verify {table}"
-        found += await ctx.run(name, steps.verify, table, indexes, asked.tenant)
-    return {"agrees": bool(found) and all(each["agrees"] for each in found), "indexes": found}
+        verdicts += await ctx.run(name, steps.verify, table, indexes, argument.tenant)
+    return {
+        "agrees": bool(verdicts) and all(verdict["agrees"] for verdict in verdicts),
+        "indexes": verdicts,
+    }
 
 
 def _build_argument(
-    ctx: Context, kind: type[JobArgument], asked: SpecOfKey | None = None
+    ctx: Context, kind: type[JobArgument], argument: SpecOfKey | None = None
 ) -> JobArgument:
-    """What `Iscp` is asked for the key's job."""
+    """The argument of `Iscp`'s handler for the key's job."""
     table, name, tenant = _parse_key(ctx.key)
-    return kind(job=f"{table}/{name}", tenant=tenant, **vars(asked) if asked else {})
+    return kind(job=f"{table}/{name}", tenant=tenant, **vars(argument) if argument else {})
 
 
 def _parse_key(key: str) -> tuple[str, str, str]:

@@ -45,9 +45,10 @@ def as_nullable(schema: Any, texts: Collection[str] = (), flags: Collection[str]
     return StructType(
         [
             StructField(
-                f.name, StringType() if f.name in texts else _make_type_nullable(f.dataType)
+                field.name,
+                StringType() if field.name in texts else _make_type_nullable(field.dataType),
             )
-            for f in schema.fields
+            for field in schema.fields
         ]
         + [StructField(flag, BooleanType()) for flag in flags]
     )
@@ -62,7 +63,7 @@ def _make_type_nullable(type_: Any) -> Any:
         return MapType(_make_type_nullable(type_.keyType), _make_type_nullable(type_.valueType))
     if isinstance(type_, StructType):
         return StructType(
-            [StructField(f.name, _make_type_nullable(f.dataType)) for f in type_.fields]
+            [StructField(field.name, _make_type_nullable(field.dataType)) for field in type_.fields]
         )
     return type_
 

@@ -13,7 +13,7 @@ from iscp_dagster.model.errors import ConfigError
 LOCAL = "localhost"
 """The only host that PySpark sends a token to without TLS."""
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105
-"""Where a server finds the token that it asks for; PySpark too, if the address has none."""
+"""Where a server finds the token that it requires; PySpark too, if the address has none."""
 DEFAULT_PORT = 15002
 SCHEME = "sc://"
 _PLACE_END = re.compile(r"[/;?#]")
@@ -40,13 +40,13 @@ class Remote:
     def parse(cls, address: str, environ: Mapping[str, str] = os.environ) -> Remote:
         """Parse an address. Raises ConfigError, which shows no parameter, for an invalid one."""
         parts, port = _split_address(address)
-        given = _parse_parameters(address, parts.params)
-        token = given.get("token", environ.get(TOKEN_VARIABLE, ""))
-        headers = [(name, value) for name, value in given.items() if name not in _NO_HEADERS]
+        parameters = _parse_parameters(address, parts.params)
+        token = parameters.get("token", environ.get(TOKEN_VARIABLE, ""))
+        headers = [(name, value) for name, value in parameters.items() if name not in _NO_HEADERS]
         if token:
             headers.append(("authorization", f"Bearer {token}"))
         host = parts.hostname or ""
-        tls = given.get("use_ssl", "").lower() == "true"
+        tls = parameters.get("use_ssl", "").lower() == "true"
         return cls(
             host=host,
             port=port,
@@ -62,8 +62,8 @@ def add_token(address: str, token: str) -> str:
 
 def redact_address(address: str) -> str:
     """The scheme, host and port of an address: what follows or precedes them may be secret."""
-    place = _PLACE_END.split(address.removeprefix(SCHEME))[0]
-    return SCHEME + place.rpartition("@")[2]
+    host_port = _PLACE_END.split(address.removeprefix(SCHEME))[0]
+    return SCHEME + host_port.rpartition("@")[2]
 
 
 def _split_address(address: str) -> tuple[ParseResult, int]:
@@ -73,8 +73,8 @@ def _split_address(address: str) -> tuple[ParseResult, int]:
         port = parts.port or DEFAULT_PORT
     except ValueError:
         port = 0
-    placed = parts.hostname and port and ";" not in parts.netloc
-    if not (address.startswith(SCHEME) and placed and parts.path in {"", "/"}):
+    has_host = parts.hostname and port and ";" not in parts.netloc
+    if not (address.startswith(SCHEME) and has_host and parts.path in {"", "/"}):
         raise ConfigError(
             f"SPARK_REMOTE ({redact_address(address)}) is malformed; write it as "
             "sc://host:port[/;name=value;…], and a `/` within a value as %2F."
@@ -83,12 +83,11 @@ def _split_address(address: str) -> tuple[ParseResult, int]:
 
 
 def _parse_parameters(address: str, text: str) -> dict[str, str]:
-    given = [part.split("=") for part in text.split(";") if text]
-    for number, pair in enumerate(given, 1):
+    pairs = [part.split("=") for part in text.split(";") if text]
+    for number, pair in enumerate(pairs, 1):
         if len(pair) != 2:  # noqa: PLR2004
             raise ConfigError(
                 f"Parameter {number} of SPARK_REMOTE ({redact_address(address)}) is not "
-                "name=value; "
-                "write a `=` within a value as %3D."
+                "name=value; write a `=` within a value as %3D."
             )
-    return {name: unquote(value) for name, value in given}
+    return {name: unquote(value) for name, value in pairs}

@@ -53,21 +53,21 @@ def shared(remote: str, settings: Settings | None = None) -> SparkSession:
     this process's connection. Raises UnavailableError when nothing answers or the token is
     refused, and ConfigError for an invalid address; neither shows the token.
     """
-    wanted = settings or {}
-    name = (remote, frozenset(wanted.items()))
+    session_settings = settings or {}
+    key = (remote, frozenset(session_settings.items()))
     with _lock, _translate_errors(remote):
         _check_reachable(remote)
-        held = _joined.get(name)
-        if held is None or not _is_alive(held):
-            _leave_session(name)
-            _joined[name] = _join_session(remote, wanted)
-        return _joined[name]
+        session = _joined.get(key)
+        if session is None or not _is_alive(session):
+            _leave_session(key)
+            _joined[key] = _join_session(remote, session_settings)
+        return _joined[key]
 
 
 def create_private_session(remote: str, settings: Settings | None = None) -> SparkSession:
     """A new session, for code that sets, names or caches things freely; the caller stops it.
 
-    Raises as `shared`.
+    Raises the errors of `shared`.
     """
     with _translate_errors(remote):
         _check_reachable(remote)
@@ -91,8 +91,8 @@ def has_speculation(session: SparkSession) -> bool:
 def disconnect() -> None:
     """Leave the shared sessions while their servers are up; others keep using them."""
     with _lock:
-        for name in list(_joined):
-            _leave_session(name)
+        for key in list(_joined):
+            _leave_session(key)
 
 
 def _join_session(remote: str, settings: Settings) -> SparkSession:
@@ -161,14 +161,14 @@ def _is_alive(session: SparkSession) -> bool:
     return True
 
 
-def _leave_session(name: tuple[str, frozenset[tuple[str, str]]]) -> None:
-    held = _joined.pop(name, None)
-    if held is not None:
-        held.stop()
+def _leave_session(key: tuple[str, frozenset[tuple[str, str]]]) -> None:
+    session = _joined.pop(key, None)
+    if session is not None:
+        session.stop()
 
 
 def _drop_session(session: SparkSession) -> None:
-    """Close the connection without asking the server, which may be gone, for anything."""
+    """Close the connection without a request to the server, which may be gone."""
     _disable_release(session).stop()
 
 
@@ -180,7 +180,7 @@ def _is_closed(error: Exception) -> bool:
 
 @contextmanager
 def _translate_errors(remote: str) -> Iterator[None]:
-    """Report any failure as a server that does not answer or rejects; hide its token."""
+    """Report any failure as a server that does not answer or refuses; hide its token."""
     try:
         yield
     except IscpError:
@@ -195,5 +195,5 @@ def _translate_errors(remote: str) -> Iterator[None]:
 
 def _check_reachable(remote: str) -> None:
     """Open and close a connection: building a session to nowhere would retry for minutes."""
-    found = Remote.parse(remote)
-    socket.create_connection((found.host, found.port), timeout=ANSWER_SECONDS).close()
+    server = Remote.parse(remote)
+    socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS).close()

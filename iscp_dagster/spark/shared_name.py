@@ -25,5 +25,5 @@ def compute_session_name(settings: Mapping[str, str], generation: int) -> str:
 def hash_sources(folder: Path) -> str:
     """A digest of the files' paths, times and sizes: identifies the code without reading it."""
     files = sorted(folder.rglob("*.py"))
-    facts = [(str(each), each.stat().st_mtime_ns, each.stat().st_size) for each in files]
+    facts = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
     return str(uuid.uuid5(_NAMESPACE, json.dumps(facts)))

@@ -108,7 +108,7 @@ def test_no_code_is_imported_because_a_request_names_it(client, jobs, spec):
     for service, argument, named in calls:
         for handler in ("register", "update"):
             status, reason = failed(client, service, handler, argument, **named)
-            assert (status, "is an import path, which is not taken" in reason) == (400, True)
+            assert (status, "is an import path, which is not allowed" in reason) == (400, True)
     assert "antigravity" not in sys.modules
     (job,) = jobs.list_jobs()
     assert job.spec.detail.consumer.type == "mirror"

@@ -29,7 +29,7 @@ class TenantChanges:
     table: str
     tenant: str
     from_: int
-    """The version after which they begin; -1: at the first."""
+    """The version after which they begin; -1: before the first."""
     to: int
     snapshot: bool
     """Whether they are all rows, which replace what the handler keeps of the tenant."""
@@ -37,7 +37,7 @@ class TenantChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The job that invokes, as its keys name it: another one's keys never equal its."""
+    """The invoking job, as its keys identify it: no two jobs have the same key."""
 
     table_id: str
     job: str
@@ -47,7 +47,7 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """What one invocation is given."""
+    """The changes of one invocation."""
 
     part: TenantChanges
     number: int
@@ -61,26 +61,26 @@ class Chunk:
     def key(self, owner: Owner, *, repairs: int = 0) -> str:
         """Its idempotency key: of job, tenant, range and chunk, the chunk by number and content.
 
-        By its number alone, rows of a chunk that is cut otherwise after a change of the
+        By its number only, rows of a chunk that is cut differently after a change of the
         declaration would count as done. After each of the job's `repairs` it may have another.
         """
         part = self.part
-        named = [
+        identity = [
             *(owner.table_id, owner.job, owner.registration, owner.generation),
             *(part.tenant, part.from_, part.to, part.snapshot, self.number),
             hashlib.sha256(self.body).hexdigest(),
         ]
-        key = f"iscp-{hashlib.sha256(_to_json(named).encode()).hexdigest()}"
+        key = f"iscp-{hashlib.sha256(_to_json(identity).encode()).hexdigest()}"
         return f"{key}-{repairs}" if repairs else key
 
 
 def format_line(row: Mapping[str, Any], version: int, change: str) -> str:
-    """One row as text: how it sorts, then its JSON. Raises SchemaError naming a column.
+    """One row as text: its sort key, then its JSON. Raises SchemaError naming a column.
 
     Values have the texts that they have in an event's `data`.
     """
-    said = {name: to_json_value(value, at=name) for name, value in row.items()}
-    return f"{version:0{_DIGITS}d}{_to_json({**said, CHANGE: change, VERSION: version})}"
+    values = {name: to_json_value(value, at=name) for name, value in row.items()}
+    return f"{version:0{_DIGITS}d}{_to_json({**values, CHANGE: change, VERSION: version})}"
 
 
 def cut_chunks(
@@ -90,15 +90,17 @@ def cut_chunks(
 
     A snapshot has at least one chunk, which may be empty: it says that nothing is left.
     """
-    number, held = 0, _ChunkBuilder()
-    for each in lines:
-        text = each[_DIGITS:]
-        if held.texts and (len(held.texts) >= rows or held.bytes + len(text.encode()) > most):
-            yield held.build_chunk(part, number, last=False)
-            number, held = number + 1, _ChunkBuilder()
-        held.add(text)
-    if held.texts or (part.snapshot and number == 0):
-        yield held.build_chunk(part, number, last=True)
+    number, builder = 0, _ChunkBuilder()
+    for line in lines:
+        text = line[_DIGITS:]
+        if builder.texts and (
+            len(builder.texts) >= rows or builder.bytes + len(text.encode()) > most
+        ):
+            yield builder.build_chunk(part, number, last=False)
+            number, builder = number + 1, _ChunkBuilder()
+        builder.add(text)
+    if builder.texts or (part.snapshot and number == 0):
+        yield builder.build_chunk(part, number, last=True)
 
 
 class _ChunkBuilder:

@@ -21,7 +21,7 @@ from iscp_dagster.serviceconsumers.services import Services
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = 8
-"""How many tenants are invoked for at a time."""
+"""How many tenants have invocations at a time."""
 Lost = Callable[[str], IscpError | None]
 """Why the run no longer holds a tenant's job; None: it does."""
 
@@ -30,8 +30,8 @@ Lost = Callable[[str], IscpError | None]
 class InvokingConsumer:
     """Invokes a handler with the changes of its tenants, see `model.consumers.Consumer`.
 
-    A replay makes the same chunks under the same keys, and so attaches to the invocations that
-    there are. A tenant whose handler fails stops alone.
+    A replay makes the same chunks under the same keys, and so attaches to existing invocations.
+    A tenant whose handler fails stops only itself.
     """
 
     source: SourceTable
@@ -85,10 +85,12 @@ class InvokingConsumer:
             lines.collect(retriever, sorter)
             tenants = sorted(retriever.tenants - retriever.refused.keys())
             patience = StallTimer(self.declared.patience, self.monotonic)
-            its = _Consumption(its=self, retriever=retriever, sorter=sorter, patience=patience)
+            call = _Consumption(
+                consumer=self, retriever=retriever, sorter=sorter, patience=patience
+            )
             with ThreadPoolExecutor(TENANTS, f"invoking {self.declared.name}") as pool:
-                ends = list(pool.map(its.end_of, tenants))
-        for tenant, error in zip(tenants, ends, strict=True):
+                errors = list(pool.map(call.end_of, tenants))
+        for tenant, error in zip(tenants, errors, strict=True):
             if error is not None:
                 retriever.refuse(tenant, error)
 
@@ -97,15 +99,15 @@ class InvokingConsumer:
 class _Consumption:
     """One call of `consume`, once everything is read."""
 
-    its: InvokingConsumer
+    consumer: InvokingConsumer
     retriever: DataRetriever
     sorter: Sorter
     patience: StallTimer
     down: UnavailableError | None = None
-    """Why the runtime does not answer, once it did not: no other tenant need wait for it."""
+    """Set once the runtime does not answer, so that no other tenant waits for it."""
 
     def end_of(self, tenant: str) -> IscpError | None:
-        """Invoke the tenant's chunks to their ends; returns why they do not all have one."""
+        """Invoke the tenant's chunks to their ends; returns the error of the first without one."""
         if self.down is not None:
             return self.down
         invoking = self._make_invoker(tenant)
@@ -121,31 +123,31 @@ class _Consumption:
         return None
 
     def _make_invoker(self, tenant: str) -> Invoking:
-        its = self.its
+        consumer = self.consumer
         owner = Owner(
-            table_id=its.table_id,
-            job=its.declared.name,
+            table_id=consumer.table_id,
+            job=consumer.declared.name,
             registration=self.retriever.registrations[tenant],
-            generation=its.generation,
+            generation=consumer.generation,
         )
         return Invoking(
-            declared=its.declared,
-            services=its.services,
+            declared=consumer.declared,
+            services=consumer.services,
             tenant=tenant,
             owner=owner,
-            lost=partial(its.lost, tenant),
+            lost=partial(consumer.lost, tenant),
             patience=self.patience,
-            keys=its.source.keys,
-            repairs=its.repairs.get(tenant, 0),
+            keys=consumer.source.keys,
+            repairs=consumer.repairs.get(tenant, 0),
         )
 
     def _cut_chunks(self, tenant: str) -> Iterator[Chunk]:
         retriever = self.retriever
         part = TenantChanges(
-            table=self.its.source.name,
+            table=self.consumer.source.name,
             tenant=tenant,
             from_=retriever.range.from_.version,
             to=retriever.range.to.version,
             snapshot=retriever.data_type is DataType.SNAPSHOT,
         )
-        return cut_chunks(part, self.sorter.read_sorted(tenant), rows=self.its.declared.rows)
+        return cut_chunks(part, self.sorter.read_sorted(tenant), rows=self.consumer.declared.rows)

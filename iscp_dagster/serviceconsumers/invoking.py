@@ -23,19 +23,19 @@ from iscp_dagster.serviceconsumers.services import (
 )
 
 LOOK_SECONDS = 1.0
-"""How long one look at an invocation may take; between looks, the fence is asked for."""
+"""How long one look at an invocation may take; between looks, the fence is checked."""
 SHOWN = 50
-"""The latest invocations of a tenant and range that are shown."""
+"""The most invocations of a tenant and range that are shown: the latest."""
 
 
 @dataclass
 class StallTimer:
-    """How long all wait: only as long as invocations of the iteration end well."""
+    """Ends the waiting once no invocation of the iteration has succeeded for `seconds`."""
 
     seconds: float
     monotonic: Callable[[], float]
     moved: float = field(init=False)
-    """When one last did."""
+    """When one last succeeded."""
 
     def __post_init__(self) -> None:
         self.move()
@@ -71,8 +71,8 @@ class Invoking:
     def invoke(self, chunks: Iterable[Chunk]) -> None:
         """Invoke all, each once earlier ones have ended.
 
-        Raises why one has not ended well: InvocationGoingError, InvocationFailedError, what `lost`
-        says, and what the services raise.
+        Raises the error of one that does not succeed: InvocationGoingError, InvocationFailedError,
+        what `lost` returns, and what the services raise.
         """
         waiting = deque[tuple[Chunk, Invoked]]()
         for chunk in chunks:
@@ -83,22 +83,22 @@ class Invoking:
             self._await_end(*waiting.popleft())
 
     def _send_chunk(self, chunk: Chunk) -> Invoked:
-        """The chunk's invocation: the one that there is, also if it has failed since.
+        """The chunk's invocation: the existing one, even if it has failed since.
 
-        Whoever repaired the job has one that failed before that tried anew.
+        After a repair of the job, an invocation that failed before it is tried anew.
         """
         declared, services = self.declared, self.services
         service, handler = declared.service, declared.method
         self._check_fence()
         keyed = services.is_keyed(declared.url, service, handler)
         key = self.tenant if keyed else None
-        names = [chunk.key(self.owner, repairs=each) for each in range(self.repairs + 1)]
-        standing = (
-            each
-            for each in names[:-1]
-            if services.has_invocation(service, handler, key=key, idempotency_key=each)
+        names = [chunk.key(self.owner, repairs=repairs) for repairs in range(self.repairs + 1)]
+        existing = (
+            name
+            for name in names[:-1]
+            if services.has_invocation(service, handler, key=key, idempotency_key=name)
         )
-        name = next(standing, names[-1])
+        name = next(existing, names[-1])
         self._check_fence()
         try:
             invoked = services.send(service, handler, chunk.body, key=key, idempotency_key=name)
@@ -111,8 +111,8 @@ class Invoking:
 
     def _await_end(self, chunk: Chunk, invoked: Invoked) -> None:
         while True:
-            seen = self.services.look(invoked, min(LOOK_SECONDS, self.patience.seconds))
-            invoked = replace(seen, is_new=invoked.is_new)
+            latest = self.services.look(invoked, min(LOOK_SECONDS, self.patience.seconds))
+            invoked = replace(latest, is_new=invoked.is_new)
             self._keep_latest(chunk, invoked)
             if invoked.ended or invoked.status == PAUSED:
                 break
@@ -135,10 +135,12 @@ class Invoking:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is shown of the invocations so far; with none, only their number."""
-        shown = [_describe_invocation(chunk, invoked) for chunk, invoked in self.seen.values()]
+        """The facts to show of the invocations so far; without any, only their number."""
+        invocations = [
+            _describe_invocation(chunk, invoked) for chunk, invoked in self.seen.values()
+        ]
         counts = {"invocations": self.begun, "attached": self.attached}
-        return {**counts, **({INVOKED: shown} if shown else {})}
+        return {**counts, **({INVOKED: invocations} if invocations else {})}
 
     def _format_head(self, chunk: Chunk, invoked: Invoked) -> str:
         declared, part = self.declared, chunk.part
@@ -148,7 +150,7 @@ class Invoking:
         )
 
     def _make_size_error(self, chunk: Chunk) -> SchemaError:
-        row = max(json.loads(chunk.body)["rows"], key=lambda each: len(json.dumps(each)))
+        row = max(json.loads(chunk.body)["rows"], key=lambda row: len(json.dumps(row)))
         key = {name: row[name] for name in self.keys}
         return SchemaError(
             f"Service consumer {self.declared.name!r}: chunk {chunk.number} has "
@@ -160,37 +162,36 @@ class Invoking:
     def _describe_failure(self, chunk: Chunk, invoked: Invoked) -> str:
         return (
             f"{self._format_head(chunk, invoked)} failed: {_format_failure(invoked)}. Correct the "
-            "handler or what "
-            "it met, then repair the job (`iscp job repair`), which invokes it anew."
+            "handler or the cause, then repair the job (`iscp job repair`), which invokes it anew."
         )
 
     def _describe_ongoing(self, chunk: Chunk, invoked: Invoked) -> str:
-        last = f", last {_format_failure(invoked)}" if invoked.failure else ""
-        then = (
+        failure = f", last {_format_failure(invoked)}" if invoked.failure else ""
+        advice = (
             f"resume it (`iscp invocations resume {invoked.id}`)"
             if invoked.status == PAUSED
-            else f"it goes on ({self.declared.patience:g} s are waited for it at a time)"
+            else f"it continues (an iteration waits {self.declared.patience:g} s for it)"
         )
         return (
-            f"{self._format_head(chunk, invoked)} is {invoked.status}{last}; {then}. The next "
+            f"{self._format_head(chunk, invoked)} is {invoked.status}{failure}; {advice}. The next "
             "iteration "
             "attaches to it."
         )
 
 
 def _describe_invocation(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
-    ended = "failed" if invoked.failed else "completed"
+    outcome = "failed" if invoked.failed else "completed"
     return {
         "versions": f"({chunk.part.from_}, {chunk.part.to}]",
         "chunk": chunk.number,
         "rows": chunk.rows,
         "id": invoked.id,
-        "status": ended if invoked.ended else invoked.status,
+        "status": outcome if invoked.ended else invoked.status,
         "attached": not invoked.is_new,
         "link": invoked.link,
     }
 
 
 def _format_failure(invoked: Invoked) -> str:
-    """What goes on in a sentence."""
+    """The failure, to be continued in a sentence."""
     return truncate_reason(invoked.failure).rstrip(".")

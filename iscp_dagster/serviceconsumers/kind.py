@@ -47,10 +47,10 @@ class ServiceConsumers(DeclaredKind):
     def describe(
         self, source: SourceTable, declared: ServiceConsumer
     ) -> tuple[str, Mapping[str, Any]]:
-        said = (
+        summary = (
             f"Invokes `{declared.handler}` with the changes of `{source.name}`, tenant by tenant."
         )
-        return said, {
+        return summary, {
             "on": source.name,
             "handler": declared.handler,
             "service_endpoint": declared.url,

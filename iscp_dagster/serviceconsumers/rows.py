@@ -22,35 +22,35 @@ class LineFormatter:
     """Turns a scan's rows into lines."""
 
     name: str
-    """Who gets them, as messages say it."""
+    """Their consumer, as messages name it."""
     keys: Sequence[str]
     tenant: str | None
     """The tenant column; None: there is none."""
 
-    def collect(self, retriever: DataRetriever, into: Sorter) -> None:
+    def collect(self, retriever: DataRetriever, sorter: Sorter) -> None:
         """Read to the end. A tenant with a value that JSON cannot have is refused."""
         while (rows := retriever.marked()) is not None:
-            for tenant, some in self._split_by_tenant(rows):
+            for tenant, portion in self._split_by_tenant(rows):
                 if tenant in retriever.refused:
                     continue
                 try:
-                    into.add(tenant, list(self._format_lines(some)))
+                    sorter.add(tenant, list(self._format_lines(portion)))
                 except IscpError as error:
                     retriever.refuse(tenant, error)
-                    into.drop(tenant)
+                    sorter.drop(tenant)
 
     def _split_by_tenant(self, rows: pa.Table) -> list[tuple[str, pa.Table]]:
         if self.tenant is None:
             return [(DEFAULT_TENANT, rows)]
         return [
-            (each.tenant, each.rows)
-            for each in split_by_tenant(rows, get_row_tenants(rows, self.tenant))
+            (group.tenant, group.rows)
+            for group in split_by_tenant(rows, get_row_tenants(rows, self.tenant))
         ]
 
     def _format_lines(self, rows: pa.Table) -> Iterator[str]:
         identity = {*self.keys, *((self.tenant,) if self.tenant else ())}
         for row in to_python_rows(replace_invalid_utf8(rows, self.keys, self.name), self.name):
-            gone = bool(row[DELETED])
-            kept = identity if gone else row.keys() - set(SYSTEM_COLUMNS)
-            only = {name: value for name, value in row.items() if name in kept}
-            yield format_line(only, row[VERSION], DELETE if gone else UPSERT)
+            deleted = bool(row[DELETED])
+            columns = identity if deleted else row.keys() - set(SYSTEM_COLUMNS)
+            values = {name: value for name, value in row.items() if name in columns}
+            yield format_line(values, row[VERSION], DELETE if deleted else UPSERT)

@@ -37,18 +37,18 @@ class RuntimeServices:
 
     @as_job_errors()
     def is_keyed(self, url: str, service: str, handler: str) -> bool:
-        asked = url, service, handler
+        target = url, service, handler
         with self._registering:
-            if asked not in self._keyed:
-                self._keyed[asked] = _is_keyed(self._ensure_serving(*asked), *asked)
-            return self._keyed[asked]
+            if target not in self._keyed:
+                self._keyed[target] = _is_keyed(self._ensure_serving(*target), *target)
+            return self._keyed[target]
 
     @as_job_errors()
     def send(
         self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
     ) -> Invoked:
         try:
-            sent = self.client.send(
+            invocation = self.client.send(
                 service, handler, body, key=key, idempotency_key=idempotency_key
             )
         except InvocationRefusedError as error:
@@ -60,19 +60,19 @@ class RuntimeServices:
                 "next iteration looks for it anew."
             ) from error
         return Invoked(
-            id=sent.id,
+            id=invocation.id,
             status="accepted",
-            link=f"{self.client.url}/admin/invocations/{sent.id}",
-            is_new=sent.is_new,
+            link=f"{self.client.url}/admin/invocations/{invocation.id}",
+            is_new=invocation.is_new,
         )
 
     @as_job_errors()
     def has_invocation(
         self, service: str, handler: str, *, key: str | None, idempotency_key: str
     ) -> bool:
-        keyed = () if key is None else (key,)
+        keys = () if key is None else (key,)
         try:
-            self.client.output(service, *keyed, handler, idempotency_key)
+            self.client.output(service, *keys, handler, idempotency_key)
         except InvocationFailedError:
             return False
         except errors.WaitError:
@@ -106,52 +106,56 @@ class RuntimeServices:
 
     def _forget_handler(self, service: str, handler: str) -> None:
         with self._registering:
-            for asked in [each for each in self._keyed if each[1:] == (service, handler)]:
-                del self._keyed[asked]
+            for target in [target for target in self._keyed if target[1:] == (service, handler)]:
+                del self._keyed[target]
 
     def _refresh_status(self, invoked: Invoked) -> Invoked:
-        told = self.client.invocation(invoked.id)
+        invocation = self.client.invocation(invoked.id)
         # It may have ended since; then the next look says how.
-        status = str(told["status"]) if told["status"] != ENDED else invoked.status
-        error = told["error"]
+        status = str(invocation["status"]) if invocation["status"] != ENDED else invoked.status
+        error = invocation["error"]
         failure = f"{error['code']} {error['message']}" if error else ""
         return replace(invoked, status=status, failure=failure)
 
     def _ensure_serving(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
         """The service as the runtime invokes it, with that handler; None if it has none.
 
-        Registers the address if the runtime does not know it, or knows no such handler. One that
-        it knows, and that serves the service no more, was replaced by a person.
+        Registers the address if the runtime does not know it, or knows no such handler. A known
+        address that no longer serves the service was replaced by a person.
         """
         address = Address.parse(url).url
-        found = self._find_service(service, handler)
-        if found is not None and found["uri"] == address:
-            return found
-        if found is not None and address in {each["uri"] for each in self.client.deployments()}:
+        registered = self._find_service(service, handler)
+        if registered is not None and registered["uri"] == address:
+            return registered
+        if registered is not None and address in {
+            deployment["uri"] for deployment in self.client.deployments()
+        }:
             _LOGGER.warning(
                 "%s/%s is invoked at %s, which was registered after the consumer's address %s; to "
                 "have it there again, run `iscp invocations deploy --force %s`.",
-                *(service, handler, found["uri"], address, address),
+                *(service, handler, registered["uri"], address, address),
             )
-            return found
+            return registered
         self.client.register(url, force=True)
-        found = self._find_service(service, handler)
-        return found if found is not None and found["uri"] == address else None
+        registered = self._find_service(service, handler)
+        return registered if registered is not None and registered["uri"] == address else None
 
     def _find_service(self, service: str, handler: str) -> Mapping[str, Any] | None:
-        for each in self.client.services():
-            if each["name"] == service and handler in {one["name"] for one in each["handlers"]}:
-                return each
+        for candidate in self.client.services():
+            if candidate["name"] == service and handler in {
+                entry["name"] for entry in candidate["handlers"]
+            }:
+                return candidate
         return None
 
 
-def _is_keyed(found: Mapping[str, Any] | None, url: str, service: str, handler: str) -> bool:
-    if found is None:
+def _is_keyed(registered: Mapping[str, Any] | None, url: str, service: str, handler: str) -> bool:
+    if registered is None:
         raise ConfigError(
             f"The service endpoint {url} serves no handler {service}/{handler}; correct the "
             "consumer's handler= or url=, or deploy the service that has it."
         )
-    kind = ServiceKind(found["ty"])
+    kind = ServiceKind(registered["ty"])
     if kind is ServiceKind.WORKFLOW:
         raise ConfigError(
             f"{service}/{handler} is a handler of a workflow, which runs once for a key; invoke "

@@ -1,4 +1,4 @@
-"""What a service consumer needs of a runtime of invocations."""
+"""What a service consumer needs from a runtime of invocations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDED = "completed"
 """The status of an invocation that has ended, also with a failure."""
 PAUSED = "paused"
 INVOKED = "invoked"
-"""The fact under which an iteration lists a tenant's invocations."""
+"""The key under which an iteration's facts list a tenant's invocations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Invoked:
     status: str
     """As the runtime names it: `completed`, `paused`, `suspended`, ..."""
     link: str
-    """Where it is described."""
+    """The URL of its description."""
     is_new: bool = True
     """Whether the call began it, rather than attached to it."""
     failure: str = ""
@@ -66,4 +66,4 @@ class Services(Protocol):
         """Whether there is an invocation of that idempotency key that has not failed."""
 
     def look(self, invoked: Invoked, seconds: float) -> Invoked:
-        """How it stands: at once if it has ended or is paused, else after `seconds` at most."""
+        """Its state: at once if it has ended or is paused, else after at most `seconds`."""

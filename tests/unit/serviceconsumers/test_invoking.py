@@ -230,7 +230,7 @@ def test_an_invocation_that_goes_on_is_waited_for_only_so_long():
     retriever = consumed(Slow(), CHANGES[:2], ["acme"], declared=made, monotonic=clock.monotonic)
     error = retriever.refused["acme"]
     assert isinstance(error, InvocationGoingError)
-    assert "is suspended; it goes on (10 s are waited for it at a time)" in str(error)
+    assert "is suspended; it continues (an iteration waits 10 s for it)" in str(error)
     assert sum(looks) == 11
 
 

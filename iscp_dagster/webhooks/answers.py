@@ -1,4 +1,4 @@
-"""What follows from an endpoint's answer: pure rules, shown whole in tests/golden/answers.txt."""
+"""What follows from an endpoint's answer: pure rules, all shown in tests/golden/answers.txt."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Answer:
 
     @property
     def pauses(self) -> bool:
-        """Whether it speaks of the endpoint rather than of the event, and of no busy one."""
+        """Whether it is about the endpoint rather than the event, and the endpoint is not busy."""
         if self.status is None:
             return self.refused
         return 300 <= self.status < 500 and self.status not in WRONG | BUSY | {GONE}  # noqa: PLR2004
@@ -65,9 +65,9 @@ class Rules:
     delays: Sequence[float]
     """Before each further attempt; the last one repeats."""
     jitter: float = 0.2
-    """The part of a delay by which it may be shorter or longer."""
+    """The fraction of a delay by which it may be shorter or longer."""
     longest: float = 36_000.0
-    """The most that `Retry-After` can ask for."""
+    """The longest delay that `Retry-After` can request."""
     refusals: int = 20
     """How many refusals in a row pause the endpoint."""
     failing: timedelta = timedelta(days=5)
@@ -81,19 +81,19 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """What an endpoint's attempts so far amount to."""
+    """The failures among an endpoint's attempts so far."""
 
     in_a_row: int = 0
     """Refusals since an attempt was answered in another way."""
     failing_since: datetime | None = None
-    """The first of the failures since one was accepted; None: there was none."""
+    """The first failure since an attempt was accepted; None: there was none."""
 
     def after(self, answer: Answer, now: datetime) -> Health:
-        """The health once this answer is counted, too."""
+        """The health after this answer."""
         if answer.accepted:
             return Health()
         if answer.status in WRONG:
-            # It speaks of the event alone, and no other attempt need follow for days.
+            # It is only about the event, and no other attempt may follow for days.
             return replace(self, in_a_row=0)
         return Health(
             in_a_row=self.in_a_row + 1 if answer.pauses else 0,
@@ -107,7 +107,7 @@ class Outcome:
 
     verdict: MessageVerdict
     next_at: datetime | None = None
-    """When the next attempt follows; None: none does by itself."""
+    """When the next attempt follows; None: none follows by itself."""
     change: EndpointChange | None = None
     reason: str = ""
     """Why the endpoint is changed."""
@@ -128,8 +128,8 @@ def outcome(
 
     `first_failure` is the message's, None if this is it; `health` has counted this answer;
     `random` is from 0 up to 1. A message whose tries are used up is a dead letter if the endpoint
-    accepted others meanwhile; one that the endpoint shares with all others goes on being tried.
-    A batch is no dead letter: it is split until the event is alone that is not accepted.
+    accepted others meanwhile; if all messages fail, it is still tried. A batch never becomes a dead
+    letter: it is split until the rejected event is alone.
     """
     if answer.accepted:
         return Outcome(verdict=MessageVerdict.DELIVERED)
@@ -176,9 +176,9 @@ def _is_exhausted(
 
 
 def _get_requested_delay(answer: Answer, now: datetime, rules: Rules) -> float | None:
-    asked = parse_retry_after(answer.retry_after, now)
-    # A receiver that asks for no wait at all is not asked again within the second.
-    return None if asked is None else min(max(asked, 1.0), rules.longest)
+    requested = parse_retry_after(answer.retry_after, now)
+    # A receiver that requests no wait at all gets no other attempt within the second.
+    return None if requested is None else min(max(requested, 1.0), rules.longest)
 
 
 def _compute_delay(attempt: int, rules: Rules, random: float) -> float:
@@ -193,9 +193,9 @@ def _decide_change(
     if since is not None and now - since >= rules.failing:
         return EndpointChange.DISABLE, f"it has been failing since {since:%Y-%m-%d %H:%M} UTC"
     if health.in_a_row >= rules.refusals:
-        last = answer.text if answer.status is None else f"answered {answer.status}"
+        last_answer = answer.text if answer.status is None else f"answered {answer.status}"
         return (
             EndpointChange.PAUSE,
-            f"{health.in_a_row} attempts in a row were refused; the last {last}",
+            f"{health.in_a_row} attempts in a row were refused; the last {last_answer}",
         )
     return None, ""

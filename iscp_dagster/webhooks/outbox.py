@@ -1,4 +1,4 @@
-"""The outbox: events that the iterations of triggers recorded, and what became of them."""
+"""The outbox: events that the iterations of triggers recorded, and their deliveries."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
 from sql_transactions.engine import prepare, transaction
 
 DEFAULT_PENDING = 100_000
-"""How many events of a trigger may wait for an endpoint whose own bound is not given."""
+"""How many events of a trigger may wait for an endpoint without a bound of its own."""
 PRUNED_AT_ONCE = 5_000
 PAUSED = "paused"
 MOST_COUNTED = 100_000
-"""How far `numbers` counts."""
+"""How far `summarize_trigger` counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,31 +61,31 @@ class Outbox:
         """Record events in the caller's transaction, in their order; idempotent by event id.
 
         `bounds` says how many events of one trigger may wait for an endpoint, by its name. Raises
-        OutboxFullError beyond; the caller must roll back.
+        OutboxFullError for more; the caller must roll back.
         """
         putting.put(connection, events, bounds or {}, DEFAULT_PENDING)
 
-    # What people ask for.
+    # For people.
 
     def list_deliveries(
-        self, chosen: Chosen | None = None, *, limit: int = 100
+        self, selection: Chosen | None = None, *, limit: int = 100
     ) -> list[EventDelivery]:
         """The deliveries recorded last, newest first."""
         with self.begin_read() as connection:
-            return history.list_deliveries(connection, chosen or Chosen(), limit)
+            return history.list_deliveries(connection, selection or Chosen(), limit)
 
-    def count_states(self, chosen: Chosen | None = None) -> dict[str, int]:
+    def count_states(self, selection: Chosen | None = None) -> dict[str, int]:
         """How many deliveries are pending, delivered and dead."""
         with self.begin_read() as connection:
-            return history.count_states(connection, chosen or Chosen())
+            return history.count_states(connection, selection or Chosen())
 
     def show(
         self, event_id: str, endpoint: str | None = None
     ) -> tuple[list[EventDelivery], list[DeliveryAttempt]]:
         """The deliveries of an event, and their attempts, oldest first; none if it is unknown."""
-        chosen = Chosen(event_id=event_id, endpoint=endpoint)
+        selection = Chosen(event_id=event_id, endpoint=endpoint)
         with self.begin_read() as connection:
-            deliveries = history.list_deliveries(connection, chosen, limit=1_000)
+            deliveries = history.list_deliveries(connection, selection, limit=1_000)
             return deliveries, history.list_attempts(connection, deliveries)
 
     def count_deliveries(self, trigger: str | None = None) -> list[Count]:
@@ -94,44 +94,44 @@ class Outbox:
             return history.count_deliveries(connection, trigger)
 
     def summarize_trigger(self, trigger: str, endpoints: Collection[str]) -> Numbers:
-        """What is shown of a trigger: quick, however many events there are."""
+        """A trigger's numbers and endpoints; fast, however many events there are."""
         with self.begin_read() as connection:
-            known = recording.read_endpoints(connection, sorted(endpoints))
+            states = recording.read_endpoints(connection, sorted(endpoints))
             return Numbers(
                 events=history.count_trigger_states(
                     connection, trigger, sorted(endpoints), MOST_COUNTED
                 ),
                 oldest=history.oldest(connection, trigger, sorted(endpoints)),
                 endpoints={
-                    name: known.get(name, EndpointState(name=name)) for name in sorted(endpoints)
+                    name: states.get(name, EndpointState(name=name)) for name in sorted(endpoints)
                 },
             )
 
     def resend_event(self, event_id: str, endpoint: str | None = None) -> int:
         """Send an event again, under its id, delivered or not; returns to how many endpoints.
 
-        One that is still pending is sent without a further wait.
+        A pending one is sent without further wait.
         """
         return self._requeue_chosen(Chosen(event_id=event_id, endpoint=endpoint))
 
-    def replay(self, chosen: Chosen) -> int:
+    def replay(self, selection: Chosen) -> int:
         """Send events of a range of commit times again, under their ids; returns how many.
 
-        `chosen` must have a trigger and a beginning; events of a key are sent in their order.
-        Raises ConfigError without.
+        Events of a key are sent in their order. Raises ConfigError unless `selection` has a trigger
+        and a `source_from`.
         """
-        if chosen.trigger is None or chosen.source_from is None:
-            raise ConfigError("A replay needs a trigger and the time from which on; give both.")
-        return self._requeue_chosen(chosen)
+        if selection.trigger is None or selection.source_from is None:
+            raise ConfigError("A replay needs a trigger and a start time; give both.")
+        return self._requeue_chosen(selection)
 
     def prune(self, before: datetime) -> int:
-        """Delete deliveries and dead letters that ended before, and old attempts; how many."""
+        """Delete deliveries and attempts that ended `before`, in portions; returns how many."""
         total = 0
         while True:
             with self.writing() as connection:
-                gone = history.prune(connection, before, PRUNED_AT_ONCE)
-            total += gone
-            if gone < PRUNED_AT_ONCE:
+                deleted = history.prune(connection, before, PRUNED_AT_ONCE)
+            total += deleted
+            if deleted < PRUNED_AT_ONCE:
                 return total
 
     def list_endpoints(self) -> dict[str, EndpointState]:
@@ -150,44 +150,46 @@ class Outbox:
             return recording.set_endpoint_state(connection, endpoint, ACTIVE, "", self.clock())
 
     def find_served(self, endpoints: Collection[str]) -> frozenset[str]:
-        """The endpoints that a sender serves at present."""
+        """The endpoints that a sender serves now."""
         with self.begin_read() as connection:
-            over = leases.read_lease_expiry(
-                connection, [_format_lease_name(each) for each in endpoints], leases.NOW
+            expired = leases.read_lease_expiry(
+                connection, [_format_lease_name(name) for name in endpoints], leases.NOW
             )
-        return frozenset(each for each in endpoints if not over.get(_format_lease_name(each), True))
+        return frozenset(
+            name for name in endpoints if not expired.get(_format_lease_name(name), True)
+        )
 
     def find_waiting(self, endpoints: Collection[str]) -> frozenset[str]:
-        """The endpoints for which events wait; quick, however many there are."""
+        """The endpoints for which events wait; fast, however many there are."""
         with self.begin_read() as connection:
-            return frozenset(each for each in endpoints if claims.due(connection, each))
+            return frozenset(name for name in endpoints if claims.due(connection, name))
 
-    # What a sender does.
+    # For senders.
 
     def hold(self, endpoints: Collection[str], owner: str, seconds: float) -> frozenset[str]:
-        """Take or renew the endpoints' leases; returns those that no other sender holds."""
+        """Take or renew the endpoints' leases; returns the endpoints that the caller now holds."""
         with self.writing() as connection:
             recording.add_endpoints(connection, sorted(endpoints), self.clock())
-            names = {_format_lease_name(each): each for each in endpoints}
-            held = leases.take(connection, names, owner, seconds, leases.NOW)
-            return frozenset(names[each] for each in held)
+            endpoint_by_lease = {_format_lease_name(endpoint): endpoint for endpoint in endpoints}
+            held_leases = leases.take(connection, endpoint_by_lease, owner, seconds, leases.NOW)
+            return frozenset(endpoint_by_lease[lease] for lease in held_leases)
 
     def free_gone_senders(self, is_gone: Callable[[str], bool]) -> None:
         """Free the endpoints of senders that are gone, so that nobody waits for their leases."""
         columns = ISCP_LEASES.c
-        sender = columns.name.like(f"{_format_lease_name('')}%")
+        is_sender_lease = columns.name.like(f"{_format_lease_name('')}%")
         with self.writing() as connection:
-            for owner in connection.scalars(sa.select(columns.owner).where(sender)).all():
+            for owner in connection.scalars(sa.select(columns.owner).where(is_sender_lease)).all():
                 if is_gone(owner):
-                    mine = (sender, columns.owner == owner)
-                    connection.execute(sa.delete(ISCP_LEASES).where(*mine))
+                    conditions = (is_sender_lease, columns.owner == owner)
+                    connection.execute(sa.delete(ISCP_LEASES).where(*conditions))
 
     def release(self, endpoints: Collection[str], owner: str) -> None:
         """Let other senders have the endpoints at once."""
         columns = ISCP_LEASES.c
-        mine = (columns.name.in_(map(_format_lease_name, endpoints)), columns.owner == owner)
+        conditions = (columns.name.in_(map(_format_lease_name, endpoints)), columns.owner == owner)
         with self.writing() as connection:
-            connection.execute(sa.delete(ISCP_LEASES).where(*mine))
+            connection.execute(sa.delete(ISCP_LEASES).where(*conditions))
 
     def look(self, endpoints: Sequence[str]) -> dict[str, tuple[EndpointState, datetime | None]]:
         """Each endpoint's state, and when its next delivery is due; cheap, whatever is pending."""
@@ -204,7 +206,7 @@ class Outbox:
         size: int = 1,
         batch_id: claims.BatchId | None = None,
     ) -> list[claims.Work]:
-        """What is due for an endpoint whose lease the caller holds.
+        """The due work of an endpoint whose lease the caller holds.
 
         At most `room` pieces of work in lanes that are not `busy`: with `batch_id`, batches of at
         most `size` events, which are recorded before this returns.
@@ -231,11 +233,11 @@ class Outbox:
         """One transaction."""
         return transaction(self.engine, writes=True)
 
-    def _requeue_chosen(self, chosen: Chosen) -> int:
+    def _requeue_chosen(self, selection: Chosen) -> int:
         with self.writing() as connection:
             return sum(
                 putting.requeue_deliveries(
-                    connection, history.build_conditions(chosen), self.clock()
+                    connection, history.build_conditions(selection), self.clock()
                 )
             )
 

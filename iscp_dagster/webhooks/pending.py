@@ -1,4 +1,4 @@
-"""Events on their way: what is put into the outbox, and what is told about it."""
+"""Events on their way: the outbox's pending events, deliveries and attempts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PendingEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class EventDelivery:
-    """One event and one endpoint, as the outbox has them."""
+    """The delivery of one event to one endpoint, as the outbox keeps it."""
 
     number: int
     event_id: str
@@ -62,9 +62,9 @@ class EventDelivery:
     body: bytes
     attempts: int
     next_at: datetime
-    """No attempt before; of no meaning once it has ended."""
+    """No attempt is made before; without meaning once it has ended."""
     failed_at: datetime | None
-    """The first failure since it is pending."""
+    """The first failure since it became pending."""
     ended_at: datetime | None
     batch_id: str | None
 

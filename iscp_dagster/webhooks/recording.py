@@ -1,4 +1,4 @@
-"""What a sender writes back: the attempts, what became of the events, how the endpoint is."""
+"""What a sender writes back: attempts, the states of deliveries, the endpoint's health."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHANGED = (OUTBOX.number, OUTBOX.state, OUTBOX.attempts, OUTBOX.next_at, OUTBOX
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointState:
-    """An endpoint as the outbox has it."""
+    """An endpoint as the outbox keeps it."""
 
     name: str
     state: str = ACTIVE
@@ -57,7 +57,7 @@ class Result:
     at: datetime
     seconds: float
     halves: tuple[WebhookMessage, ...] = ()
-    """The batches that a split one's events are sent in."""
+    """The batches that a split batch is sent in."""
 
 
 def record(
@@ -71,15 +71,16 @@ def record(
     Idempotent for the events: what has ended stays as it is.
     """
     if results:
-        rows = [row for each in results for row in _build_rows(each, now)]
+        rows = [row for result in results for row in _build_rows(result, now)]
         lanes = _update_deliveries(connection, endpoint.name, rows, now)
         elect(connection, lanes)
-        for half in (half for each in results for half in each.halves):
+        for half in (half for result in results for half in result.halves):
             _recompose_batch(connection, half)
         connection.execute(
-            sa.insert(ISCP_ATTEMPTS), [_build_attempt_row(endpoint.name, e) for e in results]
+            sa.insert(ISCP_ATTEMPTS),
+            [_build_attempt_row(endpoint.name, result) for result in results],
         )
-    delivered = any(each.answer.accepted for each in results)
+    delivered = any(result.answer.accepted for result in results)
     _keep_health(connection, endpoint, {"delivered_at": now} if delivered else {})
 
 
@@ -91,24 +92,26 @@ def _update_deliveries(
         connection,
         OUTBOX.number.in_(build_number_query(connection, (row["number"] for row in rows))),
     )
-    new = given(connection.dialect, _CHANGED, rows)
-    unended = new.c.state < int(DeliveryState.DELIVERED)
+    updates = given(connection.dialect, _CHANGED, rows)
+    still_pending = updates.c.state < int(DeliveryState.DELIVERED)
     values = {
-        "state": sa.case((unended, OUTBOX.state), else_=new.c.state),
-        "attempts": new.c.attempts,
-        "next_at": new.c.next_at,
-        "failed_at": new.c.failed_at,
-        "ended_at": sa.case((unended, None), else_=sa.literal(now, OUTBOX.ended_at.type)),
+        "state": sa.case((still_pending, OUTBOX.state), else_=updates.c.state),
+        "attempts": updates.c.attempts,
+        "next_at": updates.c.next_at,
+        "failed_at": updates.c.failed_at,
+        "ended_at": sa.case((still_pending, None), else_=sa.literal(now, OUTBOX.ended_at.type)),
     }
-    changed = sa.update(ISCP_OUTBOX).where(OUTBOX.number == new.c.number, IS_PENDING)
-    done = connection.execute(changed.values(values).returning(OUTBOX.lane, OUTBOX.state)).all()
-    return {(endpoint, row.lane) for row in done if row.state >= DeliveryState.DELIVERED}
+    statement = sa.update(ISCP_OUTBOX).where(OUTBOX.number == updates.c.number, IS_PENDING)
+    updated = connection.execute(
+        statement.values(values).returning(OUTBOX.lane, OUTBOX.state)
+    ).all()
+    return {(endpoint, row.lane) for row in updated if row.state >= DeliveryState.DELIVERED}
 
 
 def _recompose_batch(connection: sa.Connection, batch: WebhookMessage) -> None:
-    numbered = build_number_query(connection, (each.number for each in batch.events))
-    mine = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
-    connection.execute(mine.values(batch_id=batch.id))
+    numbers = build_number_query(connection, (delivery.number for delivery in batch.events))
+    update = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbers), IS_PENDING)
+    connection.execute(update.values(batch_id=batch.id))
 
 
 def _build_rows(result: Result, now: datetime) -> list[dict[str, Any]]:
@@ -118,13 +121,13 @@ def _build_rows(result: Result, now: datetime) -> list[dict[str, Any]]:
     failed = counted and not result.answer.accepted
     return [
         {
-            "number": each.number,
+            "number": delivery.number,
             "state": int(_ENDS.get(outcome.verdict, DeliveryState.NEXT)),
-            "attempts": each.attempts + counted,
-            "next_at": outcome.next_at or each.next_at,
-            "failed_at": (each.failed_at or now) if failed else each.failed_at,
+            "attempts": delivery.attempts + counted,
+            "next_at": outcome.next_at or delivery.next_at,
+            "failed_at": (delivery.failed_at or now) if failed else delivery.failed_at,
         }
-        for each in result.message.events
+        for delivery in result.message.events
     ]
 
 
@@ -145,8 +148,8 @@ def _build_attempt_row(endpoint: str, result: Result) -> dict[str, Any]:
 def _keep_health(
     connection: sa.Connection, endpoint: EndpointState, delivered: dict[str, Any]
 ) -> None:
-    """Write what the attempts amount to, unless a person changed the endpoint meanwhile."""
-    # A person's pause stands; it is written with a higher `seq`.
+    """Write the endpoint's health, unless a person changed the endpoint meanwhile."""
+    # A person's pause prevails; it is written with a higher `seq`.
     unchanged = (ENDPOINTS.name == endpoint.name, ENDPOINTS.seq == endpoint.seq)
     values = _build_endpoint_values(endpoint) | delivered
     connection.execute(sa.update(ISCP_ENDPOINTS).where(*unchanged).values(values))
@@ -163,7 +166,7 @@ def _build_endpoint_values(endpoint: EndpointState) -> dict[str, Any]:
 
 
 def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime) -> None:
-    """Make the rows of endpoints that have none. Idempotent."""
+    """Insert the rows of endpoints that have none. Idempotent."""
     rows = [
         {"name": name, "delivered_at": None, "seq": 0}
         | _build_endpoint_values(EndpointState(name=name, changed_at=now))
@@ -177,27 +180,27 @@ def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime
 def read_endpoints(
     connection: sa.Connection, names: Sequence[str] | None = None
 ) -> dict[str, EndpointState]:
-    """The endpoints that have a row, by name; with `names`, of these."""
-    chosen = sa.select(ISCP_ENDPOINTS).order_by(ENDPOINTS.name)
+    """The endpoints that have a row, by name; with `names`, only these."""
+    query = sa.select(ISCP_ENDPOINTS).order_by(ENDPOINTS.name)
     if names is not None:
-        chosen = chosen.where(ENDPOINTS.name.in_(names))
-    return {row.name: _to_endpoint_state(row) for row in connection.execute(chosen)}
+        query = query.where(ENDPOINTS.name.in_(names))
+    return {row.name: _to_endpoint_state(row) for row in connection.execute(query)}
 
 
 def set_endpoint_state(
     connection: sa.Connection, name: str, state: str, reason: str, now: datetime
 ) -> EndpointState:
-    """Have a person pause or resume an endpoint; resuming begins its retries anew, at once."""
+    """Pause or resume an endpoint for a person; resuming restarts its retries at once."""
     add_endpoints(connection, [name], now)
-    mine = ENDPOINTS.name == name
+    same_name = ENDPOINTS.name == name
     values: dict[str, Any] = {"state": state, "reason": reason, "changed_at": now}
     if state == ACTIVE:
         values |= {"in_a_row": 0, "failing_since": None}
-        tried = (OUTBOX.endpoint == name, IS_PENDING, OUTBOX.failed_at.is_not(None))
-        anew = sa.update(ISCP_OUTBOX).where(*tried)
-        connection.execute(anew.values(next_at=now, attempts=0, failed_at=None))
+        conditions = (OUTBOX.endpoint == name, IS_PENDING, OUTBOX.failed_at.is_not(None))
+        retry = sa.update(ISCP_OUTBOX).where(*conditions)
+        connection.execute(retry.values(next_at=now, attempts=0, failed_at=None))
     connection.execute(
-        sa.update(ISCP_ENDPOINTS).where(mine).values(values | {"seq": ENDPOINTS.seq + 1})
+        sa.update(ISCP_ENDPOINTS).where(same_name).values(values | {"seq": ENDPOINTS.seq + 1})
     )
     return read_endpoints(connection, [name])[name]
 

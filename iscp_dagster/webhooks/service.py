@@ -1,4 +1,4 @@
-"""The sender as a service: alone, or beside another one in an event loop."""
+"""The sender as a service: by itself, or beside another one in an event loop."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SenderService:
-    """Delivers events to the declared endpoints. Raises ConfigError if it could not.
+    """Delivers events to the declared endpoints. Needs the extra `serve`.
 
-    That is: ISCP_LOG_URL names no log, a secret is missing or malformed, or an endpoint allows
-    what never is. Needs the extra `serve`.
+    Raises ConfigError if ISCP_LOG_URL is not set, a secret is missing or malformed, or an endpoint
+    allows a network that is never allowed.
     """
 
     environ: Mapping[str, str]
@@ -53,11 +53,11 @@ class SenderService:
             raise ConfigError(f"{LOG_URL} is not set; name the database of the ISCP log.")
         from iscp_dagster.webhooks.sending.resolving import Resolver
 
-        for each in self.endpoints:
-            _make_poster(each, self.environ, Resolver())
+        for endpoint in self.endpoints:
+            _make_poster(endpoint, self.environ, Resolver())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver until `stop` is set, then end in order: what is under way is recorded."""
+        """Deliver until `stop` is set; then record the attempts under way, and end."""
         from iscp_dagster.webhooks.sending.resolving import Resolver
         from iscp_dagster.webhooks.sending.sender import Sender
 
@@ -73,8 +73,8 @@ class SenderService:
         sender = Sender(
             outbox,
             [
-                (each, partial(_make_poster, each, self.environ, resolver))
-                for each in self.endpoints
+                (endpoint, partial(_make_poster, endpoint, self.environ, resolver))
+                for endpoint in self.endpoints
             ],
             owner=f"{identify_machine()}:{os.getpid()}:{secrets.token_hex(4)}",
             batch_id=IdScheme.from_environment(self.environ).make_batch_id,
@@ -87,9 +87,9 @@ class SenderService:
 
 @asynccontextmanager
 async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
-    """Run the service while the context is open, beside a server; what ends it is logged.
+    """Run the service while the context is open, beside a server; logs what ends it.
 
-    It is loaded, in a thread, until that succeeds.
+    It is loaded in a thread, again until that succeeds.
     """
     stop = asyncio.Event()
     task = asyncio.ensure_future(_keep_running(load, stop))
@@ -114,7 +114,7 @@ async def _keep_running(load: Callable[[], SenderService], stop: asyncio.Event) 
 
 
 def identify_machine() -> str:
-    """What makes a process's number unique; empty where that cannot be told."""
+    """What makes a process id unique; empty if it is unknown."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{socket.gethostname()}/{booted}/{Path('/proc/self/ns/pid').readlink()}"
@@ -122,23 +122,23 @@ def identify_machine() -> str:
         return ""
 
 
-def is_gone(owner: str, here: str) -> bool:
-    """Whether a lease's owner was a process here that lives no more."""
-    place, _, process = owner.rpartition(":")[0].rpartition(":")
-    return bool(here) and place == here and not Path(f"/proc/{process}").exists()
+def is_gone(owner: str, machine: str) -> bool:
+    """Whether a lease's owner was a process on this machine that no longer exists."""
+    owner_machine, _, process = owner.rpartition(":")[0].rpartition(":")
+    return bool(machine) and owner_machine == machine and not Path(f"/proc/{process}").exists()
 
 
 async def ping(
     endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = get_utc_now
 ) -> Answer:
-    """Send the endpoint one signed event of type PING that is in no outbox; gives its answer.
+    """Send the endpoint one signed event of type PING, in no outbox; returns its answer.
 
     It is sent even while the endpoint is paused. Raises ConfigError as SenderService does.
     """
     from iscp_dagster.webhooks.sending.resolving import Resolver
 
     id_ = f"ping_{secrets.token_hex(_PING_BYTES)}"
-    said: dict[str, object] = {
+    event: dict[str, object] = {
         "event_id": id_,
         "event_type": "PING",
         "trigger_name": None,
@@ -146,7 +146,7 @@ async def ping(
         "source_timestamp": None,
         "data": {},
     }
-    body = json.dumps({"data": [said]} if endpoint.batch > 1 else said).encode()
+    body = json.dumps({"data": [event]} if endpoint.batch > 1 else event).encode()
     poster = _make_poster(endpoint, environ, Resolver(), clock)
     try:
         return await poster.post(id_, body)

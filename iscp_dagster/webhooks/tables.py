@@ -1,4 +1,4 @@
-"""The outbox' tables, in the ISCP log's database: deliveries, attempts, endpoints."""
+"""The outbox's tables, in the ISCP log's database: deliveries, attempts, endpoints."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 class DeliveryState(IntEnum):
-    """Where the delivery of an event to an endpoint stands."""
+    """The state of the delivery of an event to an endpoint."""
 
     NEXT = 0
     """Pending, and the next of its key."""
     BEHIND = 1
-    """Pending, and waits for an earlier event of its key."""
+    """Pending, and waiting for an earlier event of its key."""
     DELIVERED = 2
     DEAD = 3
-    """A dead letter: it is not sent unless a person has it sent again."""
+    """A dead letter: not sent unless a person has it sent again."""
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""What a sender has in hand of one endpoint whose lease it holds."""
+"""A sender's work for one endpoint whose lease it holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from iscp_dagster.webhooks.sending.posting import Poster
 
 AHEAD = 100
 """How many pieces of work are claimed ahead, so that each claim serves many attempts."""
-_GOES_ON = (MessageVerdict.DELIVERED, MessageVerdict.DEAD)
+_CONTINUES = (MessageVerdict.DELIVERED, MessageVerdict.DEAD)
 
 Random = Callable[[], float]
 """Gives a number from 0 up to 1."""
@@ -31,7 +31,7 @@ Random = Callable[[], float]
 
 @dataclass
 class Outlet:
-    """An endpoint's attempts under way, and what of them is not recorded yet.
+    """An endpoint's attempts under way, and their results that are not recorded yet.
 
     `heard` is called when there is something to record.
     """
@@ -60,7 +60,7 @@ class Outlet:
 
     @property
     def room(self) -> int:
-        """How many more pieces of work to claim; 0 while enough is at hand."""
+        """How many more pieces of work to claim; 0 while there is enough."""
         if not self._open:
             return 0
         most = 2 * self.endpoint.concurrency + (0 if self.batched else AHEAD)
@@ -77,36 +77,36 @@ class Outlet:
 
     def begin(self, work: Sequence[Work]) -> None:
         """Send these messages, as many at a time as the endpoint takes."""
-        for each in work:
-            self.busy |= each.lanes
-            task = asyncio.get_running_loop().create_task(self._send(each))
+        for piece in work:
+            self.busy |= piece.lanes
+            task = asyncio.get_running_loop().create_task(self._send(piece))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def take_results(self) -> tuple[EndpointState, list[Result], list[Work]]:
-        """What is to be recorded now, and the work that is over then."""
-        results, ended = self._results, self._ended
+        """The results to record now, and the work that ends with them."""
+        results, ended_work = self._results, self._ended
         self._results, self._ended = [], []
-        return self.state, results, ended
+        return self.state, results, ended_work
 
-    def put_back(self, results: list[Result], ended: list[Work]) -> None:
+    def put_back(self, results: list[Result], ended_work: list[Work]) -> None:
         """Keep what could not be recorded."""
-        self._results, self._ended = results + self._results, ended + self._ended
+        self._results, self._ended = results + self._results, ended_work + self._ended
 
-    def free(self, ended: Sequence[Work]) -> None:
-        """The ends of this work are recorded."""
-        self.busy -= frozenset().union(*(each.lanes for each in ended))
+    def free(self, ended_work: Sequence[Work]) -> None:
+        """Free the lanes of this work, whose end is recorded."""
+        self.busy -= frozenset().union(*(piece.lanes for piece in ended_work))
 
     async def finish(self) -> None:
-        """Begin no attempt any more, and wait for those under way."""
+        """Begin no more attempts, and wait for those under way."""
         self.stopping = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.poster.aclose()
 
     async def drop(self) -> None:
         """End the attempts under way: another sender may have the endpoint."""
-        for each in self._tasks:
-            each.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.finish()
 
     @property
@@ -117,7 +117,7 @@ class Outlet:
         for message in work.messages:
             async with self._slots:
                 verdict = await self._attempt_message(message) if self._open else None
-            if verdict not in _GOES_ON:
+            if verdict not in _CONTINUES:
                 break
         self._ended.append(work)
         self.heard()
@@ -126,25 +126,25 @@ class Outlet:
         at, loop = self.clock(), asyncio.get_running_loop()
         started = loop.time()
         answer = await self.poster.post(message.id, message.body)
-        follows = self._apply_answer(message, answer)
-        split = follows.verdict is MessageVerdict.SPLIT
+        decision = self._apply_answer(message, answer)
+        split = decision.verdict is MessageVerdict.SPLIT
         self._results.append(
             Result(
                 message=message,
                 answer=answer,
-                outcome=follows,
+                outcome=decision,
                 at=at,
                 seconds=loop.time() - started,
                 halves=split_batch(message, self.batch_id) if split else (),
             )
         )
         self.heard()
-        return follows.verdict
+        return decision.verdict
 
     def _apply_answer(self, message: WebhookMessage, answer: Answer) -> Outcome:
         now = self.clock()
         self.state = replace(self.state, health=self.state.health.after(answer, now))
-        follows = outcome(
+        decision = outcome(
             answer,
             attempt=message.attempts + 1,
             first_failure=message.failed_at,
@@ -154,12 +154,12 @@ class Outlet:
             random=self.random(),
             events=len(message.events),
         )
-        change = follows.change
+        change = decision.change
         if change is EndpointChange.DISABLE or (change and self.state.active):
             self.state = replace(
-                self.state, state=change.value, reason=follows.reason, changed_at=now
+                self.state, state=change.value, reason=decision.reason, changed_at=now
             )
-        return follows
+        return decision
 
 
 def build_policy(endpoint: Endpoint) -> Rules:

@@ -21,7 +21,7 @@ from iscp_dagster.webhooks.sending.network import LongAnswerError, Stream, Vette
 from iscp_dagster.webhooks.sending.resolving import AddressError, Resolver, resolve_vetted
 from iscp_dagster.webhooks.sending.signing import get_secrets, headers
 
-TOLD = 500
+ANSWER_CHARACTERS = 500
 """Characters of an answer that are kept."""
 IDLE_SECONDS = 30.0
 """How long a connection is kept for the next message."""
@@ -33,7 +33,7 @@ class Poster:
     """Posts messages to one endpoint; several attempts may be under way.
 
     No proxy is used, no redirect followed, no cookie kept. Raises ConfigError if a secret is
-    missing or malformed, or a network is allowed that never is.
+    missing or malformed, or an allowed network is never allowed.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Poster:
         self._clock = clock
         # One for all connections: it reads the system's certificates.
         self._tls = tls or (ssl.create_default_context() if parts.scheme == "https" else None)
-        self._kept: list[tuple[httpcore.AsyncHTTPConnection, Stream]] = []
+        self._idle: list[tuple[httpcore.AsyncHTTPConnection, Stream]] = []
 
     async def post(self, id_: str, body: bytes) -> Answer:
-        """Send a message and give its answer, or why there is none; raises nothing else."""
+        """Send a message and return its answer, or why there is none; raises no error."""
         try:
             with anyio.fail_after(self._timeout):
                 return await self._attempt_post(id_, body)
@@ -71,16 +71,16 @@ class Poster:
 
     async def aclose(self) -> None:
         """Close the connections that were kept."""
-        while self._kept:
-            connection, _ = self._kept.pop()
+        while self._idle:
+            connection, _ = self._idle.pop()
             await connection.aclose()
 
     async def _attempt_post(self, id_: str, body: bytes) -> Answer:
         addresses = await resolve_vetted(self._resolver, self._host, self._port, self._allowed)
-        kept = await self._take_reusable(addresses)
+        reusable = await self._take_reusable(addresses)
         request = self._build_request(id_, body)
-        if kept is not None:
-            connection, stream = kept
+        if reusable is not None:
+            connection, stream = reusable
             stream.begin()
             try:
                 return await self._read_answer(connection, request)
@@ -88,17 +88,17 @@ class Poster:
                 # A receiver may end a connection at rest just when the next message is sent.
                 if stream.answered:
                     raise
-        fresh = httpcore.AsyncHTTPConnection(
+        new_connection = httpcore.AsyncHTTPConnection(
             self._url.origin,
             ssl_context=self._tls,
             keepalive_expiry=IDLE_SECONDS,
             network_backend=VettedBackend(addresses, self._timeout),
         )
-        return await self._read_answer(fresh, request)
+        return await self._read_answer(new_connection, request)
 
     def _build_request(self, id_: str, body: bytes) -> httpcore.Request:
         signed = headers(self._secrets, id_, int(self._clock().timestamp()), body)
-        said = {
+        request_headers = {
             "host": _format_host_header(self._url),
             "content-type": "application/json",
             "content-length": str(len(body)),
@@ -106,40 +106,42 @@ class Poster:
             "accept-encoding": "identity",
             **signed,
         }
-        return httpcore.Request("POST", self._url, headers=list(said.items()), content=body)
+        return httpcore.Request(
+            "POST", self._url, headers=list(request_headers.items()), content=body
+        )
 
     async def _read_answer(
         self, connection: httpcore.AsyncHTTPConnection, request: httpcore.Request
     ) -> Answer:
-        whole = False
+        reusable = False
         try:
             response = await connection.handle_async_request(request)
             stream = response.extensions["network_stream"]
             if isinstance(stream, Stream):
                 stream.expect_body(_get_body_length(response))
                 text = await _read_beginning(response)
-                whole = stream.clean and connection.is_idle()
-                if whole:
-                    self._kept.append((connection, stream))
+                reusable = stream.clean and connection.is_idle()
+                if reusable:
+                    self._idle.append((connection, stream))
             else:
-                text = "the answer asks for another protocol"
-            found = {name.lower(): value for name, value in response.headers}
-            after = found.get(b"retry-after")
+                text = "the answer requests another protocol"
+            response_headers = {name.lower(): value for name, value in response.headers}
+            retry_after = response_headers.get(b"retry-after")
             return Answer(
                 status=response.status,
                 text=text,
-                retry_after=None if after is None else after.decode("latin-1"),
+                retry_after=None if retry_after is None else retry_after.decode("latin-1"),
             )
         finally:
-            if not whole:
+            if not reusable:
                 await connection.aclose()
 
     async def _take_reusable(
         self, addresses: Sequence[str]
     ) -> tuple[httpcore.AsyncHTTPConnection, Stream] | None:
-        """A kept connection to one of the addresses, on which nothing came since."""
-        while self._kept:
-            connection, stream = self._kept.pop()
+        """A kept connection to one of the addresses that has received nothing since."""
+        while self._idle:
+            connection, stream = self._idle.pop()
             usable = stream.clean and connection.is_idle() and not connection.has_expired()
             if usable and stream.address in addresses:
                 return connection, stream
@@ -148,27 +150,29 @@ class Poster:
 
 
 async def _read_beginning(response: httpcore.Response) -> str:
-    """Read the body, as far as it may be read; returns how it begins.
+    """Read the body up to its limit; returns its beginning.
 
-    Raises httpcore's errors for one that ends too soon: what cut it may have undone the rest.
+    Raises httpcore's errors for a truncated body: what cut it may have undone the delivery.
     """
-    read = bytearray()
+    beginning = bytearray()
     with suppress(LongAnswerError):
-        async for some in response.aiter_stream():
-            read += some[: TOLD * 4 - len(read)]
+        async for chunk in response.aiter_stream():
+            beginning += chunk[: ANSWER_CHARACTERS * 4 - len(beginning)]
     await response.aclose()
-    return read.decode("utf-8", "replace")[:TOLD]
+    return beginning.decode("utf-8", "replace")[:ANSWER_CHARACTERS]
 
 
 def _get_body_length(response: httpcore.Response) -> int | None:
-    """How many bytes the body has; None if only its end will tell."""
+    """How many bytes the body has; None if only its end shows."""
     if response.status in _NO_BODY:
         return 0
     names = [name.lower() for name, _ in response.headers]
     if b"transfer-encoding" in names:
         return None
-    found = {value.strip() for name, value in response.headers if name.lower() == b"content-length"}
-    text = found.pop() if len(found) == 1 else b""
+    lengths = {
+        value.strip() for name, value in response.headers if name.lower() == b"content-length"
+    }
+    text = lengths.pop() if len(lengths) == 1 else b""
     return int(text) if text.isdigit() else None
 
 
@@ -180,7 +184,7 @@ def _parse_allowed(endpoint: Endpoint) -> tuple[Network, ...]:
 
 
 def _build_url(parts: SplitResult) -> httpcore.URL:
-    """The URL with all of its path; httpcore would read `;v=1` as something else, and drop it."""
+    """The URL with its full path; httpcore would read `;v=1` as something else, and drop it."""
     query = f"?{parts.query}" if parts.query else ""
     return httpcore.URL(
         scheme=parts.scheme,
@@ -192,13 +196,13 @@ def _build_url(parts: SplitResult) -> httpcore.URL:
 
 def _format_host_header(url: httpcore.URL) -> str:
     host = url.host.decode("ascii")
-    named = f"[{host}]" if ":" in host else host
-    return named if url.port is None else f"{named}:{url.port}"
+    name = f"[{host}]" if ":" in host else host
+    return name if url.port is None else f"{name}:{url.port}"
 
 
 def _shorten_error(error: BaseException) -> str:
-    told: Any = str(error) or type(error).__name__
-    return " ".join(str(told).split())[:TOLD]
+    text: Any = str(error) or type(error).__name__
+    return " ".join(str(text).split())[:ANSWER_CHARACTERS]
 
 
 _VERSION = version("iscp_dagster")

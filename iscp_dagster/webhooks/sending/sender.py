@@ -29,22 +29,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How often a sender does what; seconds."""
+    """A sender's intervals, in seconds."""
 
     look: float = 0.05
     """Between two looks at whether something is due."""
     record: float = 0.02
-    """From an answer to its record: what is answered meanwhile is recorded with it."""
+    """From an answer to its record; other answers in between are recorded with it."""
     lease: float = 10.0
     """After this time without a sign of life, another sender takes over."""
     beat: float = 2.0
     """Between two renewals of the leases."""
     away: float = 1.0
-    """Before the database is asked again when it did not answer."""
+    """Before the next database call after one without an answer."""
 
 
 class Sender:
-    """Delivers events until it is stopped; several may run, each endpoint is one's at a time.
+    """Delivers events until it is stopped; several may run, one per endpoint at a time.
 
     A message is sent again, under the same id, unless its answer was recorded.
     """
@@ -62,7 +62,7 @@ class Sender:
         pace: Pace | None = None,
     ) -> None:
         self._outbox = outbox
-        self._endpoints = {each.name: (each, poster) for each, poster in endpoints}
+        self._endpoints = {endpoint.name: (endpoint, poster) for endpoint, poster in endpoints}
         self._owner = owner
         self._batch_id = batch_id
         self._clock = clock
@@ -78,7 +78,7 @@ class Sender:
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set; then end the attempts under way, and record them."""
         self._wake, self._heard = asyncio.Event(), asyncio.Event()
-        # One thread: what the database is asked for happens in order.
+        # One thread, so that database calls happen in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox")
         stopping = asyncio.ensure_future(self._watch_stop(stop))
         recording = asyncio.ensure_future(self._record_always())
@@ -101,9 +101,9 @@ class Sender:
             self._next_beat = loop.time() + self._pace.beat
         if not self._workers:
             return
-        found = await self._ask(self._outbox.look, sorted(self._workers))
+        states = await self._ask(self._outbox.look, sorted(self._workers))
         now = self._clock()
-        for name, (state, due) in found.items():
+        for name, (state, due) in states.items():
             outlet = self._workers.get(name)
             if outlet is not None:
                 outlet.adopt(state)
@@ -127,14 +127,14 @@ class Sender:
 
     async def _keep_leases(self) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._pace.lease
-        held = await self._ask(
+        deadline = loop.time() + self._pace.lease
+        held_endpoints = await self._ask(
             self._outbox.hold, sorted(self._endpoints), self._owner, self._pace.lease
         )
-        if loop.time() >= until:
+        if loop.time() >= deadline:
             return
-        states = await self._ask(self._outbox.look, sorted(held - self._workers.keys()))
-        for name in self._workers.keys() - held:
+        states = await self._ask(self._outbox.look, sorted(held_endpoints - self._workers.keys()))
+        for name in self._workers.keys() - held_endpoints:
             self._drop(name)
         for name, (state, _) in states.items():
             endpoint, poster = self._endpoints[name]
@@ -150,16 +150,18 @@ class Sender:
             )
         if self._lapse is not None:
             self._lapse.cancel()
-        self._lapse = loop.call_at(until, self._drop_lapsed)
+        self._lapse = loop.call_at(deadline, self._drop_lapsed)
 
     def _drop_lapsed(self) -> None:
-        """The leases have run out unrenewed: other senders may have begun."""
-        _log.warning("The leases of %s ran out; the database is away.", ", ".join(self._workers))
+        """The leases have expired unrenewed: other senders may have begun."""
+        _log.warning(
+            "The leases of %s expired; the database does not answer.", ", ".join(self._workers)
+        )
         for name in list(self._workers):
             self._drop(name)
 
     def _drop(self, name: str) -> None:
-        """End what is under way of an endpoint; what was answered is still recorded."""
+        """End an endpoint's attempts under way; received answers are still recorded."""
         outlet = self._workers.pop(name)
         task = asyncio.ensure_future(self._finish_dropped(outlet))
         self._leaving.add(task)
@@ -179,23 +181,23 @@ class Sender:
                 await self._sleep(self._pace.away)
 
     async def _record_all(self) -> bool:
-        done = [await self._record_worker(each) for each in list(self._workers.values())]
-        return all(done)
+        recorded = [await self._record_worker(outlet) for outlet in list(self._workers.values())]
+        return all(recorded)
 
     async def _record_worker(self, outlet: Outlet) -> bool:
-        """Record what there is of an outlet; False if the database is away."""
+        """Record an outlet's results; False if the database does not answer."""
         if not outlet.unrecorded:
             return True
-        state, results, ended = outlet.take_results()
+        state, results, ended_work = outlet.take_results()
         if results and not await self._try_database(
             lambda: self._ask(self._outbox.record, state, results)
         ):
-            outlet.put_back(results, ended)
+            outlet.put_back(results, ended_work)
             self._heard.set()
             return False
-        outlet.free(ended)
-        for each in results:
-            if each.outcome.change is not None:
+        outlet.free(ended_work)
+        for result in results:
+            if result.outcome.change is not None:
                 name = outlet.endpoint.name
                 _log.warning("Endpoint %s is %s: %s.", name, state.state, state.reason)
         if outlet.room:
@@ -206,7 +208,7 @@ class Sender:
         if self._lapse is not None:
             self._lapse.cancel()
         outlets = dict(self._workers)
-        await asyncio.gather(*(each.finish() for each in outlets.values()))
+        await asyncio.gather(*(outlet.finish() for outlet in outlets.values()))
         self._ending = True
         self._heard.set()
         await asyncio.gather(recording, *self._leaving)
@@ -222,7 +224,7 @@ class Sender:
         return True
 
     async def _ask(self, call: Callable[..., Result], *arguments: object) -> Result:
-        """Call the outbox in the thread that asks the database."""
+        """Call the outbox in the database's thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: call(*arguments))
 
@@ -232,7 +234,7 @@ class Sender:
             self._wake.clear()
 
     async def _watch_stop(self, stop: asyncio.Event) -> None:
-        """Begin no attempt any more, even while the database is asked for something."""
+        """Begin no more attempts, even during a database call."""
         await stop.wait()
         self._stopping = True
         for outlet in self._workers.values():

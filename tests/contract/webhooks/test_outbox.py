@@ -126,7 +126,7 @@ def test_a_replay_sends_a_range_of_commit_times_again_in_order_under_the_same_id
     )
     assert outbox.replay(chosen) == 3
     assert claimed(outbox) == [["alarm-2", "alarm-4", "alarm-6"], ["alarm-3"]]
-    with pytest.raises(ConfigError, match="needs a trigger and the time from which on"):
+    with pytest.raises(ConfigError, match="needs a trigger and a start time"):
         outbox.replay(Chosen(trigger="alarm"))
 
 

@@ -103,7 +103,7 @@ async def test_bytes_that_come_while_a_connection_is_at_rest_end_it():
         aclosing(poster(receiver.url)) as sending,
     ):
         await sending.post("event-1", b"{}")
-        ((_, stream),) = sending._kept
+        ((_, stream),) = sending._idle
         receiver.writers[0].write(reply(200))
         await until(lambda: not stream.clean)
         answer = await sending.post("event-2", b"{}")

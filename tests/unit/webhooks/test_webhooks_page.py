@@ -22,7 +22,7 @@ from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.answers import Answer
 from iscp_dagster.webhooks.sending.network import MOST_READ
-from iscp_dagster.webhooks.sending.posting import TOLD
+from iscp_dagster.webhooks.sending.posting import ANSWER_CHARACTERS
 from iscp_dagster.webhooks.sending.sender import Pace
 from iscp_dagster.webhooks.sending.signing import get_secrets
 
@@ -93,7 +93,7 @@ def test_the_numbers_in_the_text_are_the_defaults():
     assert endpoint.failing_days == 5
     assert "five days (`failing_days=`)" in PAGE
     assert f"At most {MOST_READ // 1000} kB" in PAGE
-    assert f"first {TOLD} characters" in PAGE
+    assert f"first {ANSWER_CHARACTERS} characters" in PAGE
     assert f"within {Pace().lease:g} seconds" in PAGE
     assert "twenty times a second" in PAGE
     assert Pace().look == 1 / 20

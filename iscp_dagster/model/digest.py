@@ -1,4 +1,4 @@
-"""Short texts that tell values apart, for a cursor that holds thousands of them."""
+"""Short digests that distinguish values, for a cursor that holds thousands of them."""
 
 from __future__ import annotations
 

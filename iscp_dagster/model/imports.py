@@ -113,8 +113,8 @@ def _list_user_lines(error: BaseException, root: str) -> Iterator[tuple[str, int
 def _shorten_path(file: str, root: str) -> str:
     """The file's path, beginning with its package."""
     parts = _split_path(file)
-    at = len(parts) - 1 - parts[::-1].index(root) if root in parts else -1
-    return "/".join((*parts[at:-1], Path(file).name))
+    start = len(parts) - 1 - parts[::-1].index(root) if root in parts else -1
+    return "/".join((*parts[start:-1], Path(file).name))
 
 
 def _split_path(file: str) -> tuple[str, ...]:

@@ -19,12 +19,12 @@ def split_into_portions(
     portion: list[T] = []
     total = 0
     for item in items:
-        added = size(item) if size else 0
-        if portion and total + added > most_size:
+        item_size = size(item) if size else 0
+        if portion and total + item_size > most_size:
             yield portion
             portion, total = [], 0
         portion.append(item)
-        total += added
+        total += item_size
         if len(portion) == most:
             yield portion
             portion, total = [], 0
@@ -45,13 +45,13 @@ def bisect_on_failure(
 
     A single item must give an answer. One item at fault among n costs 2 log2(n) attempts.
     """
-    waiting = [items] if items else []
-    while waiting:
-        portion = waiting.pop()
+    pending = [items] if items else []
+    while pending:
+        portion = pending.pop()
         answer = attempt(portion)
         if answer is not None:
             yield portion, answer
         elif len(portion) > 1:
-            waiting += reversed(split_into_halves(portion))
+            pending += reversed(split_into_halves(portion))
         else:
             raise ValueError(f"no answer for {portion[0]!r} alone")

@@ -42,9 +42,9 @@ def compute_effective_jobs(delta_log: DeltaLog, jobs: Collection[Job], upto: Mom
 
 
 def _move_watermark(delta_log: DeltaLog, job: Job, end: Moment, upto: Moment) -> Job:
-    at = job.watermark
-    change = delta_log.find_first_change(job.key.tenant, at.version, upto.version)
-    idle = upto if change is None else _get_moment_before(delta_log, at, change)
+    watermark = job.watermark
+    change = delta_log.find_first_change(job.key.tenant, watermark.version, upto.version)
+    idle = upto if change is None else _get_moment_before(delta_log, watermark, change)
     return replace(job, watermark=min(idle, end))
 
 
@@ -56,13 +56,13 @@ def _compute_ends(
     Leaves out watermarks after which the log does not say what changed.
     """
     ends: dict[Moment, Moment] = {}
-    changed: int | None = START.version
+    change: int | None = START.version
     # Lowest first: the index that the log builds for it serves the others.
-    for at in sorted(watermarks):
-        if delta_log.can_tell_tenants(at.version, upto.version):
-            if changed is not None and changed <= at.version:
-                changed = delta_log.find_first_column_change(at.version, upto.version)
-            ends[at] = upto if changed is None else _get_moment_before(delta_log, at, changed)
+    for start in sorted(watermarks):
+        if delta_log.can_tell_tenants(start.version, upto.version):
+            if change is not None and change <= start.version:
+                change = delta_log.find_first_column_change(start.version, upto.version)
+            ends[start] = upto if change is None else _get_moment_before(delta_log, start, change)
     return ends
 
 

@@ -1,4 +1,4 @@
-"""Cuts iterations of a long backlog into steps, and joins those of many tenants.
+"""Cuts iterations of a long backlog into steps, and joins iterations of many tenants.
 
 Triggers plan tenant by tenant, up to the latest commit; `sync.bounds` limits a step. Iterations are
 joined if they have the same priority and job names, and can share a start and an end version: one
@@ -87,8 +87,8 @@ def bounded(
     delta_log = feed.log
     iteration_jobs = [job for job in jobs if job.key in iteration.jobs]
     after, upto = iteration.from_.version, iteration.to.version
-    written = delta_log.written(after, upto, iteration.tenants)
-    last = deployment.bounds.of(iteration_jobs).last(after, upto, written or ())
+    volumes = delta_log.written(after, upto, iteration.tenants)
+    last = deployment.bounds.of(iteration_jobs).last(after, upto, volumes or ())
     # A drop at the start of the range does no harm.
     dropped = feed.find_first_drop(after + 1, last)
     if dropped is not None:
@@ -189,9 +189,9 @@ def _read_sizes(
     """Bytes per tenant: the changes', or the snapshot's if that is or may be read instead."""
     after, upto = start.version, to.version
     tail = after >= 0 and feed_state(delta_log, after, upto, tenants).available
-    written = dict(delta_log.get_bytes_written(after, upto)) if tail else {}
-    if written:
-        return written
+    sizes = dict(delta_log.get_bytes_written(after, upto)) if tail else {}
+    if sizes:
+        return sizes
     return {tenant: size.bytes for tenant, size in delta_log.get_tenant_sizes(upto).items()}
 
 

@@ -48,8 +48,12 @@ def set_first_watermarks(
     tenants = {row.tenant for row in early}
     registered = {job.key for job in log.jobs(table_id=early[0].table_id, tenants=tenants)}
     new = {row.key: after[row.name.job] for row in early if row.key not in registered}
-    tenants_by_moment = {at: _read_tenants(delta_log, at, tenants) for at in set(new.values())}
-    beginnings = {key: at for key, at in new.items() if key.tenant not in tenants_by_moment[at]}
+    tenants_by_moment = {
+        moment: _read_tenants(delta_log, moment, tenants) for moment in set(new.values())
+    }
+    beginnings = {
+        key: moment for key, moment in new.items() if key.tenant not in tenants_by_moment[moment]
+    }
     return [replace(row, watermark=beginnings.get(row.key, row.watermark)) for row in rows]
 
 
@@ -57,8 +61,8 @@ def _should_begin_early(row: NewJob) -> bool:
     return consumer_kind(row.spec.detail.consumer.type).begins_before_first_commit
 
 
-def _read_tenants(delta_log: DeltaLog, at: Moment, among: Collection[str]) -> frozenset[str]:
-    """The tenants with rows at `at`; all of `among` if they cannot be read."""
+def _read_tenants(delta_log: DeltaLog, moment: Moment, among: Collection[str]) -> frozenset[str]:
+    """The tenants with rows at `moment`; all of `among` if they cannot be read."""
     with suppress(IscpError):
-        return frozenset(delta_log.tenants(at.version))
+        return frozenset(delta_log.tenants(moment.version))
     return frozenset(among)

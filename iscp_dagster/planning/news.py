@@ -28,8 +28,8 @@ class Untold:
     def from_json(cls, value: Sequence[str | None]) -> Untold:
         """Read what `to_json` gave."""
         after, upto, last_tenant = value
-        first = None if after is None else Moment.parse(after)
-        return cls(after=first, upto=Moment.parse(upto or ""), told=last_tenant or "")
+        start = None if after is None else Moment.parse(after)
+        return cls(after=start, upto=Moment.parse(upto or ""), told=last_tenant or "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ def tell(
     news: list[Told] = []
     rest: list[Untold] = list(pending)
     while rest and room > 0:
-        first = rest.pop(0)
-        tenants = sorted(tenant for tenant in changed(first) if tenant > first.told)
+        oldest = rest.pop(0)
+        tenants = sorted(tenant for tenant in changed(oldest) if tenant > oldest.told)
         batch = tuple(tenants[:room])
-        news.append(Told(after=first.after, upto=first.upto, tenants=batch))
+        news.append(Told(after=oldest.after, upto=oldest.upto, tenants=batch))
         room -= len(batch)
         if len(tenants) > len(batch):
-            rest.insert(0, replace(first, told=batch[-1]))
+            rest.insert(0, replace(oldest, told=batch[-1]))
     return news, rest

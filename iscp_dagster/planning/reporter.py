@@ -84,14 +84,14 @@ class Reporter:
         Only for tables that the look covered: waiting for another's store may take as long again.
         """
         marks = self._get_marks(look)
-        waiting = [
+        sources = [
             source
             for source in self.runner.sources
             if source.name in marks and pending.get(source.name)
         ]
         remaining = MOST_NEWS
-        for number, source in enumerate(waiting):
-            room = max(remaining // (len(waiting) - number), 1)
+        for number, source in enumerate(sources):
+            room = max(remaining // (len(sources) - number), 1)
             with self.runner.catch_problems(source, report.problems):
                 portions, rest = tell(pending[source.name], self._make_tenant_finder(source), room)
                 report.news += [self._build_news(source, portion) for portion in portions]

@@ -170,10 +170,14 @@ class Watch:
         self._rebuild_lost_jobs(table_id)
         self.open = set(self.deployment.log.find_unsettled_tenants(table_id))
         job_versions = self.deployment.log.list_job_versions(table_id)
-        behind = [v for _, v, _ in job_versions if START.version < v < mark.moment.version]
-        self.oldest_written = min(behind, default=mark.moment.version)
-        if behind:
-            changed = self._find_changed_tenants(min(behind), mark.moment.version)
+        versions_behind = [
+            version
+            for _, version, _ in job_versions
+            if START.version < version < mark.moment.version
+        ]
+        self.oldest_written = min(versions_behind, default=mark.moment.version)
+        if versions_behind:
+            changed = self._find_changed_tenants(min(versions_behind), mark.moment.version)
             self.open |= self._list_all_tenants(tenants) if changed is None else changed
         self.found = tuple(tenants)
 
@@ -233,16 +237,16 @@ class Watch:
     def _rebuild_lost_jobs(self, table_id: str) -> None:
         """Rebuild jobs whose watermark is no longer in the log, which was restored or replaced."""
         log = self.deployment.log
-        lost = {
+        lost_watermarks = {
             str(watermark)
             for watermark in log.list_watermarks(table_id)
             if not self.delta_log.has(watermark)
         }
-        jobs = log.jobs(table_id=table_id) if lost else []
-        gone = [job.key for job in jobs if str(job.watermark) in lost]
-        if gone:
-            LOGGER.warning(LOST, self.source.name, len(gone), ", ".join(sorted(lost)))
-            log.rebuild(gone)
+        jobs = log.jobs(table_id=table_id) if lost_watermarks else []
+        keys = [job.key for job in jobs if str(job.watermark) in lost_watermarks]
+        if keys:
+            LOGGER.warning(LOST, self.source.name, len(keys), ", ".join(sorted(lost_watermarks)))
+            log.rebuild(keys)
 
     def _list_all_tenants(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those with jobs, which may have no rows any more."""
@@ -262,9 +266,9 @@ class Watch:
         `after`, by job name, is the moment as of which tenants without the job had no rows.
         Skips indexes with stranded jobs: a person decides whether they continue.
         """
-        waiting = table_problems.find_stranded_names(self.deployment, self.earlier)
+        stranded_names = table_problems.find_stranded_names(self.deployment, self.earlier)
         all_specs = list_table_specs(self.source, standing)
-        specs = {name: spec for name, spec in all_specs.items() if name.job not in waiting}
+        specs = {name: spec for name, spec in all_specs.items() if name.job not in stranded_names}
         new_jobs = make_new_jobs(table_id, tenants, specs, but=but)
         new_jobs = set_first_watermarks(new_jobs, self.deployment.log, self.delta_log, after)
         # What a person has unregistered stays unregistered.

@@ -67,7 +67,7 @@ class Deployment:
     )
     """Spark's analysis of views over a schema, since each index and trigger of a scan needs it."""
     services: Callable[[], Services] | None = None
-    """Opens the runtime that invokes service consumers' handlers; None: there is none."""
+    """Opens the runtime that invokes service consumers' handlers; None: no runtime."""
     shards: tuple[Endpoint, ...] = ()
     """All ClickHouse servers, `endpoint` first; empty: `endpoint` is the only one."""
 

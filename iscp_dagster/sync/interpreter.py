@@ -67,18 +67,18 @@ class Interpreter:
         self, iteration: Iteration, run_id: str, queued_as: str | None = None
     ) -> Generator[Sequence[Outcome], None, None]:
         """Claim the jobs, and yield their outcomes index by index, until no claim is left."""
-        claimed, unread = self._claim_jobs(iteration, run_id, queued_as)
-        waiting = self._advance_state(claimed)
-        if unread is not None:
+        claimed, store_error = self._claim_jobs(iteration, run_id, queued_as)
+        pending = self._advance_state(claimed)
+        if store_error is not None:
             # None of the jobs is the cause; all fail for now.
-            waiting = [commands.AbortIteration(unread)]
+            pending = [commands.AbortIteration(store_error)]
         try:
-            while waiting := waiting or self._advance_state(commands.Idle()):
-                command = waiting.pop(0)
+            while pending := pending or self._advance_state(commands.Idle()):
+                command = pending.pop(0)
                 if isinstance(command, commands.Give):
                     yield command.outcomes
                 else:
-                    waiting[:0] = self._advance_state(self.execute_command(command))
+                    pending[:0] = self._advance_state(self.execute_command(command))
         except Exception as error:
             self._drop_staging()
             for command in self._advance_state(commands.Broken(error)):
@@ -119,10 +119,10 @@ class Interpreter:
                 self._drop_staging()
                 return commands.Discarded()
             case commands.Fail(failures, rebuild):
-                refused = refuse(deployment.log, failures)
+                recorded = refuse(deployment.log, failures)
                 if rebuild:
                     deployment.log.rebuild(sorted(rebuild))
-                return commands.FailuresRecorded(tuple(refused))
+                return commands.FailuresRecorded(tuple(recorded))
             case commands.AbortIteration(error):
                 raise error
             case commands.Release(claims):
@@ -143,7 +143,7 @@ class Interpreter:
         """Claim the jobs, even if the state store cannot be read; that error is returned too."""
         reader = self.reader
         layout = reader.plan_layout(iteration.range)
-        self.ledger, recall, unread = load_ledger(reader, iteration)
+        self.ledger, recall, store_error = load_ledger(reader, iteration)
         claims = reader.deployment.log.begin(
             iteration,
             run_id,
@@ -152,7 +152,7 @@ class Interpreter:
             queued_as=queued_as,
             recall=recall,
         )
-        return commands.Claimed(tuple(claims)), unread
+        return commands.Claimed(tuple(claims)), store_error
 
     def _record_steps(self, claims: commands.Claims) -> commands.Recorded:
         try:

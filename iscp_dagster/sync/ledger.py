@@ -95,20 +95,20 @@ def load_ledger(
     In that case the caller claims the jobs and fails them, always temporarily, since none of
     them is the cause.
     """
-    deployment, ledger, unread = reader.deployment, Ledger(None), None
+    deployment, ledger, store_error = reader.deployment, Ledger(None), None
     previous: Mapping[JobKey, BatchRecord] = {}
     try:
         ledger = Ledger(deployment.states() if deployment.states else None)
         previous = ledger.read_previous(deployment.log, iteration)
     except IscpError as error:
-        unread = UnavailableError(str(error))
+        store_error = UnavailableError(str(error))
     recall = Recall(
         previous=previous,
         unrepeatable=_find_unrepeatable(reader, iteration, previous),
         tolerate_state_mismatch=deployment.tolerate_state_mismatch,
-        unread=unread is not None,
+        unread=store_error is not None,
     )
-    return ledger, recall, unread
+    return ledger, recall, store_error
 
 
 def _find_unrepeatable(

@@ -19,23 +19,23 @@ def move_watermarks(log: SqlLog, ledger: Ledger, deliveries: Sequence[PendingCom
     """Move the watermarks of the jobs that the run still holds, all after a last step or all before
     another. The state store goes first.
     """
-    wrong: dict[JobKey, IscpError] = {}
+    errors: dict[JobKey, IscpError] = {}
     claims: list[Claim] = []
     try:
-        wrong |= ledger.after([delivery.claim for delivery in deliveries])
-        remaining = [delivery for delivery in deliveries if delivery.claim.key not in wrong]
+        errors |= ledger.after([delivery.claim for delivery in deliveries])
+        remaining = [delivery for delivery in deliveries if delivery.claim.key not in errors]
         move: Callable[[Collection[Done]], Answers]
         move = log.complete if deliveries[0].claim.last else log.advance
         for key, answer in move([delivery.done for delivery in remaining]).items():
             if isinstance(answer, Claim):
                 claims.append(answer)
             else:
-                wrong[key] = answer
+                errors[key] = answer
     except IscpError as error:
-        wrong |= {
-            delivery.claim.key: error for delivery in deliveries if delivery.claim.key not in wrong
+        errors |= {
+            delivery.claim.key: error for delivery in deliveries if delivery.claim.key not in errors
         }
-    return Moved(tuple(deliveries), tuple(claims), wrong)
+    return Moved(tuple(deliveries), tuple(claims), errors)
 
 
 def refuse(log: SqlLog, failures: Sequence[Failed]) -> list[Failed]:
@@ -43,10 +43,10 @@ def refuse(log: SqlLog, failures: Sequence[Failed]) -> list[Failed]:
 
     The run that took a job is responsible for its state.
     """
-    taken = log.fail(list(failures))
+    fence_errors = log.fail(list(failures))
     return [
-        make_failure(failure.claim, taken[failure.claim.key], failure.told)
-        if failure.claim.key in taken and failure.code != FenceError.code
+        make_failure(failure.claim, fence_errors[failure.claim.key], failure.told)
+        if failure.claim.key in fence_errors and failure.code != FenceError.code
         else failure
         for failure in failures
     ]

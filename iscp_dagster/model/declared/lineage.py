@@ -45,7 +45,7 @@ def sort_views(views: Sequence[tuple[str, str | None]], table: str) -> list[str]
 def find_parents(source: SourceTable) -> dict[str, str]:
     """For each view and trigger over a view of the table, the name of that view's index.
 
-    Leaves out those over the table itself, and those whose view has no index.
+    Leaves out any over the table itself, or whose view has no index.
     """
     definitions = {index.name: view for index in source.indexes if (view := get_definition(index))}
     parents = {consumer.name: _find_parent(consumer, definitions) for consumer in source.consumers}

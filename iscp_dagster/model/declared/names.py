@@ -74,9 +74,9 @@ def check_no_shard(source: str, index: str) -> None:
 
 def list_possible_owners(view: str) -> Iterator[tuple[str, str]]:
     """Every table and index whose index view could have this name."""
-    for at, char in enumerate(view):
-        if char == "_" and 0 < at < len(view) - 1:
-            yield view[:at], view[at + 1 :]
+    for position, char in enumerate(view):
+        if char == "_" and 0 < position < len(view) - 1:
+            yield view[:position], view[position + 1 :]
 
 
 def check_lists(name: str, columns: Sequence[str] | None, exclude: Sequence[str]) -> None:

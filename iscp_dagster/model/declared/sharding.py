@@ -80,7 +80,9 @@ class Sharding:
         if len(set(key)) < len(key):
             raise ConfigError(f"sharding: key {', '.join(key)} names a column twice.")
         if len(key) > 1 and not FUNCTIONS[name].several:
-            names = ", ".join(sorted(n for n, function in FUNCTIONS.items() if function.several))
+            names = ", ".join(
+                sorted(hash_name for hash_name, function in FUNCTIONS.items() if function.several)
+            )
             raise ConfigError(
                 f"sharding: {name} takes one column, but the key is {', '.join(key)}; name one, or "
                 f"use one of: {names}."

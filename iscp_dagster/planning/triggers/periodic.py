@@ -28,9 +28,9 @@ class PeriodicTrigger:
     settings = (INTERVAL, SHARE)
 
     def __call__(self, jobs: Sequence[Job], latest: Moment, now: datetime) -> tuple[Iteration, ...]:
-        alone = [job for job in jobs if not parse_share(job.spec.trigger.schedule)]
-        sharing = sorted((job for job in jobs if job not in alone), key=_get_interval)
-        planned = list(plan_each_alone([job for job in alone if _is_due(job, now)], latest))
+        independent = [job for job in jobs if not parse_share(job.spec.trigger.schedule)]
+        sharing = sorted((job for job in jobs if job not in independent), key=_get_interval)
+        planned = list(plan_each_alone([job for job in independent if _is_due(job, now)], latest))
         for _, group in groupby(sharing, key=_get_interval):
             planned += _plan_shared(list(group), latest, now)
         return tuple(planned)

@@ -106,14 +106,14 @@ def _check_plan(
     startable = {job.key: job.watermark for job in jobs if job.state in STARTABLE}
     planned: set[JobKey] = set()
     for iteration in iterations:
-        wrong = [
+        invalid = [
             key
             for key in iteration.jobs
             if key in planned or startable.get(key) != iteration.from_ or iteration.to > latest
         ]
-        if wrong:
+        if invalid:
             raise ConfigError(
-                f"The trigger {job_type!r} planned {iteration.range} for job {wrong[0]}; it may "
+                f"The trigger {job_type!r} planned {iteration.range} for job {invalid[0]}; it may "
                 f"plan each job it was given once, from its watermark up to {latest.version}."
             )
         planned.update(iteration.jobs)
@@ -158,27 +158,27 @@ def plan_together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
 
     First iterations that are due together have the same range, so they share one scan.
     """
-    alone = [job for job in jobs if iterates_alone(job)]
-    others = [job for job in jobs if not iterates_alone(job)]
-    # The others first: they are short, and run slots are few.
-    return (*_plan_sharing(others, latest), *plan_each_alone(alone, latest))
+    lone_jobs = [job for job in jobs if iterates_alone(job)]
+    sharing_jobs = [job for job in jobs if not iterates_alone(job)]
+    # Shared scans first: they are short, and run slots are few.
+    return (*_plan_sharing(sharing_jobs, latest), *plan_each_alone(lone_jobs, latest))
 
 
 def _plan_sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     fresh = [job for job in jobs if is_fresh(job)]
     settled = [job for job in jobs if not is_fresh(job)]
-    built = (job.watermark for job in settled if not _has_only_beginning(job))
-    first = max(built, key=_get_version, default=latest)
-    top = max(map(_get_watermark, settled), key=_get_version, default=latest)
-    first = latest if any(job.status.repairs for job in fresh) else first
-    return (*plan_iteration(fresh, first), *_plan_in_step(settled, top, latest))
+    watermarks = (job.watermark for job in settled if not _has_only_beginning(job))
+    first_end = max(watermarks, key=_get_version, default=latest)
+    highest = max(map(_get_watermark, settled), key=_get_version, default=latest)
+    first_end = latest if any(job.status.repairs for job in fresh) else first_end
+    return (*plan_iteration(fresh, first_end), *_plan_in_step(settled, highest, latest))
 
 
 def plan_by_default(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
     """The jobs planned together; an independent job by itself, holding up no other."""
-    alone = [job for job in jobs if job.spec.trigger.independent]
+    independent = [job for job in jobs if job.spec.trigger.independent]
     group = [job for job in jobs if not job.spec.trigger.independent]
-    return (*plan_each_alone(alone, latest), *plan_together(group, latest))
+    return (*plan_each_alone(independent, latest), *plan_together(group, latest))
 
 
 def plan_greedily(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
@@ -201,8 +201,8 @@ def get_job_version(job: Job) -> int:
     return job.watermark.version
 
 
-def _plan_in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteration, ...]:
-    lagging = [job for job in jobs if get_job_version(job) < top.version]
+def _plan_in_step(jobs: Sequence[Job], highest: Moment, latest: Moment) -> tuple[Iteration, ...]:
+    lagging = [job for job in jobs if get_job_version(job) < highest.version]
     by_shard = _group_by_shard(jobs)
     if len(by_shard) > 1 and (lagging or any(job.state in ACTIVE for job in jobs)):
         return tuple(
@@ -215,8 +215,8 @@ def _plan_in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Ite
     if any(job.state in ACTIVE for job in lagging or jobs):
         return ()
     if lagging:
-        next_ = min(lagging, key=get_job_version)
-        return plan_iteration([next_], latest if next_.status.repairs else top)
+        lowest = min(lagging, key=get_job_version)
+        return plan_iteration([lowest], latest if lowest.status.repairs else highest)
     return plan_iteration(jobs, latest)
 
 

@@ -229,10 +229,10 @@ class Retriever:
                 return rows
 
     def _take_chunk(self) -> pa.Table | None:
-        item = self.coming.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        message = self.coming.get()
+        if isinstance(message, BaseException):
+            raise message
+        return message
 
     def _list_columns(self) -> list[str]:
         """The columns of the shared scan that the consumer gets."""
@@ -376,10 +376,10 @@ class Worker:
         self._offer_item(error if is_failure else interruption)
         self._thread.join(None if is_failure else GIVE_UP_SECONDS)
 
-    def _offer_item(self, item: pa.Table | BaseException | None) -> None:
+    def _offer_item(self, message: pa.Table | BaseException | None) -> None:
         while self._thread.is_alive():
             try:
-                return self.retriever.coming.put(item, timeout=_LOOK_SECONDS)
+                return self.retriever.coming.put(message, timeout=_LOOK_SECONDS)
             except queue.Full:
                 continue
         return None

@@ -60,8 +60,8 @@ _NARROW = {"partition", "chunks", "code"}
 
 RECEIPT_SCHEMA = pa.schema(
     [
-        (f.name, pa.int32() if f.name in _NARROW else _ARROW_TYPES[str(f.type)])
-        for f in fields(Receipt)
+        (field_.name, pa.int32() if field_.name in _NARROW else _ARROW_TYPES[str(field_.type)])
+        for field_ in fields(Receipt)
     ]
 )
 
@@ -241,7 +241,9 @@ def _make_receipts(
         yield refused(target, task, worker.failure)
         return
     retriever = worker.retriever
-    stopped = {t: unclear[t] for t in unclear.keys() & worker.share.tenants} | retriever.refused
+    stopped = {
+        tenant: unclear[tenant] for tenant in unclear.keys() & worker.share.tenants
+    } | retriever.refused
     for tenant, error in sorted(stopped.items()):
         yield refused(target, task, error, tenant)
     for number, tenant in enumerate(
@@ -285,8 +287,8 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
             receipts = [refused(name, partition, error) for name in targets]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [
-            pa.array(values, type=f.type)
-            for values, f in zip(columns, RECEIPT_SCHEMA, strict=False)
+            pa.array(values, type=field_.type)
+            for values, field_ in zip(columns, RECEIPT_SCHEMA, strict=False)
         ]
         if arrays:
             yield _add_payload(arrays, [None] * len(receipts))
@@ -300,7 +302,7 @@ def _pack_rows(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, piece.schema) as stream:
                 stream.write_table(piece)
-            arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
+            arrays = [pa.nulls(1, field_.type) for field_ in RECEIPT_SCHEMA]
             yield _add_payload(arrays, [sink.getvalue().to_pybytes()])
 
 

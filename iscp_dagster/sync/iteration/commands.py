@@ -198,7 +198,7 @@ class FailuresRecorded:
 
 @dataclass(frozen=True)
 class Placed:
-    """The rows are in place, except those of the jobs that failed."""
+    """The rows are in place, except the failed jobs' rows."""
 
     deliveries: tuple[PendingCommit, ...]
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
@@ -206,7 +206,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Moved:
-    """The watermarks have moved, except those of the jobs that failed."""
+    """The watermarks have moved, except the failed jobs' watermarks."""
 
     deliveries: tuple[PendingCommit, ...]
     claims: Claims = ()
@@ -241,7 +241,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class RunInterrupted:
-    """The process is asked to stop."""
+    """The process must stop."""
 
 
 IterationEvent = (

@@ -115,16 +115,19 @@ def _begin_claims(state: IterationState, claims: commands.Claims) -> Next:
         many=len(narrowing.get_tenants(claims)) > 1,
     )
     rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
-    wrong = [make_failure(claim, BatchError(MISMATCH.format(claim=claim))) for claim in rejected]
+    failures = [make_failure(claim, BatchError(MISMATCH.format(claim=claim))) for claim in rejected]
     accepted = tuple(claim for claim in claims if claim.step.action is not Action.REJECT)
-    return state, (*_make_fail_command(wrong), *([commands.Record(accepted)] if accepted else []))
+    return state, (
+        *_make_fail_command(failures),
+        *([commands.Record(accepted)] if accepted else []),
+    )
 
 
 def _choose_next(state: IterationState) -> Next:
     """The next scan: a waiting trial, else unclear changes as a snapshot, else the next step."""
     if state.trials:
-        trial, *others = state.trials
-        state = replace(state, trials=tuple(others))
+        trial, *later_trials = state.trials
+        state = replace(state, trials=tuple(later_trials))
         if not trial.failed:
             return state, (commands.ScanClaims(trial),)
         state, failures = _split_group(state, trial)
@@ -166,10 +169,10 @@ def _split_group(
 ) -> tuple[IterationState, tuple[commands.Fail, ...]]:
     """Smaller trials instead of a failed one; claims given up fail, or are read whole."""
     smaller, given_up = narrowing.split_group(state.known, trial)
-    wrong = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
+    claim_errors = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
     unclear = {
         claim.key: error.message
-        for claim, error in wrong
+        for claim, error in claim_errors
         if error.code == FeedGoneError.code and not trial.reading.staged
     }
     state = replace(
@@ -179,7 +182,7 @@ def _split_group(
     )
     return state, _make_fail_command(
         _make_failure(state, claim.key, narrowing.make_untried_error(claim, error))
-        for claim, error in wrong
+        for claim, error in claim_errors
         if claim.key not in unclear
     )
 
@@ -193,10 +196,10 @@ def _handle_scan_failure(state: IterationState, trial: narrowing.Trial, error: I
     jobs = {claim.key.job_name for claim in _filter_writing(trial.claims)}
     if imaged and len(jobs) > 1 and reason.unsure:
         return state, (commands.Plan(trial.claims, plan=reading.plan, apart=True),)
-    lost = Written(reading=reading, error=reason, unsure=reason.unsure)
+    failed = Written(reading=reading, error=reason, unsure=reason.unsure)
     unread = Written(reading=reading)
     parts = tuple(
-        commands.ScanResult(claims=claims, written=lost if job in jobs else unread)
+        commands.ScanResult(claims=claims, written=failed if job in jobs else unread)
         for job, claims in group_by_job(trial.claims).items()
     )
     return _handle_scan(state, trial, parts)
@@ -232,8 +235,8 @@ def _find_suspects(trial: narrowing.Trial, part: commands.ScanResult) -> list[Cl
 
     The only tenant of one index may fail by the rows of another's tenant, which the scan reads too.
     """
-    alone = len(narrowing.get_tenants(_filter_writing(trial.claims))) == 1
-    if part.written.error is None or not part.written.unsure or alone:
+    single_tenant = len(narrowing.get_tenants(_filter_writing(trial.claims))) == 1
+    if part.written.error is None or not part.written.unsure or single_tenant:
         return []
     return [
         claim
@@ -296,7 +299,7 @@ def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Nex
         claims = tuple(claim for claim in settled.values() if claim is not None)
         state, following = _handle_moved(state, commands.Moved(tuple(deliveries), claims))
     else:
-        # What is moved together ends together.
+        # Watermarks that move together end together.
         final = tuple(delivery for delivery in deliveries if delivery.claim.last)
         continuing = tuple(delivery for delivery in deliveries if not delivery.claim.last)
         following = tuple(commands.PlaceRows(group) for group in (final, continuing) if group)
@@ -304,10 +307,10 @@ def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Nex
 
 
 def _handle_placed(
-    deliveries: Sequence[PendingCommit], wrong: Mapping[JobKey, IscpError]
+    deliveries: Sequence[PendingCommit], errors: Mapping[JobKey, IscpError]
 ) -> tuple[commands.Command, ...]:
-    remaining = tuple(delivery for delivery in deliveries if delivery.claim.key not in wrong)
-    return (*([commands.Move(remaining)] if remaining else []), *_fail_commits(deliveries, wrong))
+    remaining = tuple(delivery for delivery in deliveries if delivery.claim.key not in errors)
+    return (*([commands.Move(remaining)] if remaining else []), *_fail_commits(deliveries, errors))
 
 
 def _handle_moved(state: IterationState, event: commands.Moved) -> Next:
@@ -332,20 +335,20 @@ def _handle_moved(state: IterationState, event: commands.Moved) -> Next:
 
 
 def _fail_commits(
-    deliveries: Iterable[PendingCommit], wrong: Mapping[JobKey, IscpError], *, late: bool = False
+    deliveries: Iterable[PendingCommit], errors: Mapping[JobKey, IscpError], *, late: bool = False
 ) -> tuple[commands.Fail, ...]:
     """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
     snapshot may have replaced a later one.
     """
-    failed = [delivery for delivery in deliveries if delivery.claim.key in wrong]
+    failed = [delivery for delivery in deliveries if delivery.claim.key in errors]
     rebuild = [
         delivery.claim.key
         for delivery in failed
-        if late and delivery.replaces and isinstance(wrong[delivery.claim.key], FenceError)
+        if late and delivery.replaces and isinstance(errors[delivery.claim.key], FenceError)
     ]
     return _make_fail_command(
         [
-            make_failure(delivery.claim, wrong[delivery.claim.key], delivery.told_in_all)
+            make_failure(delivery.claim, errors[delivery.claim.key], delivery.told_in_all)
             for delivery in failed
         ],
         frozenset(rebuild),
@@ -357,13 +360,13 @@ def _make_outcome(state: IterationState, event: commands.ScanVerified, claim: Cl
     written, tenant = event.part.written, claim.key.tenant
     earlier = state.told.get(claim.key, {})
     passed = event.passed.get(claim.key)
-    wrong, error = event.wrong.get(claim.key), written.get_error(tenant)
+    row_error, error = event.wrong.get(claim.key), written.get_error(tenant)
     if isinstance(passed, Failed):
         return replace(passed, told=merge_facts(earlier, passed.told))
     if passed is not None:
         return replace(passed, earlier=earlier)
-    if wrong is not None:
-        return make_failure(claim, wrong, earlier)
+    if row_error is not None:
+        return make_failure(claim, row_error, earlier)
     if error is not None:
         return make_failure(claim, error, merge_facts(earlier, written.told.get(tenant, {})))
     return PendingCommit(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
@@ -396,9 +399,9 @@ def _make_failure(state: IterationState, key: JobKey, error: IscpError | Error) 
 
 
 def _make_fail_command(
-    wrong: Iterable[Failed], rebuild: frozenset[JobKey] = frozenset()
+    failed: Iterable[Failed], rebuild: frozenset[JobKey] = frozenset()
 ) -> tuple[commands.Fail, ...]:
-    failures = tuple(wrong)
+    failures = tuple(failed)
     return (commands.Fail(failures, rebuild=rebuild),) if failures else ()
 
 

@@ -125,7 +125,7 @@ def _explain_readded(readded: Mapping[str, str], tenants: frozenset[str]) -> str
 
 
 def _make_task_frame(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedFrame:
-    """One number per task, which tells the task what to read."""
+    """One number per task, by which the task finds what to read."""
     # With a schema, pyspark does not request it from Spark.
     return MappedFrame(
         spark.range(0, tasks, 1, tasks).to(to_spark_schema(NUMBERS)), unpack, ("id",)
@@ -356,9 +356,9 @@ class SourceReader:
             return self._make_snapshot_frame(spark, range_.to, columns, through_spark=through_spark)
         selection = self._make_selection(columns, range_.to.version)
         partitions = self._get_recorded_tasks(reading)
-        direct = self._plan_feed(range_, selection) if partitions == 1 else None
-        if direct is not None and not through_spark:
-            return _make_task_frame(spark, 1, direct.rows)
+        feed_scan = self._plan_feed(range_, selection) if partitions == 1 else None
+        if feed_scan is not None and not through_spark:
+            return _make_task_frame(spark, 1, feed_scan.rows)
         return MappedFrame(
             delta_reader.changes(spark, selection, range_.from_, range_.to, partitions=partitions)
         )
@@ -372,19 +372,19 @@ class SourceReader:
         through_spark: bool,
     ) -> MappedFrame:
         """The image rows of the range, or the rows with which a history begins."""
-        range_, at = reading.range, reading.range.to
-        schema = self.get_schema(at.version)
+        range_, end = reading.range, reading.range.to
+        schema = self.get_schema(end.version)
         read = ViewRead.of(
-            self._make_selection((), at.version),
+            self._make_selection((), end.version),
             schema,
             transitions,
             self.deployment.analyze_view_columns(self.source.name, schema, transitions),
         )
         if reading.staged:
-            files = self.delta_log.list_data_files(at.version, self.tenants)
-            small = sum(file.bytes for file in files) < SMALL_BYTES
-            frame = delta_transitions.read_base(spark, read, at).drop(*CHANGE_COLUMNS)
-            return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
+            files = self.delta_log.list_data_files(end.version, self.tenants)
+            is_small = sum(file.bytes for file in files) < SMALL_BYTES
+            frame = delta_transitions.read_base(spark, read, end).drop(*CHANGE_COLUMNS)
+            return MappedFrame(frame.coalesce(1) if is_small else frame, names=tuple(read.based))
         partitions = min(self._get_recorded_tasks(reading), MOST_TASKS_OF_IMAGES)
         rows = (
             None if through_spark or partitions > 1 else self._read_few_rows(range_, read.selection)
@@ -392,7 +392,7 @@ class SourceReader:
         if rows is not None:
             frame = delta_transitions.build_images(spark, read, rows)
             return MappedFrame(frame, names=tuple(read.imaged), few=True)
-        frame = delta_transitions.read_images(spark, read, range_.from_, at, partitions=partitions)
+        frame = delta_transitions.read_images(spark, read, range_.from_, end, partitions=partitions)
         return MappedFrame(frame, names=tuple(read.imaged))
 
     def _read_few_rows(
@@ -433,30 +433,30 @@ class SourceReader:
     ) -> list[tuple[Moment, FeedFile]] | None:
         """The files of the feed; None if they are incomplete, or hold more than this."""
         after, upto = range_.from_.version, range_.to.version
-        written = self.delta_log.written(after, upto, self.tenants)
+        volumes = self.delta_log.written(after, upto, self.tenants)
         files = self.delta_log.feed_files(after, upto, self.tenants)
-        if written is None or files is None:
+        if volumes is None or files is None:
             return None
         # `rows` counts what was written; the files of deleted rows are read as well.
-        changed = sum(volume.rows for _, volume in written)
-        if changed > rows or sum(file.weight for _, file in files) > size:
+        row_count = sum(volume.rows for _, volume in volumes)
+        if row_count > rows or sum(file.weight for _, file in files) > size:
             return None
         return [(self.delta_log.get_moment(version), file) for version, file in files]
 
     def _make_snapshot_frame(
-        self, spark: SparkSession, at: Moment, columns: Sequence[str], *, through_spark: bool
+        self, spark: SparkSession, moment: Moment, columns: Sequence[str], *, through_spark: bool
     ) -> MappedFrame:
-        selection = self._make_selection(columns, at.version)
-        files = self.delta_log.list_data_files(at.version, self.tenants)
+        selection = self._make_selection(columns, moment.version)
+        files = self.delta_log.list_data_files(moment.version, self.tenants)
         # One task for a small tenant makes one part and builds one graph, instead of merges.
-        small = sum(file.bytes for file in files) < SMALL_BYTES
-        facts = self.delta_log.get_facts(at.version)
-        location, tasks = self.delta_log.location, 1 if small else FEWEST_TASKS
-        direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
-        if direct is not None and not through_spark:
-            return _make_task_frame(spark, len(direct.tasks), direct.rows)
-        frame = delta_reader.snapshot(spark, selection, at).drop(*CHANGE_COLUMNS)
-        return MappedFrame(frame.coalesce(1) if small else frame)
+        is_small = sum(file.bytes for file in files) < SMALL_BYTES
+        facts = self.delta_log.get_facts(moment.version)
+        location, tasks = self.delta_log.location, 1 if is_small else FEWEST_TASKS
+        file_scan = filescan.plan_tasks(location, facts, files, selection.output, tasks)
+        if file_scan is not None and not through_spark:
+            return _make_task_frame(spark, len(file_scan.tasks), file_scan.rows)
+        frame = delta_reader.snapshot(spark, selection, moment).drop(*CHANGE_COLUMNS)
+        return MappedFrame(frame.coalesce(1) if is_small else frame)
 
     def _make_selection(self, columns: Sequence[str], version: int) -> delta_reader.TableSelection:
         types = {field.name: field.type for field in self.get_schema(version)}
@@ -504,7 +504,7 @@ class SourceReader:
     def _estimate_tasks(self, range_: Range) -> int:
         """How many tasks the range has work for."""
         by_tenant = self.delta_log.get_bytes_written(range_.from_.version, range_.to.version)
-        written = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)
-        if written < SMALL_BYTES:
+        size = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)
+        if size < SMALL_BYTES:
             return 1
-        return max(min(ceil(written / SMALL_BYTES), MOST_TASKS), FEWEST_TASKS)
+        return max(min(ceil(size / SMALL_BYTES), MOST_TASKS), FEWEST_TASKS)

@@ -28,18 +28,18 @@ def verify_scan(reader: SourceReader, part: ScanResult) -> ScanVerified:
     """Settle the part's steps that write nothing, and find the jobs whose rows are wrong."""
     unrepeatable = [claim for claim in part.claims if claim.step.action is Action.DEAD_LETTER]
     skipped = [claim for claim in part.claims if claim.step.action is Action.SKIP]
-    passed = [
+    outcomes = [
         *_set_steps_aside(reader, unrepeatable, part.written),
         *(_skip_step(reader, claim) for claim in skipped),
     ]
     written = [claim for claim in part.claims if claim.step.action in WRITES]
-    wrong = _find_wrong(written, part.written)
+    errors = _find_wrong(written, part.written)
     return ScanVerified(
         part=part,
-        passed={outcome.claim.key: outcome for outcome in passed},
-        wrong=wrong,
+        passed={outcome.claim.key: outcome for outcome in outcomes},
+        wrong=errors,
         rebuild=frozenset(
-            key for key, error in wrong.items() if _needs_rebuild(part.written, error)
+            key for key, error in errors.items() if _needs_rebuild(part.written, error)
         ),
     )
 
@@ -60,15 +60,17 @@ def _find_wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpE
     if store is None or not succeeded:
         return {}
     rows = {claim.key.tenant: written.inserted.get(claim.key.tenant, 0) for claim in succeeded}
-    wrong: Mapping[str, IscpError]
+    errors: Mapping[str, IscpError]
     try:
         if written.reading.staged:
-            wrong = store.check_staged(rows, version=range_.to.version)
+            errors = store.check_staged(rows, version=range_.to.version)
         else:
-            wrong = store.check_appended(rows, range_=range_)
+            errors = store.check_appended(rows, range_=range_)
     except IscpError as error:
-        wrong = dict.fromkeys(rows, error)
-    return {claim.key: wrong[claim.key.tenant] for claim in succeeded if claim.key.tenant in wrong}
+        errors = dict.fromkeys(rows, error)
+    return {
+        claim.key: errors[claim.key.tenant] for claim in succeeded if claim.key.tenant in errors
+    }
 
 
 def _skip_step(reader: SourceReader, claim: Claim) -> Outcome:

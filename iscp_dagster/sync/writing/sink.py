@@ -92,14 +92,16 @@ class Sink:
             for claim in self.claims
             if claim.key.tenant not in retriever.refused
         ]
-        moved = dict(joined_log.advance([done for done in steps if not done.claim.last]))
-        moved |= joined_log.complete([done for done in steps if done.claim.last])
-        taken = {key: outcome for key, outcome in moved.items() if isinstance(outcome, FenceError)}
-        for key, error in taken.items():
+        outcomes = dict(joined_log.advance([done for done in steps if not done.claim.last]))
+        outcomes |= joined_log.complete([done for done in steps if done.claim.last])
+        fence_errors = {
+            key: outcome for key, outcome in outcomes.items() if isinstance(outcome, FenceError)
+        }
+        for key, error in fence_errors.items():
             retriever.refuse(key.tenant, error)
-        for error in taken.values():
+        for error in fence_errors.values():
             raise error
-        claims = {key: outcome for key, outcome in moved.items() if isinstance(outcome, Claim)}
+        claims = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Claim)}
         return {done.claim.key: claims.get(done.claim.key) for done in steps}
 
     def _list_jobs(self) -> list[Job]:

@@ -46,20 +46,20 @@ class IndexWriter:
 
         Skips jobs that another writer took, and deliveries that are published already.
         """
-        wrong: dict[JobKey, IscpError] = {}
+        errors: dict[JobKey, IscpError] = {}
         remaining = [delivery for delivery in deliveries if delivery.published is None]
         try:
-            wrong |= lost(self.deployment.log, [delivery.claim for delivery in remaining])
-            wrong |= _replace_partitions(
-                [delivery for delivery in remaining if delivery.claim.key not in wrong]
+            errors |= lost(self.deployment.log, [delivery.claim for delivery in remaining])
+            errors |= _replace_partitions(
+                [delivery for delivery in remaining if delivery.claim.key not in errors]
             )
         except IscpError as error:
-            wrong |= {
+            errors |= {
                 delivery.claim.key: error
                 for delivery in remaining
-                if delivery.claim.key not in wrong
+                if delivery.claim.key not in errors
             }
-        return commands.Placed(tuple(deliveries), wrong)
+        return commands.Placed(tuple(deliveries), errors)
 
     def serve(self, deliveries: Sequence[PendingCommit]) -> commands.IndexServed:
         """Have readers see the index's generation if it is complete; if not, a later one does."""
@@ -86,9 +86,9 @@ def _replace_partitions(deliveries: Sequence[PendingCommit]) -> Mapping[JobKey, 
     assert first.store is not None
     if first.written.reading.transitions is not None:
         first.store.begin(staged, first.to, [first.gap] if first.gap else [])
-    refused = first.store.replace(
+    errors = first.store.replace(
         {tenant: delivery.inserted for tenant, delivery in staged.items()},
         version=first.to.version,
         registrations={tenant: delivery.claim.registration for tenant, delivery in staged.items()},
     )
-    return {staged[tenant].claim.key: error for tenant, error in refused.items()}
+    return {staged[tenant].claim.key: error for tenant, error in errors.items()}

@@ -67,7 +67,7 @@ class Declarations:
         return (*self.tables, *others)
 
     def list_endpoints(self) -> list[Endpoint]:
-        """The endpoints, also those that only a trigger names; raises UnfitError."""
+        """The endpoints, including any that only a trigger names; raises UnfitError."""
         by_name = _collect_endpoints(self.endpoints, _list_triggers(self.tables, self.triggers))
         return [by_name[name] for name in sorted(by_name)]
 

@@ -124,8 +124,8 @@ def attach_services(
 
 
 def _check_sole(consumer: ServiceConsumer, table: SourceTable) -> None:
-    place = getattr(consumer.on, "name", consumer.on)
-    if place is not None and place != table.name:
+    if consumer.on is not None and getattr(consumer.on, "name", None) != table.name:
+        place = getattr(consumer.on, "name", consumer.on)
         raise UnfitError(
             f"Service consumer {consumer.name!r}: it is in the services of {table.name!r}, and on "
             f"{place!r}; leave on= out, or declare one for each."

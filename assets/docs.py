@@ -17,7 +17,7 @@ symbols = SourceTable(
     indexes=[
         Mirror(),
         FullText("doc"),
-        # A light graph is enough to tell names and first lines apart.
+        # A light graph is enough to distinguish names and first lines.
         Vector("embedding", dimension=256, quantization="i8", connectivity=16, expansion=64),
     ],
     load=load_symbols,

@@ -10,7 +10,7 @@
     python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
     python -m bench --only triggers    # from a commit to its event's receiver, on its own stack
     python -m bench --only neighbours --rows 100000 --dimension 64 --parts 4
-    python -m bench --only invocations # of services: the endpoint alone, then with the runtime
+    python -m bench --only invocations # of services: only the endpoint, then with the runtime
 
 It needs the extra `local`, and the parts store and invocations the extra `test`. Other parts use
 the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.

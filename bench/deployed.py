@@ -99,11 +99,11 @@ class Followed:
         await_(lambda: endpoint.client().query(query).first_row[0] == 1, f"row {id_} served")
 
 
-def await_(condition: Callable[[], bool], what: str) -> None:
+def await_(condition: Callable[[], bool], label: str) -> None:
     until = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > until:
-            raise UnavailableError(f"Timed out after {PATIENCE:.0f} s: {what}.")
+            raise UnavailableError(f"Timed out after {PATIENCE:.0f} s: {label}.")
         time.sleep(LOOK_SECONDS)
 
 
@@ -138,7 +138,7 @@ def deployed(
         deployment = open_deployment(add_stack_variables(environ))
         yield {name: Followed(deployment, _source(name)) for name in names}
     finally:
-        # A session that is still there when its server ends asks it again and again.
+        # A session that outlives its server retries it again and again.
         disconnect()
         subprocess.run([*command, "down"], cwd=project, env=environ, check=True)
 

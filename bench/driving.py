@@ -74,10 +74,10 @@ def measure(report: Report, rounds: int) -> None:
         p50, p99 = (1e3 * seconds for seconds in _points(results[-1].waits))
         summary = f"p50 {p50:.1f} ms  target: <= 20 ms (p99 {p99:.1f})"
         report.fact(f"runtime: one call, {protocol}", summary)
-    late, grown, tasks, connections = asyncio.run(_suspended())
-    summary = f"p50 {late[0]:.0f} ms, worst {late[1]:.0f} ms  target: <= 250 ms"
+    lateness, growth, tasks, connections = asyncio.run(_suspended())
+    summary = f"p50 {lateness[0]:.0f} ms, worst {lateness[1]:.0f} ms  target: <= 250 ms"
     report.fact(f"runtime: {TIMERS} timers beside {SUSPENDED:,} that wait", summary)
-    summary = f"{grown:.1f} MiB  target: < 50 MB ({tasks} more tasks, {connections} connections)"
+    summary = f"{growth:.1f} MiB  target: < 50 MB ({tasks} more tasks, {connections} connections)"
     report.fact(f"runtime: {SUSPENDED:,} suspended invocations hold", summary)
 
 
@@ -92,9 +92,9 @@ class Found:
 async def _driven(server: str) -> Found:
     async with _running(server) as runtime:
         await _all(runtime, "steps", b"%d" % STEPS, 5 * CONCURRENCY)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         await _all(runtime, "steps", b"%d" % STEPS, INVOCATIONS)
-        rate = INVOCATIONS / (time.perf_counter() - begun)
+        rate = INVOCATIONS / (time.perf_counter() - start)
         return Found(rate=rate, waits=[await _timed(runtime) for _ in range(CALLS)])
 
 
@@ -111,9 +111,9 @@ async def _all(runtime: Runtime, handler: str, argument: bytes, count: int) -> N
 
 
 async def _timed(runtime: Runtime) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     await runtime.wait_for_result(await _submit(runtime, "nothing", b""))
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 async def _submit(runtime: Runtime, handler: str, argument: bytes) -> str:
@@ -129,34 +129,34 @@ async def _suspended() -> tuple[tuple[float, float], float, int, int]:
     async with _running(UVICORN) as runtime:
         await _all(runtime, "nothing", b"", 5 * CONCURRENCY)
         before, tasks = _memory(), len(asyncio.all_tasks())
-        sent = [_submit(runtime, "naps", b"86400") for _ in range(SUSPENDED)]
-        await asyncio.gather(*sent)
-        del sent
+        submissions = [_submit(runtime, "naps", b"86400") for _ in range(SUSPENDED)]
+        await asyncio.gather(*submissions)
+        del submissions
         for _ in range(PATIENCE):
             if runtime.store.count_invocations().get(Status.SUSPENDED, 0) == SUSPENDED:
                 break
             await asyncio.sleep(1)
         await asyncio.sleep(IDLE_SECONDS + 1)  # Idle connections end meanwhile.
-        grown, new_tasks = _memory() - before, len(asyncio.all_tasks()) - tasks
+        growth, new_tasks = _memory() - before, len(asyncio.all_tasks()) - tasks
         import psutil
 
         connections = len(psutil.Process().net_connections("tcp"))
-        return await _late(runtime), grown, new_tasks, connections
+        return await _late(runtime), growth, new_tasks, connections
 
 
 async def _late(runtime: Runtime) -> tuple[float, float]:
     """The median and the greatest lateness of timers, in milliseconds."""
-    sent = []
+    invocation_ids = []
     for number in range(TIMERS):
         seconds = 1 + SPREAD * number / TIMERS
-        sent.append(await _submit(runtime, "naps", b"%f" % seconds))
-    await asyncio.gather(*(runtime.wait_for_result(id_) for id_ in sent))
-    late = []
-    for id_ in sent:
+        invocation_ids.append(await _submit(runtime, "naps", b"%f" % seconds))
+    await asyncio.gather(*(runtime.wait_for_result(id_) for id_ in invocation_ids))
+    lateness = []
+    for id_ in invocation_ids:
         entry = runtime.store.read_journal(id_)[1]
         assert entry.completed_at is not None
-        late.append(float(entry.completed_at - entry.frame.message().wake_up_time))
-    return median(late), max(late)
+        lateness.append(float(entry.completed_at - entry.frame.message().wake_up_time))
+    return median(lateness), max(lateness)
 
 
 def _memory() -> float:

@@ -19,12 +19,12 @@ def measure(report: Report, rounds: int) -> None:
     keys = [make_event_key("acme", [number]) for number in range(EVENTS)]
     for algorithm in ALGORITHMS:
         for form in FORMS:
-            scheme, what = IdScheme(algorithm=algorithm, form=form), f"ids: {algorithm}, {form}"
+            scheme, label = IdScheme(algorithm=algorithm, form=form), f"ids: {algorithm}, {form}"
             for _ in range(rounds):
-                with report.timed(what):
+                with report.timed(label):
                     for key in keys:
                         scheme.event_id("large_trade_alert", key, at)
-            report.row(what, EVENTS)
+            report.row(label, EVENTS)
     for _ in range(rounds):
         with report.timed("keys of tenant and number"):
             for number in range(EVENTS):

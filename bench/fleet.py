@@ -22,12 +22,12 @@ def measure(folder: Path, report: Report, tenants: int, rounds: int, apart: int)
     names = [f"tenant-{number:06}" for number in range(tenants)]
     first, changed = f"{tenants:,} tenants x {ROWS} rows: first", f"{tenants:,} tenants: a commit"
     scattered = f"{tenants:,} tenants at {apart} commits: a commit"
-    alone = f"one tenant, {tenants * ROWS:,} rows: first"
+    single = f"one tenant, {tenants * ROWS:,} rows: first"
     with deployed(folder, ["one", "many"]) as tables:
-        for name, of, what in (("one", names[:1], alone), ("many", names, first)):
-            tables[name].commit(of, tenants * ROWS // len(of), 0)
-            with report.timed(what):
-                tables[name].await_in_step(2 * len(of))
+        for name, tenant_names, label in (("one", names[:1], single), ("many", names, first)):
+            tables[name].commit(tenant_names, tenants * ROWS // len(tenant_names), 0)
+            with report.timed(label):
+                tables[name].await_in_step(2 * len(tenant_names))
         for number in range(1, rounds + 1):
             tables["many"].commit(names, 1, number * STEP)
             with report.timed(changed):
@@ -38,10 +38,10 @@ def measure(folder: Path, report: Report, tenants: int, rounds: int, apart: int)
             with report.timed(scattered):
                 tables["many"].await_in_step(2 * tenants)
             report.row(scattered, tenants)
-    report.row(alone, tenants * ROWS)
+    report.row(single, tenants * ROWS)
     report.row(first, tenants * ROWS)
     report.row(changed, tenants)
-    ratio = report.median(first) / report.median(alone)
+    ratio = report.median(first) / report.median(single)
     report.ratio("many tenants against one", ratio, "at most 8")
 
 

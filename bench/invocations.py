@@ -82,9 +82,9 @@ async def _load(port: int) -> tuple[float, list[float]]:
     """The rate at which invocations end, and how long each of them takes."""
     request = _request(port, "nothing", _start(1), frame(pb.InputEntryMessage()))
     share = INVOCATIONS // CONCURRENCY
-    begun = time.perf_counter()
+    start = time.perf_counter()
     waits = await asyncio.gather(*(_one(port, request, share) for _ in range(CONCURRENCY)))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     return share * CONCURRENCY / seconds, [
         wait for connection_waits in waits for wait in connection_waits
     ]
@@ -94,10 +94,10 @@ async def _one(port: int, request: bytes, count: int) -> list[float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     waits = []
     for _ in range(count):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         writer.write(request)
         answer = await reader.readuntil(END)
-        waits.append(time.perf_counter() - begun)
+        waits.append(time.perf_counter() - start)
         assert answer.startswith(b"HTTP/1.1 200")
     writer.close()
     return waits
@@ -111,10 +111,10 @@ async def _replay(port: int) -> float:
     input_frame = frame(pb.InputEntryMessage(value=b"%d" % ENTRIES))
     request = _request(port, "steps", _start(ENTRIES + 1), input_frame, *runs)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     writer.write(request)
     answer = await reader.readuntil(END)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     writer.close()
     output = _frames(answer)[0].message()
     assert output.value == b"%d" % sum(range(ENTRIES))

@@ -31,9 +31,9 @@ def measure(folder: Path, report: Report, commits: int) -> None:
             with report.timed(WHAT):
                 table.await_served(1_000 + number)
         report.seconds[AROUND] = list(_around(folder, table.deployment.log))
-    for what in (WHAT, AROUND):
-        report.row(what, 1)
-        seconds = report.seconds[what]
+    for label in (WHAT, AROUND):
+        report.row(label, 1)
+        seconds = report.seconds[label]
         cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else seconds * 20
         report.fact("  p50, p95, worst", f"{cuts[9]:.2f} s, {cuts[18]:.2f} s, {max(seconds):.2f} s")
 

@@ -49,11 +49,11 @@ def measure(folder: Path, report: Report, size: tuple[int, int, int], rounds: in
     with _clickhouse(folder) as (endpoint, process):
         shape = _filled(endpoint, rows, dimension, parts)
         seconds_by_way = _taken(endpoint, process, shape, dimension, 10 * rounds)
-    what = f"{rows:,} x {dimension}, {parts} part{'s' if parts > 1 else ''}"
+    label = f"{rows:,} x {dimension}, {parts} part{'s' if parts > 1 else ''}"
     for way, seconds in seconds_by_way.items():
-        report.fact(f"{what}: {way}", f"{seconds * 1000:.0f} ms of processor time")
+        report.fact(f"{label}: {way}", f"{seconds * 1000:.0f} ms of processor time")
     report.ratio(
-        f"{what}: exact / nearest",
+        f"{label}: exact / nearest",
         seconds_by_way["exact"] / seconds_by_way["nearest"],
         "at least 1",
     )

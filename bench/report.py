@@ -19,25 +19,27 @@ class Report:
     lines: list[str] = field(default_factory=list)
 
     @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
+    def timed(self, label: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self.seconds[what].append(time.perf_counter() - started)
+        self.seconds[label].append(time.perf_counter() - started)
 
-    def median(self, what: str) -> float:
-        return median(self.seconds[what])
+    def median(self, label: str) -> float:
+        return median(self.seconds[label])
 
-    def row(self, what: str, rows: int) -> None:
+    def row(self, label: str, rows: int) -> None:
         """Add a line with a median and its rows a second."""
-        seconds = self.median(what)
-        values = " ".join(f"{value:.2f}" for value in self.seconds[what])
-        self.lines.append(f"{what:<52}{seconds:8.2f} s {rows / seconds:12,.0f} rows/s   [{values}]")
+        seconds = self.median(label)
+        values = " ".join(f"{value:.2f}" for value in self.seconds[label])
+        self.lines.append(
+            f"{label:<52}{seconds:8.2f} s {rows / seconds:12,.0f} rows/s   [{values}]"
+        )
 
-    def ratio(self, what: str, value: float, target: str) -> None:
-        self.lines.append(f"  = {what:<48}{value:8.2f} x   target: {target}")
+    def ratio(self, label: str, value: float, target: str) -> None:
+        self.lines.append(f"  = {label:<48}{value:8.2f} x   target: {target}")
 
-    def fact(self, what: str, value: str) -> None:
-        self.lines.append(f"{what:<52}{value}")
+    def fact(self, label: str, value: str) -> None:
+        self.lines.append(f"{label:<52}{value}")
 
     def text(self) -> str:
         return "\n".join([self.title, *self.lines])

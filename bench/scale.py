@@ -41,7 +41,7 @@ def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
     """Time looks at tables of one commit and `tenants` tenants, each with three jobs in step.
 
     The commits are real, but the files that they name do not exist: a look never opens one.
-    Neither Spark nor ClickHouse is asked, so neither needs to run.
+    Neither Spark nor ClickHouse is used, so neither needs to run.
     """
     sources = [_table(folder / "lake", number, tenants) for number in range(tables)]
     log = SqlLog(f"sqlite:///{folder / 'scale.sqlite'}")

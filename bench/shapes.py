@@ -44,19 +44,19 @@ def beside(setting: Setting, report: Report, name: str, rounds: int, peer: Peer)
 
     Each warms up with one run; reports the ratio of the two.
     """
-    ours, theirs = f"{name}: this pipeline", f"{name}: delta-rs"
+    own_label, peer_label = f"{name}: this pipeline", f"{name}: delta-rs"
     for number in range(rounds + 1):
         scratch = report if number else Report("warm-up")
         source = setting.source(Mirror())
-        with scratch.timed(ours):
+        with scratch.timed(own_label):
             delivered = setting.synchronize(source)
         assert delivered == setting.rows, delivered
         setting.forget(source)
         table, shape = setting.peer_table()
-        with scratch.timed(theirs):
+        with scratch.timed(peer_label):
             peer(setting, shape)
         assert setting.count(table) == setting.rows
-    report.row(ours, setting.rows)
-    report.row(theirs, setting.rows)
-    ratio = report.median(theirs) / report.median(ours)
+    report.row(own_label, setting.rows)
+    report.row(peer_label, setting.rows)
+    ratio = report.median(peer_label) / report.median(own_label)
     report.ratio(f"{name} against delta-rs", ratio, "at least 1")

@@ -21,26 +21,26 @@ def measure(setting: Setting, report: Report, rounds: int) -> None:
         _peer(setting, scratch, RUST)
         _peer(setting, scratch, ENGINE)
         _ours(setting, scratch, THREE, 3)
-    for what, rows in ((OURS, 1), (RUST, 1), (ENGINE, 1), (THREE, 3)):
-        report.row(what, rows * setting.rows)
-    ours = report.median(OURS)
-    report.ratio("rows/s against delta-rs", report.median(RUST) / ours, "at least 0.9")
-    report.ratio("rows/s against deltaLakeLocal", report.median(ENGINE) / ours, "none")
-    report.ratio("three indexes against one", report.median(THREE) / ours, "at most 2.5")
+    for label, rows in ((OURS, 1), (RUST, 1), (ENGINE, 1), (THREE, 3)):
+        report.row(label, rows * setting.rows)
+    own_seconds = report.median(OURS)
+    report.ratio("rows/s against delta-rs", report.median(RUST) / own_seconds, "at least 0.9")
+    report.ratio("rows/s against deltaLakeLocal", report.median(ENGINE) / own_seconds, "none")
+    report.ratio("three indexes against one", report.median(THREE) / own_seconds, "at most 2.5")
 
 
-def _ours(setting: Setting, report: Report, what: str, indexes: int) -> None:
+def _ours(setting: Setting, report: Report, label: str, indexes: int) -> None:
     source = setting.source(*(Mirror(name=f"m{number}") for number in range(indexes)))
-    with report.timed(what):
+    with report.timed(label):
         delivered = setting.synchronize(source)
     assert delivered == indexes * setting.rows, delivered
     setting.forget(source)
 
 
-def _peer(setting: Setting, report: Report, what: str) -> None:
+def _peer(setting: Setting, report: Report, label: str) -> None:
     table, shape = setting.peer_table()
-    with report.timed(what):
-        if what == RUST:
+    with report.timed(label):
+        if label == RUST:
             peers.delta_rs_snapshot(setting, shape)
         else:
             peers.engine_snapshot(setting, table)

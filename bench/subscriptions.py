@@ -115,8 +115,8 @@ class _Deck:
         at, keys = datetime.now(timezone.utc), range(self.next, self.next + PER_COMMIT)
         self.next += PER_COMMIT
         rows = [
-            ("a", key, amount, 2, image, ["amount"], place, self.version, at, 0)
-            for place, key in enumerate(keys)
+            ("a", key, amount, 2, image, ["amount"], ordinal, self.version, at, 0)
+            for ordinal, key in enumerate(keys)
             for image, amount in ((0, 1), (1, self.version))
         ]
         self.client.insert("bench.trades_big__rows", rows, column_names=COLUMNS)
@@ -143,16 +143,16 @@ async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
     confirmed: dict[int, float] = {}
     received: list[tuple[int, float]] = []
     listening = [asyncio.create_task(_listen(socket, received)) for socket in sockets]
-    before, spent = await asyncio.to_thread(deck.queries), processor(server)
-    began = time.monotonic()
+    before, cpu_seconds = await asyncio.to_thread(deck.queries), processor(server)
+    start = time.monotonic()
     for number in range(PER_SECOND * SECONDS // PER_COMMIT):
-        due = began + number * PER_COMMIT / PER_SECOND
+        due = start + number * PER_COMMIT / PER_SECOND
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         keys, at = await asyncio.to_thread(deck.change)
         confirmed |= dict.fromkeys(keys, at)
-    seconds, queries = time.monotonic() - began, await asyncio.to_thread(deck.queries) - before
+    seconds, queries = time.monotonic() - start, await asyncio.to_thread(deck.queries) - before
     await asyncio.wait_for(asyncio.gather(*listening), 60)
-    spent = processor(server) - spent
+    cpu_seconds = processor(server) - cpu_seconds
     delays = sorted(at - confirmed[key] for key, at in received)
     cuts = quantiles(delays, n=100)
     rate = len(confirmed) / seconds
@@ -163,7 +163,7 @@ async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
     )
     report.ratio("p99 in half seconds", cuts[98] / 0.5, "at most 1")
     report.fact(
-        "  the server's processor time, each message", f"{spent / len(received) * 1e6:.0f} us"
+        "  the server's processor time, each message", f"{cpu_seconds / len(received) * 1e6:.0f} us"
     )
     report.fact("  queries of ClickHouse a change", f"{queries / len(confirmed):.1f}")
     await asyncio.gather(*(socket.close() for socket in sockets))
@@ -200,11 +200,13 @@ async def _idle(deck: _Deck, server: int, port: int, report: Report) -> None:
     await asyncio.gather(*(socket.recv() for socket in sockets))
     kilobytes = (_memory(server) - before) / IDLE
     report.fact(f"{IDLE:,} idle subscribers: memory of the server, each", f"{kilobytes:.0f} kB")
-    queries, spent = await asyncio.to_thread(deck.queries), processor(server)
+    queries, cpu_seconds = await asyncio.to_thread(deck.queries), processor(server)
     await asyncio.sleep(10)
-    spent = processor(server) - spent
+    cpu_seconds = processor(server) - cpu_seconds
     queries = await asyncio.to_thread(deck.queries) - queries - 1
-    report.fact("  in 10 s: queries of ClickHouse, processor time", f"{queries}, {spent:.2f} s")
+    report.fact(
+        "  in 10 s: queries of ClickHouse, processor time", f"{queries}, {cpu_seconds:.2f} s"
+    )
     await asyncio.gather(*(socket.close() for socket in sockets))
 
 

@@ -140,11 +140,11 @@ def _delivered(folder: Path, name: str, events: int, **options: int) -> float:
     setting.put(range(events), keys=events)
 
     async def scene() -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         async with beside(lambda: setting.service(**options)):
             while setting.waiting():  # noqa: ASYNC110  (what a process does sets no event)
                 await asyncio.sleep(0.05)
-            return time.perf_counter() - begun
+            return time.perf_counter() - start
 
     try:
         return asyncio.run(scene())
@@ -154,11 +154,11 @@ def _delivered(folder: Path, name: str, events: int, **options: int) -> float:
 
 def _share(report: Report, one_by_one: float, in_batches: float) -> None:
     """How much of the time goes into ids and signatures, at the rates that were reached."""
-    one = event(1, keys=1)
-    batch = b'{"data": [%s]}' % b", ".join([one.body] * BATCH)
-    id_ = _seconds(lambda: IdScheme().event_id("bench", "1", one.source_timestamp))
-    signature = _seconds(lambda: headers([b"x" * 32], one.event_id, 1_700_000_000, one.body))
-    of_batch = _seconds(lambda: headers([b"x" * 32], one.event_id, 1_700_000_000, batch)) / BATCH
+    sample = event(1, keys=1)
+    batch = b'{"data": [%s]}' % b", ".join([sample.body] * BATCH)
+    id_ = _seconds(lambda: IdScheme().event_id("bench", "1", sample.source_timestamp))
+    signature = _seconds(lambda: headers([b"x" * 32], sample.event_id, 1_700_000_000, sample.body))
+    of_batch = _seconds(lambda: headers([b"x" * 32], sample.event_id, 1_700_000_000, batch)) / BATCH
     report.fact("webhooks: an id, a signature", f"{1e6 * id_:.1f} us, {1e6 * signature:.1f} us")
     shares = (id_ + signature) * one_by_one, (id_ + of_batch) * in_batches
     summary = f"{shares[0]:.1%} one by one, {shares[1]:.1%} in batches  target: < 5 %"
@@ -166,10 +166,10 @@ def _share(report: Report, one_by_one: float, in_batches: float) -> None:
 
 
 def _seconds(call: Callable[[], object], count: int = 20_000) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(count):
         call()
-    return (time.perf_counter() - begun) / count
+    return (time.perf_counter() - start) / count
 
 
 def _latency(folder: Path, report: Report) -> None:
@@ -181,8 +181,8 @@ def _latency(folder: Path, report: Report) -> None:
             for number in range(PROBES):
                 await asyncio.sleep(0.08)
                 await asyncio.to_thread(setting.put, range(number, number + 1), keys=PROBES)
-                committed = time.time()
-                waits.append(float(await asyncio.to_thread(setting.output.readline)) - committed)
+                commit_time = time.time()
+                waits.append(float(await asyncio.to_thread(setting.output.readline)) - commit_time)
         return waits
 
     try:
@@ -206,10 +206,10 @@ def _pending(folder: Path, report: Report) -> None:
 
 def _statements(setting: Setting, report: Report, name: str, keys: int) -> None:
     outbox, size = setting.outbox, 1_000
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for first in range(0, WAITING, size):
         setting.put(range(first, first + size), keys=keys)
-    put = (time.perf_counter() - begun) / WAITING
+    put = (time.perf_counter() - start) / WAITING
     outbox.hold(["bench"], "bench", 60)
     batch_id = IdScheme().make_batch_id
     calls = {
@@ -221,8 +221,8 @@ def _statements(setting: Setting, report: Report, name: str, keys: int) -> None:
         "counts": outbox.count_deliveries,
     }
     figures = [f"put {1e6 * put:.0f} us/event"]
-    for what, call in calls.items():
-        begun = time.perf_counter()
+    for label, call in calls.items():
+        start = time.perf_counter()
         call()
-        figures.append(f"{what} {1e3 * (time.perf_counter() - begun):.1f} ms")
+        figures.append(f"{label} {1e3 * (time.perf_counter() - start):.1f} ms")
     report.fact(f"webhooks: {WAITING:,} events of {name}", ", ".join(figures))

@@ -1,4 +1,4 @@
-"""Who may see what: bearer tokens, and the tenants that each of them names."""
+"""Access control: bearer tokens, each with the tenants that it may see."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ class FunctionAccess:
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             # Its message may have the token in it, which no log shows.
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(frame.filename).name}, line {frame.lineno}"
+            location = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise ConfigError(
-                f"The function {self.named} failed: {type(error).__name__} in {where}."
+                f"The function {self.named} failed: {type(error).__name__} in {location}."
             ) from None
 
 

@@ -122,19 +122,19 @@ def _find_earlier(served: ServedIndex, earlier: Catalog | None) -> ServedIndex |
 
 def get_field_name(table: SourceTable, index: Index) -> str:
     """Return an index's field; a table's mirror and its changes have the table's name."""
-    plain = f"{table.database}_{table.table}"
+    table_name = f"{table.database}_{table.table}"
     if index.kind in {MIRROR, CHANGES} and index.shown == index.kind:
-        return to_graphql_name(plain)
+        return to_graphql_name(table_name)
     if index.kind == CHANGES:
         return to_graphql_name(f"{table.database}_{index.shown}")
-    return to_graphql_name(f"{plain}_{index.shown}")
+    return to_graphql_name(f"{table_name}_{index.shown}")
 
 
 def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[ServedIndex]:
     shards: dict[str, list[Index]] = defaultdict(list)
     for index in table.indexes:
         shards[index.shown].append(index)
-    for shown, indexes in shards.items():
+    for name, indexes in shards.items():
         places = tuple(_build_shard(table, index, endpoints) for index in indexes)
         assert isinstance(indexes[0], IndexKind)
         yield ServedIndex(
@@ -142,7 +142,7 @@ def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator
             source=table,
             index=indexes[0],
             places=places,
-            view=view_name(table.table, shown),
+            view=view_name(table.table, name),
             columns=(),
         )
 

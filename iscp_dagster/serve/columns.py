@@ -105,15 +105,17 @@ class Column:
 
     def render_operand(self, operator: str) -> tuple[str, str]:
         """Return its SQL in a comparison, and the ClickHouse type of the parameter beside it."""
-        quoted, bare = quote_identifier(self.name), self.type.bare
-        if bare.name in AS_TEXT or (bare.name == "UUID" and operator not in {"_eq", "_neq"}):
+        quoted, bare_type = quote_identifier(self.name), self.type.bare
+        if bare_type.name in AS_TEXT or (
+            bare_type.name == "UUID" and operator not in {"_eq", "_neq"}
+        ):
             return f"toString({quoted})", "String"
         if self.scalar is scalars.FLOAT64:
             return quoted, "Float64"
         if self.scalar is scalars.TIMESTAMP:
-            precise = f"64({bare.numbers[0]}, 'UTC')" if bare.numbers else "('UTC')"
+            precise = f"64({bare_type.numbers[0]}, 'UTC')" if bare_type.numbers else "('UTC')"
             return quoted, f"DateTime{precise}"
-        return quoted, str(bare)
+        return quoted, str(bare_type)
 
     @cached_property
     def grid(self) -> tuple[Fraction, int, int] | None:
@@ -127,9 +129,9 @@ def to_graphql_name(name: str) -> str:
     Characters that GraphQL does not allow become `_`; a leading digit gets a `_` before it, and
     a leading `__`, which GraphQL reserves, becomes `_`.
     """
-    plain = _UNNAMABLE.sub("_", name)
-    plain = f"_{plain}" if not plain or plain[0].isdigit() else plain
-    return re.sub(r"^__+", "_", plain)
+    valid = _UNNAMABLE.sub("_", name)
+    valid = f"_{valid}" if not valid or valid[0].isdigit() else valid
+    return re.sub(r"^__+", "_", valid)
 
 
 def build_column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
@@ -140,30 +142,30 @@ def build_column(name: str, type_: ChType, *, binary: bool = False) -> Column | 
     lists, inner = 0, type_
     while inner.bare.name == "Array":
         lists, inner = lists + 1, inner.bare.parts[0]
-    bare = inner.bare
-    scalar = _BY_NAME.get(bare.name)
+    bare_type = inner.bare
+    scalar = _BY_NAME.get(bare_type.name)
     if binary:
-        scalar = scalars.BYTES if bare.name in BINARY and not lists else None
+        scalar = scalars.BYTES if bare_type.name in BINARY and not lists else None
     if scalar is None:
         return None
     return Column(name=name, field=to_graphql_name(name), type=type_, scalar=scalar, lists=lists)
 
 
-def _derive_grid(bare: ChType) -> tuple[Fraction, int, int] | None:
-    if match := _WHOLE.fullmatch(bare.name):
+def _derive_grid(bare_type: ChType) -> tuple[Fraction, int, int] | None:
+    if match := _WHOLE.fullmatch(bare_type.name):
         bits = int(match[2])
-        one, half = Fraction(1), 2 ** (bits - 1)
-        return (one, 0, 2 * half - 1) if match[1] else (one, -half, half - 1)
-    if bare.name == "Decimal":
-        precision, scale = bare.numbers
-        most = 10**precision - 1
-        return Fraction(1, 10**scale), -most, most
-    if bare.name in _DAYS:
-        return (Fraction(1), *_DAYS[bare.name])
-    if bare.name == "DateTime":
+        step, half = Fraction(1), 2 ** (bits - 1)
+        return (step, 0, 2 * half - 1) if match[1] else (step, -half, half - 1)
+    if bare_type.name == "Decimal":
+        precision, scale = bare_type.numbers
+        highest = 10**precision - 1
+        return Fraction(1, 10**scale), -highest, highest
+    if bare_type.name in _DAYS:
+        return (Fraction(1), *_DAYS[bare_type.name])
+    if bare_type.name == "DateTime":
         return Fraction(scalars.NANOS), 0, 2**32 - 1
-    if bare.name == "DateTime64":
-        return _derive_time_grid(bare.numbers[0])
+    if bare_type.name == "DateTime64":
+        return _derive_time_grid(bare_type.numbers[0])
     return None
 
 
@@ -178,6 +180,6 @@ _LAST_OF_NANOS = 9_223_372_036
 
 
 def _derive_time_grid(precision: int) -> tuple[Fraction, int, int]:
-    last = _LAST_OF_NANOS if 10**precision == scalars.NANOS else _LAST_SECOND
+    last_second = _LAST_OF_NANOS if 10**precision == scalars.NANOS else _LAST_SECOND
     ticks = 10**precision
-    return Fraction(scalars.NANOS, ticks), _FIRST_SECOND * ticks, (last + 1) * ticks - 1
+    return Fraction(scalars.NANOS, ticks), _FIRST_SECOND * ticks, (last_second + 1) * ticks - 1

@@ -41,38 +41,38 @@ def fitted(column: Column, operator: str, value: Any) -> Fitted:
     """Return the comparison of the column with a comparable value, as ClickHouse can compute it."""
     if column.grid is None:
         return Fitted(operator=operator, value=value)
-    step, least, most = column.grid
+    step, lowest, highest = column.grid
     steps = Fraction(value) / step
     below, above = math.floor(steps), math.ceil(steps)
     if operator in {"_eq", "_neq"}:
-        exact = below == above and least <= below <= most
+        exact = below == above and lowest <= below <= highest
         return (
             Fitted(operator=operator, value=below) if exact else Fitted(always=operator == "_neq")
         )
     # x > v becomes x > the nearest value below v, and x >= v becomes x >= the one above.
     neighbour = below if operator in {"_gt", "_lte"} else above
-    result = _find_constant_result(operator, neighbour, least, most)
+    result = _find_constant_result(operator, neighbour, lowest, highest)
     if result is not None:
         return Fitted(always=result)
     return Fitted(operator=operator, value=neighbour)
 
 
-def _find_constant_result(operator: str, neighbour: int, least: int, most: int) -> bool | None:
+def _find_constant_result(operator: str, neighbour: int, lowest: int, highest: int) -> bool | None:
     """The result if it is the same for all values of the type."""
     if operator in {"_gt", "_lte"}:
-        greater = True if neighbour < least else False if neighbour >= most else None
+        greater = True if neighbour < lowest else False if neighbour >= highest else None
     else:
-        greater = True if neighbour <= least else False if neighbour > most else None
+        greater = True if neighbour <= lowest else False if neighbour > highest else None
     if greater is None:
         return None
     return greater if operator in {"_gt", "_gte"} else not greater
 
 
-def compare(operator: str, one: Any, other: Any) -> bool:
+def compare(operator: str, first: Any, second: Any) -> bool:
     """Compare two comparable values that are not null, NaN as the largest number."""
-    if isinstance(one, float) or isinstance(other, float):
-        one, other = to_sort_key(one), to_sort_key(other)
-    return OPERATORS[operator](one, other)
+    if isinstance(first, float) or isinstance(second, float):
+        first, second = to_sort_key(first), to_sort_key(second)
+    return OPERATORS[operator](first, second)
 
 
 def to_sort_key(value: float) -> tuple[bool, float]:

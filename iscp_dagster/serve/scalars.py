@@ -62,8 +62,8 @@ class Scalar:
 
 
 def _make_value_error(value: object, expected: str) -> BadValueError:
-    shown = repr(value)
-    return BadValueError(f"{shown[:80]} is not a {expected}.")
+    quoted = repr(value)
+    return BadValueError(f"{quoted[:80]} is not a {expected}.")
 
 
 def text(value: object) -> str:

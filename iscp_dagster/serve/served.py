@@ -118,18 +118,18 @@ def choose_served(candidates: Iterable[ServedIndex]) -> tuple[list[ServedIndex],
     return indexes, omissions
 
 
-def choose_columns(columns: Sequence[Column], where: str) -> tuple[list[Column], list[str]]:
+def choose_columns(columns: Sequence[Column], index_field: str) -> tuple[list[Column], list[str]]:
     """Return the columns whose names are free, and a message about each that is left out."""
     by_field: dict[str, Column] = {}
     omissions = []
     for column in columns:
-        other = by_field.get(column.field)
-        if other is None and column.field not in CONDITIONS:
+        namesake = by_field.get(column.field)
+        if namesake is None and column.field not in CONDITIONS:
             by_field[column.field] = column
             continue
-        owner = f"the column {other.name!r}" if other else "a condition"
+        owner = f"the column {namesake.name!r}" if namesake else "a condition"
         omissions.append(
-            f"{where} is without its column {column.name!r}: its name in GraphQL would be "
+            f"{index_field} is without its column {column.name!r}: its name in GraphQL would be "
             f"{column.field!r}, which {owner} has. Rename one of them to see both."
         )
     return list(by_field.values()), omissions
@@ -137,12 +137,12 @@ def choose_columns(columns: Sequence[Column], where: str) -> tuple[list[Column],
 
 def _find_clash(served: ServedIndex, owners: dict[str, str]) -> str:
     for name in _list_names(served):
-        other = owners.get(name, _get_owner(served))
-        if name in BUILT_IN or other != _get_owner(served):
-            owner = "reserved by GraphQL" if name in BUILT_IN else f"used by {other}"
+        current_owner = owners.get(name, _get_owner(served))
+        if name in BUILT_IN or current_owner != _get_owner(served):
+            usage = "reserved by GraphQL" if name in BUILT_IN else f"used by {current_owner}"
             subject = f"{served.source.name}/{served.index.shown}"
             return (
-                f"{subject} is left out: its name in GraphQL would be {name!r}, which is {owner}. "
+                f"{subject} is left out: its name in GraphQL would be {name!r}, which is {usage}. "
                 "Rename the table or the index to see both."
             )
     return ""

@@ -162,7 +162,7 @@ def _build_in_list(column: Column, values: Sequence[Any]) -> Among:
 
 
 def predicate(expression: Expression) -> Callable[[Row], bool]:
-    """Return a function that tells whether the expression selects a row."""
+    """Return a function that decides whether the expression selects a row."""
     truth = _compile_expression(expression)
     return lambda row: truth(row) is True
 

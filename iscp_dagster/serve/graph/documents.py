@@ -158,7 +158,7 @@ class _SelectionMeter:
         self._sizes: dict[str, tuple[int, int, int]] = {}
 
     def of(self, selections: SelectionSetNode) -> tuple[int, int, int]:
-        """The depth, the number of fields, and the number of those at the top."""
+        """The depth, the number of fields, and the number of top-level fields."""
         parts = list(self._measure_parts(selections))
         return (
             max((depth for depth, _, _ in parts), default=0),

@@ -1,7 +1,7 @@
 """The opaque text that says how far a subscriber has come, and where it continues.
 
 Tenants' watermarks move independently, so a cursor holds a position for each tenant that the
-subscriber sees. Beyond MOST_NAMED tenants it names only those that are not at the most common
+subscriber sees. Beyond MOST_NAMED tenants it names only the ones that are not at the most common
 position, and the newest registration: tenants that are registered later are new.
 """
 
@@ -103,7 +103,7 @@ def read(text: str, origin: Origin) -> SubscriptionCursor:
     """Read what `written` wrote.
 
     Raises PositionInvalidError for an invalid text, or a cursor of another table or view, and
-    PositionExpiredError for one from before the index was built anew.
+    PositionExpiredError for one from before the index was rebuilt.
     """
     data = _decode_bytes(text)
     kind, (index, life), body = data[0], (data[1:5], data[5:9]), data[9:]
@@ -115,7 +115,7 @@ def read(text: str, origin: Origin) -> SubscriptionCursor:
         )
     if life != own_life:
         raise PositionExpiredError(
-            f"The cursor {_quote_text(text)} is from before {origin.index} was built anew; "
+            f"The cursor {_quote_text(text)} is from before {origin.index} was rebuilt; "
             "subscribe with snapshot: true, without after:."
         )
     try:

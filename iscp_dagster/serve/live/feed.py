@@ -69,7 +69,7 @@ class IndexFeed:
     _woken: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _upto: dict[str, ChangePosition] = field(default_factory=dict, init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Held by whoever moves the positions."""
+    """Held while the positions are moved."""
 
     @property
     def table_id(self) -> str:
@@ -159,16 +159,16 @@ class IndexFeed:
         if self.origin is None or (dirty is not None and not dirty):
             return
         watermarks = await run_in_thread(self.source.read_watermarks, dirty)
-        moved = {
+        new_ends = {
             tenant: end
             for tenant, end in _to_positions(watermarks.versions).items()
             if end > self._upto.get(tenant, START) or tenant not in self.registrations
         }
         if watermarks.table_id and watermarks.table_id != self.table_id:
-            moved = _to_positions(watermarks.versions)
+            new_ends = _to_positions(watermarks.versions)
         self.registrations |= watermarks.registrations
-        self._upto |= moved
-        if moved or any(self.at.get(tenant, START) < end for tenant, end in self._upto.items()):
+        self._upto |= new_ends
+        if new_ends or any(self.at.get(tenant, START) < end for tenant, end in self._upto.items()):
             await self._read_pages(watermarks)
 
     async def _read_pages(self, watermarks: Reached) -> None:
@@ -213,32 +213,32 @@ class IndexFeed:
     async def _append_page(self, page: FeedPage) -> None:
         await self.ring.make_room(len(page.steps) + len(page.gaps), self.patience)
         sights = self.ring.list_scopes()
-        moved: set[str] = set()
+        moved_tenants: set[str] = set()
         for step in page.steps:
             self.at[step.tenant] = step.at
             if step.stamped is None:
-                moved.add(step.tenant)
+                moved_tenants.add(step.tenant)
             else:
                 self._append_change(step, sights)
-        self._append_progress(moved, sights)
+        self._append_progress(moved_tenants, sights)
         for tenant, begin in page.gaps.items():
             self.at[tenant] = ChangePosition.after(begin)
-            concerned = [sight for sight in sights if _can_see(sight, tenant)]
-            oldest = {sight: self.cursor(self.get_visible_positions(sight)) for sight in concerned}
+            visible_to = [sight for sight in sights if _can_see(sight, tenant)]
+            oldest = {sight: self.cursor(self.get_visible_positions(sight)) for sight in visible_to}
             self.ring.append(RingEntry(tenant=tenant, gap=True, cursors=oldest))
         self.ring.wake()
 
     def _append_change(self, step: FeedStep, sights: Collection[Sight]) -> None:
-        concerned = [sight for sight in sights if _can_see(sight, step.tenant)]
-        cursors = {sight: self.cursor(self.get_visible_positions(sight)) for sight in concerned}
+        visible_to = [sight for sight in sights if _can_see(sight, step.tenant)]
+        cursors = {sight: self.cursor(self.get_visible_positions(sight)) for sight in visible_to}
         self.ring.append(RingEntry(tenant=step.tenant, stamped=step.stamped, cursors=cursors))
 
-    def _append_progress(self, moved: Collection[str], sights: Collection[Sight]) -> None:
+    def _append_progress(self, moved_tenants: Collection[str], sights: Collection[Sight]) -> None:
         """Report moved positions, once for all tenants."""
         cursors = {
             sight: self.cursor(self.get_visible_positions(sight))
             for sight in sights
-            if any(_can_see(sight, tenant) for tenant in moved)
+            if any(_can_see(sight, tenant) for tenant in moved_tenants)
         }
         if cursors:
             self.ring.append(RingEntry(cursors=cursors))

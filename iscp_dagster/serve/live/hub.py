@@ -95,6 +95,6 @@ class Hub:
             if refresh_all:
                 feed.touch(None)
                 continue
-            moved = {tenant for table_id, tenant in touched.tenants if table_id == feed.table_id}
-            if moved:
-                feed.touch(moved)
+            tenants = {tenant for table_id, tenant in touched.tenants if table_id == feed.table_id}
+            if tenants:
+                feed.touch(tenants)

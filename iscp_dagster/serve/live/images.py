@@ -63,7 +63,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotPage:
-    """Rows of a snapshot with their keys; the next page is after `upto`, None: there is none."""
+    """Rows of a snapshot with their keys; the next page is after `upto`; None: it is the last."""
 
     rows: tuple[tuple[tuple[str, ...], Stamped], ...] = ()
     upto: tuple[str, ...] | None = None
@@ -104,7 +104,7 @@ class Images:
             [Span(tenant=tenant, after=START, upto=START) for tenant in tenants], 1
         ).begins
 
-    def read_base(self, tenant: str, version: int, offset: int, most: int) -> Found:
+    def read_base(self, tenant: str, version: int, offset: int, max_rows: int) -> Found:
         """The rows as of `version` that the history begins with, after the first `offset`."""
 
         def read(limit: int) -> Found:
@@ -119,15 +119,15 @@ class Images:
             rows = self._query_rows(query, parameters, self._all_columns)
             return Found(stamped=tuple(self._combine_images(rows)), whole=len(rows) < limit)
 
-        return _read_within_limits(read, most)
+        return _read_within_limits(read, max_rows)
 
-    def changes(self, spans: Sequence[Span], most: int) -> Found:
-        """Where the histories begin, and the oldest changes of the spans, at most `most`.
+    def changes(self, spans: Sequence[Span], max_changes: int) -> Found:
+        """Where the histories begin, and the oldest changes of the spans, at most `max_changes`.
 
         Both are read at one moment. Each tenant's changes are its oldest. Pass no more spans than
         `limit_spans` returns.
         """
-        return _read_within_limits(lambda limit: self._query_changes(spans, limit), most)
+        return _read_within_limits(lambda limit: self._query_changes(spans, limit), max_changes)
 
     def _query_changes(self, spans: Sequence[Span], limit: int) -> Found:
         parameters = Parameters()
@@ -150,13 +150,15 @@ class Images:
         return Found(stamped=tuple(changes[:limit]), whole=len(changes) < limit, begins=begins)
 
     def read_snapshot(
-        self, at: Positions, row: tuple[str, ...], most: int, where: Expression = EVERYTHING
+        self, at: Positions, row: tuple[str, ...], max_keys: int, where: Expression = EVERYTHING
     ) -> SnapshotPage:
         """The rows as of these positions, by key, after the row with the key `row`.
 
-        At most `most` keys are read, of which some may have no row now.
+        At most `max_keys` keys are read, of which some may have no row now.
         """
-        return _read_within_limits(lambda limit: self._query_snapshot(at, row, limit, where), most)
+        return _read_within_limits(
+            lambda limit: self._query_snapshot(at, row, limit, where), max_keys
+        )
 
     def _query_snapshot(
         self, at: Positions, row: tuple[str, ...], limit: int, where: Expression
@@ -368,15 +370,15 @@ class Images:
         return {column.field: row[column.field] for column in self.columns}
 
 
-def _read_within_limits(read: Callable[[int], Result], most: int) -> Result:
+def _read_within_limits(read: Callable[[int], Result], limit: int) -> Result:
     """Read fewer at a time where the rows are too large for one answer."""
     while True:
         try:
-            return read(most)
+            return read(limit)
         except ClickHouseError as error:
-            if most == 1 or getattr(error.__cause__, "code", None) not in _TOO_LARGE:
+            if limit == 1 or getattr(error.__cause__, "code", None) not in _TOO_LARGE:
                 raise
-            most = max(most // 8, 1)
+            limit = max(limit // 8, 1)
 
 
 def limit_spans(spans: Sequence[Span]) -> list[Span]:

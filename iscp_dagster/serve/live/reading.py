@@ -18,14 +18,14 @@ class History(Protocol):
     def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with."""
 
-    def read_base(self, tenant: str, version: int, offset: int, most: int) -> Found:
+    def read_base(self, tenant: str, version: int, offset: int, max_rows: int) -> Found:
         """The rows that the history begins with."""
 
-    def changes(self, spans: Sequence[Span], most: int) -> Found:
+    def changes(self, spans: Sequence[Span], max_changes: int) -> Found:
         """Where the histories begin, and the oldest changes of the spans, at one moment."""
 
     def read_snapshot(
-        self, at: Positions, row: tuple[str, ...], most: int, where: Expression
+        self, at: Positions, row: tuple[str, ...], max_keys: int, where: Expression
     ) -> SnapshotPage:
         """The rows as of the positions, by key, after one of them."""
 
@@ -51,22 +51,23 @@ class FeedPage:
     """By tenant, the version that its history begins with."""
 
 
-def read_next_page(history: History, at: Positions, upto: Positions, most: int) -> FeedPage:
-    """Read at most `most` changes after the positions `at`, of each tenant up to `upto`.
+def read_next_page(history: History, at: Positions, upto: Positions, max_changes: int) -> FeedPage:
+    """Read at most `max_changes` changes after the positions `at`, of each tenant up to `upto`.
 
     A tenant that `at` does not have is at START. Raises what the history raises.
     """
-    behind = {tenant: end for tenant, end in upto.items() if at.get(tenant, START) < end}
-    if not behind:
+    pending_ends = {tenant: end for tenant, end in upto.items() if at.get(tenant, START) < end}
+    if not pending_ends:
         return FeedPage()
     all_spans = [
-        Span(tenant=tenant, after=at.get(tenant, START), upto=end) for tenant, end in behind.items()
+        Span(tenant=tenant, after=at.get(tenant, START), upto=end)
+        for tenant, end in pending_ends.items()
     ]
     spans = limit_spans(all_spans)
-    changes = history.changes(spans, most)
+    changes = history.changes(spans, max_changes)
     gaps = _find_gaps(spans, changes.begins)
     readable = [span for span in spans if span.tenant not in gaps]
-    steps = _read_base_steps(history, readable, changes.begins, most) or _build_change_steps(
+    steps = _read_base_steps(history, readable, changes.begins, max_changes) or _build_change_steps(
         readable, changes
     )
     return FeedPage(steps=tuple(steps), gaps=gaps)
@@ -81,7 +82,7 @@ def _find_gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, in
 
 
 def _read_base_steps(
-    history: History, spans: Sequence[Span], begins: Mapping[str, int], most: int
+    history: History, spans: Sequence[Span], begins: Mapping[str, int], max_rows: int
 ) -> list[FeedStep]:
     """The rows that a tenant's history begins with, if some are left to send."""
     for span in spans:
@@ -90,15 +91,17 @@ def _read_base_steps(
         if sent is None or begin is None or ChangePosition.after(begin) > span.upto:
             continue
         # If the history was replaced meanwhile there are none, and the next page has the gap.
-        base = history.read_base(span.tenant, begin, sent, most)
+        base = history.read_base(span.tenant, begin, sent, max_rows)
         steps = [
             FeedStep(
                 tenant=span.tenant, at=ChangePosition.from_base(begin, sent + number), stamped=row
             )
             for number, row in enumerate(base.stamped, start=1)
         ]
-        end = [FeedStep(tenant=span.tenant, at=ChangePosition.after(begin))] if base.whole else []
-        return [*steps, *end]
+        last_step = (
+            [FeedStep(tenant=span.tenant, at=ChangePosition.after(begin))] if base.whole else []
+        )
+        return [*steps, *last_step]
     return []
 
 

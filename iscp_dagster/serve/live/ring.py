@@ -27,7 +27,7 @@ Sight = frozenset[str] | None
 class RingEntry:
     """One step of a feed, with the cursor after it for each sight that it concerns.
 
-    Without a change, positions only moved; with `gap`, the tenant's history began anew.
+    Without a change, positions only moved; with `gap`, the tenant's history was replaced.
     """
 
     tenant: str = ""

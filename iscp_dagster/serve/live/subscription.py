@@ -122,7 +122,7 @@ class Subscription:
             raise self._make_gap_error(gaps)
 
     def _check_origin(self) -> History:
-        """Return the rows to read. Raises PositionExpiredError if the index was built anew."""
+        """Return the rows to read. Raises PositionExpiredError if the index was rebuilt."""
         if self.feed.history is None or self.feed.origin != self._origin:
             raise self._make_expired_error("", "")
         return self.feed.history
@@ -250,11 +250,11 @@ class Subscription:
 
     def _advance_cursor(self, cursor: str, ahead: Positions) -> str:
         decoded = read(cursor, self._origin)
-        further = {
+        latest_positions = {
             tenant: max(position, decoded.of(tenant, self.feed.registrations.get(tenant, 0)))
             for tenant, position in ahead.items()
         }
-        return self._encode_cursor(decoded.move_positions(further))
+        return self._encode_cursor(decoded.move_positions(latest_positions))
 
     def _make_slow_error(self) -> SubscriberTooSlowError:
         return SubscriberTooSlowError(

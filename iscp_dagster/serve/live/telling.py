@@ -63,13 +63,13 @@ class Wanted:
             return None
         operation, row = outcome
         fields = tuple(change.fields or ()) if operation == UPDATE else ()
-        shown = tuple(self.named[name] for name in fields if name in self.named)
-        if self.named and fields and not shown:
+        changed_fields = tuple(self.named[name] for name in fields if name in self.named)
+        if self.named and fields and not changed_fields:
             return None
         return ChangeMessage(
             operation=operation,
             data=row,
-            fields=shown if self.named else fields,
+            fields=changed_fields if self.named else fields,
             timestamp=timestamp,
             cursor=cursor,
         )

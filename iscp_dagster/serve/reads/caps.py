@@ -13,7 +13,7 @@ from iscp_dagster.serve.scalars import BadValueError
 
 
 class TooComplexError(IscpError):
-    """A query exceeds the server's caps; what it asked for was not read."""
+    """A query exceeds the server's caps, and its rows were not read."""
 
     code = 10_870
 
@@ -40,11 +40,9 @@ class Caps:
         """Return the limit. Raises BadValueError beyond the caps."""
         limit = self.default_rows if limit is None else limit
         checks = (("limit", limit, self.rows), ("offset", offset, self.skipped))
-        for name, value, most in checks:
-            if not 0 <= value <= most:
-                raise BadValueError(
-                    f"{name}: {value} is not from 0 to {most:,}, this server's cap."
-                )
+        for name, value, cap in checks:
+            if not 0 <= value <= cap:
+                raise BadValueError(f"{name}: {value} is not from 0 to {cap:,}, this server's cap.")
         return limit
 
 
@@ -69,16 +67,16 @@ class Asking:
         self._cells += cells
         if self._cells > self.caps.cells:
             raise TooComplexError(
-                f"The query asks for up to {self._cells:,} values (rows times columns), and this "
+                f"The query selects up to {self._cells:,} values (rows times columns), and this "
                 f"server reads at most {self.caps.cells:,}; lower `limit`, or select fewer columns."
             )
 
-    def limits(self, most: int) -> Limits:
+    def limits(self, max_rows: int) -> Limits:
         """Return what ClickHouse may spend on the next query."""
         elapsed = self.clock() - (self._began or 0)
         return Limits(
             seconds=max(0.1, self.caps.seconds - elapsed),
-            rows=most,
+            rows=max_rows,
             bytes=max(1, self.caps.bytes - self._bytes),
             spend=self._charge_bytes,
         )

@@ -51,9 +51,9 @@ def render_order_by(order: Sequence[Order]) -> str:
 def merge_rows(rows: Iterable[Row], order: Sequence[Order]) -> list[Row]:
     """Return rows of several shards in order."""
 
-    def compare_rows(one: Row, other: Row) -> int:
+    def compare_rows(first: Row, second: Row) -> int:
         for part in order:
-            sign = _compare_fields(part, one[part.column.field], other[part.column.field])
+            sign = _compare_fields(part, first[part.column.field], second[part.column.field])
             if sign:
                 return sign
         return 0
@@ -61,10 +61,10 @@ def merge_rows(rows: Iterable[Row], order: Sequence[Order]) -> list[Row]:
     return sorted(rows, key=cmp_to_key(compare_rows))
 
 
-def _compare_fields(order: Order, one: Any, other: Any) -> int:
-    if one is None or other is None:
+def _compare_fields(order: Order, first: Any, second: Any) -> int:
+    if first is None or second is None:
         null_sign = -1 if order.nulls_first else 1
-        return 0 if one is other else null_sign if one is None else -null_sign
-    one, other = order.column.value(one), order.column.value(other)
-    sign = compare("_lt", one, other) - compare("_gt", one, other)
+        return 0 if first is second else null_sign if first is None else -null_sign
+    first, second = order.column.value(first), order.column.value(second)
+    sign = compare("_lt", first, second) - compare("_gt", first, second)
     return sign if order.descending else -sign

@@ -48,11 +48,13 @@ def selected(asking: Asking, selection: RowSelection) -> list[Row]:
         return _read_shard(asking, selection, columns, (limit, selection.offset), shards[0])
     # The first rows of all are among each shard's first rows.
     columns = tuple(dict.fromkeys((*selection.columns, *(part.column for part in order))))
-    most = limit + selection.offset
+    page_end = limit + selection.offset
     shard_rows = [
-        row for shard in shards for row in _read_shard(asking, selection, columns, (most, 0), shard)
+        row
+        for shard in shards
+        for row in _read_shard(asking, selection, columns, (page_end, 0), shard)
     ]
-    return merge_rows(shard_rows, order)[selection.offset : most]
+    return merge_rows(shard_rows, order)[selection.offset : page_end]
 
 
 def _read_shard(

@@ -38,7 +38,7 @@ class GraphQLServerSettings:
     bounds: HttpBounds = field(default_factory=HttpBounds)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     routes: Sequence[BaseRoute] = ()
-    """Routes beside that of queries, such as the websocket's at PATH."""
+    """Routes besides the one for queries, such as the websocket's at PATH."""
     beside: Sequence[Beside] = ()
 
 

@@ -51,7 +51,7 @@ ReactDOM.createRoot(root).render(
   }),
 );
 """
-_QUERY = "# Ctrl-Space completes, Ctrl-Enter asks.\n{\n  _tables\n}\n"
+_QUERY = "# Ctrl-Space completes, Ctrl-Enter runs the query.\n{\n  _tables\n}\n"
 
 
 def is_page_request(request: Request) -> bool:

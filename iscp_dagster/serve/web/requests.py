@@ -71,21 +71,21 @@ def check_content(content_type: str | None) -> None:
         raise RefusedError(415, "UNSUPPORTED_MEDIA_TYPE", f"Send the query as {JSON}, in UTF-8.")
 
 
-async def body(request: Request, most: int) -> bytes:
-    """Return the body. Raises RefusedError beyond `most` bytes, which are not read."""
+async def body(request: Request, max_bytes: int) -> bytes:
+    """Return the body. Raises RefusedError beyond `max_bytes`, which are not read."""
     too_large = RefusedError(
         413,
         "PAYLOAD_TOO_LARGE",
-        f"The request is larger than {most:,} bytes; ask for less, or in several requests.",
+        f"The request is larger than {max_bytes:,} bytes; ask for less, or in several requests.",
         {"Connection": "close"},
     )
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > most:
+    if not length.isdecimal() or int(length) > max_bytes:
         raise too_large
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > most:
+        if size > max_bytes:
             raise too_large
         parts.append(part)
     return b"".join(parts)

@@ -107,18 +107,18 @@ def serve(
     settings: GraphQLServerSettings,
     host: str,
     port: int,
-    tell: Callable[[str], None],
+    announce: Callable[[str], None],
     *,
     follow: bool = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `tell` gets one line once the port is there.
+    """Serve until SIGINT or SIGTERM; `announce` gets one line once the port is open.
 
     With `follow` it also ends when the declarations change. Raises ConfigError when the address
     cannot be listened on.
     """
     with open_listener(host, port) as listener:
         url_host = f"[{host}]" if ":" in host else host
-        tell(f"GraphQL: http://{url_host}:{listener.getsockname()[1]}{PATH}")
+        announce(f"GraphQL: http://{url_host}:{listener.getsockname()[1]}{PATH}")
         config = uvicorn.Config(
             create_app(settings),
             **options(),

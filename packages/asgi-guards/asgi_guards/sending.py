@@ -70,5 +70,5 @@ class InPieces(Response):
                 return
 
 
-def _make_body_message(body: bytes, more: bool) -> dict[str, object]:  # noqa: FBT001 - an ASGI message's field
-    return {"type": "http.response.body", "body": body, "more_body": more}
+def _make_body_message(body: bytes, more_body: bool) -> dict[str, object]:  # noqa: FBT001 - an ASGI message's field
+    return {"type": "http.response.body", "body": body, "more_body": more_body}

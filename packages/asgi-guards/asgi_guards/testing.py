@@ -40,8 +40,8 @@ def serving(
     """
     import uvicorn
 
-    quick = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
-    options = {**quick, **options}
+    defaults = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
+    options = {**defaults, **options}
     server = uvicorn.Server(uvicorn.Config(app, port=port, **options))
     sockets = None if listening is None else [listening]
     thread = Thread(target=server.run, args=(sockets,), daemon=True)
@@ -49,7 +49,7 @@ def serving(
     try:
         while not server.started:
             if not thread.is_alive():
-                raise RuntimeError("The server ended before it had begun; its log says why.")
+                raise RuntimeError("The server ended before it started; its log says why.")
             thread.join(0.01)
         yield RunningServer(server.servers[0].sockets[0].getsockname()[1], server)
     finally:

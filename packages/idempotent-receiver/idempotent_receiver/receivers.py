@@ -84,7 +84,7 @@ class Claim:
 class Deduplicator:
     """Distinguishes new deliveries from those that were handled within `window`.
 
-    `horizon` is how long the sender may attempt an event (`retry_horizon`); a window that is no
+    `horizon` is how long the sender may attempt an event (`retry_horizon`); a window that is not
     longer is refused with ValueError. A claim is valid for `lease` seconds; a concurrent delivery
     of the same event waits for it, at most `wait` seconds.
     """

@@ -30,7 +30,7 @@ class Newest:
         return True
 
     def reset(self) -> None:
-        """Forget every key: a snapshot follows, and whatever it says holds."""
+        """Forget every key: a snapshot follows, and its rows are current."""
         self._newest.clear()
 
     def settle(self, ts_timestamp: str | int) -> int:

@@ -81,7 +81,7 @@ def test_a_cursor_of_another_table_is_invalid_and_of_an_earlier_life_expired():
         read(text, Origin(index="shop.trades/all", table_id="1234", generation=2))
     for life in ({"table_id": "other"}, {"generation": 3}):
         held = {"index": ORIGIN.index, "table_id": "1234", "generation": 2} | life
-        with pytest.raises(PositionExpiredError, match="built anew"):
+        with pytest.raises(PositionExpiredError, match="was rebuilt"):
             read(text, Origin(**held))
 
 

@@ -185,8 +185,8 @@ class Connection:
             text = message.get("text")
             frame = message.get("bytes") or b"" if text is None else text
             if len(frame) > self.sockets.bounds.message:
-                most = f"{self.sockets.bounds.message:,}"
-                await self.close(protocol.TOO_BIG, f"A message has at most {most} bytes")
+                max_bytes = f"{self.sockets.bounds.message:,}"
+                await self.close(protocol.TOO_BIG, f"A message has at most {max_bytes} bytes")
             else:
                 await self.do(self.conversation.handle_frame(frame))
 

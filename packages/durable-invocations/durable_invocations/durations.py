@@ -1,4 +1,4 @@
-"""The longest times that either side takes, in seconds."""
+"""The longest times that either side accepts, in seconds."""
 
 YEAR = 366 * 86_400
 """Between attempts."""

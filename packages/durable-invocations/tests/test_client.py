@@ -166,7 +166,7 @@ def test_each_of_two_runtimes_on_a_database_answers_for_the_other(client, folder
 
 
 def test_what_is_not_registered_is_not_asked(client):
-    with pytest.raises(InvocationRefusedError, match=r"422: The address .* has a user in it"):
+    with pytest.raises(InvocationRefusedError, match=r"422: The address .* contains a user"):
         client.register("http://me:secret@127.0.0.1:1")
     with pytest.raises(UnavailableError, match="answers 502"):
         client.register("http://127.0.0.1:1")

@@ -18,7 +18,7 @@ from durable_invocations import Context, Service, VirtualObject, service_app
 from durable_invocations.client.client import Client
 from durable_invocations.client.errors import InvocationRefusedError
 from iscp_dagster.api.invocations import open_invocations_client
-from iscp_dagster.cli.checkup import invocations as checked
+from iscp_dagster.cli.checkup import inspect_invocations as checked
 from iscp_dagster.cli.checkup import run_inspection
 from iscp_dagster.jobservices.server import (
     OWN,
@@ -187,7 +187,7 @@ def test_another_address_than_loopback_needs_a_token():
     for host in ("0.0.0.0", "::", "10.0.0.7", "example.org"):
         with pytest.raises(ConfigError, match=f"{INVOCATIONS_TOKEN} is not set"):
             check_host(host, "")
-    with pytest.raises(ConfigError, match=f"{INVOCATIONS_TOKEN} is no secret"):
+    with pytest.raises(ConfigError, match=f"{INVOCATIONS_TOKEN} is invalid"):
         build_settings({LOG_URL: "sqlite:///x", INVOCATIONS_TOKEN: "short"}, "127.0.0.1")
     with pytest.raises(ConfigError, match=f"{LOG_URL} is not set"):
         build_settings({}, "127.0.0.1")

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from asgi_guards.sending import STILL_SECONDS, Sending
+from asgi_guards.sending import STILL_SECONDS, OutputSender
 from durable_invocations.ingress.backend import Backend, Catalog
 from durable_invocations.ingress.bodies import body
 from durable_invocations.ingress.delays import parse_delay
@@ -30,62 +30,65 @@ _ACCEPTED, _OK = 202, 200
 
 @dataclass(frozen=True, kw_only=True)
 class IngressBounds:
-    """What one server takes on."""
+    """Limits of one server."""
 
     body: int = 10 * 1024 * 1024
     """Bytes of an input."""
     waiting: int = 10_000
-    """Requests that wait for an output at the same time."""
+    """Requests that may wait for an output at the same time."""
     still: float = STILL_SECONDS
-    """Seconds for which a client may take nothing of a large output."""
+    """Seconds that a client may stall while it reads a large output."""
 
 
 class ResultWaiter:
-    """Waits for the ends of invocations on behalf of requests, within bounds, and sends outputs."""
+    """Waits for invocations to end on behalf of requests, within bounds, and sends outputs."""
 
     def __init__(self, backend: Backend, most: int, still: float) -> None:
         self._backend, self._most, self.count = backend, most, 0
-        self.sending = Sending(still)
+        self.sending = OutputSender(still)
 
     def check(self) -> None:
         """Raises RefusedError (429) if no more requests may wait."""
         if self.count >= self._most:
-            message = f"{self.count:,} requests wait for outputs already; use /send, or ask again."
+            message = f"{self.count:,} requests wait for outputs already; use /send, or try again."
             raise RefusedError(BUSY, message, {"Retry-After": "1"})
 
     async def result(self, request: Request, id_: str) -> Result:
         """How the invocation ended. Raises RefusedError (404) if it is unknown.
 
-        Ends at once when the client is gone; the invocation goes on.
+        Ends at once when the client disconnects; the invocation continues.
         """
         self.count += 1
         try:
-            found = await _wait_unless_gone(request, self._backend.wait_for_result(id_))
+            result = await _wait_unless_gone(request, self._backend.wait_for_result(id_))
         finally:
             self.count -= 1
-        if found is None:
+        if result is None:
             raise make_unknown_error(id_)
-        return found
+        return result
 
 
-def make_unknown_error(what: str) -> RefusedError:
-    """The refusal of an invocation that is not there, or no longer."""
-    message = f"There is no invocation {what}, or its retention is over."
+def make_unknown_error(name: str) -> RefusedError:
+    """The refusal for an unknown or forgotten invocation."""
+    message = f"There is no invocation {name}, or its retention is over."
     return RefusedError(NOT_FOUND, message)
 
 
 async def _wait_unless_gone(
-    request: Request, wanted: Coroutine[Any, Any, Result | None]
+    request: Request, coroutine: Coroutine[Any, Any, Result | None]
 ) -> Result | None:
-    """What is awaited; a client that is gone cancels it, and gets nothing."""
-    waited, gone = asyncio.ensure_future(wanted), asyncio.ensure_future(_wait_disconnected(request))
+    """The awaited result; None, and canceled, if the client disconnects first."""
+    result_task, disconnect_task = (
+        asyncio.ensure_future(coroutine),
+        asyncio.ensure_future(_wait_disconnected(request)),
+    )
     try:
-        await asyncio.wait({waited, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return waited.result() if waited.done() else None
+        await asyncio.wait({result_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        return result_task.result() if result_task.done() else None
     finally:
-        for each in (waited, gone):
-            each.cancel()
-        await asyncio.gather(waited, gone, return_exceptions=True)
+        for task in (result_task, disconnect_task):
+            task.cancel()
+        await asyncio.gather(result_task, disconnect_task, return_exceptions=True)
 
 
 async def _wait_disconnected(request: Request) -> None:
@@ -112,23 +115,23 @@ class Invoking:
         if not send:
             self.waiting.check()
         submit = await self._read_submit(request, target, handler, send=send)
-        made = await self.backend.do(submit)
-        if isinstance(made, OperationRefusal):
-            raise RefusedError(made.code, made.message)
-        return await self._answer_submitted(request, handler, made, send=send)
+        outcome = await self.backend.do(submit)
+        if isinstance(outcome, OperationRefusal):
+            raise RefusedError(outcome.code, outcome.message)
+        return await self._answer_submitted(request, handler, outcome, send=send)
 
     async def _find_service(self, parts: tuple[str, ...]) -> RegisteredService:
-        found = await self.catalog.find_service(*parts)
-        if found is None:
+        service = await self.catalog.find_service(*parts)
+        if service is None:
             raise RefusedError(
                 NOT_FOUND, f"There is no service {parts[0]!r}; register the address that serves it."
             )
-        return found
+        return service
 
     async def _read_submit(
         self, request: Request, target: Target, handler: RegisteredHandler, *, send: bool
     ) -> Submit:
-        later = _parse_delay(request, send=send)
+        delay = _parse_delay(request, send=send)
         content = await body(request, self.bounds.body)
         check_input(handler, request, content)
         return Submit(
@@ -139,64 +142,64 @@ class Invoking:
             argument=content,
             headers=select_headers(request),
             idempotency_key=parse_idempotency_key(request),
-            at=round(time.time() * 1_000) + later if later else 0,
+            at=round(time.time() * 1_000) + delay if delay else 0,
         )
 
     async def _answer_submitted(
-        self, request: Request, handler: RegisteredHandler, made: Submitted, *, send: bool
+        self, request: Request, handler: RegisteredHandler, submitted: Submitted, *, send: bool
     ) -> Response:
         if send:
-            told = {
-                "invocationId": made.id,
-                "status": "Accepted" if made.is_new else "PreviouslyAccepted",
+            content = {
+                "invocationId": submitted.id,
+                "status": "Accepted" if submitted.is_new else "PreviouslyAccepted",
             }
-            status = _ACCEPTED if made.is_new else _OK
-            return JSONResponse(told, status, headers={**PLAIN, ID_HEADER: made.id})
-        result = made.result
+            status = _ACCEPTED if submitted.is_new else _OK
+            return JSONResponse(content, status, headers={**PLAIN, ID_HEADER: submitted.id})
+        result = submitted.result
         if result is None:
-            result = await self.waiting.result(request, made.id)
-        return answer(handler, made.id, result, self.waiting.sending)
+            result = await self.waiting.result(request, submitted.id)
+        return answer(handler, submitted.id, result, self.waiting.sending)
 
 
 def _parse_delay(request: Request, *, send: bool) -> int:
-    """Milliseconds until it begins. Raises RefusedError (400) rather than begin at once."""
-    asked = request.query_params
+    """Milliseconds until it begins. Raises RefusedError (400) for an invalid delay."""
+    params = request.query_params
     if not send:
-        if "delay" in asked:
+        if "delay" in params:
             raise RefusedError(BAD, "Only /send can be delayed: a call waits for the output.")
         return 0
-    if unknown := sorted(set(asked) - {"delay"}):
+    if unknown := sorted(set(params) - {"delay"}):
         raise RefusedError(BAD, f"The parameter {unknown[0]!r} is unknown; /send takes delay.")
-    return parse_delay(asked["delay"]) if "delay" in asked else 0
+    return parse_delay(params["delay"]) if "delay" in params else 0
 
 
 def get_handler(service: RegisteredService, name: str) -> RegisteredHandler:
     """The handler of that name. Raises RefusedError (404)."""
-    found = service.handler(name)
-    if found is None:
-        known = ", ".join(sorted(each.name for each in service.handlers)) or "none"
+    handler = service.handler(name)
+    if handler is None:
+        names = ", ".join(sorted(handler.name for handler in service.handlers)) or "none"
         raise RefusedError(
-            NOT_FOUND, f"The service {service.name} has no handler {name!r}; it has: {known}."
+            NOT_FOUND, f"The service {service.name} has no handler {name!r}; it has: {names}."
         )
-    return found
+    return handler
 
 
 def get_raw_path(request: Request) -> bytes:
-    """The path as it was sent, below the application's own."""
+    """The path as it was sent, below the application's root."""
     raw = bytes(request.scope.get("raw_path") or request.scope["path"].encode())
     return raw.partition(b"?")[0].removeprefix(request.scope.get("root_path", "").encode())
 
 
 def parse_idempotency_key(request: Request) -> str | None:
     """The key of the request, None if it has none. Raises RefusedError (400)."""
-    given = request.headers.getlist("idempotency-key")
-    if not given:
+    values = request.headers.getlist("idempotency-key")
+    if not values:
         return None
     try:
-        # As paths name it; Starlette reads headers as latin-1.
-        key = "".join(given).encode("latin-1").decode()
+        # UTF-8, as in paths; Starlette reads headers as latin-1.
+        key = "".join(values).encode("latin-1").decode()
     except UnicodeDecodeError as error:
-        raise RefusedError(BAD, "The idempotency-key is no UTF-8 text.") from error
-    if len(given) > 1 or not 0 < len(key) <= _LONGEST_KEY:
+        raise RefusedError(BAD, "The idempotency-key is not UTF-8 text.") from error
+    if len(values) > 1 or not 0 < len(key) <= _LONGEST_KEY:
         raise RefusedError(BAD, f"Give one idempotency-key, of 1 to {_LONGEST_KEY:,} characters.")
     return key

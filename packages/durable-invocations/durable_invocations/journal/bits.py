@@ -1,4 +1,4 @@
-"""Sets of entry indexes as whole numbers, one bit an index: a copy costs next to nothing."""
+"""Sets of entry indexes as integers, one bit per index: cheap to copy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ def make_bit(index: int) -> int:
 
 
 def of(indexes: Iterable[int]) -> int:
-    held = 0
+    mask = 0
     for index in indexes:
-        held |= 1 << index
-    return held
+        mask |= 1 << index
+    return mask
 
 
-def has(held: int, index: int) -> bool:
-    return bool(held >> index & 1)
+def has(mask: int, index: int) -> bool:
+    return bool(mask >> index & 1)
 
 
 def mask_up_to(index: int) -> int:
@@ -25,9 +25,9 @@ def mask_up_to(index: int) -> int:
     return (1 << index + 1) - 1
 
 
-def iter_indexes(held: int) -> Iterator[int]:
+def iter_indexes(mask: int) -> Iterator[int]:
     """The indexes in ascending order."""
-    while held:
-        lowest = held & -held
+    while mask:
+        lowest = mask & -mask
         yield lowest.bit_length() - 1
-        held ^= lowest
+        mask ^= lowest

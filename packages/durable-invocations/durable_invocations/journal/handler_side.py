@@ -1,8 +1,8 @@
 """The handler's side of an attempt: replaying, processing, closed.
 
-`step` is a pure function from events to events. Whoever drives it keeps the recorded entries and
-the results, and gives each event the recorded entry that belongs to it, so that a state stays small
-however long the journal is.
+`step` is a pure function from events to events. The caller keeps the recorded entries and the
+results, and gives each event its recorded entry, so that the state stays small however long the
+journal is.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _STEPS: Mapping[type, Callable[[HandlerState, Any], HandlerTransition]] = Mappin
 
 
 def step(state: HandlerState, event: events.InEvent) -> HandlerTransition:
-    """What follows from an event.
+    """The new state, and the events that follow.
 
-    A breach of the protocol, or a journal that does not match, closes the attempt with an error.
-    Once it is closed nothing follows.
+    A protocol violation, or a journal that does not match, closes the attempt with an error.
+    After that nothing follows.
     """
     if state.phase is HandlerPhase.CLOSED:
         return state, ()

@@ -27,8 +27,8 @@ def handle_issued(state: HandlerState, event: events.Issued) -> HandlerTransitio
         return _replay_entry(state, event)
     _check_supported(state, event.entry)
     out = _resolve_entry(event.entry, state.issued) if event.entry.completed else ()
-    state, more = _flush_entries(_take_entry(state, event.entry))
-    return state, (*more, *out)
+    state, flushed = _flush_entries(_take_entry(state, event.entry))
+    return state, (*flushed, *out)
 
 
 def handle_begun(state: HandlerState, event: events.RunBegun) -> HandlerTransition:
@@ -38,9 +38,9 @@ def handle_begun(state: HandlerState, event: events.RunBegun) -> HandlerTransiti
 
 
 def handle_finished(state: HandlerState, event: events.Finished) -> HandlerTransition:
-    if state.held.get(event.index, event.entry) is not None:
-        raise ProtocolError(f"Entry {event.index} is no Run that waits for its result.")
-    return _flush_entries(replace(state, held={**state.held, event.index: event.entry}))
+    if state.unsent.get(event.index, event.entry) is not None:
+        raise ProtocolError(f"Entry {event.index} is not a Run that waits for its result.")
+    return _flush_entries(replace(state, unsent={**state.unsent, event.index: event.entry}))
 
 
 def handle_awaited(state: HandlerState, event: events.Awaited) -> HandlerTransition:
@@ -62,7 +62,7 @@ def _replay_entry(state: HandlerState, event: events.Issued | events.RunBegun) -
     index, recorded = state.issued, event.recorded
     assert recorded is not None, "a replayed entry comes with the event"
     matching.check(index, event.entry, recorded, event.where)
-    phase = state.phase if index + 1 < (state.known or 0) else HandlerPhase.PROCESSING
+    phase = state.phase if index + 1 < (state.replay_length or 0) else HandlerPhase.PROCESSING
     state = replace(state, issued=index + 1, phase=phase)
     if recorded.completed or recorded.code == kinds.RUN.code:
         return state, _resolve_entry(recorded, index)
@@ -77,32 +77,31 @@ def _resolve_entry(entry: Frame, index: int) -> tuple[events.OutEvent, ...]:
 
 
 def _take_entry(state: HandlerState, entry: Frame | None) -> HandlerState:
-    """The state when the handler has made a new entry, which is not sent yet."""
-    held = {**state.held, state.issued: entry}
-    return replace(state, phase=HandlerPhase.PROCESSING, issued=state.issued + 1, held=held)
+    """The state once the handler has made a new entry, which is not sent yet."""
+    unsent = {**state.unsent, state.issued: entry}
+    return replace(state, phase=HandlerPhase.PROCESSING, issued=state.issued + 1, unsent=unsent)
 
 
 def _flush_entries(state: HandlerState) -> HandlerTransition:
-    """Send what is behind no unfinished Run; then end or suspend if nothing else is left to do."""
+    """Send the entries before the first unfinished Run; then end or suspend if possible."""
     out: list[events.OutEvent] = []
-    while (entry := state.held.get(state.sent)) is not None:
+    while (entry := state.unsent.get(state.sent)) is not None:
         out.append(events.Send(frame=entry))
         state = _send_entry(state, entry)
-    state, more = end_if_returned(state) if state.returned else suspend_if_waiting(state)
-    return state, (*out, *more)
+    state, final = end_if_returned(state) if state.returned else suspend_if_waiting(state)
+    return state, (*out, *final)
 
 
 def _send_entry(state: HandlerState, entry: Frame) -> HandlerState:
     index = state.sent
-    held = {each: held for each, held in state.held.items() if each != index}
+    unsent = {number: frame for number, frame in state.unsent.items() if number != index}
     unacked = state.unacked | bits.make_bit(index) * entry.requires_ack
-    return replace(add_entry(state, entry), held=held, unacked=unacked)
+    return replace(add_entry(state, entry), unsent=unsent, unacked=unacked)
 
 
 def _check_supported(state: HandlerState, entry: Frame) -> None:
     if get_needed_version(entry) > state.version:
         raise ProtocolError(
             f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the "
-            "runtime speaks "
-            f"{state.version}; upgrade it, or do without."
+            f"runtime speaks {state.version}; upgrade it, or do without."
         )

@@ -25,7 +25,7 @@ class EntrySent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Broken:
-    """The handler sent bytes that are no frames, or the transport failed."""
+    """The handler sent bytes that are not frames, or the transport failed."""
 
     report: ErrorReport
 
@@ -37,7 +37,7 @@ class StreamClosed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntryCommitted:
-    """The entry at this index is stored, with its action; told in ascending order."""
+    """The entry at this index is stored, with its action; sent in ascending order."""
 
     index: int
 
@@ -67,7 +67,7 @@ InEvent = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreEntry:
-    """Store the entry and do its action, in one transaction; then tell Committed or Refused."""
+    """Store the entry and do its action, in one transaction; then send Committed or Refused."""
 
     index: int
     entry: Frame
@@ -84,7 +84,7 @@ class Notify:
 class SuspendInvocation:
     """The attempt is over: resume the invocation once one of these entries is completed.
 
-    One that is not completable, but asked for an ack, is stored, and counts as completed.
+    One that is not completable but requested an ack is stored, and counts as completed.
     """
 
     indexes: tuple[int, ...]

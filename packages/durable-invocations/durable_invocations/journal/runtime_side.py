@@ -1,7 +1,7 @@
 """The runtime's side of an attempt: what a handler's stream may send, and what follows.
 
-`step` is a pure function from events to events. Entries are committed in order; what a last message
-asks for follows once all entries before it are stored.
+`step` is a pure function from events to events. Entries are committed in order; a last message
+takes effect once all entries before it are stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from durable_invocations.protocol.versions import NEWEST
 
 
 class RuntimePhase(Enum):
-    """What the runtime's side does."""
+    """The phases of the runtime's side."""
 
     REPLAYING = "replaying"
     PROCESSING = "processing"
@@ -34,20 +34,20 @@ class RuntimePhase(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeState:
-    """Where the runtime's side is. Sets of indexes are whole numbers, as `bits` reads them."""
+    """The runtime's side. Sets of indexes are integers, see `bits`."""
 
     version: int = NEWEST
     duplex: bool
     phase: RuntimePhase = RuntimePhase.REPLAYING
     length: int
-    """How many entries the journal has, with those that are being stored."""
+    """How many entries the journal has, including those that are being stored."""
     stored: int
     open: int
-    """Completable entries that the handler may take for not completed."""
-    told: int = 0
-    """Those of them whose completion was told in this attempt."""
+    """Completable entries that the handler may consider incomplete."""
+    notified: int = 0
+    """Open entries whose completion was sent in this attempt."""
     acking: int = 0
-    """Entries that asked for an ack."""
+    """Entries that requested an ack."""
     output: int | None = None
     """The Output's index."""
     last: events.Last | None = None
@@ -69,7 +69,7 @@ def begin_attempt(journal: Iterable[Frame], *, duplex: bool, version: int = NEWE
 
 
 def step(state: RuntimeState, event: events.InEvent) -> RuntimeTransition:
-    """What follows from an event; after a last message nothing but what it asks for."""
+    """The new state, and the events that follow; after a last message only its own effect."""
     if state.phase is RuntimePhase.CLOSED:
         return state, ()
     try:
@@ -84,22 +84,22 @@ def _handle_replayed(state: RuntimeState, _: events.Replayed) -> RuntimeTransiti
 
 
 def _handle_received(state: RuntimeState, event: events.EntrySent) -> RuntimeTransition:
-    got = event.frame
+    received = event.frame
     if state.phase is RuntimePhase.ENDING:
-        # What comes after the last message changes nothing.
+        # Frames after the last message change nothing.
         return state, ()
-    if got.code == kinds.ERROR.code:
-        return _set_last(state, events.Retry(report=ErrorReport.read(got.message())))
+    if received.code == kinds.ERROR.code:
+        return _set_last(state, events.Retry(report=ErrorReport.read(received.message())))
     if state.phase is RuntimePhase.REPLAYING:
-        raise ProtocolError(f"The handler sent {got.kind} before the replay was over.")
-    if got.kind.entry:
-        return _accept_entry(state, got)
-    if got.code == kinds.SUSPENSION.code:
-        return _set_last(state, _make_suspend(state, got.message().entry_indexes))
-    if got.code == kinds.END.code:
-        _ = got.message()
+        raise ProtocolError(f"The handler sent {received.kind} before the replay was over.")
+    if received.kind.entry:
+        return _accept_entry(state, received)
+    if received.code == kinds.SUSPENSION.code:
+        return _set_last(state, _make_suspend(state, received.message().entry_indexes))
+    if received.code == kinds.END.code:
+        _ = received.message()
         return _set_last(state, _make_finish(state))
-    raise ProtocolError(f"The handler sent {got.kind}, which the runtime alone sends.")
+    raise ProtocolError(f"The handler sent {received.kind}, which only the runtime sends.")
 
 
 def _accept_entry(state: RuntimeState, entry: Frame) -> RuntimeTransition:
@@ -119,16 +119,16 @@ def _accept_entry(state: RuntimeState, entry: Frame) -> RuntimeTransition:
 
 
 def _make_suspend(state: RuntimeState, indexes: Iterable[int]) -> events.SuspendInvocation:
-    named = sorted(set(indexes))
-    if not named:
+    distinct = sorted(set(indexes))
+    if not distinct:
         raise ProtocolError("A Suspension names no entry; it must name one that will complete.")
-    for index in named:
+    for index in distinct:
         if not bits.has(state.open | state.acking, index):
             raise ProtocolError(
                 f"A Suspension names entry {index}, which was not sent, is not completable, or is "
                 "completed."
             )
-    return events.SuspendInvocation(indexes=tuple(named))
+    return events.SuspendInvocation(indexes=tuple(distinct))
 
 
 def _make_finish(state: RuntimeState) -> events.FinishInvocation:
@@ -159,7 +159,7 @@ def _handle_stream_closed(state: RuntimeState, _: events.StreamClosed) -> Runtim
 
 def _handle_committed(state: RuntimeState, event: events.EntryCommitted) -> RuntimeTransition:
     index = event.index
-    assert index == state.stored < state.length, "commits are told in order"
+    assert index == state.stored < state.length, "commits come in order"
     state, out = _close_if_stored(replace(state, stored=index + 1))
     if bits.has(state.acking, index) and state.duplex and state.last is None:
         return state, (events.Notify(frame=frame(pb.EntryAckMessage(entry_index=index))), *out)
@@ -174,11 +174,11 @@ def _handle_completion_ready(
     state: RuntimeState, event: events.CompletionReady
 ) -> RuntimeTransition:
     index = event.index
-    if not bits.has(state.open & ~state.told, index):
+    if not bits.has(state.open & ~state.notified, index):
         return state, ()
-    tells = state.duplex and state.last is None
-    state = replace(state, told=state.told | bits.make_bit(index))
-    return state, (events.Notify(frame=make_completion(index, event.result)),) if tells else ()
+    notifies = state.duplex and state.last is None
+    state = replace(state, notified=state.notified | bits.make_bit(index))
+    return state, (events.Notify(frame=make_completion(index, event.result)),) if notifies else ()
 
 
 _STEPS: Mapping[type, Callable[[RuntimeState, Any], RuntimeTransition]] = MappingProxyType(

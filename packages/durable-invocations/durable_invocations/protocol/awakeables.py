@@ -1,4 +1,4 @@
-"""Ids by which others complete an awakeable: `prom_1`, then base64url of invocation and index."""
+"""Ids of awakeables: `prom_1`, then base64url of the invocation's id and the entry's index."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def make_awakeable_id(invocation_id: bytes, index: int) -> str:
 
 
 def parse_awakeable_id(text: str) -> tuple[bytes, int]:
-    """The invocation's id, and the index. Raises ConfigError if `text` is no such id."""
-    held = from_base64url(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
-    if held is None or len(held) <= _INDEX.size:
-        raise ConfigError(f"{text!r} is no awakeable's id, which a handler got as {PREFIX}….")
-    (index,) = _INDEX.unpack(held[-_INDEX.size :])
-    return held[: -_INDEX.size], index
+    """The invocation's id, and the index. Raises ConfigError if `text` is not such an id."""
+    decoded = from_base64url(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
+    if decoded is None or len(decoded) <= _INDEX.size:
+        raise ConfigError(f"{text!r} is not the id of an awakeable, such as {PREFIX}….")
+    (index,) = _INDEX.unpack(decoded[-_INDEX.size :])
+    return decoded[: -_INDEX.size], index

@@ -11,7 +11,7 @@ def to_base64url(data: bytes) -> str:
 
 
 def from_base64url(text: str) -> bytes | None:
-    """The bytes that `encoded` writes as `text`; None if there are none."""
+    """The bytes that `to_base64url` writes as `text`; None if there are none."""
     try:
         data = base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
     except (binascii.Error, UnicodeEncodeError):

@@ -21,7 +21,7 @@ ONEOF = "result"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """One message. `reserved` holds the low 15 flags of a custom entry, which are kept as sent.
+    """One message. `reserved` are the low 15 flags of a custom entry, kept as sent.
 
     Raises ProtocolError for an unknown type, and for flags that the type does not have.
     """
@@ -62,11 +62,11 @@ class Frame:
     def message(self) -> Any:
         """The parsed message. Raises ProtocolError if it is malformed.
 
-        Also if COMPLETED disagrees with its result, or the frame is of a custom entry.
+        Also if COMPLETED contradicts its result, or if it is a custom entry.
         """
         kind = self.kind
         if kind.message is None:
-            raise ProtocolError(f"{kind} has no message that is known here; read its body.")
+            raise ProtocolError(f"{kind} has no known message; read its body.")
         message = kind.message()
         try:
             message.ParseFromString(self.body)
@@ -88,7 +88,7 @@ class Frame:
 
 
 def frame(message: Message, *, requires_ack: bool = False, completed: bool | None = None) -> Frame:
-    """The frame of a message of the protocol; `completed` follows from its result if not given."""
+    """The frame of a protocol message; `completed` follows from its result if not given."""
     kind = OF_MESSAGE[message.DESCRIPTOR.full_name]
     if completed is None:
         completed = kind.completable and message.WhichOneof(ONEOF) is not None
@@ -108,7 +108,7 @@ def encode(sent: Frame) -> bytes:
 
 
 def check_flags(kind: Kind, flags: int) -> None:
-    """Raise ProtocolError for flags that the type does not have; a custom one may have any."""
+    """Raise ProtocolError for flags that the type does not have; custom types may have any."""
     allowed = REQUIRES_ACK * kind.entry | COMPLETED * kind.completable
     if flags & ~(ALL if kind.custom else allowed):
         raise ProtocolError(

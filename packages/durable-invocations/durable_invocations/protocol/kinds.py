@@ -15,7 +15,7 @@ CUSTOM = 0xFC00
 """The lowest type of custom entries."""
 HIGHEST = 0xFFFF
 COMBINATOR = 0xFC02
-"""The custom entry of service endpoints here: which results came first (pb/custom.proto)."""
+"""The custom entry of this package: which results came first (pb/custom.proto)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +106,8 @@ CALLS = frozenset({CALL.code, ONE_WAY_CALL.code})
 
 KINDS: Mapping[int, Kind] = MappingProxyType(
     {
-        each.code: each
-        for each in (
+        kind.code: kind
+        for kind in (
             *(START, COMPLETION, SUSPENSION, ERROR, ENTRY_ACK, END, INPUT, OUTPUT),
             *(GET_STATE, SET_STATE, CLEAR_STATE, CLEAR_ALL_STATE, GET_STATE_KEYS),
             *(GET_PROMISE, PEEK_PROMISE, COMPLETE_PROMISE, SLEEP, CALL, ONE_WAY_CALL),
@@ -116,18 +116,18 @@ KINDS: Mapping[int, Kind] = MappingProxyType(
         )
     }
 )
-"""All types but the custom ones, by code."""
+"""All types except the custom ones, by code."""
 OF_MESSAGE: Mapping[str, Kind] = MappingProxyType(
-    {each.message.DESCRIPTOR.full_name: each for each in KINDS.values() if each.message}
+    {kind.message.DESCRIPTOR.full_name: kind for kind in KINDS.values() if kind.message}
 )
 """The types by the full names of their messages."""
 
 
 def get_kind(code: int) -> Kind:
     """The type with this code, a custom one from 0xFC00 on. Raises ProtocolError if unknown."""
-    known = KINDS.get(code)
-    if known is not None:
-        return known
+    kind = KINDS.get(code)
+    if kind is not None:
+        return kind
     if CUSTOM <= code <= HIGHEST:
         return Kind(code=code, name="Custom", message=None)
     raise ProtocolError(

@@ -71,7 +71,7 @@ def list_variants(kind: Kind) -> frozenset[str]:
     if kind.message is None:
         return frozenset()
     oneof = kind.message.DESCRIPTOR.oneofs_by_name.get(ONEOF)
-    return frozenset(each.name for each in oneof.fields) if oneof else frozenset()
+    return frozenset(field.name for field in oneof.fields) if oneof else frozenset()
 
 
 def make_completion(index: int, result: Result) -> Frame:
@@ -87,7 +87,7 @@ def make_completion(index: int, result: Result) -> Frame:
 
 
 def parse_state_keys(value: bytes) -> list[bytes]:
-    """The keys in the value of a GetStateKeys. Raises ProtocolError if it holds none."""
+    """The keys in the value of a GetStateKeys. Raises ProtocolError if it is malformed."""
     return list(_parse_keys(value).keys)
 
 
@@ -101,7 +101,7 @@ def _parse_keys(value: bytes) -> pb.GetStateKeysEntryMessage.StateKeys:
     try:
         keys.ParseFromString(value)
     except DecodeError as error:
-        raise ProtocolError(f"The value of a GetStateKeys holds no keys: {error}.") from error
+        raise ProtocolError(f"The value of a GetStateKeys cannot be parsed: {error}.") from error
     return keys
 
 
@@ -111,4 +111,4 @@ def _to_field_value(kind: Kind, value: bytes) -> bytes | str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"The id in a {kind} is no UTF-8 text: {error}.") from error
+        raise ProtocolError(f"The id in a {kind} is not UTF-8 text: {error}.") from error

@@ -14,7 +14,7 @@ DOES: Mapping[Kind, str] = MappingProxyType(
     {
         kinds.START: "begins a stream: the invocation's id, key, state, and how many entries come",
         kinds.COMPLETION: "the result of an entry, by its index",
-        kinds.SUSPENSION: "ends a stream: go on once one of these entries is completed",
+        kinds.SUSPENSION: "ends a stream: continue once one of these entries is completed",
         kinds.ERROR: "ends a stream: the attempt failed",
         kinds.ENTRY_ACK: "an entry is stored, by its index",
         kinds.END: "ends a stream, and the invocation",
@@ -49,7 +49,7 @@ def render_lines() -> list[str]:
 
 
 def _render_row(kind: Kind) -> str:
-    forms = [each for each in ("empty", "value", "failure") if each in list_variants(kind)]
+    forms = [form for form in ("empty", "value", "failure") if form in list_variants(kind)]
     cells = (
         *(f"`0x{kind.code:04X}`", kind.name, "yes" if kind.entry else ""),
         ", ".join(forms) if kind.completable else "",

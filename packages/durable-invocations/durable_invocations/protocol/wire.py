@@ -1,4 +1,4 @@
-"""Custom entries: bytes whose fields are looked at without knowing their message."""
+"""Custom entries: reads fields without knowing the message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULT = frozenset({13, 14, 15})
 def parse_name(body: bytes) -> str:
     """A custom entry's name, "" if it has none.
 
-    Raises ProtocolError for a body that is no protobuf message, or uses the fields of results.
+    Raises ProtocolError for a body that is not a protobuf message, or uses the fields of results.
     """
     fields = _parse_fields(body)
     if used := RESULT.intersection(number for number, _ in fields):
@@ -34,5 +34,5 @@ def _parse_fields(body: bytes) -> list[tuple[int, Any]]:
     try:
         message.ParseFromString(body)
     except DecodeError as error:
-        raise ProtocolError(f"A custom entry is no protobuf message: {error}.") from error
-    return [(each.field_number, each.data) for each in UnknownFieldSet(message)]
+        raise ProtocolError(f"A custom entry is not a protobuf message: {error}.") from error
+    return [(field.field_number, field.data) for field in UnknownFieldSet(message)]

@@ -1,4 +1,4 @@
-"""When a runtime claims: behind what it makes ready itself, and when others did."""
+"""When a runtime claims: after its own operations make invocations ready, or others' do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Claimed
 
 AT_ONCE = 64
-"""Invocations that are claimed in one transaction."""
+"""The most invocations that are claimed in one transaction."""
 _READYING = frozenset({op.Submit, op.Suspend, op.Finish, op.Fire, op.CompleteAwakeable, op.Resume})
 _READYING_ENTRIES = kinds.CALLS | {
     *(kinds.COMPLETE_AWAKEABLE.code, kinds.COMPLETE_PROMISE.code, kinds.CANCEL_INVOCATION.code),
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Claims:
-    """Claims while there are places, one claim at a time. Belongs to one event loop."""
+    """Claims while places are free, one claim at a time. Belongs to one event loop."""
 
     def __init__(self, owner: str, put: Put) -> None:
         self._owner, self._put = owner, put
@@ -36,16 +36,16 @@ class Claims:
         """Whether invocations may wait for a place."""
 
     def drive(self, drives: Drives) -> None:
-        """Begin to claim, for these places; None are claimed before."""
+        """Begin to claim for these drives; nothing is claimed before."""
         self._drives = drives
         self.request_claim()
 
     def stop(self) -> None:
-        """Claim no more."""
+        """Stop claiming."""
         self._drives = None
 
     def request_claim(self) -> None:
-        """Something may be ready: claim it, now or when a place becomes free."""
+        """Claim what is ready, now or when a place becomes free."""
         if self._pending is not None:
             self._again = True
         elif self._drives is not None:
@@ -55,9 +55,9 @@ class Claims:
                 self._put_claim(most, full)
 
     def claim_behind(self, operation: op.StoreOperation[Any]) -> None:
-        """Claim in the same transaction what an operation that was just put makes ready.
+        """Claim, in the same transaction, what an operation that was just queued makes ready.
 
-        Where that does not come about, the operation's `Changes` lead to a claim.
+        Otherwise the operation's `Changes` lead to a claim.
         """
         kind = type(operation)
         readies = kind in _READYING

@@ -1,4 +1,4 @@
-"""The runtime: claims invocations that are due, drives them, and tells who waits."""
+"""The runtime: claims due invocations, drives them, and notifies those who wait."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class Runtime:
     """Drives the invocations of a store, beside other runtimes on the same one.
 
-    `async with` runs it in the current event loop. Raises UnavailableError where its database does
-    not answer at the start; later it goes on when the database does.
+    `async with` runs it in the current event loop. Raises UnavailableError if its database does
+    not answer at the start; later it waits for the database.
     """
 
     def __init__(
@@ -80,54 +80,58 @@ class Runtime:
             self._enforce_timeouts,
             self._prune_invocations,
         )
-        self._tasks = [asyncio.ensure_future(_repeat_forever(each)) for each in loops]
+        self._tasks = [asyncio.ensure_future(_repeat_forever(loop)) for loop in loops]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Break off what is driven, and leave it to others."""
+        """Abort running attempts, and release their invocations."""
         self._claims.stop()
-        for each in self._tasks:
-            each.cancel()
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._drives.close()
         await self._client.close()
         released = self._put_operation(op.Release(owner=self._settings.owner))
-        # It waits for no database that is away: what is asked for is tried once more.
+        # It does not wait for the database: pending operations are tried once more.
         await self._writer.__aexit__()
         try:
             await released
         except UnavailableError as missing:
             logger.warning("others take this runtime's invocations over later: %s", missing)
 
-    # What others ask.
+    # For callers.
 
     async def do(self, operation: op.StoreOperation[T]) -> T:
         """An operation's outcome, once it is durable. Raises UnavailableError."""
         return await self._put_operation(operation)
 
     async def read(self, question: Callable[..., T], *arguments: Any) -> T:
-        """What the store answers, without blocking the loop. Raises UnavailableError."""
+        """The store's answer, without blocking the loop. Raises UnavailableError."""
         return await self._writer.read(question, *arguments)
 
     async def wait_for_result(self, id_: str) -> Result | None:
-        """Wait for an invocation's end, whichever runtime brings it; None if it is unknown.
+        """Wait for an invocation to end, on whichever runtime; None if it is unknown.
 
-        Also if it ended, and was forgotten before this runtime looked for it.
+        Also None if it ended and was forgotten before this runtime saw it.
         """
         with self._waiting.open_future(id_) as future:
             if not future.done():
-                found = await self.read(self.store.read_results, [id_])
-                if id_ not in found:
+                results = await self.read(self.store.read_results, [id_])
+                if id_ not in results:
                     return None
                 self._waiting.set_results(
-                    {each: one for each, one in found.items() if one is not None}
+                    {
+                        invocation_id: result
+                        for invocation_id, result in results.items()
+                        if result is not None
+                    }
                 )
             return await future
 
     async def discover(
         self, url: str, *, http: int | None = None
     ) -> tuple[Deployment, tuple[RegisteredService, ...]]:
-        """What is served at an address, for a Register.
+        """What an address serves, for a Register.
 
         Raises ConfigError, DiscoveryError, DeploymentUnreachableError.
         """
@@ -136,14 +140,14 @@ class Runtime:
     async def register(
         self, url: str, *, force: bool = False, http: int | None = None
     ) -> Registered | OperationRefusal:
-        """Discover what is served at an address, and have it served from there."""
+        """Discover what an address serves, and register it."""
         deployment, services = await self.discover(url, http=http)
         return await self.do(op.Register(deployment=deployment, services=services, force=force))
 
-    # What the store tells.
+    # Called after changes in the store.
 
     def _handle_changes(self, changes: Changes) -> None:
-        """After each transaction, in their order."""
+        """Called after each transaction, in order."""
         if changes.ready:
             self._claims.request_claim()
         if self._due.note_due(changes.next_at):
@@ -156,11 +160,11 @@ class Runtime:
 
     def _release_lost(self) -> None:
         owner = self._settings.owner
-        self._put_operation(op.Release(owner=owner, held=self._drives.held)).add_done_callback(
+        self._put_operation(op.Release(owner=owner, driven=self._drives.driven)).add_done_callback(
             take_error
         )
 
-    # What goes on for ever.
+    # Loops.
 
     async def _trigger_timers(self) -> None:
         wait = self._due.wait(self._clock())
@@ -201,7 +205,7 @@ class Runtime:
         await asyncio.sleep(self._settings.prune)
 
     def _put_operation(self, operation: op.StoreOperation[T]) -> asyncio.Future[T]:
-        """Queue an operation; whatever fails, the future tells."""
+        """Queue an operation; the future has any error."""
         try:
             future = self._writer.do(operation)
         except UnavailableError as error:
@@ -229,10 +233,10 @@ async def _repeat_forever(step: Callable[[], Awaitable[None]]) -> None:
             logger.warning("the runtime waits for its database: %s", error)
             await asyncio.sleep(AFTER_ERROR_SECONDS)
         except Exception:
-            logger.exception("the runtime met an error, and goes on")
+            logger.exception("the runtime had an error, and continues")
             await asyncio.sleep(AFTER_ERROR_SECONDS)
 
 
-async def _wait_within(waited: Awaitable[Any], seconds: float | None) -> None:
+async def _wait_within(awaitable: Awaitable[Any], seconds: float | None) -> None:
     with anyio.move_on_after(seconds):
-        await waited
+        await awaitable

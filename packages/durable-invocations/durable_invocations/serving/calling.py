@@ -1,4 +1,4 @@
-"""Calls a handler, and ends its attempt as it ends."""
+"""Calls a handler, and ends its attempt."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from durable_invocations.serving.errors import TerminalError
 
 
 async def handle_attempt(attempt: HandlerAttempt, *, tracebacks: bool) -> None:
-    """Call the attempt's handler with its input. What it raises ends the attempt, not the caller.
+    """Call the attempt's handler with its input. Its errors end the attempt, not the caller.
 
-    With `tracebacks` the runtime is told where it failed.
+    With `tracebacks` the runtime gets the traceback.
     """
     try:
         attempt.end(await _call_handler(attempt))
@@ -30,16 +30,16 @@ async def handle_attempt(attempt: HandlerAttempt, *, tracebacks: bool) -> None:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001
         attempt.log_failure("failed", error)
-        told = "".join(traceback.format_exception(error)) if tracebacks else ""
+        description = "".join(traceback.format_exception(error)) if tracebacks else ""
         index = attempt.journal.issued - 1
-        attempt.journal.fail(report(error, index, description=told))
+        attempt.journal.fail(report(error, index, description=description))
 
 
 async def _call_handler(attempt: HandlerAttempt) -> pb.OutputEntryMessage:
-    given = attempt.read_input()
-    context = Context(attempt, _join_headers(given.headers))
+    input_message = attempt.read_input()
+    context = Context(attempt, _join_headers(input_message.headers))
     try:
-        arguments = _parse_arguments(attempt.handler, given.value)
+        arguments = _parse_arguments(attempt.handler, input_message.value)
         result = await attempt.handler.function(context, *arguments)
     except TerminalError as error:
         failure = Failure(code=error.status, message=format_error(error))
@@ -51,12 +51,12 @@ async def _call_handler(attempt: HandlerAttempt) -> pb.OutputEntryMessage:
     return pb.OutputEntryMessage(value=body)
 
 
-def _join_headers(given: Iterable[pb.Header]) -> dict[str, str]:
-    """The request's headers; the values of a repeated one are one list (RFC 9110, 5.3)."""
+def _join_headers(headers: Iterable[pb.Header]) -> dict[str, str]:
+    """The request's headers; repeated ones are joined by commas (RFC 9110, 5.3)."""
     values: dict[str, list[str]] = {}
-    for each in given:
-        values.setdefault(each.key, []).append(each.value)
-    return {key: ", ".join(its) for key, its in values.items()}
+    for header in headers:
+        values.setdefault(header.key, []).append(header.value)
+    return {key: ", ".join(parts) for key, parts in values.items()}
 
 
 def _parse_arguments(handler: DeclaredHandler, body: bytes) -> tuple[Any, ...]:

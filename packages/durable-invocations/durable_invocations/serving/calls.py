@@ -1,4 +1,4 @@
-"""Other invocations: those that a handler begins, and those that it names."""
+"""Other invocations: begun by a handler, or named by it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class InvocationHandle:
 
     def invocation_id(self) -> Operation[str]:
         """The invocation's id."""
-        asked = pb.GetCallInvocationIdEntryMessage(call_entry_index=self.entry)
-        return self._attempt_of.operation(asked, text)
+        message = pb.GetCallInvocationIdEntryMessage(call_entry_index=self.entry)
+        return self._attempt_of.operation(message, text)
 
     def cancel(self) -> None:
         """Ask the runtime to cancel the invocation."""
@@ -34,14 +34,14 @@ class InvocationHandle:
 
 
 class SendHandle(InvocationHandle):
-    """A send, whose result nobody waits for."""
+    """A send, whose result is not awaited."""
 
 
 class Call(Operation[T], InvocationHandle, Generic[T]):
-    """A call: awaiting it gives what the other handler returns."""
+    """A call: awaiting it returns the other handler's result."""
 
-    def __init__(self, attempt: HandlerAttempt, taken: Callable[[Result], T]) -> None:
-        Operation.__init__(self, attempt, taken)
+    def __init__(self, attempt: HandlerAttempt, parse: Callable[[Result], T]) -> None:
+        Operation.__init__(self, attempt, parse)
         InvocationHandle.__init__(self, attempt, -1)
 
 
@@ -67,7 +67,7 @@ Target = str | InvocationHandle | WorkflowRun | KeyedRequest
 
 
 def set_target(message: Any, target: Target) -> Any:
-    """The message, with the invocation that it is about."""
+    """The message with its target invocation set."""
     if isinstance(target, str):
         message.invocation_id = target
     elif isinstance(target, InvocationHandle):

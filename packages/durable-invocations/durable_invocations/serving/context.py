@@ -1,4 +1,4 @@
-"""What a handler works with: every operation of it is an entry of the invocation's journal."""
+"""The context of a handler: each of its operations is an entry of the invocation's journal."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Context:
     """One invocation, as its handler sees it.
 
     Operations begin when they are called, and most are awaited for their result. On replay the
-    handler gets the results that the journal has, so between operations its code must do the same
-    each time: what depends on time, chance or the outside world belongs into `run`.
+    handler gets the results from the journal, so the code between operations must do the same each
+    time: whatever depends on time, chance or the outside world belongs in `run`.
     """
 
     def __init__(self, attempt: HandlerAttempt, headers: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class Context:
         self.key: str = attempt.start.key
         """The key of the object or workflow; empty in a service."""
         self.headers = headers
-        """The headers of the request that began it; the values of a repeated one as a list."""
+        """The headers of the request that began it; repeated ones are joined by commas."""
         self.state = KeyState(attempt)
         """The state of the key."""
 
@@ -83,20 +83,20 @@ class Context:
         retry: RunRetry | None = None,
         serde: Serde | None = None,
     ) -> Operation[Any]:
-        """Call a function, whose result the journal keeps: the one place for side effects.
+        """Call a function, whose result the journal keeps: the place for all side effects.
 
-        An async function runs here, another in a thread. Its result comes back as the annotation
-        of its return value says, in this attempt as in a replay. It may run again when the attempt
-        breaks before the runtime has acknowledged the result. What it raises fails the attempt,
-        and is tried again as `retry` or the runtime says; TerminalError is kept as its result.
+        An async function runs here, any other in a thread. The result has the type of its return
+        annotation, in this attempt and in a replay. It may run again if the attempt breaks before
+        the runtime has acknowledged the result. Its errors fail the attempt, and are retried as
+        `retry` or the runtime says; TerminalError is kept as its result.
         """
         if not callable(function):
             raise ContextError(
-                f"The run {name!r} gets {type(function).__name__} in place of a function; give it "
-                "the function, and its arguments behind it: ctx.run(name, function, argument)."
+                f"The run {name!r} gets {type(function).__name__} instead of a function; give it "
+                "the function, then its arguments: ctx.run(name, function, argument)."
             )
-        kept = serde or get_return_serde(function)
-        action = Action(name=name, function=function, args=args, serde=kept, retry=retry)
+        result_serde = serde or get_return_serde(function)
+        action = Action(name=name, function=function, args=args, serde=result_serde, retry=retry)
         return self._attempt.run(action)
 
     def time(self) -> Operation[float]:
@@ -109,7 +109,7 @@ class Context:
 
     @cached_property
     def random(self) -> random.Random:
-        """Chance that is the same in each replay."""
+        """A random generator that is the same in each replay."""
         seed = sha256(self._attempt.start.id).digest()[:8]
         return random.Random(int.from_bytes(seed, "big"))  # noqa: S311 - it must repeat
 
@@ -118,7 +118,7 @@ class Context:
         return UUID(int=self.random.getrandbits(128), version=4)
 
     def sleep(self, duration: Seconds, name: str = "") -> Operation[None]:
-        """Done after so many seconds, however often the invocation is suspended meanwhile."""
+        """Sleep for a duration, however often the invocation is suspended meanwhile."""
         due = self._compute_due(duration)
         return self._attempt.operation(
             pb.SleepEntryMessage(wake_up_time=due, name=name), ignore_result
@@ -135,7 +135,7 @@ class Context:
         headers: Mapping[str, str] | None = None,
         returns: Any = Any,
     ) -> Call[Any]:
-        """Call a handler, with a `key` that of an object or workflow; `returns` is a type hint.
+        """Call a handler; `key` is that of an object or workflow, `returns` a type hint.
 
         Awaiting it raises TerminalError if the other invocation ends with one.
         """
@@ -163,7 +163,7 @@ class Context:
         idempotency_key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> SendHandle:
-        """Begin an invocation now, or after `delay`, and do not wait for it."""
+        """Begin an invocation now, or after `delay`, without waiting for it."""
         message = pb.OneWayCallEntryMessage(
             service_name=service,
             handler_name=handler,
@@ -176,12 +176,12 @@ class Context:
         return SendHandle(self._attempt, self._attempt.record(message))
 
     def awakeable(self, returns: Any = Any, name: str = "") -> tuple[str, Operation[Any]]:
-        """An id to hand out, and what whoever has it completes it with.
+        """An id to hand out, and the operation that whoever has it completes.
 
-        Awaiting that raises TerminalError (400) for a value that `returns` does not fit.
+        Awaiting it raises TerminalError (400) for a value that does not fit `returns`.
         """
-        taken = given(get_serde(returns), "The value of the awakeable")
-        operation = self._attempt.operation(pb.AwakeableEntryMessage(name=name), taken)
+        parse = given(get_serde(returns), "The value of the awakeable")
+        operation = self._attempt.operation(pb.AwakeableEntryMessage(name=name), parse)
         return make_awakeable_id(self._attempt.start.id, operation.index), operation
 
     def resolve_awakeable(self, id_: str, value: Any = None) -> None:
@@ -202,7 +202,7 @@ class Context:
         self._attempt.record(pb.CancelInvocationEntryMessage(invocation_id=invocation_id))
 
     def attach(self, target: Target, returns: Any = Any) -> Operation[Any]:
-        """The result of an invocation that there is, when it ends."""
+        """The result of an existing invocation, once it ends."""
         message = set_target(pb.AttachInvocationEntryMessage(), target)
         return self._attempt.operation(message, make_value_parser(get_serde(returns)))
 
@@ -214,25 +214,25 @@ class Context:
     async def gather(self, *operations: Operation[Any]) -> list[Any]:
         """The results of all, once all are done. Raises the first failure in this order."""
         await self._attempt.wait_all(operations)
-        return [each.value() for each in operations]
+        return [operation.value() for operation in operations]
 
     async def select(self, **operations: Operation[Any]) -> tuple[str, Any]:
-        """Name and result of the first that is done; on replay the same. Raises its failure."""
+        """Name and result of the first that is done, also on replay. Raises its failure."""
         if not operations:
             raise ContextError("select() needs operations by name, as in select(reply=…, late=…).")
         chosen = await self._attempt.wait_first(tuple(operations.values()))
-        name = next(name for name, each in operations.items() if each is chosen)
+        name = next(name for name, operation in operations.items() if operation is chosen)
         return name, chosen.value()
 
     def _compute_due(self, duration: Seconds) -> int:
-        """When `duration` from now has passed, in ms since 1970."""
+        """The end of `duration` from now, in ms since 1970."""
         # Handlers are not always type-checked.
         seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
-        # Compared as it is: a float has not every integer, and NaN compares with none.
+        # Compared before conversion: floats overflow, and NaN compares false.
         number = isinstance(seconds, Real)
         if not (number and abs(seconds) <= CENTURY):
             raise ContextError(
-                f"{duration!r} is no time; give seconds up to a century, or a timedelta."
+                f"{duration!r} is not a duration; give seconds up to a century, or a timedelta."
             )
         return round((self._attempt.clock() + max(0.0, float(seconds))) * 1000)
 
@@ -247,5 +247,5 @@ def _build_headers(headers: Mapping[str, str] | None) -> list[pb.Header]:
 
 def _check_idempotency_key(key: str | None) -> str | None:
     if key is not None and not key:
-        raise ContextError("idempotency_key is empty; leave it out, or name the request.")
+        raise ContextError("idempotency_key is empty; leave it out, or give a text.")
     return key

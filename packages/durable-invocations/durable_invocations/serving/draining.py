@@ -12,9 +12,9 @@ from starlette.types import Receive, Send
 
 
 async def send_answer(response: Response, receive: Receive, send: Send, seconds: float) -> None:
-    """Send the answer to a request that nobody has read; its last piece once that is read.
+    """Send the answer to an unread request; the last piece once the request is read.
 
-    After so many seconds the request is not waited for any longer.
+    After `seconds` the rest of the request is not awaited any longer.
     """
     start = {"status": response.status_code, "headers": response.raw_headers}
     await send({"type": "http.response.start", **start})

@@ -1,4 +1,4 @@
-"""Promises of a workflow: values that its handlers give each other once."""
+"""Promises of a workflow: values that its handlers pass to each other once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Promise:
 
     def __init__(self, attempt: HandlerAttempt, name: str, serde: Serde) -> None:
         if attempt.service is not ServiceKind.WORKFLOW:
-            raise ContextError(f"{attempt.handler.called} has no promises; workflows have them.")
+            raise ContextError(
+                f"{attempt.handler.called} has no promises; only workflows have them."
+            )
         self._attempt = attempt
         self._name = name
         self._serde = serde
@@ -40,13 +42,13 @@ class Promise:
         return self._attempt.operation(message, given(self._serde, self._label, default))
 
     def resolve(self, value: Any = None) -> Operation[None]:
-        """Give the value. Awaiting it raises TerminalError if the promise was kept before."""
+        """Complete it with a value. Awaiting raises TerminalError if it was completed before."""
         dumped = self._serde.dumps(value)
         message = pb.CompletePromiseEntryMessage(key=self._name, completion_value=dumped)
         return self._attempt.operation(message, ignore_result)
 
     def reject(self, message: str, status: int = 500) -> Operation[None]:
-        """Give a failure instead. Awaiting it raises TerminalError if it was kept before."""
+        """Complete it with a failure. Awaiting raises TerminalError if it was completed before."""
         failure = Failure(code=status, message=message).written()
         entry = pb.CompletePromiseEntryMessage(key=self._name, completion_failure=failure)
         return self._attempt.operation(entry, ignore_result)

@@ -1,4 +1,4 @@
-"""The state of an object's or a workflow's key, by names."""
+"""The state of an object's or workflow's key, by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class KeyState:
-    """Read by every handler of the key; changed by its exclusive ones, and a workflow's run."""
+    """Every handler of the key may read it; exclusive ones and a workflow's run may change it."""
 
     def __init__(self, attempt: HandlerAttempt) -> None:
         self._attempt = attempt
@@ -23,34 +23,36 @@ class KeyState:
     def get(self, name: str, returns: Any = Any, *, default: Any = None) -> Operation[Any]:
         """The value of a name, `default` if there is none; `returns` is a type hint."""
         self._check_access()
-        taken = make_value_parser(get_serde(returns), default)
-        return self._attempt.get_state(pb.GetStateEntryMessage(key=name.encode()), taken)
+        parse = make_value_parser(get_serde(returns), default)
+        return self._attempt.get_state(pb.GetStateEntryMessage(key=name.encode()), parse)
 
     def keys(self) -> Operation[list[str]]:
-        """The names that have a value, in their order."""
+        """The names that have a value, sorted."""
         self._check_access()
         return self._attempt.get_state(pb.GetStateKeysEntryMessage(), keys)
 
     def set(self, name: str, value: Any) -> None:
-        """Give a name a value, in JSON; bytes are kept as they are."""
+        """Set a name's value, as JSON; bytes are kept unchanged."""
         self._check_access(writes=True)
         dumped = value if isinstance(value, bytes) else JSON.dumps(value)
         self._attempt.update_state(pb.SetStateEntryMessage(key=name.encode(), value=dumped))
 
     def clear(self, name: str) -> None:
-        """Let a name have no value."""
+        """Remove a name's value."""
         self._check_access(writes=True)
         self._attempt.update_state(pb.ClearStateEntryMessage(key=name.encode()))
 
     def clear_all(self) -> None:
-        """Let no name have a value."""
+        """Remove all values."""
         self._check_access(writes=True)
         self._attempt.update_state(pb.ClearAllStateEntryMessage())
 
     def _check_access(self, *, writes: bool = False) -> None:
         called = self._attempt.handler.called
         if self._attempt.service is ServiceKind.SERVICE:
-            raise ContextError(f"{called} has no state; virtual objects and workflows have it.")
+            raise ContextError(
+                f"{called} has no state; only virtual objects and workflows have it."
+            )
         if writes and not self._attempt.handler.kind.writes:
             raise ContextError(
                 f"{called} is shared, and only reads the state; change it in an exclusive handler."

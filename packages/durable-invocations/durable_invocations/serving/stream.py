@@ -1,4 +1,4 @@
-"""One stream over ASGI: a replay comes in, entries go out, and completions come meanwhile."""
+"""One stream over ASGI: receives a replay and completions, sends entries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("durable_invocations")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What holds for all streams of an app. Times in seconds."""
+    """Options of all streams of an app. Times in seconds."""
 
     limits: Limits = DEFAULT
     clock: Callable[[], float] = time.time
@@ -37,11 +37,11 @@ class Options:
     drain: float = 60.0
     """How long the runtime may leave its side open once the attempt has ended."""
     grace: float = 5.0
-    """How long a handler may go on once it is canceled, before that is logged."""
+    """How long a canceled handler may keep running before that is logged."""
 
 
 class Stream:
-    """One request to invoke a handler, which ends with it; nothing of it is left behind."""
+    """One request to invoke a handler; its tasks end with it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Stream:
         """Whether the runtime hung up."""
 
     async def serve(self, headers: Headers) -> None:
-        """Answer the request with these headers, and all that the handler does."""
+        """Answer the request with these headers and the handler's entries."""
         while self._open and self._journal.closed is None and not self._may_answer:
             await self._take_piece()
         if not self._gone:
@@ -101,11 +101,11 @@ class Stream:
 
     @property
     def _may_answer(self) -> bool:
-        """Whether the replay is there; over HTTP/1.1 the whole request precedes the response."""
+        """Whether the replay is complete; over HTTP/1.1 the request must end first."""
         return self._duplex and self._journal.ready
 
     def _log_mismatch(self) -> None:
-        """Log that the code is another; what the handler raised is logged where it is caught."""
+        """Log a journal mismatch; the handler's errors are logged where they are caught."""
         closed = self._journal.closed
         report = None if closed is None else closed.report
         if report is not None and report.code == JOURNAL_MISMATCH:
@@ -129,16 +129,16 @@ class Stream:
                 self._journal.step(InputClosed())
 
     async def _listen(self) -> None:
-        """Take what comes until the runtime has said all, and hung up when it does that."""
+        """Receive until the runtime has sent everything and disconnected."""
         while not self._gone:
             await self._take_piece()
             if not self._open:
                 self._changed.set()
 
     async def _send_output(self) -> None:
-        """Send what there is until the attempt has ended, and the runtime has said all.
+        """Send output until the attempt has ended and the runtime has sent everything.
 
-        The last piece goes after the request's last one: hypercorn ends the connection, with its
+        The last piece follows the request's last one: hypercorn ends the connection, with its
         other streams, when the answer to a request ends before the request.
         """
         while self._journal.closed is None:
@@ -163,7 +163,7 @@ class Stream:
         try:
             await self._send(message)
         except OSError:
-            # So a server may say that the runtime hung up (ASGI 2.4).
+            # A server may report a disconnect this way (ASGI 2.4).
             self._note_hangup()
 
     def _note_hangup(self) -> None:
@@ -186,15 +186,15 @@ class Stream:
             await self._changed.wait()
 
     async def _stop_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Cancel what is left of the attempt, and wait until it has ended."""
+        """Cancel the attempt's remaining tasks, and wait until they have ended."""
         tasks = [*tasks, *self._attempt.actions]
-        left = {each for each in tasks if not each.done()}
-        for each in left:
-            each.cancel()
-        while left:
-            _, left = await asyncio.wait(left, timeout=self._options.grace)
-            if left:
-                logger.error("%s goes on after it was canceled", self._attempt)
-        for each in tasks:
-            if not each.cancelled() and (error := each.exception()) is not None:
+        pending = {task for task in tasks if not task.done()}
+        for task in pending:
+            task.cancel()
+        while pending:
+            _, pending = await asyncio.wait(pending, timeout=self._options.grace)
+            if pending:
+                logger.error("%s is still running after it was canceled", self._attempt)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
                 raise error

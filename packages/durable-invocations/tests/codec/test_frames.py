@@ -138,7 +138,7 @@ def test_ids_are_safe_in_a_url():
     ],
 )
 def test_what_is_no_awakeables_id_is_refused(text):
-    with pytest.raises(ConfigError, match="no awakeable's id"):
+    with pytest.raises(ConfigError, match="not the id of an awakeable"):
         awakeables.parse_awakeable_id(text)
 
 
@@ -146,7 +146,9 @@ def test_what_is_no_awakeables_id_is_refused(text):
     "text", ["", "inv_1", "inv_1AAAA", "prom_1AAAAAAAAAAAAAAAAAAAAAA", "inv_1" + "A" * 21 + "B"]
 )
 def test_what_is_no_invocations_id_is_refused(text):
-    with pytest.raises(ConfigError, match="no invocation's id, which is inv_1 and 22 characters"):
+    with pytest.raises(
+        ConfigError, match="not the id of an invocation, which is inv_1 and 22 characters"
+    ):
         ids.parse_id(text)
 
 
@@ -211,15 +213,15 @@ def test_a_completion_has_the_result_of_its_entry(kind):
 
 def test_a_result_that_its_entry_cannot_hold_is_refused():
     not_text, not_keys = results.Value(value=b"\xff"), results.Value(value=b"\xff")
-    with pytest.raises(ProtocolError, match="no UTF-8"):
+    with pytest.raises(ProtocolError, match="not UTF-8"):
         completed(frame(pb.GetCallInvocationIdEntryMessage()), not_text)
-    with pytest.raises(ProtocolError, match="no keys"):
+    with pytest.raises(ProtocolError, match="GetStateKeys cannot be parsed"):
         completed(frame(pb.GetStateKeysEntryMessage()), not_keys)
-    with pytest.raises(ProtocolError, match="no keys"):
+    with pytest.raises(ProtocolError, match="GetStateKeys cannot be parsed"):
         results.parse_state_keys(b"\xff")
     with pytest.raises(ProtocolError, match="no result of the form 'empty'"):
         results.check(kinds.RUN, results.EMPTY)
-    with pytest.raises(ProtocolError, match="no message that is known"):
+    with pytest.raises(ProtocolError, match="no known message"):
         Frame(code=0xFC00, body=b"").message()
     with pytest.raises(ProtocolError, match="never are"):
         Frame(code=0xFC00, body=b"", completed=True)

@@ -203,7 +203,7 @@ def test_the_first_result_of_an_entry_stands():
         (make_completion(0, Failure(code=500, message="")), "entry 0"),
         (make_completion(3, EMPTY), "entry 3"),
         (make_completion(2**32 - 1, EMPTY), "entry 4294967295"),
-        (ack(3), "entry 3, of 3"),
+        (ack(3), "entry 3, but only 3 were sent"),
         (ack(2**32 - 1), "entry 4294967295"),
         (h.FrameReceived(frame=SET), "after the replay"),
         (frame(pb.StartMessage(known_entries=1)), "after the replay"),
@@ -222,7 +222,7 @@ def test_what_a_runtime_may_not_send_after_the_replay(sent, said):
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        ([], "0 of unknown many entries"),
+        ([], "0 of an unknown number of entries"),
         ([INPUT], "begins with Input"),
         ([ack(0)], "begins with EntryAck"),
         ([frame(pb.StartMessage())], "no entries"),
@@ -232,7 +232,7 @@ def test_what_a_runtime_may_not_send_after_the_replay(sent, said):
         ([frame(pb.StartMessage(known_entries=2)), INPUT, make_completion(0, EMPTY)], "as entry 1"),
         *(
             ([frame(pb.StartMessage(known_entries=2)), INPUT, Frame(code=0xFC00, body=body)], said)
-            for body, said in ((b"\x72\x00", "uses the field 14"), (b"\xff", "no protobuf"))
+            for body, said in ((b"\x72\x00", "uses the field 14"), (b"\xff", "not a protobuf"))
         ),
     ],
     ids=str,
@@ -268,7 +268,7 @@ def test_only_a_run_that_was_begun_gets_a_result_and_only_one(index):
     side.begin()
     side.begin()
     assert side.do(h.Finished(index=2, entry=RAN)) == [h.Send(frame=RAN)]
-    assert "no Run that waits" in side.fails(h.Finished(index=index, entry=RAN)).message
+    assert "not a Run that waits" in side.fails(h.Finished(index=index, entry=RAN)).message
 
 
 def test_what_the_runtimes_version_lacks_is_refused_to_the_handler():

@@ -351,7 +351,7 @@ async def test_an_attempt_that_breaks_by_itself_has_failed(tmp_path, urls, caplo
         await driven.runtime.do(op.Register(deployment=moved, services=(service,)))
         found = await driven.until(await driven.submit("Steps/no_steps", "x"), Status.PAUSED)
     assert "The address 'no address' is not one" in found.error.message
-    assert "its attempt broke" in caplog.text
+    assert "its attempt failed unexpectedly" in caplog.text
 
 
 def test_a_runtime_stops_though_its_database_is_away(tmp_path, caplog):

@@ -63,7 +63,7 @@ async def killed(folder, moment, operation, number, ahead):
         assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
     except asyncio.TimeoutError:
         store = store_at(folder)
-        told = [(each, store.journal(each.id)) for each in store.invocations()]
+        told = [(each, store.read_journal(each.id)) for each in store.invocations()]
         pytest.fail(f"it lives on after {moment} {operation} {number}: {told}")
     finally:
         if process.returncode is None:

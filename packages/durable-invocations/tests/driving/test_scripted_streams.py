@@ -525,7 +525,7 @@ async def test_an_exhausted_policy_pauses_until_a_person_resumes(tmp_path, caplo
     assert (paused.attempts, paused.error.message) == (5, "failure 5")
     assert result == OK
     first, last = (each for each in caplog.messages if paused.id in each)
-    assert first == f"{paused.id} (S/h): an attempt failed, and is made again: failure 1"
+    assert first == f"{paused.id} (S/h): an attempt failed and is retried: failure 1"
     assert last.startswith(f"{paused.id} (S/h) is paused after 5 attempts, until it is resumed")
     assert last.endswith(": failure 5")
 

@@ -192,7 +192,7 @@ async def test_an_answer_that_ends_in_the_middle_is_an_error(servers):
 async def test_no_server_is_told_with_the_address():
     async with asking(HttpClient()) as client:
         with pytest.raises(
-            DeploymentUnreachableError, match=r"http://127\.0\.0\.1:1 takes no conn"
+            DeploymentUnreachableError, match=r"http://127\.0\.0\.1:1 accepts no conn"
         ):
             await exchanged(client, "http://127.0.0.1:1", HTTP_1, b"")
 

@@ -138,7 +138,9 @@ async def test_a_peer_that_never_answers_is_given_up():
         del writer
 
     async with raw_peer(talk) as url, asking(HttpClient()) as client:
-        with pytest.raises(DeploymentUnreachableError, match=r"did not answer within 0\.1 s"):
+        with pytest.raises(
+            DeploymentUnreachableError, match=r"did not send its manifest within 0\.1 s"
+        ):
             await discover_deployment(client, url, seconds=0.1)
 
 
@@ -150,7 +152,7 @@ async def test_a_peer_that_never_answers_is_given_up():
     ],
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(url):
-    with pytest.raises(ConfigError, match="is not one of a service deployment") as caught:
+    with pytest.raises(ConfigError, match="is not the address of a service deployment") as caught:
         Address.parse(url)
     assert "secret" not in str(caught.value)
 
@@ -201,5 +203,5 @@ def test_a_manifest_that_no_database_or_header_takes_is_refused(broken, where):
 
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
 def test_a_host_that_is_no_name_is_one_that_takes_no_connections(host):
-    with pytest.raises(DeploymentUnreachableError, match="takes no connections"):
+    with pytest.raises(DeploymentUnreachableError, match="accepts no connections"):
         found_at(f"http://{host}:1")

@@ -83,7 +83,7 @@ def test_a_delay_is_read_in_each_of_its_forms(text, found):
 )
 def test_what_is_no_delay_is_a_bad_request(text):
     with pytest.raises(
-        RefusedError, match=r"The delay .* (is not one|longer than a century)"
+        RefusedError, match=r"The delay .* (is invalid|longer than a century)"
     ) as no:
         parse_delay(text)
     assert no.value.status == 400

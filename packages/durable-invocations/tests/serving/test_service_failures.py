@@ -53,7 +53,7 @@ def test_what_json_has_no_number_for_is_no_output(number):
         return ["NaN", number]
 
     journal = journal_of(odd)
-    assert "has no form in JSON" in failed(journal).message
+    assert "cannot be written as JSON" in failed(journal).message
 
 
 def test_a_text_may_say_nan():
@@ -461,7 +461,7 @@ def test_what_a_value_cannot_be_is_told():
     async def odd(ctx: Context) -> None:
         ctx.send("T", "h", object())
 
-    assert "object has no form in JSON" in failed(journal_of(odd)).message
+    assert "object cannot be written as JSON" in failed(journal_of(odd)).message
 
 
 async def in_a_task(ctx: Context) -> None:
@@ -547,12 +547,12 @@ async def sleeps_beyond_numbers(ctx: Context) -> None:
 @pytest.mark.parametrize(
     ("handler", "told"),
     [
-        (sleeps_for_ages, "1e+18 is no time; give seconds up to a century, or a timedelta."),
-        (sleeps_beyond_numbers, "is no time; give seconds up to a century, or a timedelta."),
-        (runs_a_result, "The run 'charge' gets int in place of a function; give it the function"),
-        (runs_a_coroutine, "The run 'charge' gets coroutine in place of a function"),
-        (sleeps_a_text, "'3' is no time; give seconds up to a century, or a timedelta."),
-        (sends_without_end, "inf is no time"),
+        (sleeps_for_ages, "1e+18 is not a duration; give seconds up to a century, or a timedelta."),
+        (sleeps_beyond_numbers, "is not a duration; give seconds up to a century, or a timedelta."),
+        (runs_a_result, "The run 'charge' gets int instead of a function; give it the function"),
+        (runs_a_coroutine, "The run 'charge' gets coroutine instead of a function"),
+        (sleeps_a_text, "'3' is not a duration; give seconds up to a century, or a timedelta."),
+        (sends_without_end, "inf is not a duration"),
         (reads_state, "S.reads_state has no state"),
         (promises, "S.promises has no promises"),
         (no_key, "idempotency_key is empty"),

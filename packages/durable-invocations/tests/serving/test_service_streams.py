@@ -249,7 +249,7 @@ async def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
         await asyncio.wait_for(begun.wait(), 5)
         made.hang_up()
         await asyncio.wait_for(made.task, 5)
-    assert "(S.lingers) goes on after it was canceled" in caplog.text
+    assert "(S.lingers) is still running after it was canceled" in caplog.text
 
 
 async def test_a_handler_that_waits_no_longer_is_not_suspended():

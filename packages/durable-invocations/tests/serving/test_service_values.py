@@ -69,7 +69,7 @@ def test_bytes_stay_as_they_are():
 
 
 def test_what_has_no_form_in_json_is_refused():
-    with pytest.raises(ContextError, match="object has no form in JSON"):
+    with pytest.raises(ContextError, match="object cannot be written as JSON"):
         JSON.dumps(object())
 
 

@@ -53,7 +53,7 @@ class InvocationsMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = tempfile.mkdtemp(dir="/dev/shm")
-        self.engine = open_database(f"sqlite:///{self.folder}/log.db", kept=True)
+        self.engine = open_database(f"sqlite:///{self.folder}/log.db", keep_open=True)
         SqlStore(self.engine).ensure()
         self.watch = Watch()
         self.desks = {each: Desk(self.engine, self.watch, owner=each) for each in OWNERS}
@@ -185,7 +185,7 @@ class InvocationsMachine(RuleBasedStateMachine):
             return
         # Whoever did not hear of it commits it again.
         assert self.do(asked, self.owner_of(known)).index == index
-        child = self.store.journal(claimed.id)[index].child
+        child = self.store.read_journal(claimed.id)[index].child
         if child:
             assert child not in self.known
             waited = entry == "call"
@@ -199,7 +199,7 @@ class InvocationsMachine(RuleBasedStateMachine):
     def completable(self, id_, *, only_open):
         return [
             each.index
-            for each in self.store.journal(id_)
+            for each in self.store.read_journal(id_)
             if each.frame.kind.completable and not (only_open and each.frame.completed)
         ]
 
@@ -273,7 +273,7 @@ class InvocationsMachine(RuleBasedStateMachine):
 
     @rule(owner=owners)
     def a_runtime_dies_and_is_recovered(self, owner):
-        beat = self.store.beats().get(owner)
+        beat = self.store.read_beats().get(owner)
         driven = [known for known in self.known.values() if self.owner_of(known) == owner]
         driven = [known for known in driven if known.driver]
         if beat is not None:
@@ -315,7 +315,7 @@ class InvocationsMachine(RuleBasedStateMachine):
                 for index, entry in enumerate(known.entries)
                 if isinstance(entry, tuple) and entry[0] == "call"
             ]
-            journal = self.store.journal(id_) if calls else []
+            journal = self.store.read_journal(id_) if calls else []
             for index, child in calls:
                 entry = journal[index].frame
                 if id_ in self.results and not entry.completed:

@@ -324,7 +324,7 @@ def test_the_id_of_a_call_is_told(desk):
         assert desk.commit(mine, asked).result == value(children[index - 1].encode())
     for index in (0, 4, 2**32 - 1):
         refused = desk.commit(mine, pb.GetCallInvocationIdEntryMessage(call_entry_index=index))
-        assert (refused.code, f"entry {index} is no call" in refused.message) == (571, True)
+        assert (refused.code, f"entry {index} is not a call" in refused.message) == (571, True)
 
 
 def test_invocations_are_attached_to_and_looked_at_by_every_target(desk):

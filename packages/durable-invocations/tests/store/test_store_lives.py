@@ -162,7 +162,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert {each.fence for each in (*mine, *theirs)} == {1}
     assert desk.store.invocation(ids_[0]).owner == "one"
     assert desk.store.read_beats().keys() == {"one", "two"}
-    assert desk.do(op.Release(owner="one", held=[(ids_[0], 1)])) == 1
+    assert desk.do(op.Release(owner="one", driven=[(ids_[0], 1)])) == 1
     again = {each.id: each for each in other.claim()}
     assert again.keys() == {ids_[1], ids_[4]}
     assert again[ids_[1]].fence == 2
@@ -183,8 +183,8 @@ def test_a_claim_that_was_lost_is_freed_though_an_older_attempt_is_still_held(de
     (lost,) = desk.claim()
     assert (lost.id, lost.fence) == (mine.id, mine.fence + 1)
     held = [(mine.id, mine.fence)]
-    assert desk.do(op.Release(owner="one", held=[*held, (lost.id, lost.fence)])) == 0
-    assert desk.do(op.Release(owner="one", held=held)) == 1
+    assert desk.do(op.Release(owner="one", driven=[*held, (lost.id, lost.fence)])) == 0
+    assert desk.do(op.Release(owner="one", driven=held)) == 1
     assert [each.id for each in desk.claim()] == [mine.id]
 
 

@@ -29,7 +29,7 @@ TO_A_LIMIT = {"durable_invocations_ended"}
 @pytest.fixture
 def plans(tmp_path):
     """Every statement that is executed, with its plan."""
-    engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+    engine = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
     SqlStore(engine).ensure()
     found: dict[str, list[str]] = {}
 
@@ -79,7 +79,7 @@ def test_every_operation_finds_its_rows_by_an_index(plans):
     desk.store.look("one", [first])
     desk.store.find("Signup", "me", "run", None)
     desk.store.invocation(first)
-    desk.store.journal(first)
+    desk.store.read_journal(first)
     desk.store.state("Cart", "k")
     desk.store.invocations(Chosen(service="Cart", key="k"))
     desk.store.invocations(Chosen(parent=first))

@@ -1,4 +1,4 @@
-"""One attempt at an invocation: its stream, from the request to the end of the response."""
+"""One attempt of an invocation: its stream, from the request to the end of the response."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from durable_invocations.runtime.http.exchange import (
 from durable_invocations.runtime.store.outcomes import Claimed, News
 
 STALE_TRIES = 3
-"""Exchanges that are begun for one attempt where connections end before they are looked at."""
+"""Exchanges tried for one attempt if connections close before the request is read."""
 LINGER_SECONDS = 1.0
-"""The longest that a stream may stay open after its last message, as some SDKs leave it."""
+"""How long a stream may stay open after its last message, as some SDKs leave it."""
 _OK, _NOT_FOUND = 200, 404
 _GONE = " Serve the handler there again, or kill the invocation."
 _EXCERPT = 200
@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 
 class UnfitAnswerError(DeploymentUnreachableError):
-    """A service deployment answers otherwise than a service endpoint does for this handler."""
+    """A service deployment's answer is not a service endpoint's for this handler."""
 
     code = 1_123
 
 
 class AttemptDriver:
-    """Drives a claimed invocation until it ends, suspends, fails or is taken away.
+    """Drives a claimed invocation until it ends, suspends, fails or is taken over.
 
     Belongs to one event loop.
     """
@@ -64,10 +64,10 @@ class AttemptDriver:
         self._exchange: Exchange | None = None
         self._heard = tools.monotonic()
         self._pieces = 0
-        """Bytes of a message that is not whole, since something was heard."""
+        """Bytes of an incomplete message since the last sign of life."""
 
     async def run(self) -> None:
-        """Return once the store knows how the attempt ended, or another one drives it."""
+        """Return once the store knows how the attempt ended, or another runtime drives it."""
         try:
             await self._run_exchanges()
         except ProtocolError as error:
@@ -78,13 +78,13 @@ class AttemptDriver:
             self._course.drop("the runtime stops")
             raise
         except Exception as error:
-            # Else the invocation would count as driven for as long as this runtime lives.
-            logger.exception("%s: its attempt broke", self.claimed.id)
+            # Else the invocation would count as driven while this runtime lives.
+            logger.exception("%s: its attempt failed unexpectedly", self.claimed.id)
             self._course.handle_broken(ErrorReport(message=f"{type(error).__name__}: {error}"))
         await self._course.wait_until_over()
 
     def handle_news(self, news: News) -> None:
-        """An entry was completed, or somebody else ended or paused the invocation."""
+        """Handle a completed entry, or the end or pause of the invocation by others."""
         if news.fence != self.claimed.fence:
             return
         if news.index is None or news.result is None:
@@ -97,35 +97,37 @@ class AttemptDriver:
         return 0.0 if self._course.storing else now - self._heard
 
     def ask_to_suspend(self) -> None:
-        """Close the request: a handler that waits suspends then. Idempotent."""
+        """Close the request: a waiting handler then suspends. Idempotent."""
         self._outgoing.end()
 
     def make_room(self) -> None:
-        """Suspend if the handler can, so that others may begin; break off what is over."""
+        """Suspend if the handler can, so that others may begin; abort a stream that is over."""
         if self._course.ending:
             self._abort_exchange("it stayed open after its last message")
         else:
             self.ask_to_suspend()
 
     def enforce_timeouts(self, now: float) -> None:
-        """Hold the attempt to its times."""
+        """Enforce the attempt's timeouts."""
         idle, settings = self.get_idle_seconds(now), self._tools.settings
         if self._course.ending:
             if idle > LINGER_SECONDS:
                 self._abort_exchange("it stayed open after its last message")
         elif idle > settings.inactivity + settings.abort:
-            told = f"{Address.parse(self.claimed.deployment.url)} sent no message for {idle:.0f} s."
-            self._course.handle_broken(ErrorReport(message=told))
-            self._abort_exchange(told)
+            message = (
+                f"{Address.parse(self.claimed.deployment.url)} sent no message for {idle:.0f} s."
+            )
+            self._course.handle_broken(ErrorReport(message=message))
+            self._abort_exchange(message)
         elif idle > settings.inactivity:
             self.ask_to_suspend()
 
     async def _run_exchanges(self) -> None:
-        for rest in reversed(range(STALE_TRIES)):
+        for retries_left in reversed(range(STALE_TRIES)):
             try:
                 await self._run_exchange()
             except StaleError:
-                if not rest:
+                if not retries_left:
                     raise
             else:
                 return
@@ -161,7 +163,7 @@ class AttemptDriver:
             await self._receive_frames(exchange)
         finally:
             sending.cancel()
-            # Whatever became of it, what was received says how the attempt ended.
+            # What was received decides how the attempt ended.
             await asyncio.gather(sending, return_exceptions=True)
 
     async def _receive_frames(self, exchange: Exchange) -> None:
@@ -172,9 +174,9 @@ class AttemptDriver:
         decoder = self._make_decoder()
         while data := await exchange.receive():
             frames = decoder.feed(data)
-            self._note_received(len(data), whole=bool(frames))
-            for each in frames:
-                self._course.step(events.EntrySent(frame=each))
+            self._note_received(len(data), complete=bool(frames))
+            for frame in frames:
+                self._course.step(events.EntrySent(frame=frame))
             if self._course.ending:
                 # Handlers wait for the end of the request before they end the response.
                 self._outgoing.end()
@@ -182,28 +184,28 @@ class AttemptDriver:
         decoder.end()
         self._course.step(events.StreamClosed())
 
-    def _note_received(self, size: int, *, whole: bool) -> None:
-        """Take bytes for a sign of life: a message, or a good piece of a long one."""
+    def _note_received(self, size: int, *, complete: bool) -> None:
+        """Note a sign of life: a message, or a large piece of one."""
         self._pieces += size
-        if (whole or self._pieces >= PIECE) and not self._course.ending:
-            # What comes after the last message keeps the stream no longer.
+        if (complete or self._pieces >= PIECE) and not self._course.ending:
+            # Bytes after the last message do not keep the stream open.
             self._heard, self._pieces = self._tools.monotonic(), 0
 
     async def _check_head(self, head: Head, exchange: Exchange) -> None:
         deployment = self.claimed.deployment
         where = f"{Address.parse(deployment.url)} answers {self._build_request().path}"
         if head.status != _OK:
-            said = (await exchange.receive())[:_EXCERPT].decode(errors="replace").strip()
-            then = _GONE if head.status == _NOT_FOUND else ""
-            raise UnfitAnswerError(f"{where} with status {head.status}: {said!r}.{then}")
+            excerpt = (await exchange.receive())[:_EXCERPT].decode(errors="replace").strip()
+            remedy = _GONE if head.status == _NOT_FOUND else ""
+            raise UnfitAnswerError(f"{where} with status {head.status}: {excerpt!r}.{remedy}")
         kind = head.headers.get("content-type")
         if versions.parse_version(kind) != self._version:
-            wanted = versions.format_content_type(self._version)
-            raise UnfitAnswerError(f"{where} with the content type {kind!r}, and not {wanted}.")
+            expected = versions.format_content_type(self._version)
+            raise UnfitAnswerError(f"{where} with the content type {kind!r}, and not {expected}.")
 
     def _make_decoder(self) -> Decoder:
         journal = self.claimed.journal
-        size = sum(len(each.body) for each in journal)
+        size = sum(len(frame.body) for frame in journal)
         return Decoder(self._tools.settings.limits, entries=len(journal), entry_bytes=size)
 
     def _handle_replayed(self) -> None:

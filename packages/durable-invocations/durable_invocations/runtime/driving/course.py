@@ -1,4 +1,4 @@
-"""What follows from an attempt's stream: what the store is told, and what the handler."""
+"""What follows from an attempt's stream, for the store and for the handler."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Claimed, OperationRefusal
 
 MOST_PENDING = 64
-"""Entries of an attempt that wait for their commit before no more are read."""
+"""The most entries of an attempt that wait for their commit; then reading stops."""
 MOST_TOLD, MOST_LOGGED = 10_000, 2_000
-"""Characters of an error that are kept, and logged."""
+"""Characters of an error that are kept, and that are logged."""
 MOST_RUNS, MOST_SAID = 1_000, 1_000
-"""Runs whose failed executions are kept, and characters of a failure of one."""
+"""Runs whose failed executions are kept, and characters of each failure."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Course:
     """Applies the runtime's side of the protocol to one claimed invocation.
 
-    `notify` sends a frame to the handler; `abort` breaks the stream off. Belongs to one event loop.
+    `notify` sends a frame to the handler; `abort` aborts the stream. Belongs to one event loop.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class Course:
 
     @property
     def ending(self) -> bool:
-        """Whether the handler sent its last message, or nothing more is to be taken from it."""
+        """Whether the handler sent its last message, or no more frames are accepted."""
         return self._state.last is not None or self._over.done()
 
     def step(self, event: events.InEvent) -> None:
-        """Take an event in, and do what follows."""
+        """Process an event and its effects."""
         if self._over.done():
             return
         self._state, out = step(self._state, event)
-        for each in out:
-            self._handle_output(each)
+        for output in out:
+            self._handle_output(output)
         if self._leaving is None and isinstance(
             self._state.last, (events.SuspendInvocation, events.FinishInvocation)
         ):
-            # In one transaction with the entries before it; if one is refused, so is this.
+            # In one transaction with the entries before it; if one is refused, this is too.
             self._leaving = self._put_operation(self._build_leave_operation(self._state.last))
             self._leaving.add_done_callback(take_error)
 
@@ -84,12 +84,12 @@ class Course:
         self.step(events.Broken(report=report))
 
     def drop(self, why: str) -> None:
-        """Record nothing more: the invocation is not this attempt's."""
+        """Stop recording: this attempt no longer drives the invocation."""
         self._end()
         self._abort(why)
 
     async def wait_until_over(self) -> None:
-        """Wait until the store knows how the attempt ended, or somebody else drives it."""
+        """Wait until the store knows how the attempt ended, or another runtime drives it."""
         await self._over
 
     async def wait_for_room(self) -> None:
@@ -133,7 +133,7 @@ class Course:
                 self.step(events.CompletionReady(index=out.index, result=outcome.result))
 
     def _record_failure(self, report: ErrorReport) -> None:
-        """Try again later, or leave it to a person."""
+        """Schedule the next attempt, or pause the invocation."""
         claimed, policy = self._claimed, self._tools.settings.policy
         report = replace(
             report,
@@ -141,18 +141,18 @@ class Course:
             description=report.description[:MOST_TOLD],
             run_attempts=_bound_run_attempts(report, claimed),
         )
-        failed = 1 if self._progress else claimed.retries + 1
-        asked = None if report.retry_after is None else report.retry_after / MS
-        wait = policy.wait(failed, asked)
-        _log_failure(claimed, failed, report, paused=wait is None)
+        failed_attempts = 1 if self._progress else claimed.retries + 1
+        delay = None if report.retry_after is None else report.retry_after / MS
+        wait = policy.wait(failed_attempts, delay)
+        _log_failure(claimed, failed_attempts, report, paused=wait is None)
         if wait is None:
-            last = self._put_operation(op.Pause(id=claimed.id, fence=claimed.fence, error=report))
+            future = self._put_operation(op.Pause(id=claimed.id, fence=claimed.fence, error=report))
         else:
-            at = self._tools.clock() + round(wait * MS)
-            last = self._put_operation(
-                op.Fail(id=claimed.id, fence=claimed.fence, error=report, next_at=at)
+            next_at = self._tools.clock() + round(wait * MS)
+            future = self._put_operation(
+                op.Fail(id=claimed.id, fence=claimed.fence, error=report, next_at=next_at)
             )
-        last.add_done_callback(self._handle_recorded)
+        future.add_done_callback(self._handle_recorded)
 
     def _handle_recorded(self, future: asyncio.Future[Any]) -> None:
         """The failure is recorded, or cannot be."""
@@ -175,12 +175,12 @@ class Course:
             self._end()
 
     def _get_outcome(self, future: asyncio.Future[Any]) -> Any:
-        """The outcome; None if the attempt is over: taken by others, or the database is away."""
+        """The outcome; None if the attempt is over: taken over, or without a database."""
         if future.cancelled():
             return self.drop("the runtime stops")
         error = future.exception()
         if error is not None and not isinstance(error, UnavailableError):
-            # It would be the same again: the attempt has failed, and its invocation is told so.
+            # A retry would fail as well: the attempt has failed, and the error is recorded.
             return OperationRefusal(
                 code=INTERNAL, message=f"the database refuses it: {_get_first_line(error)}"
             )
@@ -202,10 +202,10 @@ class Course:
 
 
 def _bound_run_attempts(report: ErrorReport, claimed: Claimed) -> tuple[RunAttempts, ...]:
-    """The failed executions to keep; of an attempt that tells none, those of the ones before."""
+    """The failed executions to keep; earlier attempts' if this one reports none."""
     if report.run_attempts is None:
         return claimed.run_attempts
-    return tuple(_cut_run(each) for each in report.run_attempts[:MOST_RUNS])
+    return tuple(_cut_run(run) for run in report.run_attempts[:MOST_RUNS])
 
 
 def _cut_run(run: RunAttempts) -> RunAttempts:
@@ -217,21 +217,26 @@ def _get_first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _log_failure(claimed: Claimed, failed: int, report: ErrorReport, *, paused: bool) -> None:
-    """Log the first failure in a row, and the last; others are told by `show`."""
-    told = f"{claimed.id} ({claimed.target})"
-    # Whatever a service says, it is one line, and commands no terminal.
-    said = "".join(c if c.isprintable() else repr(c)[1:-1] for c in report.message[:MOST_LOGGED])
+def _log_failure(
+    claimed: Claimed, failed_attempts: int, report: ErrorReport, *, paused: bool
+) -> None:
+    """Log the first failure in a row, and the last; `show` has the others."""
+    label = f"{claimed.id} ({claimed.target})"
+    # A service's text must stay one line, without terminal escapes.
+    message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in report.message[:MOST_LOGGED])
     if paused:
         logger.warning(
-            "%s is paused after %s attempts, until it is resumed: %s", told, failed, said
+            "%s is paused after %s attempts, until it is resumed: %s",
+            label,
+            failed_attempts,
+            message,
         )
-    elif failed == 1:
-        logger.warning("%s: an attempt failed, and is made again: %s", told, said)
+    elif failed_attempts == 1:
+        logger.warning("%s: an attempt failed and is retried: %s", label, message)
 
 
 def take_error(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from reporting an error of which something else tells."""
+    """Keep asyncio from reporting an error that is reported elsewhere."""
     if not future.cancelled():
         future.exception()
 

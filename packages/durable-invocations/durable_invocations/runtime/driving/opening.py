@@ -1,4 +1,4 @@
-"""What an attempt's stream begins with: the Start, then the journal that there is."""
+"""What an attempt's stream begins with: the Start, then the journal."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Put(Protocol):
-    """Queues an operation behind those that were put before."""
+    """Queues an operation after earlier ones."""
 
     def __call__(self, operation: StoreOperation[T]) -> asyncio.Future[T]: ...
 

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection: many exchanges side by side, each with its own flow control."""
+"""One HTTP/2 connection: concurrent exchanges, each with its own flow control."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ CONNECTION_WINDOW = 1 << 24
 """The same for all exchanges of a connection."""
 _FIRST_WINDOW = 65_535
 MOST_OWED = 1 << 20
-"""Bytes of answers to pings and settings that wait for a peer that reads nothing."""
+"""Bytes of answers to pings and settings that may wait for a peer that does not read."""
 MOST_EXCHANGES = 900
-"""Exchanges of a connection; with its thousandth hypercorn breaks off all that are under way."""
+"""Exchanges of a connection; at the thousandth hypercorn aborts all running ones."""
 
 
 class _H2Connection(h2.connection.H2Connection):
-    """Lets exchanges that a GOAWAY spares come to their end."""
+    """Lets exchanges that a GOAWAY does not end finish."""
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[h2.events.Event]]:
-        # The library would count the connection as closed, and refuse what still arrives.
-        told = h2.events.ConnectionTerminated()
-        told.error_code = frame.error_code
-        told.last_stream_id = frame.last_stream_id
-        return [], [told]
+        # h2 would consider the connection closed, and refuse what still arrives.
+        event = h2.events.ConnectionTerminated()
+        event.error_code = frame.error_code
+        event.last_stream_id = frame.last_stream_id
+        return [], [event]
 
 
 class Http2Connection(asyncio.Protocol):
@@ -67,7 +67,7 @@ class Http2Connection(asyncio.Protocol):
         self._owed = 0
         self._retiring = False
 
-    # What the pool asks.
+    # Called by the pool.
 
     async def wait_settled(self, seconds: float) -> None:
         """Wait for the peer's settings. Raises NotHttp2Error, DeploymentUnreachableError."""
@@ -91,9 +91,9 @@ class Http2Connection(asyncio.Protocol):
         return self.open and len(self.exchanges) < most
 
     def begin(self, address: Address, request: Request) -> Http2Exchange:
-        """Begin a request, whose headers go with the first part of its body.
+        """Begin a request, whose headers are sent with the first part of its body.
 
-        Raises StaleError where this connection takes no more.
+        Raises StaleError if this connection takes no more.
         """
         if not self.open:
             raise StaleError(f"{self.origin} closed the connection.")
@@ -109,22 +109,22 @@ class Http2Connection(asyncio.Protocol):
         return exchange
 
     def stop_accepting(self) -> None:
-        """Take no more exchanges; close once those that there are have ended."""
+        """Accept no more exchanges; close once the open ones have ended."""
         self._retiring = True
         self._close_if_done()
 
     def end(self, why: DeploymentUnreachableError) -> None:
-        """Break off everything."""
+        """Abort the connection and all its exchanges."""
         if self._gone is None:
             self._gone = why
             self._fail_exchanges(list(self.exchanges), why)
         if self._transport is not None:
             self._transport.abort()
 
-    # What exchanges ask.
+    # Called by exchanges.
 
     def flush(self) -> int:
-        """Write what there is to send; how many bytes."""
+        """Write pending data; returns the number of bytes."""
         data = self.http.data_to_send()
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
@@ -137,10 +137,10 @@ class Http2Connection(asyncio.Protocol):
         self.exchanges.pop(number, None)
         self._close_if_done()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is no asyncio.Transport, though it does what one does.
+        # uvloop's transport is not an asyncio.Transport, but has its methods.
         self._transport = cast("asyncio.Transport", transport)
         self.http.initiate_connection()
         setting = h2.settings.SettingCodes
@@ -161,15 +161,17 @@ class Http2Connection(asyncio.Protocol):
                 self._handle_event(event)
         except h2.exceptions.ProtocolError as error:
             self.flush()
-            kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
-            self._fail_connection(kind(f"{self.origin} broke HTTP/2: {str(error).rstrip('.')}."))
+            error_type = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
+            self._fail_connection(
+                error_type(f"{self.origin} broke HTTP/2: {str(error).rstrip('.')}.")
+            )
             return
         self._count_owed(self.flush())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
+        error_type = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
         why = f": {exc}." if exc else "; check that it runs."
-        self._fail_connection(kind(f"{self.origin} closed the connection{why}"))
+        self._fail_connection(error_type(f"{self.origin} closed the connection{why}"))
         self._writable.set()
         if self._pinging is not None:
             self._pinging.cancel()
@@ -181,15 +183,15 @@ class Http2Connection(asyncio.Protocol):
         self._owed = 0
         self._writable.set()
 
-    # What happens.
+    # Events.
 
     def _count_owed(self, size: int) -> None:
-        """Count what was answered to a peer that does not read; too much ends the connection."""
+        """Count answers to a peer that does not read; too many end the connection."""
         if not self._writable.is_set():
             self._owed += size
         if self._owed > MOST_OWED:
-            told = f"{self.origin} does not read the answers that it asks for."
-            self._fail_connection(DeploymentUnreachableError(told))
+            message = f"{self.origin} does not read the answers to its own requests."
+            self._fail_connection(DeploymentUnreachableError(message))
 
     def _handle_event(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.RemoteSettingsChanged):
@@ -211,23 +213,23 @@ class Http2Connection(asyncio.Protocol):
                 )
 
     def _notify_room(self, number: int) -> None:
-        some = self.exchanges.values() if number == 0 else (self.exchanges.get(number),)
-        for each in some:
-            if each is not None:
-                each.notify_room()
+        exchanges = self.exchanges.values() if number == 0 else (self.exchanges.get(number),)
+        for exchange in exchanges:
+            if exchange is not None:
+                exchange.notify_room()
 
     def _handle_terminated(self, event: h2.events.ConnectionTerminated) -> None:
         self._retiring = True
-        last = event.last_stream_id or 0
+        last_id = event.last_stream_id or 0
         if event.error_code:
             name = _format_error_code(event.error_code)
             self._fail_connection(
                 DeploymentUnreachableError(f"{self.origin} ended the connection: {name}.")
             )
             return
-        untouched = [number for number in self.exchanges if number > last]
+        unprocessed = [number for number in self.exchanges if number > last_id]
         self._fail_exchanges(
-            untouched, StaleError(f"{self.origin} is about to close the connection.")
+            unprocessed, StaleError(f"{self.origin} is about to close the connection.")
         )
         self._close_if_done()
 
@@ -253,9 +255,9 @@ class Http2Connection(asyncio.Protocol):
             self._pinging = loop.call_later(self._ping_seconds, self._ping)
 
     def _ping(self) -> None:
-        """Ask a peer that is silent whether it is there; give it up if it was asked before.
+        """Ping a silent peer; end the connection if the last ping was not answered.
 
-        A connection that had no exchange since the last time is closed.
+        A connection without exchanges since the last ping is closed.
         """
         self._pinging = None
         busy, self._busy = self._busy, False

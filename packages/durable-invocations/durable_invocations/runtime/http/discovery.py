@@ -1,4 +1,4 @@
-"""Asks an address which services it serves, and how it is spoken to."""
+"""Discovers the services and the protocol of an address."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from durable_invocations.runtime.http.exchange import (
 from durable_invocations.runtime.http.manifest import Manifest
 
 PATHS = ("/discover", "/discovery")
-"""The first is what servers ask for, the second what the protocol's text says."""
+"""The first is what servers use, the second what the protocol's text says."""
 CONTENT_TYPES = tuple(map(format_manifest_type, MANIFESTS))
 MOST_BYTES = 4 << 20
 SECONDS = 10.0
 _OK, _NOT_FOUND = 200, 404
-_GIVE = "give the address of a service endpoint, with the path that its app is mounted at."
+_GIVE = "give the address of a service endpoint, including the path that its app is mounted at."
 
 
 class DiscoveryError(ConfigError):
-    """What answers at the address is no service deployment that this runtime can drive."""
+    """The server at the address is not a service deployment that this runtime can drive."""
 
     code = 10_760
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discovered:
-    """A service deployment: how it is spoken to, and its manifest."""
+    """A service deployment: its protocol and its manifest."""
 
     address: Address
     http: int
     """The version of HTTP: 1 or 2."""
     duplex: bool
-    """Whether messages flow both ways at once; else all of the request precedes the response."""
+    """Whether messages flow both ways at once; else the request precedes the response."""
     manifest: Manifest
 
 
 async def discover_deployment(
     client: HttpClient, url: str, *, http: int | None = None, seconds: float = SECONDS
 ) -> Discovered:
-    """Ask the address for its manifest; by HTTP/2, then HTTP/1.1, unless `http` names one.
+    """Request the manifest of an address; by HTTP/2, then HTTP/1.1, unless `http` is given.
 
-    Raises ConfigError for a malformed address, DiscoveryError for an answer that is no manifest
-    or not one for this runtime, DeploymentUnreachableError for none within `seconds`.
+    Raises ConfigError for a malformed address, DiscoveryError for an answer that is not a manifest
+    for this runtime, DeploymentUnreachableError for no answer within `seconds`.
     """
     address = Address.parse(url)
     try:
@@ -62,7 +62,7 @@ async def discover_deployment(
             return await _discover(client, address, http)
     except TimeoutError:
         raise DeploymentUnreachableError(
-            f"{address} did not answer within {seconds:g} s which services it serves; "
+            f"{address} did not send its manifest within {seconds:g} s; "
             "check that a service endpoint runs there."
         ) from None
 
@@ -110,39 +110,41 @@ async def _fetch_manifest(client: HttpClient, address: Address, http: int) -> by
 def _check_head(address: Address, path: str, head: Head) -> None:
     if head.status != _OK:
         raise DiscoveryError(f"{address} answers {path} with status {head.status}; see its log.")
-    found = head.headers.get("content-type", "")
-    if found.partition(";")[0].strip() not in CONTENT_TYPES:
+    content_type = head.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip() not in CONTENT_TYPES:
         raise DiscoveryError(
-            f"{address} answers {path} with the content type {found[:100]!r}, "
+            f"{address} answers {path} with the content type {content_type[:100]!r}, "
             f"and not {' or '.join(CONTENT_TYPES)}; {_GIVE}"
         )
 
 
 async def _read_body(address: Address, exchange: Exchange) -> bytes:
-    found = bytearray()
+    body = bytearray()
     while part := await exchange.receive():
-        found += part
-        if len(found) > MOST_BYTES:
+        body += part
+        if len(body) > MOST_BYTES:
             raise DiscoveryError(f"The manifest of {address} exceeds {MOST_BYTES} bytes.")
-    return bytes(found)
+    return bytes(body)
 
 
 def _parse_manifest(address: Address, text: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(each) for each in first["loc"]) or "the text"
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "the text"
         raise DiscoveryError(
-            f"The manifest of {address} breaks its schema: {where}: {first['msg']}."
+            f"The manifest of {address} breaks its schema: {where}: {problem['msg']}."
         ) from None
-    _check_names(address, "service", [each.name for each in manifest.services])
-    for each in manifest.services:
-        _check_names(address, f"handler of {each.name}", [one.name for one in each.handlers])
+    _check_names(address, "service", [service.name for service in manifest.services])
+    for service in manifest.services:
+        _check_names(
+            address, f"handler of {service.name}", [handler.name for handler in service.handlers]
+        )
     return manifest
 
 
-def _check_names(address: Address, what: str, names: list[str]) -> None:
+def _check_names(address: Address, kind: str, names: list[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DiscoveryError(f"The manifest of {address} names the {what} {twice[0]!r} twice.")
+        raise DiscoveryError(f"The manifest of {address} names the {kind} {twice[0]!r} twice.")

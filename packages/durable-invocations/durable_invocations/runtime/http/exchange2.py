@@ -16,7 +16,7 @@ from durable_invocations.runtime.http.exchange import DeploymentUnreachableError
 
 
 class Carrier(Protocol):
-    """What an exchange needs of its connection."""
+    """What an exchange needs from its connection."""
 
     origin: Origin
     http: h2.connection.H2Connection
@@ -27,7 +27,7 @@ class Carrier(Protocol):
 
 
 class Http2Exchange:
-    """A request whose response may begin, and be read, before all of it is sent."""
+    """A request whose response can be read before all of it is sent."""
 
     def __init__(self, carrier: Carrier, number: int, *, sent_all: bool = False) -> None:
         self._carrier, self._number = carrier, number
@@ -81,7 +81,7 @@ class Http2Exchange:
             self._break_off()
         self._carrier.flush()
 
-    # What the connection tells.
+    # Called by the connection.
 
     def on(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.ResponseReceived):
@@ -105,10 +105,10 @@ class Http2Exchange:
         self._news.set()
         self._room.set()
 
-    # Inside.
+    # Private.
 
     async def _wait_room(self) -> int:
-        """Wait until the peer takes data; return how much of it."""
+        """Wait until the peer accepts data; returns how many bytes."""
         http = self._carrier.http
         await self._carrier.wait_writable()
         while True:
@@ -132,15 +132,15 @@ class Http2Exchange:
         self._sent_all = end
         self._carrier.flush()
 
-    def _queue_data(self, data: bytes, counted: int) -> None:
-        # A peer may send any number of parts that count for nothing; what only counts is padding.
-        if counted:
-            self._parts.append((data, counted))
+    def _queue_data(self, data: bytes, flow_length: int) -> None:
+        # Empty frames do not count for flow control; a frame of only padding does.
+        if flow_length:
+            self._parts.append((data, flow_length))
 
     def _pop_data(self) -> bytes:
-        data, counted = self._parts.popleft()
+        data, flow_length = self._parts.popleft()
         if not self._got_all or self._parts:
-            self._release_window(counted)
+            self._release_window(flow_length)
         return data
 
     async def _wait_news(self) -> None:
@@ -148,20 +148,20 @@ class Http2Exchange:
         self._news.clear()
         await self._news.wait()
 
-    def _release_window(self, counted: int) -> None:
-        if counted and self._failure is None:
-            self._carrier.http.acknowledge_received_data(counted, self._number)
+    def _release_window(self, flow_length: int) -> None:
+        if flow_length and self._failure is None:
+            self._carrier.http.acknowledge_received_data(flow_length, self._number)
             self._carrier.flush()
 
     def _break_off(self) -> None:
         http = self._carrier.http
-        for _, counted in self._parts:
-            self._release_window(counted)
+        for _, flow_length in self._parts:
+            self._release_window(flow_length)
         try:
             if not self._got_all:
                 http.reset_stream(self._number, h2.errors.ErrorCodes.CANCEL)
             elif not self._sent_all:
-                # hypercorn ends the whole connection for data, also none, of what it has answered.
+                # hypercorn ends the whole connection if an answered request gets data, even none.
                 http.reset_stream(self._number, h2.errors.ErrorCodes.NO_ERROR)
         except h2.exceptions.ProtocolError:
             pass  # The peer was first.
@@ -182,7 +182,7 @@ class Http2Exchange:
 
     def _raise_refused(self, error: h2.exceptions.ProtocolError) -> NoReturn:
         raise DeploymentUnreachableError(
-            f"{self._carrier.origin} takes no data: {str(error).rstrip('.')}."
+            f"{self._carrier.origin} accepts no data: {str(error).rstrip('.')}."
         ) from None
 
 

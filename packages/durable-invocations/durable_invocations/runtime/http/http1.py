@@ -1,4 +1,4 @@
-"""HTTP/1.1, request then response, over connections that are kept for the next one."""
+"""HTTP/1.1, request then response, over pooled connections."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from durable_invocations.runtime.http.exchange import (
 )
 
 IDLE_SECONDS = 4.0
-"""Connections that idled longer are not used again: uvicorn closes them after 5 s."""
+"""Connections that idled longer are not reused: uvicorn closes them after 5 s."""
 MOST_IDLE = 64
 """Connections that are kept for each origin."""
 _PIECE = 65_536
 
 
 class _CountingProtocol(asyncio.StreamReaderProtocol):
-    """Counts the bytes that came, read or not."""
+    """Counts received bytes, read or not."""
 
     def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(reader, loop=loop)
@@ -68,9 +68,9 @@ class Connection:
 
     @property
     def fit(self) -> bool:
-        """Whether it may carry another request: it is open, and nothing unasked came over it.
+        """Whether it may carry another request: it is open, and received nothing unrequested.
 
-        Such a response, as of a server that is about to close, would answer the next request.
+        Such a response, as a server sends before it closes, would answer the next request.
         """
         came = self.arrivals.count > self.taken or self.http.trailing_data[0]
         return not came and not self.reader.at_eof()
@@ -99,10 +99,10 @@ class Http1:
         idle = self._idle[origin]
         now = asyncio.get_running_loop().time()
         while idle and not fresh:
-            found = idle.pop()
-            if now - found.idle_since < self._idle_seconds and found.fit:
-                return found
-            found.writer.close()
+            connection = idle.pop()
+            if now - connection.idle_since < self._idle_seconds and connection.fit:
+                return connection
+            connection.writer.close()
         return await self._connect(origin)
 
     def give_back(self, origin: Origin, connection: Connection) -> None:
@@ -122,17 +122,19 @@ class Http1:
             self._sweeping = loop.call_later(self._idle_seconds, self._sweep)
 
     async def close(self) -> None:
-        """Close what idles."""
+        """Close idle connections."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        idle = [each for every in self._idle.values() for each in every]
+        idle = [connection for queue in self._idle.values() for connection in queue]
         self._idle.clear()
-        for each in idle:
-            each.writer.close()
-        await asyncio.gather(*(each.writer.wait_closed() for each in idle), return_exceptions=True)
+        for connection in idle:
+            connection.writer.close()
+        await asyncio.gather(
+            *(connection.writer.wait_closed() for connection in idle), return_exceptions=True
+        )
 
     def _sweep(self) -> None:
-        """Close what idled for too long, and look again when the next one will have."""
+        """Close connections that idled too long; runs again when the next one is due."""
         loop = asyncio.get_running_loop()
         for origin, idle in list(self._idle.items()):
             while idle and idle[0].idle_since + self._idle_seconds <= loop.time():
@@ -159,13 +161,13 @@ class Http1Exchange:
     def __init__(self, pool: Http1, address: Address, request: Request) -> None:
         self._pool, self._address, self._request = pool, address, request
         self._connection: Connection | None = None
-        self._whole: bytes | None = None
+        self._full_body: bytes | None = None
         self._head: Head | None = None
         self._aborted: DeploymentUnreachableError | None = None
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
         if self._connection is None and end:
-            self._whole = data
+            self._full_body = data
         try:
             await self._send_part(data, end=end, fresh=False)
         except StaleError:
@@ -176,7 +178,7 @@ class Http1Exchange:
             try:
                 self._head = await self._receive_head()
             except StaleError:
-                await self._send_part(self._whole or b"", end=True, fresh=True)
+                await self._send_part(self._full_body or b"", end=True, fresh=True)
                 self._head = await self._receive_head()
         return self._head
 
@@ -208,17 +210,17 @@ class Http1Exchange:
         if self._connection is None or fresh:
             await self.close()
             self._connection = await self._pool.take(self._address.origin, fresh=fresh)
-            await self._write_event(self._build_request(data, whole=end))
+            await self._write_event(self._build_request(data, complete=end))
         if data:
             await self._write_event(h11.Data(data=data))
         if end:
             await self._write_event(h11.EndOfMessage())
 
-    def _build_request(self, data: bytes, *, whole: bool) -> h11.Request:
+    def _build_request(self, data: bytes, *, complete: bool) -> h11.Request:
         headers = [("host", self._address.origin.authority), *self._request.headers]
-        if whole and (data or self._request.method != "GET"):
+        if complete and (data or self._request.method != "GET"):
             headers.append(("content-length", str(len(data))))
-        elif not whole:
+        elif not complete:
             headers.append(("transfer-encoding", "chunked"))
         target = f"{self._address.prefix}{self._request.path}"
         return h11.Request(method=self._request.method, target=target, headers=headers)
@@ -251,10 +253,10 @@ class Http1Exchange:
         return self._connection
 
     def _make_broken_error(self, why: object) -> DeploymentUnreachableError:
-        """Stale, if the server may have closed a kept connection before it saw the request."""
+        """StaleError if the server may have closed a pooled connection before the request."""
         connection = self._get_connection()
         silent = connection.http.their_state in {h11.IDLE, h11.SEND_RESPONSE, h11.ERROR}
-        if connection.used and self._whole is not None and self._head is None and silent:
+        if connection.used and self._full_body is not None and self._head is None and silent:
             connection.used = False
             return StaleError(f"{self._address}: {why}.")
         return DeploymentUnreachableError(f"{self._address} broke off: {why}.")

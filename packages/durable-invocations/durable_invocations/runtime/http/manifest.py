@@ -1,4 +1,4 @@
-"""What a service deployment says of itself: its manifest, checked against its schema."""
+"""A service deployment's manifest, checked against its schema."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ HandlerName = Annotated[
     str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*$", max_length=LONGEST)
 ]
 MediaType = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=256)]
-"""It becomes a header of answers."""
+"""It becomes a response header."""
 MOST = 1_000
-"""Services of a deployment, and handlers of a service."""
+"""The most services of a deployment, and handlers of a service."""
 Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -43,7 +43,7 @@ class OutputPayload(_ManifestPart):
 
 
 class ManifestHandler(_ManifestPart):
-    """One handler of a service; without `ty`, it is the service's usual kind."""
+    """One handler of a service; without `ty`, the kind is the service's default."""
 
     name: HandlerName
     documentation: str | None = None

@@ -1,4 +1,4 @@
-"""Finding invocations by what submissions may not repeat, and their results."""
+"""Finds invocations by their identity, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a runtime has to do, and is told of what others did."""
+"""What a runtime has to do, and what others did to its invocations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NEWS = (
 )
 _GONE = sa.delete(INVOCATION_NEWS_TABLE).where(NEWS.owner == sa.bindparam("who"))
 AT_ONCE = 10_000
-"""Ids for a statement."""
+"""The most ids in a statement."""
 
 
 def look(connection: sa.Connection, owner: str, watched: Collection[str]) -> Look:
@@ -51,26 +51,26 @@ def look(connection: sa.Connection, owner: str, watched: Collection[str]) -> Loo
         ready=is_claimable(connection),
         news=connection.scalar(_TOLD, {"who": owner}) is not None,
         next_at=find_next_due(connection),
-        ended={id_: each for id_, each in ended.items() if each is not None},
+        ended={id_: outcome for id_, outcome in ended.items() if outcome is not None},
         gone=sorted(set(watched) - set(ended)),
     )
 
 
 def read_results(connection: sa.Connection, ids: Collection[str]) -> dict[str, Result | None]:
     """See the store."""
-    chosen = list(ids)
-    found: dict[str, Result | None] = {}
-    for start in range(0, len(chosen), AT_ONCE):
-        rows = connection.execute(_RESULTS, {"ids": chosen[start : start + AT_ONCE]})
-        found |= {row.id: result(row.result) for row in rows}
-    return found
+    ordered = list(ids)
+    results: dict[str, Result | None] = {}
+    for start in range(0, len(ordered), AT_ONCE):
+        rows = connection.execute(_RESULTS, {"ids": ordered[start : start + AT_ONCE]})
+        results |= {row.id: result(row.result) for row in rows}
+    return results
 
 
-def take(work: Work, asked: TakeNews) -> tuple[News, ...]:
+def take(work: Work, operation: TakeNews) -> tuple[News, ...]:
     """See the operation."""
-    rows = work.connection.execute(_NEWS, {"who": asked.owner}).all()
+    rows = work.connection.execute(_NEWS, {"who": operation.owner}).all()
     if rows:
-        work.connection.execute(_GONE, {"who": asked.owner})
+        work.connection.execute(_GONE, {"who": operation.owner})
     return tuple(
         News(id=row.id, fence=row.fence, index=row.idx, result=result(row.result)) for row in rows
     )

@@ -1,4 +1,4 @@
-"""Results, errors and entries as columns keep them."""
+"""Converts results, errors and entries to and from columns."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from durable_invocations.runtime.store.deployments import Deployment
 def fields(result: Result) -> bytes:
     """The result as the fields 13 to 15.
 
-    Protobuf reads an entry with these bytes behind it as the entry with its result set.
+    Appended to an entry, these bytes set its result when protobuf parses it.
     """
     return make_completion(0, result).body
 
 
 FAILED = fields(Failure(code=0, message=""))[:1]
-"""The first byte of a failure's fields, and of no other result's: the tag of field 15."""
+"""The first byte of a failure's fields only: the tag of field 15."""
 
 
 def result(packed: bytes | None) -> Result | None:
-    """The result that `fields` gave; None if there is none yet."""
+    """The result that `fields` packed; None if there is none yet."""
     return None if packed is None else get_result(pb.CompletionMessage.FromString(packed))
 
 
@@ -49,18 +49,18 @@ def report(error: ErrorReport) -> str:
 
 
 def unpack_error(text: str | None) -> ErrorReport | None:
-    """The error that `report` gave."""
+    """The error that `report` packed."""
     if text is None:
         return None
-    told = json.loads(text)
-    runs = told.get("run_attempts")
-    told["run_attempts"] = None if runs is None else tuple(map(_unpack_run_attempts, runs))
-    return ErrorReport(**told)
+    content = json.loads(text)
+    runs = content.get("run_attempts")
+    content["run_attempts"] = None if runs is None else tuple(map(_unpack_run_attempts, runs))
+    return ErrorReport(**content)
 
 
-def _unpack_run_attempts(told: dict[str, Any]) -> RunAttempts:
-    failure = told["failure"]
-    return RunAttempts(**{**told, "failure": None if failure is None else Failure(**failure)})
+def _unpack_run_attempts(content: dict[str, Any]) -> RunAttempts:
+    failure = content["failure"]
+    return RunAttempts(**{**content, "failure": None if failure is None else Failure(**failure)})
 
 
 def deployment(row: Any) -> Deployment:
@@ -75,28 +75,28 @@ def deployment(row: Any) -> Deployment:
     )
 
 
-def headers(given: Iterable[tuple[str, str]]) -> str:
-    return json.dumps([list(each) for each in given])
+def headers(pairs: Iterable[tuple[str, str]]) -> str:
+    return json.dumps([list(pair) for pair in pairs])
 
 
 def unpack_headers(text: str) -> tuple[tuple[str, str], ...]:
-    """The headers that `headers` gave."""
+    """The headers that `headers` packed."""
     return tuple((name, value) for name, value in json.loads(text))
 
 
 def compute_identity(service: str, key: str, handler: str, idempotency_key: str | None) -> str:
-    """What two submissions must not have in common.
+    """A text that no two submissions may share.
 
-    Without an idempotency key, of a workflow's run, which its key alone tells.
+    Without an idempotency key it is that of a workflow's run, which only its key identifies.
     """
     return _hash_parts([service, key, idempotency_key and handler, idempotency_key])
 
 
 def promise(service: str, key: str, name: str) -> str:
-    """A promise as WAITS_TABLE names it; no invocation's id."""
+    """A promise as a target in WAITS_TABLE; never equal to an invocation's id."""
     return _hash_parts([service, key, name])
 
 
 def _hash_parts(parts: list[str | None]) -> str:
-    # PostgreSQL's indexes take no long texts.
+    # PostgreSQL's indexes do not accept long texts.
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What people are shown of invocations, services and deployments."""
+"""Reads invocations, journals and deployments for people."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ _ENTRIES = (
 )
 
 
-def invocations(connection: sa.Connection, chosen: Chosen) -> list[Invocation]:
+def invocations(connection: sa.Connection, filters: Chosen) -> list[Invocation]:
     """See the store."""
-    rows = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(*_build_conditions(chosen))
-    newest = rows.order_by(INVOCATIONS.number.desc()).limit(chosen.limit)
+    rows = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(
+        *_build_conditions(filters)
+    )
+    newest = rows.order_by(INVOCATIONS.number.desc()).limit(filters.limit)
     return [_unpack_invocation(row) for row in connection.execute(newest)]
 
 
 def invocation(connection: sa.Connection, id_: str) -> Invocation | None:
     """See the store."""
-    chosen = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(INVOCATIONS.id == id_)
-    row = connection.execute(chosen).one_or_none()
+    query = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(INVOCATIONS.id == id_)
+    row = connection.execute(query).one_or_none()
     return None if row is None else _unpack_invocation(row)
 
 
-def count_invocations(connection: sa.Connection, chosen: Chosen) -> dict[Status, int]:
+def count_invocations(connection: sa.Connection, filters: Chosen) -> dict[Status, int]:
     """See the store."""
-    rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_build_conditions(chosen))
+    rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_build_conditions(filters))
     rows = rows.group_by(INVOCATIONS.status)
     return {Status(status): count for status, count in connection.execute(rows)}
 
 
 def read_journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
     """See the store."""
-    chosen = (
+    query = (
         sa.select(JOURNAL_TABLE)
         .join(INVOCATIONS_TABLE, INVOCATIONS.number == JOURNAL.invocation)
         .where(INVOCATIONS.id == id_)
@@ -67,7 +69,7 @@ def read_journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
             completed_at=row.completed_at,
             child=row.child or "",
         )
-        for row in connection.execute(chosen)
+        for row in connection.execute(query)
     ]
 
 
@@ -78,20 +80,20 @@ def deployments(connection: sa.Connection) -> list[Deployment]:
     return [packing.deployment(row) for row in rows]
 
 
-def _build_conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
-    if chosen.failed:
+def _build_conditions(filters: Chosen) -> Iterator[sa.ColumnElement[bool]]:
+    if filters.failed:
         yield INVOCATIONS.status == int(Status.COMPLETED)
         yield sa.func.substr(INVOCATIONS.result, 1, 1) == packing.FAILED
-    if chosen.statuses:
-        yield INVOCATIONS.status.in_([int(each) for each in chosen.statuses])
-    if chosen.before is not None:
-        yield INVOCATIONS.number < chosen.before
+    if filters.statuses:
+        yield INVOCATIONS.status.in_([int(status) for status in filters.statuses])
+    if filters.before is not None:
+        yield INVOCATIONS.number < filters.before
     for name in ("service", "handler", "parent"):
-        if getattr(chosen, name):
-            yield INVOCATIONS[name] == getattr(chosen, name)
+        if getattr(filters, name):
+            yield INVOCATIONS[name] == getattr(filters, name)
     for name in ("key", "idempotency_key"):
-        if getattr(chosen, name) is not None:
-            yield INVOCATIONS[name] == getattr(chosen, name)
+        if getattr(filters, name) is not None:
+            yield INVOCATIONS[name] == getattr(filters, name)
 
 
 def _unpack_invocation(row: sa.Row[Any]) -> Invocation:

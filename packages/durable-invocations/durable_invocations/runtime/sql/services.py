@@ -1,4 +1,4 @@
-"""Services as rows, and which handler an invocation is of."""
+"""Services as rows, and the role of a handler's invocations."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ ROLES = {
 _NAMED = sa.select(SERVICES_TABLE).where(SERVICES.name.in_(sa.bindparam("names", expanding=True)))
 
 
-def pack_service(given: RegisteredService, deployment: str) -> dict[str, Any]:
+def pack_service(service: RegisteredService, deployment: str) -> dict[str, Any]:
     """The service's columns."""
-    handlers = [[each.name, each.kind.value, each.described] for each in given.handlers]
+    handlers = [
+        [handler.name, handler.kind.value, handler.described] for handler in service.handlers
+    ]
     return {
-        "name": given.name,
-        "kind": given.kind.value,
+        "name": service.name,
+        "kind": service.kind.value,
         "deployment_id": deployment,
         "handlers": json.dumps(handlers),
     }
 
 
 def unpack_service(row: sa.Row[Any]) -> RegisteredService:
-    """The service that `packed` gave."""
+    """The service that `pack_service` packed."""
     handlers = [
         RegisteredHandler(name=name, kind=HandlerKind(kind), described=described)
         for name, kind, described in json.loads(row.handlers)
@@ -49,7 +51,7 @@ def unpack_service(row: sa.Row[Any]) -> RegisteredService:
 
 
 def load_services(work: Work, names: Iterable[str]) -> None:
-    """Read the services that were not read in this transaction."""
+    """Read services that this transaction has not read yet."""
     missing = sorted({name for name in names if name not in work.services})
     if missing:
         work.services |= dict.fromkeys(missing)
@@ -58,25 +60,25 @@ def load_services(work: Work, names: Iterable[str]) -> None:
 
 
 def find_role(work: Work, name: str, handler: str, key: str) -> Role | OperationRefusal:
-    """How an invocation of the handler treats its key; refused if there is none, or a bad key.
+    """How an invocation of the handler treats its key; refused for an unknown handler or bad key.
 
-    `learn` has read the service.
+    `load_services` must have read the service.
     """
-    held = work.services[name]
-    if held is None:
+    service = work.services[name]
+    if service is None:
         return OperationRefusal(
             code=NOT_FOUND,
             message=f"No service {name!r} is registered; register a deployment that serves it.",
         )
-    found = held.handler(handler)
-    if found is None:
-        names = ", ".join(sorted(each.name for each in held.handlers))
+    registered = service.handler(handler)
+    if registered is None:
+        names = ", ".join(sorted(candidate.name for candidate in service.handlers))
         return OperationRefusal(
             code=NOT_FOUND, message=f"Service {name!r} has no handler {handler!r}; it has {names}."
         )
-    if held.kind.keyed != bool(key):
-        what = "needs a key" if held.kind.keyed else f"has no keys, but {key!r} is given"
+    if service.kind.keyed != bool(key):
+        problem = "needs a key" if service.kind.keyed else f"has no keys, but {key!r} is given"
         return OperationRefusal(
-            code=BAD, message=f"Service {name!r} is a {held.kind.value}: it {what}."
+            code=BAD, message=f"Service {name!r} is a {service.kind.value}: it {problem}."
         )
-    return ROLES[found.kind]
+    return ROLES[registered.kind]

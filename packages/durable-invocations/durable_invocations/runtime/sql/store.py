@@ -38,7 +38,7 @@ from durable_invocations.runtime.store.deployments import Deployment, Registered
 from durable_invocations.runtime.store.outcomes import Changes
 from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Look, Status
 from durable_invocations.runtime.timers import get_utc_now
-from sql_transactions.engine import prepare, render_url, transaction
+from sql_transactions.engine import begin_transaction, prepare_engine, render_url
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 T = TypeVar("T")
@@ -49,10 +49,10 @@ RETENTION = timedelta(days=1)
 
 
 def _apply_each(do: Callable[[Work, Any], Any]) -> Doing:
-    return lambda work, asked: [do(work, each) for each in asked]
+    return lambda work, operations: [do(work, operation) for operation in operations]
 
 
-# In this order in a transaction, which keeps that of an invocation's attempt.
+# A transaction runs them in this order, which is that of an attempt's operations.
 DOING: Mapping[type[op.StoreOperation[Any]], Doing] = {
     op.Register: _apply_each(registering.register),
     op.Unregister: _apply_each(registering.unregister),
@@ -78,13 +78,13 @@ DOING: Mapping[type[op.StoreOperation[Any]], Doing] = {
 
 
 class SqlStore:
-    """Does operations, and answers questions; in SQLite or PostgreSQL, see `open_database`.
+    """Runs operations and reads; in SQLite or PostgreSQL, see `open_database`.
 
     `clock` is the runtime's, which is `lead` milliseconds ahead of the machine's.
 
-    Blocks; a runtime's event loop uses writer.Writer instead, also to share transactions: writers
-    wait for each other, even on PostgreSQL. Raises UnavailableError while the database does not
-    answer.
+    Blocks; a runtime's event loop uses writer.Writer instead, which also shares transactions:
+    writers wait for each other, even on PostgreSQL. Raises UnavailableError while the database
+    does not answer.
     """
 
     def __init__(
@@ -96,46 +96,45 @@ class SqlStore:
         lead: Callable[[], int] = lambda: 0,
         retention: timedelta = RETENTION,
     ) -> None:
-        self.engine = prepare(engine, INVOCATIONS)
+        self.engine = prepare_engine(engine, INVOCATIONS)
         self.owner = owner
-        """The runtime whose news are told in `Changes`; empty: none."""
+        """The runtime whose news go to `Changes`; empty for none."""
         self._clock, self._lead = clock, lead
         self._retention = retention
 
     def ensure(self) -> None:
-        """Make the tables that are missing. Idempotent.
+        """Create missing tables. Idempotent.
 
         Raises ConfigError for tables of another version.
         """
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise ConfigError(
-                f"The database {render_url(self.engine.url)} was made by another version: its "
-                "table "
-                f"{table} has no column {column}. Give a fresh one."
+                f"The database {render_url(self.engine.url)} was created by another version: "
+                f"its table {table} has no column {column}. Use a new database."
             )
         ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)
 
     def do(self, operation: op.StoreOperation[T]) -> T:
-        """Do one operation, in a transaction of its own."""
+        """Run one operation in its own transaction."""
         (outcome,), _ = self.run([operation])
-        done: T = outcome
-        return done
+        result: T = outcome
+        return result
 
     def run(self, operations: Sequence[op.StoreOperation[Any]]) -> tuple[list[Any], Changes]:
-        """Do the operations in one transaction; their outcomes, and what changed.
+        """Run the operations in one transaction; their outcomes, and what changed.
 
-        Those of one invocation and fence are done in their order, others in any.
+        Those of one invocation and fence run in their order, others in any.
         """
         outcomes: list[Any] = [None] * len(operations)
-        with transaction(self.engine, writes=True) as connection:
+        with begin_transaction(self.engine, writes=True) as connection:
             lock(connection)
             work = self._make_transaction(connection)
             for kind, do in DOING.items():
-                places = [at for at, each in enumerate(operations) if type(each) is kind]
+                places = [at for at, operation in enumerate(operations) if type(operation) is kind]
                 if places:
-                    done = do(work, [operations[at] for at in places])
-                    for at, outcome in zip(places, done, strict=True):
+                    results = do(work, [operations[at] for at in places])
+                    for at, outcome in zip(places, results, strict=True):
                         outcomes[at] = outcome
         return outcomes, work.changes()
 
@@ -144,24 +143,28 @@ class SqlStore:
         return self._read(lambda connection: news.look(connection, owner, watched))
 
     def read_results(self, ids: Collection[str]) -> dict[str, Result | None]:
-        """How these invocations ended; None: not yet; no entry for unknown ones."""
+        """The results by id; None if it has not ended; unknown ids are left out."""
         return self._read(lambda connection: news.read_results(connection, ids))
 
     def find(self, service: str, key: str, handler: str, idempotency_key: str | None) -> str | None:
         """The invocation of that idempotency key; with None, a workflow's run."""
-        return self._read(lambda each: found(each, service, key, handler, idempotency_key))
+        return self._read(
+            lambda connection: found(connection, service, key, handler, idempotency_key)
+        )
 
     def invocation(self, id_: str) -> Invocation | None:
         """One invocation; None if it is unknown."""
         return self._read(lambda connection: reading.invocation(connection, id_))
 
-    def invocations(self, chosen: Chosen | None = None) -> list[Invocation]:
+    def invocations(self, filters: Chosen | None = None) -> list[Invocation]:
         """Newest first."""
-        return self._read(lambda each: reading.invocations(each, chosen or Chosen()))
+        return self._read(lambda connection: reading.invocations(connection, filters or Chosen()))
 
-    def count_invocations(self, chosen: Chosen | None = None) -> dict[Status, int]:
-        """How many of the chosen there are, by status, whatever the limit."""
-        return self._read(lambda each: reading.count_invocations(each, chosen or Chosen()))
+    def count_invocations(self, filters: Chosen | None = None) -> dict[Status, int]:
+        """The number of matching invocations by status, without the limit."""
+        return self._read(
+            lambda connection: reading.count_invocations(connection, filters or Chosen())
+        )
 
     def read_journal(self, id_: str) -> list[JournalEntry]:
         """An invocation's journal; empty if it is unknown."""
@@ -169,28 +172,32 @@ class SqlStore:
 
     def state(self, service: str, key: str) -> dict[bytes, bytes]:
         """An object's state."""
-        of = (STATE.service == service, STATE.key == key)
-        chosen = sa.select(STATE.name, STATE.value).where(*of).order_by(STATE.name)
-        chosen = chosen.select_from(SERVICE_STATE_TABLE)
-        return self._read(lambda each: {row.name: row.value for row in each.execute(chosen)})
+        conditions = (STATE.service == service, STATE.key == key)
+        query = sa.select(STATE.name, STATE.value).where(*conditions).order_by(STATE.name)
+        query = query.select_from(SERVICE_STATE_TABLE)
+        return self._read(
+            lambda connection: {row.name: row.value for row in connection.execute(query)}
+        )
 
     def deployments(self) -> list[Deployment]:
         """In the order of their registration."""
         return self._read(reading.deployments)
 
     def services(self) -> dict[str, RegisteredService]:
-        """By name, each as its current deployment serves it."""
-        chosen = sa.select(SERVICES_TABLE).order_by(SERVICES_TABLE.c.name)
+        """The registered services by name."""
+        query = sa.select(SERVICES_TABLE).order_by(SERVICES_TABLE.c.name)
         return self._read(
-            lambda each: {row.name: unpack_service(row) for row in each.execute(chosen)}
+            lambda connection: {row.name: unpack_service(row) for row in connection.execute(query)}
         )
 
     def read_beats(self) -> dict[str, int]:
-        """The runtimes that were alive, with their beats."""
-        return self._read(lambda each: dict(map(tuple, each.execute(sa.select(RUNTIMES_TABLE)))))
+        """The runtimes and their last beats."""
+        return self._read(
+            lambda connection: dict(map(tuple, connection.execute(sa.select(RUNTIMES_TABLE))))
+        )
 
     def _read(self, read: Callable[[sa.Connection], T]) -> T:
-        with transaction(self.engine, writes=False) as connection:
+        with begin_transaction(self.engine, writes=False) as connection:
             return read(connection)
 
     def _make_transaction(self, connection: sa.Connection) -> Work:

@@ -1,4 +1,4 @@
-"""One transaction of the store: its connection, its time, and what it changed for others."""
+"""One transaction of the store: its connection, time, and changes for others."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from durable_invocations.runtime.store.views import Status
 LOCK = 0x15C9_117
 """The PostgreSQL advisory lock that writers of these tables take; an arbitrary constant."""
 IDLE = "30s"
-"""A writer that was stopped in a transaction loses it after that on PostgreSQL."""
+"""On PostgreSQL, how long a writer may idle in a transaction before it is aborted."""
 LONGEST = 1_000
-"""Bytes of a key, or of a state's or a promise's name; PostgreSQL's indexes take no long ones."""
+"""The most bytes of a key, or a state's or promise's name; PostgreSQL's indexes have a limit."""
 MOST_MILLIS = 2**63 - 1
-"""The latest time that is kept."""
+"""The latest time that can be stored."""
 CONFLICT, NOT_FOUND, BAD, VIOLATION = 409, 404, 400, 571
 
 _LENGTH = (
@@ -67,14 +67,14 @@ class Work:
     ended: dict[str, Result] = field(default_factory=dict)
     news: list[News] = field(default_factory=list)
     services: dict[str, RegisteredService | None] = field(default_factory=dict)
-    """Those that were read in this transaction."""
+    """Services that this transaction has read."""
 
-    def to_store_time(self, told: int) -> int:
-        """When it is that moment of the machine's clock, as handlers and requests tell times."""
-        return min(told + self.lead, MOST_MILLIS)
+    def to_store_time(self, machine_time: int) -> int:
+        """The store's time for a time by the machine's clock, as handlers and requests give it."""
+        return min(machine_time + self.lead, MOST_MILLIS)
 
     def due(self, at: int) -> None:
-        """Something is to be done at that time."""
+        """Note that something is due at that time."""
         self.next_at = at if self.next_at is None else min(self.next_at, at)
 
     def changes(self) -> Changes:
@@ -83,9 +83,9 @@ class Work:
         )
 
     def heads(self, ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
-        """The invocations of these ids, by id, without what is large."""
-        chosen = list(dict.fromkeys(ids))
-        rows = self.connection.execute(_BY_ID, {"ids": chosen})
+        """The invocations of these ids, by id, without large columns."""
+        distinct = list(dict.fromkeys(ids))
+        rows = self.connection.execute(_BY_ID, {"ids": distinct})
         return {row.id: row for row in rows}
 
     def read_head(self, id_: str) -> sa.Row[Any] | None:
@@ -98,7 +98,7 @@ class Work:
 
 
 def lock(connection: sa.Connection) -> None:
-    """Have one writer at a time; on SQLite there is only one."""
+    """Allow one writer at a time; SQLite does so anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(_LOCKED)
 
@@ -109,7 +109,7 @@ def make_unknown(id_: str) -> OperationRefusal:
 
 FENCED = OperationRefusal(
     code=CONFLICT,
-    message="This runtime does not drive the invocation any more; it was claimed by another one, "
+    message="This runtime no longer drives the invocation; it was claimed by another one, "
     "ended or paused.",
     fenced=True,
 )

@@ -1,4 +1,4 @@
-"""How many executions of each run have failed, in this attempt and in those before it."""
+"""How many executions of each run have failed, in this attempt and earlier ones."""
 
 from __future__ import annotations
 
@@ -11,48 +11,50 @@ from durable_invocations.serving.attempts.running import Tried
 
 
 class RunCounter:
-    """Counts the executions that failed, by the run's place and name.
+    """Counts failed executions by the run's index and name.
 
-    A runtime that keeps them tells those of earlier attempts (`told`). Another tells of the first
-    entry after the replay alone how often and how long the invocation was tried since the last
-    entry was stored, whatever came of it.
+    A runtime that keeps them sends those of earlier attempts (`run_attempts`). For others, only
+    the first entry after the replay has counts: how often and how long the invocation was tried
+    since the last entry was stored.
     """
 
-    def __init__(self, start: Any, told: Iterable[RunAttempts] | None) -> None:
+    def __init__(self, start: Any, run_attempts: Iterable[RunAttempts] | None) -> None:
         self._start = start
-        self._kept = None if told is None else {each.index: each for each in told}
+        self._kept = None if run_attempts is None else {run.index: run for run in run_attempts}
 
     def get_tries(self, index: int, name: str) -> Tried:
-        """How often the run was executed in vain before this attempt, and for how long."""
+        """How often the run failed before this attempt, and for how long."""
         if self._kept is None:
             return self._get_first_tries(index)
-        held = self._get_attempts(index, name)
-        return Tried(count=held.count, seconds=held.milliseconds / 1000, failure=held.failure)
+        attempts = self._get_attempts(index, name)
+        return Tried(
+            count=attempts.count, seconds=attempts.milliseconds / 1000, failure=attempts.failure
+        )
 
     def give_up(self, index: int, name: str, failure: Failure) -> None:
-        """Keep that the run has failed for good, until that is stored."""
+        """Record that the run has failed for good, until that is stored."""
         if self._kept is not None:
             self._kept[index] = replace(self._get_attempts(index, name), failure=failure)
 
     def add(self, index: int, name: str, seconds: float, wait: int) -> None:
-        """Count an execution that failed after `seconds`, and a wait of so many milliseconds."""
+        """Count an execution that failed after `seconds`, and its `wait` in milliseconds."""
         if self._kept is None:
             return
-        held = self._get_attempts(index, name)
-        spent = held.milliseconds + round(seconds * 1000) + wait
-        self._kept[index] = replace(held, count=held.count + 1, milliseconds=spent)
+        attempts = self._get_attempts(index, name)
+        spent = attempts.milliseconds + round(seconds * 1000) + wait
+        self._kept[index] = replace(attempts, count=attempts.count + 1, milliseconds=spent)
 
     @property
     def run_attempts(self) -> tuple[RunAttempts, ...] | None:
-        """What the runtime is to keep; None: it keeps nothing."""
+        """What the runtime should keep; None if it does not support that."""
         return None if self._kept is None else tuple(self._kept.values())
 
     def _get_attempts(self, index: int, name: str) -> RunAttempts:
-        held = (self._kept or {}).get(index)
+        attempts = (self._kept or {}).get(index)
         name = name[:MOST_RUN_NAME]
-        if held is None or held.name != name:
+        if attempts is None or attempts.name != name:
             return RunAttempts(index=index, name=name, count=0, milliseconds=0)
-        return held
+        return attempts
 
     def _get_first_tries(self, index: int) -> Tried:
         count = self._start.retry_count_since_last_stored_entry

@@ -1,4 +1,4 @@
-"""The journal of one attempt: what the handler issues goes in, results and bytes come out."""
+"""The journal of one attempt: takes the handler's entries, returns results and bytes."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from durable_invocations.serving.attempts.operations import Operation
 
 
 class Journaling:
-    """Drives the pure machine: keeps the recorded entries, the results and what is to be sent.
+    """Drives the pure state machine: keeps recorded entries, results and pending output.
 
-    `wake` is told of bytes to send and of the end; `execute` begins a run that is not recorded.
+    `wake` is called for bytes to send and at the end; `execute` begins a run that is not recorded.
     """
 
     start: Any = None
-    """The StartMessage, once it came."""
+    """The StartMessage, once it has arrived."""
     counter: RunCounter | None = None
-    """The failed executions of runs, once it came."""
+    """The failed executions of runs, once the StartMessage has arrived."""
 
     def __init__(
         self, version: int, *, wake: Callable[[], None], execute: Callable[[int], None]
     ) -> None:
         self.ready = False
-        """Whether the whole replay is there."""
+        """Whether the replay is complete."""
         self.closed: events.Close | None = None
         self.recorded: deque[Frame] = deque()
-        """What is to be replayed still."""
+        """Entries that are still to be replayed."""
         self.issued = 0
         self.results: dict[int, Result] = {}
-        """Results that came before their entry was issued, or wait for an acknowledgement."""
+        """Results that arrived before their entry was issued, or wait for an ack."""
         self.waiter: asyncio.Future[None] | None = None
-        """What the handler waits with until the next result."""
+        """The future of the next result, while the handler waits."""
         self._wake = wake
         self._execute = execute
         self._machine = handler_state.HandlerState(version=version)
@@ -59,18 +59,18 @@ class Journaling:
         }
 
     def step(self, event: events.InEvent) -> None:
-        """Let the machine take an event, and do what follows."""
+        """Pass an event to the state machine, and apply its effects."""
         self._machine, out = handler_side.step(self._machine, event)
-        for each in out:
-            self._handlers[type(each)](each)
+        for output in out:
+            self._handlers[type(output)](output)
 
     def receive(self, frames: Iterable[Frame]) -> None:
-        """Take what the runtime sent."""
-        for each in frames:
-            self.step(events.FrameReceived(frame=each))
+        """Process frames from the runtime."""
+        for frame in frames:
+            self.step(events.FrameReceived(frame=frame))
 
     def attach_operation(self, operation: Operation[Any], result: Result | None = None) -> None:
-        """Let an operation have the result of the next entry: `result` once that is stored."""
+        """Give an operation the result of the next entry: `result` once the entry is stored."""
         operation.index = self.issued
         self._operations[operation.index] = operation
         if result is not None:
@@ -79,9 +79,9 @@ class Journaling:
     def enter(
         self, entry: Frame, where: str, event: Callable[..., events.InEvent] = events.Issued
     ) -> int:
-        """Issue an entry: match it with the recorded one, or have it sent; its index.
+        """Issue an entry: match it with the recorded one, or send it; returns its index.
 
-        Raises CancelledError when the attempt ends with it.
+        Raises CancelledError if that ends the attempt.
         """
         index, self.issued = self.issued, self.issued + 1
         recorded = self.recorded.popleft() if self.recorded else None
@@ -92,7 +92,7 @@ class Journaling:
         return index
 
     def end(self) -> None:
-        """The handler has issued its output."""
+        """Note that the handler has issued its output."""
         self.step(events.Returned(recorded=self.recorded[0] if self.recorded else None))
 
     def check_open(self) -> None:
@@ -106,11 +106,11 @@ class Journaling:
         self.step(events.Failed(report=replace(report, run_attempts=runs)))
 
     def abort(self) -> None:
-        """End the attempt without a word: the stream is gone."""
+        """End the attempt without a message: the stream is gone."""
         self._handle_close(events.Close(ending=events.Ending.FAILED))
 
     def take_output(self) -> bytes:
-        """What is to be sent now."""
+        """Take the pending output."""
         output, self._output = b"".join(self._output), []
         return output
 

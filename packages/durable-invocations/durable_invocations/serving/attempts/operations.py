@@ -1,4 +1,4 @@
-"""What a handler awaits: operations whose results come from the journal or the runtime."""
+"""Operations, which handlers await: their results come from the journal or the runtime."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ BAD_REQUEST = 400
 
 
 class Waits(Protocol):
-    """The attempt, as an operation knows it."""
+    """What an operation needs from its attempt."""
 
     def wait_operation(self, operation: Operation[Any]) -> Coroutine[Any, Any, None]:
         """Wait until the operation is done."""
 
 
 class Operation(Generic[T]):
-    """Begun when it was made; `await` gives its result, as often as it is awaited.
+    """Begins when it is created; `await` returns its result, every time.
 
-    Awaiting raises TerminalError for a failure. Several are awaited with the context's `gather`
-    and `select`, since the order in which other ways find them done is not in the journal.
+    Awaiting raises TerminalError for a failure. Await several with the context's `gather` and
+    `select`: the journal does not record the order in which asyncio would complete them.
     """
 
-    __slots__ = ("_result", "_taken", "_waits", "index", "order")
+    __slots__ = ("_parse", "_result", "_waits", "index", "order")
 
-    def __init__(self, waits: Waits, taken: Callable[[Result], T]) -> None:
+    def __init__(self, waits: Waits, parse: Callable[[Result], T]) -> None:
         self._waits = waits
-        self._taken = taken
+        self._parse = parse
         self._result: Result | None = None
         self.index = -1
         self.order = 0
-        """The place among all results of the attempt, in the order of their coming."""
+        """The position among the attempt's results, by arrival."""
 
     @property
     def done(self) -> bool:
@@ -57,16 +57,16 @@ class Operation(Generic[T]):
             raise TerminalError(self._result.message, self._result.code)
         assert self._result is not None
         try:
-            return self._taken(self._result)
+            return self._parse(self._result)
         except ValueError as error:
             raise ContextError(
-                f"The result of entry {self.index} cannot be read: {error}. Give the type hint or "
+                f"The result of entry {self.index} cannot be read: {error}. Use the type hint or "
                 "serde with which it was written."
             ) from None
 
 
 def make_value_parser(serde: Serde, empty: Any = None) -> Callable[[Result], Any]:
-    """Reads a value by `serde`; no value at all is `empty`."""
+    """Parses a value by `serde`; Empty becomes `empty`."""
 
     def parse_result(result: Result) -> Any:
         return empty if isinstance(result, Empty) else serde.loads(_get_bytes(result))
@@ -74,10 +74,10 @@ def make_value_parser(serde: Serde, empty: Any = None) -> Callable[[Result], Any
     return parse_result
 
 
-def given(serde: Serde, what: str, empty: Any = None) -> Callable[[Result], Any]:
-    """Reads what somebody else gave, once and for good: `value` raises TerminalError for a misfit.
+def given(serde: Serde, label: str, empty: Any = None) -> Callable[[Result], Any]:
+    """Parses a value that others gave: `value` raises TerminalError if it does not fit.
 
-    No other attempt, and no better answer, would change it; the handler may catch that.
+    Another attempt would not change the value; the handler may catch the error.
     """
     read = make_value_parser(serde, empty)
 
@@ -85,23 +85,23 @@ def given(serde: Serde, what: str, empty: Any = None) -> Callable[[Result], Any]
         try:
             return read(result)
         except ValueError as error:
-            raise TerminalError(f"{what} does not fit: {error}", BAD_REQUEST) from None
+            raise TerminalError(f"{label} does not fit: {error}", BAD_REQUEST) from None
 
     return parse_result
 
 
 def ignore_result(_result: Result) -> None:
-    """Reads results that say no more than that there is one."""
+    """Parses results that have no value."""
 
 
 def text(result: Result) -> str:
-    """Reads the id of an invocation."""
+    """Parses the id of an invocation."""
     return _get_bytes(result).decode()
 
 
 def keys(result: Result) -> list[str]:
-    """Reads the keys of a state, in their order."""
-    return sorted(each.decode() for each in parse_state_keys(_get_bytes(result)))
+    """Parses the keys of a state, sorted."""
+    return sorted(key.decode() for key in parse_state_keys(_get_bytes(result)))
 
 
 def _get_bytes(result: Result) -> bytes:

@@ -1,4 +1,4 @@
-"""The manifest by which a runtime learns what an app serves (endpoint_manifest_schema.json)."""
+"""The manifest of what an app serves (endpoint_manifest_schema.json)."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ def build_manifest(
         "protocolMode": (Mode.FULL_DUPLEX if duplex else Mode.REQUEST_RESPONSE).value,
         "minProtocolVersion": protocols[0],
         "maxProtocolVersion": protocols[1],
-        "services": [_describe_service(each, version) for each in services],
+        "services": [_describe_service(service, version) for service in services],
     }
 
 
 def _describe_service(service: AnyService, version: int) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "name": service.name,
         "ty": service.kind.value,
         "handlers": [
-            _describe_handler(service, each, version) for each in service.handlers.values()
+            _describe_handler(service, handler, version) for handler in service.handlers.values()
         ],
     }
-    return told | _describe_docs(version, service.documentation, service.metadata)
+    return description | _describe_docs(version, service.documentation, service.metadata)
 
 
 def _describe_handler(
     service: AnyService, handler: DeclaredHandler, version: int
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": handler.name}
+    description: dict[str, Any] = {"name": handler.name}
     if service.kind.keyed:
-        told["ty"] = handler.kind.value
-    told["input"] = _describe_input(handler)
-    told["output"] = _describe_output(handler.output)
-    return told | _describe_docs(version, handler.documentation, {})
+        description["ty"] = handler.kind.value
+    description["input"] = _describe_input(handler)
+    description["output"] = _describe_output(handler.output)
+    return description | _describe_docs(version, handler.documentation, {})
 
 
 def _describe_input(handler: DeclaredHandler) -> dict[str, Any]:
@@ -78,5 +78,5 @@ def _describe_schema(serde: Serde) -> dict[str, Any]:
 def _describe_docs(version: int, documentation: str, metadata: dict[str, str]) -> dict[str, Any]:
     if version < FIRST_WITH_DOCUMENTATION:
         return {}
-    told: dict[str, Any] = {"documentation": documentation} if documentation else {}
-    return told | ({"metadata": metadata} if metadata else {})
+    docs: dict[str, Any] = {"documentation": documentation} if documentation else {}
+    return docs | ({"metadata": metadata} if metadata else {})

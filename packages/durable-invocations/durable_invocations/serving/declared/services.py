@@ -19,7 +19,7 @@ from durable_invocations.serving.declared.serde import (
     get_serde,
 )
 
-# Both patterns are the manifest schema's.
+# Both patterns are from the manifest's schema.
 _SERVICE = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*")
 _HANDLER = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*")
 
@@ -33,7 +33,7 @@ class DeclaredHandler:
     kind: HandlerKind
     function: Function
     input: Serde | None
-    """None for a handler that takes its context alone."""
+    """None for a handler that takes only its context."""
     optional: bool
     """Whether the argument may be left out."""
     output: Serde
@@ -50,7 +50,7 @@ class DeclaredHandler:
         return f"{code.co_filename}, line {code.co_firstlineno}"
 
     def parse_arguments(self, body: bytes) -> tuple[Any, ...]:
-        """What the function gets after its context. Raises ValueError if the body does not fit."""
+        """The arguments after the context. Raises ValueError if the body does not fit."""
         if self.input is None or (self.optional and not body):
             return ()
         return (self.input.loads(body),)
@@ -66,7 +66,7 @@ class _BaseService:
     ) -> None:
         if _SERVICE.fullmatch(name) is None:
             raise ConfigError(
-                f"the service name {name!r} is invalid; begin with a letter and go on with "
+                f"the service name {name!r} is invalid; begin with a letter and continue with "
                 "letters, digits, '.', '_' and '-'"
             )
         self.name = name
@@ -75,7 +75,7 @@ class _BaseService:
         self.handlers: dict[str, DeclaredHandler] = {}
 
     def check(self) -> None:
-        """Raise ConfigError unless it can be served as it is."""
+        """Raise ConfigError unless it can be served."""
 
     def _make_decorator(self, kind: HandlerKind) -> Decorator:
         return make_decorator(lambda function, name: self._add_handler(function, kind, name))
@@ -83,18 +83,18 @@ class _BaseService:
     def _add_handler(self, function: Function, kind: HandlerKind, name: str | None) -> None:
         handler = _build_handler(self.name, function, kind, name)
         if handler.name in self.handlers:
-            raise ConfigError(f"{self.name} has two handlers of the name {handler.name!r}")
+            raise ConfigError(f"{self.name} has two handlers named {handler.name!r}")
         self.handlers[handler.name] = handler
 
 
 class Service(_BaseService):
-    """Handlers without keys or state: any number of invocations run side by side."""
+    """Handlers without keys or state: any number of invocations run concurrently."""
 
     kind = ServiceKind.SERVICE
 
     @property
     def handler(self) -> Decorator:
-        """Declare a handler of the function's name, or of the `name` in parentheses."""
+        """Declare a handler, named as the function or by the `name` in parentheses."""
         return self._make_decorator(HandlerKind.SHARED)
 
 
@@ -110,12 +110,12 @@ class VirtualObject(_BaseService):
 
     @property
     def shared(self) -> Decorator:
-        """Declare a handler that runs beside others of its key, and only reads the state."""
+        """Declare a handler that runs alongside others of its key, and only reads its state."""
         return self._make_decorator(HandlerKind.SHARED)
 
 
 class Workflow(_BaseService):
-    """A handler that runs once for each key, and others that look at it and talk to it."""
+    """A handler that runs once for each key, and others that query and signal it."""
 
     kind = ServiceKind.WORKFLOW
 
@@ -126,7 +126,7 @@ class Workflow(_BaseService):
 
     @property
     def shared(self) -> Decorator:
-        """Declare a handler that may run at any time, also after the workflow has ended."""
+        """Declare a handler that may run at any time, even after the workflow has ended."""
         return self._make_decorator(HandlerKind.SHARED)
 
     def _add_handler(self, function: Function, kind: HandlerKind, name: str | None) -> None:
@@ -135,12 +135,12 @@ class Workflow(_BaseService):
         super()._add_handler(function, kind, name)
 
     def _has_run(self) -> bool:
-        return any(each.kind is HandlerKind.WORKFLOW for each in self.handlers.values())
+        return any(handler.kind is HandlerKind.WORKFLOW for handler in self.handlers.values())
 
     def check(self) -> None:
         if not self._has_run():
             raise ConfigError(
-                f"the workflow {self.name} has no function under @run, which is what it does; "
+                f"the workflow {self.name} has no function under @run; "
                 "add one, or make it a virtual object"
             )
 
@@ -149,12 +149,12 @@ AnyService = Service | VirtualObject | Workflow
 
 
 def _build_handler(
-    service: str, function: Function, kind: HandlerKind, given: str | None
+    service: str, function: Function, kind: HandlerKind, name_override: str | None
 ) -> DeclaredHandler:
-    name = function.__name__ if given is None else given
+    name = function.__name__ if name_override is None else name_override
     if _HANDLER.fullmatch(name) is None:
         raise ConfigError(
-            f"the handler name {name!r} of {service} is invalid; begin with a letter and go on "
+            f"the handler name {name!r} of {service} is invalid; begin with a letter and continue "
             "with letters, digits and '_'"
         )
     if not iscoroutinefunction(function):
@@ -179,13 +179,13 @@ def _build_handler(
 
 
 def _check_types(handler: DeclaredHandler) -> None:
-    """Raise ConfigError for types that JSON has no form for, before a runtime asks for them."""
-    for what, serde in (("argument", handler.input), ("result", handler.output)):
+    """Raise ConfigError for types without a JSON schema, before a runtime requests them."""
+    for label, serde in (("argument", handler.input), ("result", handler.output)):
         try:
             _ = serde and serde.schema()
         except Exception as error:
             raise ConfigError(
-                f"the {what} of {handler.called} has a type without a form in JSON: "
+                f"the {label} of {handler.called} has a type without a JSON schema: "
                 f"{str(error).splitlines()[0]} Give plain types, dataclasses or pydantic models, "
                 "or bytes."
             ) from error
@@ -195,7 +195,9 @@ def _find_argument(called: str, function: Function) -> Parameter | None:
     """The parameter after the context, if there is one."""
     positional = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
     parameters = list(signature(function).parameters.values())
-    if len(parameters) not in {1, 2} or not all(each.kind in positional for each in parameters):
+    if len(parameters) not in {1, 2} or not all(
+        parameter.kind in positional for parameter in parameters
+    ):
         raise ConfigError(
             f"the handler {called} must take its context, and at most one argument; put several "
             "values into one dict, dataclass or model"

@@ -75,7 +75,7 @@ async def until(found, seconds=SECONDS):
 def store_at(folder, clock=None, database=None):
     clock = clock or SteadyClock()
     url = database or f"sqlite:///{folder}/log.db"
-    store = SqlStore(open_database(url, kept=True), clock=clock.get_utc, lead=clock.get_lead)
+    store = SqlStore(open_database(url, keep_open=True), clock=clock.get_utc, lead=clock.get_lead)
     store.ensure()
     return store
 

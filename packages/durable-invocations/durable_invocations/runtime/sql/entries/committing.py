@@ -1,4 +1,4 @@
-"""Entries are committed, each with what it does; those that do nothing in one statement."""
+"""Commits entries, each with its action; those without one in a single statement."""
 
 from __future__ import annotations
 
@@ -45,32 +45,34 @@ ACTIONS: Mapping[int, Action] = {
     kinds.ATTACH_INVOCATION.code: calls.attach,
     kinds.GET_INVOCATION_OUTPUT.code: calls.output,
 }
-"""What entries do, by type; others are only stored."""
+"""The actions of entries, by type; others are only stored."""
 
 WAITING = frozenset(
-    each.code
-    for each in (
+    kind.code
+    for kind in (
         *(kinds.SLEEP, kinds.CALL, kinds.AWAKEABLE),
         *(kinds.GET_PROMISE, kinds.ATTACH_INVOCATION),
     )
 )
-"""The types that wait for something, so that a cancellation reaches a handler through them."""
+"""The types that wait: a cancellation reaches the handler through them."""
 
 _STORED = sa.select(JOURNAL.code, JOURNAL.flags, JOURNAL.body, JOURNAL.result).where(
     JOURNAL.invocation == sa.bindparam("the_number"), JOURNAL.idx == sa.bindparam("index")
 )
 
 
-def commit(work: Work, asked: Sequence[CommitEntry]) -> list[CommittedEntry | OperationRefusal]:
-    """See the operation; in their order."""
-    return _EntryCommitter(work, asked).outcomes()
+def commit(
+    work: Work, operations: Sequence[CommitEntry]
+) -> list[CommittedEntry | OperationRefusal]:
+    """See the operation; outcomes in their order."""
+    return _EntryCommitter(work, operations).outcomes()
 
 
 class _EntryCommitter:
-    def __init__(self, work: Work, asked: Sequence[CommitEntry]) -> None:
+    def __init__(self, work: Work, operations: Sequence[CommitEntry]) -> None:
         self._work = work
-        self._asked = asked
-        self._heads = work.heads(each.id for each in asked)
+        self._operations = operations
+        self._heads = work.heads(operation.id for operation in operations)
         self._driven = {
             head.id: Driven(
                 number=head.number,
@@ -85,70 +87,72 @@ class _EntryCommitter:
         self._rows: list[dict[str, Any]] = []
 
     def outcomes(self) -> list[CommittedEntry | OperationRefusal]:
-        outcomes = [self._commit_entry(each) for each in self._asked]
+        outcomes = [self._commit_entry(operation) for operation in self._operations]
         self._write_rows()
         return outcomes
 
-    def _commit_entry(self, asked: CommitEntry) -> CommittedEntry | OperationRefusal:
-        if is_fenced(self._heads.get(asked.id), asked.fence):
+    def _commit_entry(self, operation: CommitEntry) -> CommittedEntry | OperationRefusal:
+        if is_fenced(self._heads.get(operation.id), operation.fence):
             return FENCED
-        driven = self._driven[asked.id]
-        if asked.index < driven.length:
+        invocation = self._driven[operation.id]
+        if operation.index < invocation.length:
             self._write_rows()
-            return self._read_committed(driven, asked)
-        if asked.index > driven.length:
-            return make_violation(driven, f"entry {asked.index} came instead of it.")
+            return self._read_committed(invocation, operation)
+        if operation.index > invocation.length:
+            return make_violation(invocation, f"entry {operation.index} was sent instead.")
         try:
-            acted = self._do_action(driven, asked.frame)
-            name = asked.frame.name
+            acted = self._do_action(invocation, operation.frame)
+            name = operation.frame.name
         except ProtocolError as error:
-            return make_violation(driven, str(error))
+            return make_violation(invocation, str(error))
         if isinstance(acted, OperationRefusal):
             return acted
-        self._rows.append(self._build_row(driven, asked.frame, name, acted))
-        driven.length += 1
-        return CommittedEntry(index=asked.index, result=acted.result)
+        self._rows.append(self._build_row(invocation, operation.frame, name, acted))
+        invocation.length += 1
+        return CommittedEntry(index=operation.index, result=acted.result)
 
-    def _do_action(self, driven: Driven, frame: Frame) -> Acted | OperationRefusal:
+    def _do_action(self, invocation: Driven, frame: Frame) -> Acted | OperationRefusal:
         kind = frame.kind
         if not kind.entry or kind is kinds.INPUT:
-            return make_violation(driven, f"{kind} is no entry that a handler makes.")
+            return make_violation(invocation, f"{kind} is not an entry that a handler makes.")
         action = ACTIONS.get(frame.code)
         if action is None or frame.completed:
             return ACTED
         message = frame.message()
-        # Actions look at the journal, and may complete entries of it.
+        # Actions read the journal, and may complete its entries.
         self._write_rows()
-        if driven.canceled and frame.code in WAITING:
-            update_invocation(self._work, driven.number, canceled=False)
-            driven.canceled = False
+        if invocation.canceled and frame.code in WAITING:
+            update_invocation(self._work, invocation.number, canceled=False)
+            invocation.canceled = False
             return Acted(result=CANCEL)
-        acted = action(self._work, driven, message)
+        acted = action(self._work, invocation, message)
         if frame.code == kinds.CANCEL_INVOCATION.code:
             self._refresh_canceled()
         return acted
 
     def _refresh_canceled(self) -> None:
-        """A cancellation may be of others whose entries are committed here."""
+        """A cancellation may concern other invocations of this transaction."""
         for head in self._work.heads(self._driven).values():
             self._driven[head.id].canceled = head.canceled
 
     def _read_committed(
-        self, driven: Driven, asked: CommitEntry
+        self, invocation: Driven, operation: CommitEntry
     ) -> CommittedEntry | OperationRefusal:
-        """The outcome of an entry that is committed already."""
-        given = {"the_number": driven.number, "index": asked.index}
-        row = self._work.connection.execute(_STORED, given).one()
-        frame = asked.frame
+        """The outcome of an entry that is already committed."""
+        parameters = {"the_number": invocation.number, "index": operation.index}
+        row = self._work.connection.execute(_STORED, parameters).one()
+        frame = operation.frame
         if (row.code, row.flags, bytes(row.body)) != (frame.code, frame.flags, frame.body):
-            return make_violation(driven, f"another entry is committed at {asked.index}.")
-        return CommittedEntry(index=asked.index, result=result(row.result))
+            return make_violation(invocation, f"another entry is committed at {operation.index}.")
+        return CommittedEntry(index=operation.index, result=result(row.result))
 
-    def _build_row(self, driven: Driven, frame: Frame, name: str, acted: Acted) -> dict[str, Any]:
+    def _build_row(
+        self, invocation: Driven, frame: Frame, name: str, acted: Acted
+    ) -> dict[str, Any]:
         now, completed = self._work.now, frame.completed or acted.result is not None
         return {
-            "invocation": driven.number,
-            "idx": driven.length,
+            "invocation": invocation.number,
+            "idx": invocation.length,
             "code": frame.code,
             "flags": frame.flags,
             "name": escape_nul(name),

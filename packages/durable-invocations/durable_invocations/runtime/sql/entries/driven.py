@@ -1,4 +1,4 @@
-"""The invocation whose entries are committed, and what becomes of an entry."""
+"""The invocation whose entries are committed, and the outcome of an entry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Driven:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acted:
-    """The entry is to be stored; without a result, a completable one is open."""
+    """The entry is to be stored; a completable one without a result is open."""
 
     result: Result | None = None
     child: str | None = None
@@ -34,8 +34,10 @@ class Acted:
 ACTED = Acted()
 
 Action = Callable[[Work, Driven, Any], Acted | OperationRefusal]
-"""Does what the next entry, with this message, says; refused: nothing was done."""
+"""Executes the next entry, with this message; if refused, nothing was done."""
 
 
-def make_violation(driven: Driven, what: str) -> OperationRefusal:
-    return OperationRefusal(code=VIOLATION, message=f"Entry {driven.length} of {driven.id}: {what}")
+def make_violation(invocation: Driven, problem: str) -> OperationRefusal:
+    return OperationRefusal(
+        code=VIOLATION, message=f"Entry {invocation.length} of {invocation.id}: {problem}"
+    )

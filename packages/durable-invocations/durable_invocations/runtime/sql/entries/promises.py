@@ -1,4 +1,4 @@
-"""Entries on the promises of a workflow's key."""
+"""Entries about the promises of a workflow's key."""
 
 from __future__ import annotations
 
@@ -26,48 +26,50 @@ _RESULT = sa.select(PROMISES.result).where(
 
 
 def require_workflow(action: Action) -> Action:
-    """The action, refused for a service that is no workflow, which has no promises."""
+    """The action, refused for services that are not workflows and so have no promises."""
 
-    def do_action(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
-        load_services(work, [driven.service])
-        held = work.services[driven.service]
-        if not driven.key or (held is not None and held.kind is not ServiceKind.WORKFLOW):
+    def do_action(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+        load_services(work, [invocation.service])
+        service = work.services[invocation.service]
+        if not invocation.key or (service is not None and service.kind is not ServiceKind.WORKFLOW):
             return make_violation(
-                driven, f"{driven.service!r} is no workflow, hence has no promises."
+                invocation, f"{invocation.service!r} is not a workflow, so it has no promises."
             )
         if "\0" in message.key or len(message.key.encode()) > LONGEST:
-            what = f"a promise's name has a NUL in it, or is longer than {LONGEST:,} bytes."
-            return make_violation(driven, what)
-        return action(work, driven, message)
+            problem = f"a promise's name contains a NUL, or is longer than {LONGEST:,} bytes."
+            return make_violation(invocation, problem)
+        return action(work, invocation, message)
 
     return do_action
 
 
-def get(work: Work, driven: Driven, message: Any) -> Acted:
+def get(work: Work, invocation: Driven, message: Any) -> Acted:
     """Complete a GetPromise, now or when the promise is completed."""
-    held = _read_result(work, driven, message.key)
-    if held is None:
-        wait(work, _make_target(driven, message.key), (driven.number, driven.length))
-    return Acted(result=held)
+    outcome = _read_result(work, invocation, message.key)
+    if outcome is None:
+        wait(work, _make_target(invocation, message.key), (invocation.number, invocation.length))
+    return Acted(result=outcome)
 
 
-def peek(work: Work, driven: Driven, message: Any) -> Acted:
+def peek(work: Work, invocation: Driven, message: Any) -> Acted:
     """Complete a PeekPromise now."""
-    return Acted(result=_read_result(work, driven, message.key) or EMPTY)
+    return Acted(result=_read_result(work, invocation, message.key) or EMPTY)
 
 
-def complete(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
+def complete(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
     """Do a CompletePromise: it is empty the first time, else a failure."""
-    given = _parse_completion(message)
-    if given is None:
-        return make_violation(driven, "it completes a promise with neither a value nor a failure.")
-    row = {"service": driven.service, "key": driven.key, "name": message.key}
+    completion = _parse_completion(message)
+    if completion is None:
+        return make_violation(
+            invocation, "it completes a promise with neither a value nor a failure."
+        )
+    row = {"service": invocation.service, "key": invocation.key, "name": message.key}
     insert = insert_into(work.connection.dialect, PROMISES_TABLE)
-    first = insert.on_conflict_do_nothing().returning(PROMISES.name)
-    if work.connection.scalar(first.values(row | {"result": fields(given)})) is None:
+    insert_once = insert.on_conflict_do_nothing().returning(PROMISES.name)
+    if work.connection.scalar(insert_once.values(row | {"result": fields(completion)})) is None:
         text = f"The promise {message.key!r} was completed already."
         return Acted(result=Failure(code=CONFLICT, message=text))
-    complete_waiting(work, {_make_target(driven, message.key): given})
+    complete_waiting(work, {_make_target(invocation, message.key): completion})
     return Acted(result=EMPTY)
 
 
@@ -78,10 +80,10 @@ def _parse_completion(message: Any) -> Result | None:
     return Failure.read(message.completion_failure) if variant else None
 
 
-def _read_result(work: Work, driven: Driven, name: str) -> Result | None:
-    of = {"of": driven.service, "at": driven.key, "named": name}
-    return result(work.connection.scalar(_RESULT, of))
+def _read_result(work: Work, invocation: Driven, name: str) -> Result | None:
+    parameters = {"of": invocation.service, "at": invocation.key, "named": name}
+    return result(work.connection.scalar(_RESULT, parameters))
 
 
-def _make_target(driven: Driven, name: str) -> str:
-    return promise(driven.service, driven.key, name)
+def _make_target(invocation: Driven, name: str) -> str:
+    return promise(invocation.service, invocation.key, name)

@@ -1,4 +1,4 @@
-"""Entries on the state of a keyed service."""
+"""Entries about the state of a keyed service."""
 
 from __future__ import annotations
 
@@ -28,52 +28,52 @@ _CLEAR_ALL = sa.delete(SERVICE_STATE_TABLE).where(*_OF)
 
 
 def require_key(action: Action) -> Action:
-    """The action, refused for a service without keys, which has no state."""
+    """The action, refused for services without keys, which have no state."""
 
-    def do_action(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
-        if not driven.key:
-            return make_violation(driven, "it was invoked without a key, hence it has no state.")
+    def do_action(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+        if not invocation.key:
+            return make_violation(invocation, "it was invoked without a key, so it has no state.")
         if len(getattr(message, "key", b"")) > LONGEST:
-            return make_violation(driven, f"the name of a state is longer than {LONGEST:,} bytes.")
-        return action(work, driven, message)
+            return make_violation(invocation, f"a state's name is longer than {LONGEST:,} bytes.")
+        return action(work, invocation, message)
 
     return do_action
 
 
-def get(work: Work, driven: Driven, message: Any) -> Acted:
+def get(work: Work, invocation: Driven, message: Any) -> Acted:
     """Complete a GetState at once."""
-    value = work.connection.scalar(_VALUE, _bind_key(driven) | {"named": message.key})
+    value = work.connection.scalar(_VALUE, _bind_key(invocation) | {"named": message.key})
     return Acted(result=EMPTY if value is None else Value(value=value))
 
 
-def get_keys(work: Work, driven: Driven, _message: Any) -> Acted:
-    """Complete a GetStateKeys at once; in the order of their bytes."""
-    names = work.connection.scalars(_NAMES, _bind_key(driven))
-    return Acted(result=make_keys_value([bytes(each) for each in names]))
+def get_keys(work: Work, invocation: Driven, _message: Any) -> Acted:
+    """Complete a GetStateKeys at once; keys in byte order."""
+    names = work.connection.scalars(_NAMES, _bind_key(invocation))
+    return Acted(result=make_keys_value([bytes(name) for name in names]))
 
 
-def put(work: Work, driven: Driven, message: Any) -> Acted:
+def put(work: Work, invocation: Driven, message: Any) -> Acted:
     """Do a SetState."""
-    row = {"service": driven.service, "key": driven.key, "name": message.key}
+    row = {"service": invocation.service, "key": invocation.key, "name": message.key}
     insert = insert_into(work.connection.dialect, SERVICE_STATE_TABLE)
-    whole = insert.on_conflict_do_update(
+    upsert = insert.on_conflict_do_update(
         index_elements=[STATE.service, STATE.key, STATE.name], set_={"value": insert.excluded.value}
     )
-    work.connection.execute(whole, row | {"value": message.value})
+    work.connection.execute(upsert, row | {"value": message.value})
     return ACTED
 
 
-def clear(work: Work, driven: Driven, message: Any) -> Acted:
+def clear(work: Work, invocation: Driven, message: Any) -> Acted:
     """Do a ClearState."""
-    work.connection.execute(_CLEAR, _bind_key(driven) | {"named": message.key})
+    work.connection.execute(_CLEAR, _bind_key(invocation) | {"named": message.key})
     return ACTED
 
 
-def clear_all(work: Work, driven: Driven, _message: Any) -> Acted:
+def clear_all(work: Work, invocation: Driven, _message: Any) -> Acted:
     """Do a ClearAllState."""
-    work.connection.execute(_CLEAR_ALL, _bind_key(driven))
+    work.connection.execute(_CLEAR_ALL, _bind_key(invocation))
     return ACTED
 
 
-def _bind_key(driven: Driven) -> dict[str, Any]:
-    return {"of": driven.service, "at": driven.key}
+def _bind_key(invocation: Driven) -> dict[str, Any]:
+    return {"of": invocation.service, "at": invocation.key}

@@ -1,4 +1,4 @@
-"""Entries that wait for a time, or for somebody who completes an awakeable."""
+"""Entries that wait for a time, or for an awakeable to be completed."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from durable_invocations.runtime.store.operations import CompleteAwakeable
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
-def sleep(work: Work, driven: Driven, message: Any) -> Acted:
-    """Complete a Sleep at its time; at once if that is past."""
+def sleep(work: Work, invocation: Driven, message: Any) -> Acted:
+    """Complete a Sleep at its time; at once if that has passed."""
     at = work.to_store_time(message.wake_up_time)
     if at <= work.now:
         return Acted(result=EMPTY)
-    row = {"invocation": driven.number, "idx": driven.length, "at": at}
+    row = {"invocation": invocation.number, "idx": invocation.length, "at": at}
     work.connection.execute(sa.insert(TIMERS_TABLE), row)
     work.due(at)
     return ACTED
 
 
-def awakeable(work: Work, driven: Driven, _message: Any) -> Acted:
-    """Complete an Awakeable now, if somebody was quicker than its entry."""
-    return Acted(result=awakeables.take_early_result(work, (driven.number, driven.length)))
+def awakeable(work: Work, invocation: Driven, _message: Any) -> Acted:
+    """Complete an Awakeable now if it was completed before its entry."""
+    return Acted(result=awakeables.take_early_result(work, (invocation.number, invocation.length)))
 
 
-def complete_awakeable(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
+def complete_awakeable(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete an awakeable; no change if it is completed already."""
-    given = get_result(message)
-    if given is None:
+    completion = get_result(message)
+    if completion is None:
         return make_violation(
-            driven, "it completes an awakeable with neither a value nor a failure."
+            invocation, "it completes an awakeable with neither a value nor a failure."
         )
-    asked = CompleteAwakeable(awakeable=message.id, result=given)
-    outcome = awakeables.complete_awakeable(work, asked)
+    operation = CompleteAwakeable(awakeable=message.id, result=completion)
+    outcome = awakeables.complete_awakeable(work, operation)
     return outcome if isinstance(outcome, OperationRefusal) else ACTED

@@ -1,4 +1,4 @@
-"""Attempts that end: with an error, or with an output."""
+"""Ends attempts, with an error or an output."""
 
 from __future__ import annotations
 
@@ -30,48 +30,50 @@ _OUTPUTS = (
 )
 
 
-def fail(work: Work, asked: Fail) -> Done | OperationRefusal:
+def fail(work: Work, operation: Fail) -> Done | OperationRefusal:
     """See the operation."""
-    head = work.read_head(asked.id)
-    if head is None or is_fenced(head, asked.fence):
+    head = work.read_head(operation.id)
+    if head is None or is_fenced(head, operation.fence):
         return FENCED
     if head.canceled:
         end_canceled(work, head)
         return Done()
-    at_once = asked.next_at <= work.now
+    at_once = operation.next_at <= work.now
     update_invocation(
         work,
         head.number,
         status=int(Status.READY if at_once else Status.BACKING_OFF),
         owner=None,
         waits=None,
-        next_at=None if at_once else asked.next_at,
-        error=report(asked.error),
+        next_at=None if at_once else operation.next_at,
+        error=report(operation.error),
         error_at=work.now,
         **build_failure_columns(head),
     )
     if at_once:
         work.ready = True
     else:
-        work.due(asked.next_at)
+        work.due(operation.next_at)
     return Done()
 
 
-def finish(work: Work, asked: Sequence[Finish]) -> list[Done | OperationRefusal]:
+def finish(work: Work, operations: Sequence[Finish]) -> list[Done | OperationRefusal]:
     """See the operation."""
-    heads = work.heads(each.id for each in asked)
-    mine = {
-        each.id: heads[each.id] for each in asked if not is_fenced(heads.get(each.id), each.fence)
+    heads = work.heads(operation.id for operation in operations)
+    owned = {
+        operation.id: heads[operation.id]
+        for operation in operations
+        if not is_fenced(heads.get(operation.id), operation.fence)
     }
-    outputs = _read_outputs(work, [head.number for head in mine.values()])
-    ends = [(head, outputs[head.number]) for head in mine.values() if head.number in outputs]
+    outputs = _read_outputs(work, [head.number for head in owned.values()])
+    ends = [(head, outputs[head.number]) for head in owned.values() if head.number in outputs]
     end(work, ends)
     outcomes: dict[str, Done | OperationRefusal] = {
         id_: OperationRefusal(code=VIOLATION, message=f"{id_} ends without an Output entry.")
-        for id_ in mine
+        for id_ in owned
     }
     outcomes |= {head.id: Done() for head, _ in ends}
-    return [outcomes.get(each.id, FENCED) for each in asked]
+    return [outcomes.get(operation.id, FENCED) for operation in operations]
 
 
 def _read_outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
@@ -83,5 +85,5 @@ def _read_outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
 
 
 def _parse_output(body: bytes) -> Result:
-    # Without a variant it is a value of no bytes.
+    # Without a variant it is an empty value.
     return get_result(pb.OutputEntryMessage.FromString(body)) or Value(value=b"")

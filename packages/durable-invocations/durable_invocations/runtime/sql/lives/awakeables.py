@@ -1,4 +1,4 @@
-"""Awakeables: completed by their ids, also before their entries are committed."""
+"""Awakeables: completed by their ids, even before their entries are committed."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
 AHEAD = 1_000
-"""How many entries behind a journal's end an awakeable may be that is completed already."""
+"""How far beyond a journal's end an awakeable may be completed already, in entries."""
 
 
-def complete_awakeable(work: Work, asked: CompleteAwakeable) -> Done | OperationRefusal:
+def complete_awakeable(work: Work, operation: CompleteAwakeable) -> Done | OperationRefusal:
     """See the operation."""
     try:
-        raw, index = awakeables.parse_awakeable_id(asked.awakeable)
+        raw, index = awakeables.parse_awakeable_id(operation.awakeable)
     except ConfigError as error:
         return OperationRefusal(code=NOT_FOUND, message=str(error))
     head = work.read_head(ids.format_id(raw))
     if head is None or index >= head.length + AHEAD:
-        return _make_unknown(asked.awakeable)
+        return _make_unknown(operation.awakeable)
     place = (head.number, index)
     if index < head.length:
         code = sa.select(JOURNAL.code).where(JOURNAL.invocation == head.number)
         if work.connection.scalar(code.where(JOURNAL.idx == index)) != kinds.AWAKEABLE.code:
-            return _make_unknown(asked.awakeable)
-        return Done(changed=bool(complete(work, {place: asked.result})))
+            return _make_unknown(operation.awakeable)
+        return Done(changed=bool(complete(work, {place: operation.result})))
     if head.status == Status.COMPLETED:
-        return _make_unknown(asked.awakeable)
-    return Done(changed=_keep_result(work, place, asked.result))
+        return _make_unknown(operation.awakeable)
+    return Done(changed=_keep_result(work, place, operation.result))
 
 
 def take_early_result(work: Work, place: Place) -> Result | None:
-    """The result of an awakeable that was completed before its entry; it is given once."""
-    mine = (EARLY.invocation == place[0], EARLY.idx == place[1])
-    gone = sa.delete(EARLY_RESULTS_TABLE).where(*mine).returning(EARLY.result)
-    return result(work.connection.scalar(gone))
+    """The result of an awakeable that was completed before its entry; returned once."""
+    conditions = (EARLY.invocation == place[0], EARLY.idx == place[1])
+    delete = sa.delete(EARLY_RESULTS_TABLE).where(*conditions).returning(EARLY.result)
+    return result(work.connection.scalar(delete))
 
 
-def _keep_result(work: Work, place: Place, given: Result) -> bool:
-    row = {"invocation": place[0], "idx": place[1], "result": fields(given)}
+def _keep_result(work: Work, place: Place, early_result: Result) -> bool:
+    row = {"invocation": place[0], "idx": place[1], "result": fields(early_result)}
     insert = insert_into(work.connection.dialect, EARLY_RESULTS_TABLE).values(row)
-    kept = insert.on_conflict_do_nothing().returning(EARLY.idx)
-    return work.connection.scalar(kept) is not None
+    insert_once = insert.on_conflict_do_nothing().returning(EARLY.idx)
+    return work.connection.scalar(insert_once) is not None
 
 
 def _make_unknown(awakeable: str) -> OperationRefusal:

@@ -1,4 +1,4 @@
-"""The end of invocations: who waits for them goes on, and the next of their keys begin."""
+"""Ends invocations: wakes those that wait for them, and begins the next of their keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EARLY = sa.delete(EARLY_RESULTS_TABLE).where(EARLY.invocation.in_(_NUMBERS))
 
 
 def end(work: Work, ends: Sequence[tuple[sa.Row[Any], Result]]) -> None:
-    """End invocations that have not ended, each once, with their results."""
+    """End invocations with their results; each must be open, and occur once."""
     if not ends:
         return
     times = {"now": work.now, "until": work.now + work.retention}
@@ -53,8 +53,8 @@ def end(work: Work, ends: Sequence[tuple[sa.Row[Any], Result]]) -> None:
     numbers = {"numbers": [head.number for head, _ in ends]}
     work.connection.execute(_TIMERS, numbers)
     work.connection.execute(_EARLY, numbers)
-    held = [head for head, _ in ends if head.role == Role.EXCLUSIVE]
-    inbox.leave(work, [(head.number, (head.service, head.key)) for head in held])
+    exclusive = [head for head, _ in ends if head.role == Role.EXCLUSIVE]
+    inbox.leave(work, [(head.number, (head.service, head.key)) for head in exclusive])
     results = {head.id: result for head, result in ends}
     work.ended |= results
     complete_waiting(work, results)

@@ -1,4 +1,4 @@
-"""Forgetting invocations that have ended, and what belongs to them alone."""
+"""Forgets ended invocations, and what belongs only to them."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ _OVER = (
 )
 
 
-def purge(work: Work, asked: Purge) -> Done | OperationRefusal:
+def purge(work: Work, operation: Purge) -> Done | OperationRefusal:
     """See the operation."""
-    head = work.read_head(asked.id)
+    head = work.read_head(operation.id)
     if head is None:
         return Done(changed=False)
     if head.status != Status.COMPLETED:
         return OperationRefusal(
-            code=CONFLICT, message=f"Invocation {asked.id} has not ended; cancel or kill it first."
+            code=CONFLICT,
+            message=f"Invocation {operation.id} has not ended; cancel or kill it first.",
         )
     _delete_invocations(work, [head])
     return Done()
 
 
-def prune(work: Work, asked: Prune) -> int:
+def prune(work: Work, operation: Prune) -> int:
     """See the operation."""
-    rows = work.connection.execute(_OVER, {"now": asked.now, "most": asked.most}).all()
+    rows = work.connection.execute(_OVER, {"now": operation.now, "most": operation.most}).all()
     _delete_invocations(work, rows)
     return len(rows)
 
@@ -67,16 +68,18 @@ def _delete_invocations(work: Work, rows: Sequence[Any]) -> None:
     runs = [(row.service, row.key) for row in rows if row.role == Role.RUN]
     if runs:
         for table, columns in ((SERVICE_STATE_TABLE, STATE), (PROMISES_TABLE, PROMISES)):
-            of = sa.tuple_(columns.service, columns.key).in_(runs)
-            work.connection.execute(sa.delete(table).where(of))
+            matching = sa.tuple_(columns.service, columns.key).in_(runs)
+            work.connection.execute(sa.delete(table).where(matching))
     others = {(row.service, row.key) for row in rows if row.role == Role.SHARED and row.key}
     if others:
         _delete_promises(work, sorted(others))
 
 
 def _delete_promises(work: Work, keys: Sequence[tuple[str, str]]) -> None:
-    """Forget the promises of keys that no invocation is left of: no run came to read them."""
-    left = sa.exists().where(INVOCATIONS.service == PROMISES.service)
-    of = sa.tuple_(PROMISES.service, PROMISES.key).in_(keys)
-    unclaimed = sa.delete(PROMISES_TABLE).where(of, ~left.where(INVOCATIONS.key == PROMISES.key))
-    work.connection.execute(unclaimed)
+    """Forget the promises of keys without invocations: no run read them."""
+    remaining = sa.exists().where(INVOCATIONS.service == PROMISES.service)
+    matching = sa.tuple_(PROMISES.service, PROMISES.key).in_(keys)
+    delete = sa.delete(PROMISES_TABLE).where(
+        matching, ~remaining.where(INVOCATIONS.key == PROMISES.key)
+    )
+    work.connection.execute(delete)

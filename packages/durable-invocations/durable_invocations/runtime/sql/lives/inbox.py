@@ -1,4 +1,4 @@
-"""The inbox: of the exclusive invocations of a key, the first has it until it ends."""
+"""The inbox: the first exclusive invocation of a key holds the key until it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from durable_invocations.runtime.sql.work import Work
 from durable_invocations.runtime.store.views import Status
 
 Key = tuple[str, str]
-"""A service, and a key of it."""
+"""A service and one of its keys."""
 
 _KEY = sa.tuple_(INBOX.service, INBOX.key)
 _TAKEN = sa.select(INBOX.service, INBOX.key).distinct()
@@ -37,7 +37,7 @@ _PROMOTE = (
 
 
 def find_taken(work: Work, keys: Collection[Key]) -> set[Key]:
-    """Those of the keys that an invocation has."""
+    """The keys that an invocation holds."""
     if not keys:
         return set()
     rows = work.connection.execute(_TAKEN, {"keys": sorted(set(keys))})
@@ -45,7 +45,7 @@ def find_taken(work: Work, keys: Collection[Key]) -> set[Key]:
 
 
 def add_arrivals(work: Work, arrivals: Sequence[tuple[int, Key]]) -> None:
-    """Put invocations (by number) behind others of their keys, in this order."""
+    """Add invocations (by number) after others of their keys, in this order."""
     if arrivals:
         rows = [
             {"invocation": number, "service": service, "key": key}
@@ -55,7 +55,7 @@ def add_arrivals(work: Work, arrivals: Sequence[tuple[int, Key]]) -> None:
 
 
 def leave(work: Work, leaving: Sequence[tuple[int, Key]]) -> None:
-    """Take invocations that ended out of it, and make the next ones of their keys ready."""
+    """Remove ended invocations, and make the next ones of their keys ready."""
     if not leaving:
         return
     work.connection.execute(_LEAVE, {"numbers": [number for number, _ in leaving]})
@@ -66,5 +66,5 @@ def promote(work: Work, keys: Collection[Key]) -> None:
     """Make the first invocation of each key ready, if it waits."""
     holders = list(work.connection.scalars(_HOLDERS, {"keys": sorted(keys)}))
     if holders:
-        promoted = {"numbers": holders, "now": work.now}
-        work.ready |= work.connection.execute(_PROMOTE, promoted).rowcount > 0
+        parameters = {"numbers": holders, "now": work.now}
+        work.ready |= work.connection.execute(_PROMOTE, parameters).rowcount > 0

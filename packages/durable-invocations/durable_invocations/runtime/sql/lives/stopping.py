@@ -1,4 +1,4 @@
-"""Canceling, killing, pausing and resuming invocations."""
+"""Cancels, kills, pauses and resumes invocations."""
 
 from __future__ import annotations
 
@@ -27,46 +27,50 @@ CANCEL = Failure(code=CANCELED, message="canceled")
 KILL = Failure(code=CANCELED, message="killed")
 
 AT_ONCE = 1_000
-"""Invocations for a statement."""
+"""The most invocations in a statement."""
 
 _OPEN = sa.select(JOURNAL.idx).where(JOURNAL.invocation == sa.bindparam("the_number"), JOURNAL.open)
 _NOT_BEGUN = frozenset({Status.SCHEDULED, Status.INBOX})
 
 
-def cancel(work: Work, asked: Cancel) -> Done | OperationRefusal:
+def cancel(work: Work, operation: Cancel) -> Done | OperationRefusal:
     """See the operation."""
-    head = work.read_head(asked.id)
+    head = work.read_head(operation.id)
     if head is None:
-        return make_unknown(asked.id)
+        return make_unknown(operation.id)
     changed, calls = _cancel_one(work, head)
     _cancel_all(work, calls)
     return Done(changed=changed)
 
 
 def end_canceled(work: Work, head: sa.Row[Any]) -> None:
-    """End an invocation whose cancellation met nothing that waits, and cancel its open calls."""
+    """End a canceled invocation that waits for nothing, and cancel its open calls."""
     _cancel_all(work, _end_one(work, head))
 
 
 def deliver(work: Work, head: sa.Row[Any]) -> None:
-    """Have the cancellation of an invocation that waits now meet what it waits for."""
+    """Fail what a canceled invocation now waits for."""
     update_invocation(work, head.number, canceled=False)
     _cancel_all(work, _fail_entries(work, head))
 
 
-def kill(work: Work, asked: Kill) -> Done | OperationRefusal:
+def kill(work: Work, operation: Kill) -> Done | OperationRefusal:
     """See the operation."""
-    head = work.read_head(asked.id)
-    return make_unknown(asked.id) if head is None else Done(changed=kill_all(work, [asked.id]) > 0)
+    head = work.read_head(operation.id)
+    return (
+        make_unknown(operation.id)
+        if head is None
+        else Done(changed=kill_all(work, [operation.id]) > 0)
+    )
 
 
 def kill_all(work: Work, ids: Iterable[str]) -> int:
-    """Kill the invocations and, in turn, those that their open calls made; how many."""
+    """Kill the invocations and, recursively, those of their open calls; how many."""
     count = 0
     rest = list(ids)
     while rest:
-        some, rest = rest[:AT_ONCE], rest[AT_ONCE:]
-        heads = [head for head in work.heads(some).values() if head.status != Status.COMPLETED]
+        batch, rest = rest[:AT_ONCE], rest[AT_ONCE:]
+        heads = [head for head in work.heads(batch).values() if head.status != Status.COMPLETED]
         rest += [child for head in heads for child in _list_open_calls(work, head)]
         for head in heads:
             take_away(work, head)
@@ -75,36 +79,36 @@ def kill_all(work: Work, ids: Iterable[str]) -> int:
     return count
 
 
-def pause(work: Work, asked: Pause) -> Done | OperationRefusal:
+def pause(work: Work, operation: Pause) -> Done | OperationRefusal:
     """See the operation."""
-    head = work.read_head(asked.id)
-    if asked.fence is not None and is_fenced(head, asked.fence):
+    head = work.read_head(operation.id)
+    if operation.fence is not None and is_fenced(head, operation.fence):
         return FENCED
     if head is None:
-        return make_unknown(asked.id)
+        return make_unknown(operation.id)
     if head.status == Status.PAUSED:
         return Done(changed=False)
     if head.status == Status.COMPLETED or head.status in _NOT_BEGUN:
-        what = "has ended" if head.status == Status.COMPLETED else "has not begun; cancel it"
-        return OperationRefusal(code=CONFLICT, message=f"Invocation {asked.id} {what}.")
-    if head.canceled and asked.error is not None:
+        reason = "has ended" if head.status == Status.COMPLETED else "has not begun; cancel it"
+        return OperationRefusal(code=CONFLICT, message=f"Invocation {operation.id} {reason}.")
+    if head.canceled and operation.error is not None:
         end_canceled(work, head)
         return Done()
-    if asked.fence is None:
+    if operation.fence is None:
         take_away(work, head)
     values: dict[str, Any] = {"status": int(Status.PAUSED), "owner": None, "waits": None}
-    if asked.error is not None:
-        values |= {"error": report(asked.error), "error_at": work.now}
+    if operation.error is not None:
+        values |= {"error": report(operation.error), "error_at": work.now}
         values |= build_failure_columns(head)
     update_invocation(work, head.number, **values, next_at=None)
     return Done()
 
 
-def resume(work: Work, asked: Resume) -> Done | OperationRefusal:
+def resume(work: Work, operation: Resume) -> Done | OperationRefusal:
     """See the operation."""
-    head = work.read_head(asked.id)
+    head = work.read_head(operation.id)
     if head is None:
-        return make_unknown(asked.id)
+        return make_unknown(operation.id)
     if head.status not in {Status.PAUSED, Status.BACKING_OFF}:
         return Done(changed=False)
     update_invocation(work, head.number, status=int(Status.READY), next_at=None, retries=0)
@@ -114,12 +118,12 @@ def resume(work: Work, asked: Resume) -> Done | OperationRefusal:
 
 def update_invocation(work: Work, number: int, **values: Any) -> None:
     """Set columns of an invocation."""
-    changed = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.number == number)
-    work.connection.execute(changed.values(**values, changed=work.now))
+    update = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.number == number)
+    work.connection.execute(update.values(**values, changed=work.now))
 
 
 def build_failure_columns(head: sa.Row[Any]) -> dict[str, int]:
-    """The columns that count attempts which failed since an entry was stored, with this one."""
+    """The columns that count failed attempts since an entry was stored, with this one."""
     progressed: bool = head.length > head.known
     return {"retries": 1 if progressed else int(head.retries) + 1, "known": head.length}
 
@@ -127,16 +131,16 @@ def build_failure_columns(head: sa.Row[Any]) -> dict[str, int]:
 def _cancel_all(work: Work, ids: list[str]) -> None:
     while ids:
         heads = work.heads(ids[:AT_ONCE]).values()
-        ids = ids[AT_ONCE:] + [call for each in heads for call in _cancel_one(work, each)[1]]
+        ids = ids[AT_ONCE:] + [call for head in heads for call in _cancel_one(work, head)[1]]
 
 
 def _cancel_one(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
-    """Cancel one invocation; whether that changed it, and which calls are to be canceled too."""
+    """Cancel one invocation; whether that changed it, and the calls to cancel too."""
     if head.status == Status.COMPLETED:
         return False, []
     if head.fence == 0 or head.status == Status.PAUSED:
         return True, _end_one(work, head)
-    # One that fails may never come to what it waits for.
+    # An invocation that backs off may never reach what it waits for.
     if head.status == Status.BACKING_OFF or not _list_open_entries(work, head):
         update_invocation(work, head.number, canceled=True)
         return not head.canceled, []
@@ -151,7 +155,7 @@ def _end_one(work: Work, head: sa.Row[Any]) -> list[str]:
 
 
 def _fail_entries(work: Work, head: sa.Row[Any]) -> list[str]:
-    """Fail what the invocation waits for; returns the calls among it."""
+    """Fail the entries that the invocation waits for; returns the calls among them."""
     calls = _list_open_calls(work, head)
     complete(work, {(head.number, index): CANCEL for index in _list_open_entries(work, head)})
     return calls
@@ -162,12 +166,12 @@ def _list_open_entries(work: Work, head: sa.Row[Any]) -> list[int]:
 
 
 def _list_open_calls(work: Work, head: sa.Row[Any]) -> list[str]:
-    """The invocations that open calls of this one made, and not another caller."""
-    made = INVOCATIONS_TABLE.alias("made")
+    """The invocations that this one's open calls began, and no other caller."""
+    child = INVOCATIONS_TABLE.alias("made")
     calls = (
-        sa.select(made.c.id)
-        .join(JOURNAL_TABLE, JOURNAL.child == made.c.id)
+        sa.select(child.c.id)
+        .join(JOURNAL_TABLE, JOURNAL.child == child.c.id)
         .where(JOURNAL.invocation == head.number, JOURNAL.open, JOURNAL.code == kinds.CALL.code)
-        .where(made.c.parent == head.id)
+        .where(child.c.parent == head.id)
     )
     return list(work.connection.scalars(calls.order_by(JOURNAL.idx)))

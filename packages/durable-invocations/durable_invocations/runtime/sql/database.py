@@ -23,7 +23,7 @@ def open_database(
 ) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://user:password@host/database`.
 
-    `role` names the database and its setting in messages. With `kept` a connection stays open
+    `role` names the database and its setting in messages. With `keep_open` a connection stays open
     between transactions, for processes that are not forked. Connects on first use. Raises
     ConfigError for other URLs.
     """

@@ -42,15 +42,15 @@ from bench import (
     triggers,
     webhooks,
 )
-from bench.report import Report
-from bench.setting import Setting
+from bench.report import BenchReport
+from bench.setting import BenchTable
 from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.local.stack.environment import add_stack_variables
 
-WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
-OF_TESTS = {"store": "moto", "invocations": "psutil"}
+STACK_PARTS = ["snapshot", "tail", "detection", "shapes", "store"]
+TEST_EXTRA_MODULES = {"store": "moto", "invocations": "psutil"}
 """The parts that need a module of the extra `test`."""
-BY_ITSELF = [
+STANDALONE_PARTS = [
     "scale",
     "fleet",
     "latency",
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tables", type=int, default=200, help="idle tables of the detection part")
-    parser.add_argument("--only", choices=[*WITH_STACK, *BY_ITSELF], action="append")
+    parser.add_argument("--only", choices=[*STACK_PARTS, *STANDALONE_PARTS], action="append")
     parser.add_argument("--scale-tables", type=int, default=1_000)
     parser.add_argument("--scale-tenants", type=int, default=1_000)
     parser.add_argument("--tenants", type=int, default=500, help="tenants of the fleet part")
@@ -83,22 +83,24 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=64, help="of the vectors of neighbours")
     parser.add_argument("--parts", type=int, default=1, help="of the rows of neighbours")
     options = parser.parse_args()
-    parts = options.only or WITH_STACK
-    for part, module in OF_TESTS.items():
+    parts = options.only or STACK_PARTS
+    for part, module in TEST_EXTRA_MODULES.items():
         if part in parts and find_spec(module) is None:
             parser.error(f"the part {part} needs {module}; install the extra `test`, or use --only")
-    report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {options.rows:,} rows")
+    report = BenchReport(f"{platform.machine()}, {os.cpu_count()} cores, {options.rows:,} rows")
     try:
-        for part in (part for part in BY_ITSELF if part in parts):
+        for part in (part for part in STANDALONE_PARTS if part in parts):
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                _by_itself(options, part, Path(folder), report)
-        if set(parts) & set(WITH_STACK):
-            _with_stack(options, parts, report)
+                _run_standalone(options, part, Path(folder), report)
+        if set(parts) & set(STACK_PARTS):
+            _run_with_stack(options, parts, report)
     finally:
-        print(report.text())
+        print(report.render_text())
 
 
-def _by_itself(options: argparse.Namespace, part: str, folder: Path, report: Report) -> None:
+def _run_standalone(
+    options: argparse.Namespace, part: str, folder: Path, report: BenchReport
+) -> None:
     if part == "scale":
         scale.measure(folder, report, options.scale_tables, options.scale_tenants)
     elif part == "fleet":
@@ -120,10 +122,10 @@ def _by_itself(options: argparse.Namespace, part: str, folder: Path, report: Rep
         latency.measure(folder, report, options.commits)
 
 
-def _with_stack(options: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
+def _run_with_stack(options: argparse.Namespace, parts: Sequence[str], report: BenchReport) -> None:
     environ = add_stack_variables(os.environ)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=user_files(environ)) as folder:
-        setting = Setting(environ, Path(folder), options.rows)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=find_user_files(environ)) as folder:
+        setting = BenchTable(environ, Path(folder), options.rows)
         if "snapshot" in parts:
             snapshot.measure(setting, report, options.rounds)
         if "tail" in parts:
@@ -137,11 +139,11 @@ def _with_stack(options: argparse.Namespace, parts: Sequence[str], report: Repor
             store.measure(environ, Path(folder), report, options.rows, options.rounds)
 
 
-def user_files(environ: Mapping[str, str]) -> str:
+def find_user_files(environ: Mapping[str, str]) -> str:
     """Return the folder that ClickHouse's own Delta reader may read."""
     result = (
         open_deployment(environ)
-        .endpoint.client()
+        .endpoint.get_client()
         .query("SELECT value FROM system.server_settings WHERE name = 'user_files_path'")
     )
     return str(result.result_rows[0][0])

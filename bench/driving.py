@@ -17,7 +17,7 @@ from statistics import median, quantiles
 
 import sqlalchemy as sa
 
-from bench.report import Report
+from bench.report import BenchReport
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.http.http1 import IDLE_SECONDS
@@ -64,53 +64,55 @@ PATIENCE = 300
 MIB = 1 << 20
 
 
-def measure(report: Report, rounds: int) -> None:
+def measure(report: BenchReport, rounds: int) -> None:
     """Rates, waits, timers and memory."""
     for server, protocol in ((HYPERCORN, "HTTP/2"), (UVICORN, "HTTP/1.1")):
-        results = [asyncio.run(_driven(server)) for _ in range(rounds)]
+        results = [asyncio.run(_measure_server(server)) for _ in range(rounds)]
         rate = median(result.rate for result in results)
         summary = f"{rate:,.0f} invocations/s  target: >= 100"
-        report.fact(f"runtime: {STEPS} Run entries, concurrency {CONCURRENCY}, {protocol}", summary)
-        p50, p99 = (1e3 * seconds for seconds in _points(results[-1].waits))
+        report.add_fact(
+            f"runtime: {STEPS} Run entries, concurrency {CONCURRENCY}, {protocol}", summary
+        )
+        p50, p99 = (1e3 * seconds for seconds in _compute_percentiles(results[-1].waits))
         summary = f"p50 {p50:.1f} ms  target: <= 20 ms (p99 {p99:.1f})"
-        report.fact(f"runtime: one call, {protocol}", summary)
-    lateness, growth, tasks, connections = asyncio.run(_suspended())
+        report.add_fact(f"runtime: one call, {protocol}", summary)
+    lateness, growth, tasks, connections = asyncio.run(_measure_suspended())
     summary = f"p50 {lateness[0]:.0f} ms, worst {lateness[1]:.0f} ms  target: <= 250 ms"
-    report.fact(f"runtime: {TIMERS} timers beside {SUSPENDED:,} that wait", summary)
+    report.add_fact(f"runtime: {TIMERS} timers beside {SUSPENDED:,} that wait", summary)
     summary = f"{growth:.1f} MiB  target: < 50 MB ({tasks} more tasks, {connections} connections)"
-    report.fact(f"runtime: {SUSPENDED:,} suspended invocations hold", summary)
+    report.add_fact(f"runtime: {SUSPENDED:,} suspended invocations hold", summary)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class RoundResult:
     """What one round found."""
 
     rate: float
     waits: list[float]
 
 
-async def _driven(server: str) -> Found:
-    async with _running(server) as runtime:
-        await _all(runtime, "steps", b"%d" % STEPS, 5 * CONCURRENCY)
+async def _measure_server(server: str) -> RoundResult:
+    async with _run_runtime(server) as runtime:
+        await _invoke_all(runtime, "steps", b"%d" % STEPS, 5 * CONCURRENCY)
         start = time.perf_counter()
-        await _all(runtime, "steps", b"%d" % STEPS, INVOCATIONS)
+        await _invoke_all(runtime, "steps", b"%d" % STEPS, INVOCATIONS)
         rate = INVOCATIONS / (time.perf_counter() - start)
-        return Found(rate=rate, waits=[await _timed(runtime) for _ in range(CALLS)])
+        return RoundResult(rate=rate, waits=[await _time_call(runtime) for _ in range(CALLS)])
 
 
-async def _all(runtime: Runtime, handler: str, argument: bytes, count: int) -> None:
+async def _invoke_all(runtime: Runtime, handler: str, argument: bytes, count: int) -> None:
     """Invoke so often, with the concurrency of the target, and wait for every output."""
     remaining = iter(range(count))
 
-    async def one() -> None:
+    async def invoke_share() -> None:
         for _ in remaining:
             result = await runtime.wait_for_result(await _submit(runtime, handler, argument))
             assert isinstance(result, Value), result
 
-    await asyncio.gather(*(one() for _ in range(CONCURRENCY)))
+    await asyncio.gather(*(invoke_share() for _ in range(CONCURRENCY)))
 
 
-async def _timed(runtime: Runtime) -> float:
+async def _time_call(runtime: Runtime) -> float:
     start = time.perf_counter()
     await runtime.wait_for_result(await _submit(runtime, "nothing", b""))
     return time.perf_counter() - start
@@ -124,11 +126,11 @@ async def _submit(runtime: Runtime, handler: str, argument: bytes) -> str:
     return id_
 
 
-async def _suspended() -> tuple[tuple[float, float], float, int, int]:
+async def _measure_suspended() -> tuple[tuple[float, float], float, int, int]:
     """How late timers are, then what suspended invocations hold: MiB, tasks and connections."""
-    async with _running(UVICORN) as runtime:
-        await _all(runtime, "nothing", b"", 5 * CONCURRENCY)
-        before, tasks = _memory(), len(asyncio.all_tasks())
+    async with _run_runtime(UVICORN) as runtime:
+        await _invoke_all(runtime, "nothing", b"", 5 * CONCURRENCY)
+        before, tasks = _measure_memory(), len(asyncio.all_tasks())
         submissions = [_submit(runtime, "naps", b"86400") for _ in range(SUSPENDED)]
         await asyncio.gather(*submissions)
         del submissions
@@ -137,14 +139,14 @@ async def _suspended() -> tuple[tuple[float, float], float, int, int]:
                 break
             await asyncio.sleep(1)
         await asyncio.sleep(IDLE_SECONDS + 1)  # Idle connections end meanwhile.
-        growth, new_tasks = _memory() - before, len(asyncio.all_tasks()) - tasks
+        growth, new_tasks = _measure_memory() - before, len(asyncio.all_tasks()) - tasks
         import psutil
 
         connections = len(psutil.Process().net_connections("tcp"))
-        return await _late(runtime), growth, new_tasks, connections
+        return await _measure_lateness(runtime), growth, new_tasks, connections
 
 
-async def _late(runtime: Runtime) -> tuple[float, float]:
+async def _measure_lateness(runtime: Runtime) -> tuple[float, float]:
     """The median and the greatest lateness of timers, in milliseconds."""
     invocation_ids = []
     for number in range(TIMERS):
@@ -159,7 +161,7 @@ async def _late(runtime: Runtime) -> tuple[float, float]:
     return median(lateness), max(lateness)
 
 
-def _memory() -> float:
+def _measure_memory() -> float:
     import psutil
 
     gc.collect()
@@ -167,13 +169,13 @@ def _memory() -> float:
 
 
 @asynccontextmanager
-async def _running(server: str) -> AsyncIterator[Runtime]:
+async def _run_runtime(server: str) -> AsyncIterator[Runtime]:
     """A runtime on a new database on disk, and a service endpoint in a process of its own."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("ISCP_BENCH_DIR", ".")) as folder:
         clock = SteadyClock()
-        store = SqlStore(_engine(folder), clock=clock.get_utc)
+        store = SqlStore(_open_engine(folder), clock=clock.get_utc)
         store.ensure()
-        with _served(server, Path(folder)) as address:
+        with _serve_endpoint(server, Path(folder)) as address:
             async with Runtime(store, RuntimeSettings(), clock=clock) as runtime:
                 await runtime.register(address)
                 yield runtime
@@ -181,7 +183,7 @@ async def _running(server: str) -> AsyncIterator[Runtime]:
 
 
 @contextmanager
-def _served(server: str, folder: Path) -> Iterator[str]:
+def _serve_endpoint(server: str, folder: Path) -> Iterator[str]:
     (folder / "benchservice.py").write_text(SERVICE, encoding="utf-8")
     command = [sys.executable, "-m", server, "benchservice:app"]
     options = (
@@ -202,9 +204,9 @@ def _served(server: str, folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def _engine(folder: str) -> sa.Engine:
-    return open_engine(f"sqlite:///{Path(folder).resolve()}/log.db", kept=True)
+def _open_engine(folder: str) -> sa.Engine:
+    return open_engine(f"sqlite:///{Path(folder).resolve()}/log.db", keep_open=True)
 
 
-def _points(waits: list[float]) -> tuple[float, float]:
+def _compute_percentiles(waits: list[float]) -> tuple[float, float]:
     return median(waits), quantiles(waits, n=100)[98]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from statistics import median, quantiles
 
 from bench import driving
-from bench.report import Report
+from bench.report import BenchReport
 from durable_invocations.protocol.decoding import Decoder
 from durable_invocations.protocol.frames import Frame, encode, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
@@ -48,27 +48,27 @@ ENTRIES = 10_000
 END = b"0\r\n\r\n"
 
 
-def measure(report: Report, rounds: int) -> None:
+def measure(report: BenchReport, rounds: int) -> None:
     """Only the endpoint, over HTTP/1.1, in a process of its own; then with the runtime."""
     _measure_endpoint(report, rounds)
     driving.measure(report, rounds)
 
 
-def _measure_endpoint(report: Report, rounds: int) -> None:
-    with _served() as port:
+def _measure_endpoint(report: BenchReport, rounds: int) -> None:
+    with _serve_endpoint() as port:
         rates, waits = zip(*(asyncio.run(_load(port)) for _ in range(rounds)), strict=True)
         replays = [asyncio.run(_replay(port)) for _ in range(rounds)]
-    p50, p99 = (1e3 * seconds for seconds in _points(waits[-1]))
+    p50, p99 = (1e3 * seconds for seconds in _compute_percentiles(waits[-1]))
     summary = (
         f"{median(rates):,.0f} invocations/s  target: >= 800 (p50 {p50:.1f} ms, p99 {p99:.1f})"
     )
-    report.fact(f"invocations: no-op, concurrency {CONCURRENCY}", summary)
+    report.add_fact(f"invocations: no-op, concurrency {CONCURRENCY}", summary)
     summary = f"{median(replays):.2f} s  target: <= 1 s"
-    report.fact(f"invocations: replay of {ENTRIES:,} Run entries", summary)
+    report.add_fact(f"invocations: replay of {ENTRIES:,} Run entries", summary)
 
 
 @contextmanager
-def _served() -> Iterator[int]:
+def _serve_endpoint() -> Iterator[int]:
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
@@ -83,14 +83,16 @@ async def _load(port: int) -> tuple[float, list[float]]:
     request = _request(port, "nothing", _start(1), frame(pb.InputEntryMessage()))
     share = INVOCATIONS // CONCURRENCY
     start = time.perf_counter()
-    waits = await asyncio.gather(*(_one(port, request, share) for _ in range(CONCURRENCY)))
+    waits = await asyncio.gather(
+        *(_invoke_repeatedly(port, request, share) for _ in range(CONCURRENCY))
+    )
     seconds = time.perf_counter() - start
     return share * CONCURRENCY / seconds, [
         wait for connection_waits in waits for wait in connection_waits
     ]
 
 
-async def _one(port: int, request: bytes, count: int) -> list[float]:
+async def _invoke_repeatedly(port: int, request: bytes, count: int) -> list[float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     waits = []
     for _ in range(count):
@@ -116,7 +118,7 @@ async def _replay(port: int) -> float:
     answer = await reader.readuntil(END)
     seconds = time.perf_counter() - start
     writer.close()
-    output = _frames(answer)[0].message()
+    output = _parse_frames(answer)[0].message()
     assert output.value == b"%d" % sum(range(ENTRIES))
     return seconds
 
@@ -134,7 +136,7 @@ def _request(port: int, handler: str, *frames: Frame) -> bytes:
     return head.encode() + body
 
 
-def _frames(answer: bytes) -> list[Frame]:
+def _parse_frames(answer: bytes) -> list[Frame]:
     """The frames in a chunked answer."""
     chunks, rest = b"", answer.partition(b"\r\n\r\n")[2]
     while rest:
@@ -143,5 +145,5 @@ def _frames(answer: bytes) -> list[Frame]:
     return Decoder().feed(chunks)
 
 
-def _points(waits: list[float]) -> tuple[float, float]:
+def _compute_percentiles(waits: list[float]) -> tuple[float, float]:
     return median(waits), quantiles(waits, n=100)[98]

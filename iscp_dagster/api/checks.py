@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.consumers.kinds import consumer_kind, is_index, list_declared_kinds
+from iscp_dagster.model.consumers.kinds import get_consumer_kind, is_index, list_declared_kinds
 from iscp_dagster.model.declared.names import list_possible_owners, view_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
@@ -22,7 +22,7 @@ def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
     check_names(job, consumer)
     check_trigger(spec.trigger)
     check_declared_as(source, consumer)
-    consumer_kind(consumer.type).check(source, consumer)
+    get_consumer_kind(consumer.type).check(source, consumer)
 
 
 def check_declared_as(source: SourceTable, consumer: ConsumerInfo) -> None:
@@ -30,10 +30,10 @@ def check_declared_as(source: SourceTable, consumer: ConsumerInfo) -> None:
     job is of another kind.
     """
     for kind in list_declared_kinds():
-        names = {declaration.name for declaration in kind.declared(source)}
+        names = {declaration.name for declaration in kind.list_declared(source)}
         if consumer.job in names and consumer.type != kind.type:
             raise ConfigError(
-                f"Job {source.name}/{consumer.job}: a {kind.called} of that name is declared, and "
+                f"Job {source.name}/{consumer.job}: a {kind.noun} of that name is declared, and "
                 f"the job would be of the type {consumer.type!r}; register it without a type, or "
                 "name the job otherwise."
             )
@@ -58,7 +58,7 @@ def check_view_free(
     """Raises ConfigError for an index whose index view or asset already belongs to another."""
     if not is_index(consumer):
         return
-    own_index = index_of(source, consumer)
+    own_index = resolve_index(source, consumer)
     endpoint, view = deployment.get_endpoint(own_index), view_name(source.table, own_index.shown)
     database, asset = endpoint.resolve_database(source.database), f"{source.database}.{view}"
     neighbors = [
@@ -88,9 +88,9 @@ def _list_asset_owners(sources: Sequence[SourceTable], asset: str) -> Iterator[s
     """The triggers and service consumers whose asset has that name."""
     for source in sources:
         for kind in list_declared_kinds():
-            for declaration in kind.declared(source):
+            for declaration in kind.list_declared(source):
                 if f"{source.database}.{view_name(source.table, declaration.name)}" == asset:
-                    yield f"{kind.called} {source.name}/{declaration.name}"
+                    yield f"{kind.noun} {source.name}/{declaration.name}"
 
 
 def _list_view_owners(neighbors: Sequence[SourceTable], view: str) -> Iterator[JobID]:
@@ -103,5 +103,5 @@ def _list_view_owners(neighbors: Sequence[SourceTable], view: str) -> Iterator[J
 
 def _has_jobs(log: SqlLog, name: JobID) -> bool:
     """Whether the index has a job, even a dropped one, and so may have data."""
-    jobs = log.jobs(name=name, include_dropped=True)
+    jobs = log.list_jobs(name=name, include_dropped=True)
     return any(is_index(job.spec.detail.consumer) for job in jobs)

@@ -17,7 +17,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.tables import SourceTable, expand_shards
 from iscp_dagster.model.declared.together.attach import DECLARATIONS, Declarations
 from iscp_dagster.model.declared.together.clashes import check_declared_once
-from iscp_dagster.model.declared.together.sound import Sound, select_consistent
+from iscp_dagster.model.declared.together.sound import ConsistentDeclarations, select_consistent
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import ASSETS, describe_import_error, import_user_module
 from iscp_dagster.model.variables import STRICT, is_true
@@ -25,7 +25,7 @@ from iscp_dagster.model.variables import STRICT, is_true
 if TYPE_CHECKING:
     from dagster import Definitions
 
-DEFAULT = "assets"
+DEFAULT_PACKAGE = "assets"
 """The package that declares the location's tables if the environment names none."""
 TABLES = "iscp_dagster/tables"
 """The metadata key under which Dagster definitions keep the declarations they were built from."""
@@ -58,7 +58,9 @@ def load_declarations(environ: Mapping[str, str]) -> Declarations:
     return Declarations.of((declaration for declaration, _ in pairs), files)
 
 
-def resolve_declarations(declarations: Declarations, environ: Mapping[str, str]) -> Sound:
+def resolve_declarations(
+    declarations: Declarations, environ: Mapping[str, str]
+) -> ConsistentDeclarations:
     """The declarations that are consistent on the environment's ClickHouse servers.
 
     Each sharded index is replaced by one index per shard. Raises ConfigError for a wrong setting,
@@ -84,7 +86,7 @@ def resolve_declarations(declarations: Declarations, environ: Mapping[str, str])
 @contextmanager
 def _use_package(environ: Mapping[str, str]) -> Iterator[str]:
     """The package that declares the location's tables. Raises ConfigError if there is none."""
-    package = environ.get(ASSETS) or DEFAULT
+    package = environ.get(ASSETS) or DEFAULT_PACKAGE
     try:
         yield package
     except ConfigError as error:
@@ -93,10 +95,10 @@ def _use_package(environ: Mapping[str, str]) -> Iterator[str]:
         raise
 
 
-def place_of(environ: Mapping[str, str]) -> str:
+def describe_place(environ: Mapping[str, str]) -> str:
     """What declares the location's tables, as a message names it."""
     package = environ.get(ASSETS)
-    return f"the module {package!r} ({ASSETS})" if package else f"{DEFAULT}/"
+    return f"the module {package!r} ({ASSETS})" if package else f"{DEFAULT_PACKAGE}/"
 
 
 def _is_missing(package: str, error: BaseException | None) -> bool:
@@ -112,7 +114,7 @@ def _describe_missing(environ: Mapping[str, str]) -> str:
             "installed; name the module that declares your tables."
         )
     return (
-        f"There is no module {DEFAULT!r} that declares tables, in the working directory or "
+        f"There is no module {DEFAULT_PACKAGE!r} that declares tables, in the working directory or "
         f"installed; name yours in the variable {ASSETS}."
     )
 

@@ -26,15 +26,15 @@ from iscp_dagster.model.variables import (
     SPARK_REMOTE,
     STATE_STORE,
 )
-from iscp_dagster.spark.session import create_private_session, shared
+from iscp_dagster.spark.session import create_private_session, get_shared_session
 from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 
 _Number = TypeVar("_Number", int, float)
 _BOUNDS = {"versions": "ISCP_MAX_VERSIONS", "bytes": "ISCP_MAX_BYTES"}
-RUNS_KEPT = timedelta(days=7)
+DEFAULT_RUN_RETENTION = timedelta(days=7)
 _MOST_DAYS = 36_500
-NEEDED = (CLICKHOUSE_URL, SPARK_REMOTE, LOG_URL, LAKE)
+REQUIRED_VARIABLES = (CLICKHOUSE_URL, SPARK_REMOTE, LOG_URL, LAKE)
 
 
 def get_user() -> str:
@@ -86,7 +86,7 @@ def parse_run_retention(environ: Mapping[str, str]) -> timedelta:
     """How long successful runs stay: ISCP_KEEP_RUNS_DAYS, or a week. Raises ConfigError."""
     bounds = (0, _MOST_DAYS)
     days = parse_number(environ, KEEP_RUNS_DAYS, float, bounds, unit="days", example=", as in 0.5")
-    return RUNS_KEPT if days is None else timedelta(days=days)
+    return DEFAULT_RUN_RETENTION if days is None else timedelta(days=days)
 
 
 def parse_number(
@@ -110,14 +110,18 @@ def parse_number(
 
 def open_deployment(environ: Mapping[str, str]) -> Deployment:
     """The deployment; Spark connects at first use. Raises ConfigError naming unset variables."""
-    missing = [name for name in NEEDED if not (environ.get(name) or _is_set_by_urls(name, environ))]
+    missing = [
+        name
+        for name in REQUIRED_VARIABLES
+        if not (environ.get(name) or _is_set_by_urls(name, environ))
+    ]
     if missing:
         raise ConfigError(
             f"{_describe_unset(missing)} not set, and no stack is up. Start one with `iscp up`, or "
             "name the "
             "services of your deployment."
         )
-    log = SqlLog(environ[LOG_URL], who=get_user())
+    log = SqlLog(environ[LOG_URL], actor=get_user())
     log.ensure()
     remote = environ[SPARK_REMOTE]
     return wire_deployment(
@@ -126,7 +130,7 @@ def open_deployment(environ: Mapping[str, str]) -> Deployment:
         log_url=environ[LOG_URL],
         state_store=environ.get(STATE_STORE, "sql"),
         tolerate_state_mismatch=is_mismatch_tolerated(environ),
-        shared=lambda: shared(remote),
+        shared=lambda: get_shared_session(remote),
         private=lambda: create_private_session(remote),
         lake=environ[LAKE],
         bounds=parse_bounds(environ),

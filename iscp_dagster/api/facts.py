@@ -24,7 +24,7 @@ def is_building(job: Job) -> bool:
     return job.watermark == START and job.state in _UNBUILT
 
 
-def job(job: Job) -> dict[str, Any]:
+def describe_job(job: Job) -> dict[str, Any]:
     """Everything about a job."""
     return {
         "tenant": job.key.tenant,
@@ -35,17 +35,17 @@ def job(job: Job) -> dict[str, Any]:
         "paused": job.paused_at is not None,
         "watermark": describe_moment(job.watermark),
         "spec": job.spec.to_json(),
-        "status": status(job.status),
+        "status": describe_status(job.status),
     }
 
 
-def status(status: JobStatus) -> dict[str, Any]:
+def describe_status(status: JobStatus) -> dict[str, Any]:
     """The latest iteration; `from` null means all rows."""
     return {
         "from": describe_moment(status.from_),
         "to": describe_moment(status.to),
-        "start_at": at(status.start_at),
-        "end_at": at(status.end_at),
+        "start_at": format_iso_time(status.start_at),
+        "end_at": format_iso_time(status.end_at),
         "code": status.code,
         "message": status.message,
         "counts": dict(status.counts),
@@ -54,7 +54,7 @@ def status(status: JobStatus) -> dict[str, Any]:
     }
 
 
-def at(time: datetime | None) -> str | None:
+def format_iso_time(time: datetime | None) -> str | None:
     """A time in ISO 8601."""
     return None if time is None else time.isoformat()
 

@@ -16,7 +16,7 @@ from durable_invocations.runtime.store.views import Chosen
 from iscp_dagster.joblog.sql.engine import LOG, open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
-from iscp_dagster.serviceconsumers.errors import as_job_errors
+from iscp_dagster.serviceconsumers.errors import raise_job_errors
 from iscp_dagster.serviceconsumers.runtime import open_client
 
 IN_LOG = replace(INVOCATIONS, name=LOG.name, setting=LOG.setting)
@@ -28,10 +28,10 @@ def open_invocations(environ: Mapping[str, str]) -> SqlStore:
 
     Raises ConfigError if neither does. The store raises the errors of durable_invocations.
     """
-    from iscp_dagster.local.stack.environment import log_of
+    from iscp_dagster.local.stack.environment import find_log_url
 
-    _, log = log_of(environ)
-    with as_job_errors():
+    _, log = find_log_url(environ)
+    with raise_job_errors():
         store = SqlStore(open_engine(log, IN_LOG))
         store.ensure()
     return store
@@ -57,7 +57,7 @@ def build_selection(
     *, status: str | None, service: str | None, handler: str | None, key: str | None, limit: int
 ) -> Chosen:
     """The invocations that the arguments select. Raises ConfigError for an invalid status."""
-    with as_job_errors():
+    with raise_job_errors():
         selection = Chosen() if status is None else facts.parse_status(status)
     return replace(
         selection,

@@ -14,30 +14,30 @@ from typing import Any
 
 from iscp_dagster.api.checks import check_spec, check_view_free
 from iscp_dagster.api.names import (
-    EVERY,
+    ALL_TENANTS,
     check_table,
-    command,
     describe_tenant,
+    format_command,
     format_names,
     make_unknown_error,
     prefix_errors,
     to_job_id,
     to_tenant_filter,
 )
-from iscp_dagster.api.waiting import Wait
+from iscp_dagster.api.waiting import CommitWait
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import HistoryEntry, Usage
 from iscp_dagster.joblog.protocol import Interruption
-from iscp_dagster.joblog.sharing import joined
+from iscp_dagster.joblog.sharing import fit_spec
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model import errors
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, check_tenant
-from iscp_dagster.model.moment import Beginning
+from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import DAGSTER_HOME
@@ -45,7 +45,7 @@ from iscp_dagster.planning.declared import add_shard, make_job_spec, make_job_sp
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers.plan import check_scheduled
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.progress import Progress, progress
+from iscp_dagster.upkeep.progress import Progress, read_progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +66,13 @@ class Jobs:
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
 
-    def within(self, connection: Any) -> Jobs:
+    def join_transaction(self, connection: Any) -> Jobs:
         """The same jobs; every call joins the transaction of a SQLAlchemy connection.
 
         The connection is to the ISCP log's database. Others see nothing before the caller
         commits; runs that a change interrupts then find out by themselves within seconds.
         """
-        deployment = replace(self.deployment, log=self.deployment.log.within(connection))
+        deployment = replace(self.deployment, log=self.deployment.log.bind(connection))
         return replace(self, deployment=deployment, cancel_runs=lambda _: None)
 
     def register_job(
@@ -88,13 +88,13 @@ class Jobs:
         """
         job = to_job_id(job)
         if connection is not None:
-            return self.within(connection).register_job(tenant, job, spec)
+            return self.join_transaction(connection).register_job(tenant, job, spec)
         delta_log, spec = self.prepare_registration(tenant, job, spec)
         table_id = delta_log.get_table_id()
-        check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
-        tenants = self._list_tenants(job, delta_log) if tenant == EVERY else [tenant]
+        check_sole(self.deployment, self.get_source(f"{job.db}.{job.table}"), table_id)
+        tenants = self._list_tenants(job, delta_log) if tenant == ALL_TENANTS else [tenant]
         rows = [NewJob(tenant=owner, name=job, table_id=table_id, spec=spec) for owner in tenants]
-        if tenant == EVERY:
+        if tenant == ALL_TENANTS:
             created = self.deployment.log.register_standing(job, spec, rows)
         else:
             created = self.deployment.log.register_many(rows, adopt=False) > 0
@@ -110,10 +110,12 @@ class Jobs:
         """
         job = to_job_id(job)
         if connection is not None:
-            return self.within(connection).unregister_job(tenant, job)
+            return self.join_transaction(connection).unregister_job(tenant, job)
         log, tenant_filter = self.deployment.log, to_tenant_filter(tenant)
         unregistered = log.unregister(tenant_filter, job)
-        if not (unregistered or log.jobs(tenant=tenant_filter, name=job, include_dropped=True)):
+        if not (
+            unregistered or log.list_jobs(tenant=tenant_filter, name=job, include_dropped=True)
+        ):
             raise self._make_unknown_error(tenant, job)
         return unregistered
 
@@ -136,7 +138,7 @@ class Jobs:
         the caller's transaction (see `within`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
-        jobs = self if connection is None else self.within(connection)
+        jobs = self if connection is None else self.join_transaction(connection)
         interruption = jobs.apply_spec_change(tenant, to_job_id(job), change, interrupt=interrupt)
         return interruption.changed or bool(interruption.keys)
 
@@ -170,9 +172,9 @@ class Jobs:
         NoSuchJobError, ConfigError.
         """
         job = to_job_id(job)
-        if tenant == EVERY:
+        if tenant == ALL_TENANTS:
             change = SpecUpdate(rebuild=True, type=self._get_declared_kind(job))
-            return self.update_job_spec(EVERY, job, change)
+            return self.update_job_spec(ALL_TENANTS, job, change)
         rows = self._get_jobs(tenant, job)
         self.deployment.log.rebuild([row.key for row in rows])
         self.deployment.log.repair(
@@ -210,7 +212,7 @@ class Jobs:
             raise errors.ConfigError(
                 f"Job {job} of {describe_tenant(tenant)}: its table was dropped or recreated, "
                 f"which a repair cannot undo. Register it again "
-                f"({command('register', tenant, job)})."
+                f"({format_command('register', tenant, job)})."
             )
         return bool(repaired)
 
@@ -224,20 +226,22 @@ class Jobs:
 
     def get_progress(self, job: Job) -> Progress | None:
         """The progress of an index that is building. Raises SourceError, UnavailableError."""
-        return progress(self.deployment, self.source(f"{job.name.db}.{job.name.table}"), job)
+        return read_progress(
+            self.deployment, self.get_source(f"{job.name.db}.{job.name.table}"), job
+        )
 
-    def get_history(self, job: Job) -> Beginning | None:
+    def get_history_start(self, job: Job) -> HistoryStart | None:
         """Where a changes index's history of the tenant begins. Raises IscpError."""
-        kind = consumer_kind(job.spec.detail.consumer.type)
-        source = self.source(f"{job.name.db}.{job.name.table}")
-        return kind.history(source, job, self.deployment)
+        kind = get_consumer_kind(job.spec.detail.consumer.type)
+        source = self.get_source(f"{job.name.db}.{job.name.table}")
+        return kind.find_history_start(source, job, self.deployment)
 
     def get_job_count(self, state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
         """Tenant, name and latest iteration of every job in `state`; `len` counts them.
 
         Give a JobState or its name, such as `completed`. Raises ConfigError naming the states.
         """
-        jobs = self.deployment.log.jobs(state=JobState.parse_state(state))
+        jobs = self.deployment.log.list_jobs(state=JobState.parse_state(state))
         return [(job.key.tenant, job.name, job.status) for job in jobs]
 
     def count_jobs(self) -> Mapping[JobState, int]:
@@ -253,7 +257,7 @@ class Jobs:
         """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
         tenant = to_tenant_filter(tenant)
         job_state = None if state is None else JobState.parse_state(state)
-        jobs = self.deployment.log.jobs(tenant=tenant, state=job_state)
+        jobs = self.deployment.log.list_jobs(tenant=tenant, state=job_state)
         selected = [job for job in jobs if table in {None, f"{job.name.db}.{job.name.table}"}]
         return sorted(selected, key=lambda job: (job.name, job.key))
 
@@ -266,7 +270,7 @@ class Jobs:
             if table in {None, f"{name.db}.{name.table}"}
         }
 
-    def history(
+    def read_history(
         self,
         tenant: str | None = None,
         job: JobID | str | None = None,
@@ -276,16 +280,16 @@ class Jobs:
         """The history of jobs, oldest first; only the newest `most` entries."""
         tenant = to_tenant_filter(tenant)
         name = None if job is None else to_job_id(job)
-        return self.deployment.log.history(tenant=tenant, name=name, since=since, most=most)
+        return self.deployment.log.read_history(tenant=tenant, name=name, since=since, most=most)
 
-    def usage(
+    def read_usage(
         self, since: datetime | None = None, tenant: str | None = None, table: str | None = None
     ) -> list[Usage]:
         """What each job used since `since`: iterations, rows, bytes, seconds.
 
         For every tenant and table, or for one.
         """
-        return self.deployment.log.usage(since, tenant=to_tenant_filter(tenant), table=table)
+        return self.deployment.log.read_usage(since, tenant=to_tenant_filter(tenant), table=table)
 
     def wait(
         self,
@@ -295,7 +299,7 @@ class Jobs:
         timeout: float = 300.0,
         index: str | None = None,
         *,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
@@ -307,18 +311,18 @@ class Jobs:
         all are unregistered; ConfigError when no index of the table is declared or registered, or
         when `tenant` has neither rows in the table nor a job.
         """
-        wait = Wait(
+        wait = CommitWait(
             deployment=self.deployment,
-            source=self.source(table),
+            source=self.get_source(table),
             tenant=to_tenant_filter(tenant),
             sleep=self.sleep,
             monotonic=self.monotonic,
             index=index,
-            tell=tell,
+            report=report,
         )
         return wait.wait_for_version(version, timeout)
 
-    def source(self, table: str) -> SourceTable:
+    def get_source(self, table: str) -> SourceTable:
         """The declared `database.table`. Raises ConfigError naming the declared ones."""
         for source in self.sources:
             if source.name == table:
@@ -335,7 +339,7 @@ class Jobs:
 
         Raises ConfigError for a job that nothing declares, without a type.
         """
-        source = self.source(f"{job.db}.{job.table}")
+        source = self.get_source(f"{job.db}.{job.table}")
         for declared in source.consumers:
             if declared.name == job.job:
                 return make_job_spec(source, declared)
@@ -362,7 +366,7 @@ class Jobs:
         self._check_view(job, spec)
         delta_log = self._check_columns(job, spec)
         check_tenant(tenant)
-        if source.tenant is None and tenant not in {EVERY, DEFAULT_TENANT}:
+        if source.tenant is None and tenant not in {ALL_TENANTS, DEFAULT_TENANT}:
             raise errors.ConfigError(
                 f"Job {job}: table {source.name} has no tenants, so no tenant {tenant!r}; "
                 f"register it for {DEFAULT_TENANT!r}."
@@ -374,15 +378,15 @@ class Jobs:
 
         The registration itself checks jobs registered in the meantime.
         """
-        siblings = self.deployment.log.jobs(name=job, include_dropped=True)
+        siblings = self.deployment.log.list_jobs(name=job, include_dropped=True)
         if set(tenants) - {sibling.key.tenant for sibling in siblings if sibling.drop_at is None}:
-            placed_spec = add_shard(self.source(f"{job.db}.{job.table}"), spec)
-            joined(job, placed_spec, siblings, adopt=False)
+            placed_spec = add_shard(self.get_source(f"{job.db}.{job.table}"), spec)
+            fit_spec(job, placed_spec, siblings, adopt=False)
 
     def check_job_spec(self, job: JobID, spec: JobSpec) -> SourceTable:
         """The job's table. Raises ConfigError, naming the job, for a spec that could never run."""
         with prefix_errors(job):
-            source = self.source(f"{job.db}.{job.table}")
+            source = self.get_source(f"{job.db}.{job.table}")
             check_spec(source, job, spec)
         return source
 
@@ -400,10 +404,10 @@ class Jobs:
         with prefix_errors(job):
             check_scheduled(spec.trigger)
             consumer = spec.detail.consumer
-            consumer_kind(consumer.type).check_importable(consumer)
+            get_consumer_kind(consumer.type).check_importable(consumer)
 
     def _check_view(self, job: JobID, spec: JobSpec) -> None:
-        source = self.source(f"{job.db}.{job.table}")
+        source = self.get_source(f"{job.db}.{job.table}")
         with prefix_errors(job):
             check_view_free(self.deployment, self.sources, source, spec.detail.consumer)
 
@@ -412,14 +416,14 @@ class Jobs:
 
         Checks neither if the table cannot be read.
         """
-        source = self.source(f"{job.db}.{job.table}")
-        delta_log = self.deployment.delta_log(source)
+        source = self.get_source(f"{job.db}.{job.table}")
+        delta_log = self.deployment.make_delta_log(source)
         with suppress(errors.SourceError, errors.UnavailableError):
             columns = delta_log.get_facts().fields
             with prefix_errors(job):
                 consumer = spec.detail.consumer
                 names = [field.name for field in columns]
-                consumer_kind(consumer.type).columns(source, consumer, names)
+                get_consumer_kind(consumer.type).list_columns(source, consumer, names)
                 check_keys(delta_log.location, columns, source.keys)
         return delta_log
 
@@ -435,7 +439,7 @@ class Jobs:
         return [row.spec for row in self._find_jobs(tenant, job)] + ([template] if template else [])
 
     def _find_jobs(self, tenant: str, job: JobID) -> list[Job]:
-        return self.deployment.log.jobs(tenant=to_tenant_filter(tenant), name=job)
+        return self.deployment.log.list_jobs(tenant=to_tenant_filter(tenant), name=job)
 
     def _get_jobs(self, tenant: str, job: JobID) -> list[Job]:
         rows = self._find_jobs(tenant, job)
@@ -445,19 +449,19 @@ class Jobs:
 
     def _find_template(self, tenant: str, job: JobID) -> JobSpec | None:
         """The spec that later tenants get: as registered for `*`, else as declared."""
-        if tenant != EVERY:
+        if tenant != ALL_TENANTS:
             return None
         registered = self.deployment.log.list_standing()
-        source = self.source(f"{job.db}.{job.table}")
+        source = self.get_source(f"{job.db}.{job.table}")
         consumers = [consumer for consumer in source.consumers if consumer.auto_register]
         templates = {**make_job_specs(source, consumers), **registered}
         return templates.get(job)
 
     def _get_declared_kind(self, job: JobID) -> str | None:
         """The declared kind of the index; None if a spec sets columns or options."""
-        source = self.source(f"{job.db}.{job.table}")
+        source = self.get_source(f"{job.db}.{job.table}")
         kinds = [index.kind for index in source.indexes if index.name == job.job]
-        consumers = [row.spec.detail.consumer for row in self._find_jobs(EVERY, job)]
+        consumers = [row.spec.detail.consumer for row in self._find_jobs(ALL_TENANTS, job)]
         plain = not any(
             consumer.columns or set(consumer.options) - {SHARD} for consumer in consumers
         )
@@ -472,8 +476,8 @@ class Jobs:
 
         Otherwise a tenant that the table lacks would be served the earlier table's rows forever.
         """
-        tenants = {row.key.tenant for row in self._find_jobs(EVERY, job)}
-        return sorted(tenants.union(delta_log.tenants()))
+        tenants = {row.key.tenant for row in self._find_jobs(ALL_TENANTS, job)}
+        return sorted(tenants.union(delta_log.list_tenants()))
 
     def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
         for row in self._find_jobs(tenant, job):
@@ -483,8 +487,8 @@ class Jobs:
     def _is_stranded(self, job: Job) -> bool:
         if job.status.code != errors.TableGoneError.code:
             return False
-        source = self.source(f"{job.name.db}.{job.name.table}")
-        return job.key.table_id != self.deployment.delta_log(source).get_table_id()
+        source = self.get_source(f"{job.name.db}.{job.name.table}")
+        return job.key.table_id != self.deployment.make_delta_log(source).get_table_id()
 
     def _make_unknown_error(self, tenant: str, job: JobID) -> errors.NoSuchJobError:
         table = f"{job.db}.{job.table}"
@@ -492,7 +496,7 @@ class Jobs:
         if table not in tables:
             return make_unknown_error("table", table, tables)
         names = sorted({row.name.job for row in self.list_jobs(tenant, table)})
-        if owners := {row.key.tenant for row in self._find_jobs(EVERY, job)}:
+        if owners := {row.key.tenant for row in self._find_jobs(ALL_TENANTS, job)}:
             return errors.NoSuchJobError(
                 f"There is no job {job} of {describe_tenant(tenant)}; its tenants are: "
                 f"{format_names(owners, tenant)}. Name one with --tenant, or all with --tenant '*'."
@@ -500,14 +504,14 @@ class Jobs:
         return errors.NoSuchJobError(
             f"There is no job {job} of {describe_tenant(tenant)}; its jobs on that table: "
             f"{', '.join(names) or 'none'}. Correct the name (`iscp job list`), or register it "
-            f"({command('register', tenant, job)})."
+            f"({format_command('register', tenant, job)})."
         )
 
 
 def to_spec_update(spec: JobSpec) -> SpecUpdate:
     """The change that sets the fields given in `spec`; the job keeps its others."""
     parts = spec.trigger, spec.detail, spec.detail.consumer
-    fields = {name: getattr(part, name) for part in parts for name in part.given}
+    fields = {name: getattr(part, name) for part in parts for name in part.set_fields}
     return SpecUpdate(type=spec.detail.consumer.type, **fields)
 
 
@@ -516,7 +520,7 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
 
     Raises ConfigError naming the unset variables.
     """
-    from iscp_dagster.api.discovery import load_tables, place_of
+    from iscp_dagster.api.discovery import describe_place, load_tables
     from iscp_dagster.api.environment import open_deployment
     from iscp_dagster.local.stack.environment import add_stack_variables
 
@@ -533,7 +537,7 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
         deployment=deployment,
         sources=load_tables(variables),
         cancel_runs=cancel,
-        declared_in=place_of(variables),
+        declared_in=describe_place(variables),
     )
 
 

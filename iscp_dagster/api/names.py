@@ -11,7 +11,7 @@ from shlex import quote
 from iscp_dagster.model import errors
 from iscp_dagster.model.jobs import JobID, JobStatus
 
-EVERY = "*"
+ALL_TENANTS = "*"
 """Stands for every tenant, including later ones."""
 MOST, LONGEST = 10, 60
 """The most names that a message lists, and the most characters of one."""
@@ -77,17 +77,17 @@ def make_unknown_error(
 
 def to_tenant_filter(tenant: str | None) -> str | None:
     """The tenant to select; None for all of them."""
-    return None if tenant == EVERY else tenant
+    return None if tenant == ALL_TENANTS else tenant
 
 
 def describe_tenant(tenant: str) -> str:
     """The tenant, for a negative sentence: `any tenant` for `*`."""
-    return "any tenant" if tenant == EVERY else f"tenant {tenant!r}"
+    return "any tenant" if tenant == ALL_TENANTS else f"tenant {tenant!r}"
 
 
 def format_title(name: str, tenant: str) -> str:
     """A tenant's job or index by its full name, as the heading of an output line."""
-    return f"{name}, {'every tenant' if tenant == EVERY else f'tenant {tenant}'}"
+    return f"{name}, {'every tenant' if tenant == ALL_TENANTS else f'tenant {tenant}'}"
 
 
 @contextmanager
@@ -118,11 +118,11 @@ def suggest_command(verb: str, tenants: Sequence[str], job: JobID) -> str:
 
     A tenant named `*` can only be handled in Dagster.
     """
-    if list(tenants) == [EVERY]:
+    if list(tenants) == [ALL_TENANTS]:
         return "materialize its partition in Dagster, since `*` stands for all tenants here"
-    return command(verb, EVERY if len(tenants) > 1 else tenants[0], job)
+    return format_command(verb, ALL_TENANTS if len(tenants) > 1 else tenants[0], job)
 
 
-def command(verb: str, tenant: str, job: JobID) -> str:
+def format_command(verb: str, tenant: str, job: JobID) -> str:
     """The shell command that does this to the job, as a message shows it."""
     return f"`iscp job {verb} {job} --tenant {quote(tenant)}`"

@@ -10,7 +10,7 @@ from functools import cached_property
 from iscp_dagster.api.names import make_unknown_error
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.webhooks.history import Count
+from iscp_dagster.webhooks.history import DeliveryCount
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
 from iscp_dagster.webhooks.tables import DeliveryState
@@ -30,7 +30,7 @@ class EndpointSummary:
 
 
 @dataclass(frozen=True)
-class Deliveries:
+class DeclaredOutbox:
     """The outbox and its declared endpoints, which are imported only when needed."""
 
     environ: Mapping[str, str]
@@ -44,7 +44,7 @@ class Deliveries:
 
         return list(load_endpoints(self.environ) if self._declared is None else self._declared)
 
-    def endpoint(self, name: str) -> Endpoint:
+    def get_endpoint(self, name: str) -> Endpoint:
         """The declared endpoint. Raises NoSuchJobError, naming the declared ones."""
         for endpoint in self.endpoints:
             if endpoint.name == name:
@@ -54,7 +54,7 @@ class Deliveries:
     def check_endpoint(self, name: str) -> None:
         """Raise NoSuchJobError for an endpoint that is not declared and was never served."""
         if name not in self.outbox.list_endpoints():
-            self.endpoint(name)
+            self.get_endpoint(name)
 
     def check_trigger(self, name: str) -> None:
         """Raise NoSuchJobError for a trigger that is not declared and has no events."""
@@ -83,30 +83,30 @@ class Deliveries:
 
 
 def _summarize_endpoint(
-    state: EndpointState, counts: Sequence[Count], *, declared: bool
+    state: EndpointState, counts: Sequence[DeliveryCount], *, declared: bool
 ) -> EndpointSummary:
-    def events(label: str) -> int:
+    def count_events(label: str) -> int:
         return sum(count.events for count in counts if count.state == label)
 
     oldest_times = [count.oldest for count in counts if count.state == DeliveryState.NEXT.label]
     return EndpointSummary(
         state=state,
         declared=declared,
-        pending=events(DeliveryState.NEXT.label),
+        pending=count_events(DeliveryState.NEXT.label),
         oldest=min(oldest_times, default=None),
-        delivered=events(DeliveryState.DELIVERED.label),
-        dead=events(DeliveryState.DEAD.label),
+        delivered=count_events(DeliveryState.DELIVERED.label),
+        dead=count_events(DeliveryState.DEAD.label),
     )
 
 
-def open_deliveries(environ: Mapping[str, str]) -> Deliveries:
+def open_declared_outbox(environ: Mapping[str, str]) -> DeclaredOutbox:
     """The outbox in the ISCP log that the environment or the running stack names.
 
     Raises ConfigError if neither does.
     """
-    from iscp_dagster.local.stack.environment import log_of
+    from iscp_dagster.local.stack.environment import find_log_url
 
-    variables, url = log_of(environ)
+    variables, url = find_log_url(environ)
     log = SqlLog(url)
     log.ensure()
-    return Deliveries(variables, Outbox(log.engine))
+    return DeclaredOutbox(variables, Outbox(log.engine))

@@ -14,7 +14,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model import errors
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
@@ -32,7 +32,7 @@ GROWTH = 1.5
 MOST_NAMED = 3
 """The most tenants of an index, indexes at one position, and positions that a message lists."""
 
-Wanted = Mapping[str, Collection[str]]
+RequiredIndexes = Mapping[str, Collection[str]]
 """The indexes that must have a job, by tenant."""
 
 
@@ -47,10 +47,10 @@ class Lag:
     """Whether readers still see an earlier generation of the index."""
 
     @property
-    def what(self) -> str:
+    def title(self) -> str:
         """The job's name, with its kind unless it is an index."""
-        kind = None if self.job is None else consumer_kind(self.job.spec.detail.consumer.type)
-        return f"the {kind.called} {self.index!r}" if kind and kind.declare else repr(self.index)
+        kind = None if self.job is None else get_consumer_kind(self.job.spec.detail.consumer.type)
+        return f"the {kind.noun} {self.index!r}" if kind and kind.declare else repr(self.index)
 
     @property
     def broken(self) -> bool:
@@ -62,11 +62,11 @@ class Lag:
         return self.job is not None and has_remedy(self.job.status)
 
     @property
-    def held(self) -> bool:
+    def paused(self) -> bool:
         """Whether it is paused, without an iteration under way."""
         return self.job is not None and self.job.paused_at is not None and not self.job.active
 
-    def where(self, *, many: bool = False) -> str:
+    def describe_position(self, *, many: bool = False) -> str:
         """The predicate of a sentence about the index, or about `many` like it."""
         be = "are" if many else "is"
         if self.job is None:
@@ -82,7 +82,7 @@ class Lag:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
+class CommitWait:
     """One caller's wait for a commit of `source` to reach all its tenants, or only `tenant`."""
 
     deployment: Deployment
@@ -92,7 +92,7 @@ class Wait:
     monotonic: Callable[[], float]
     index: str | None = None
     """The one index to wait for; None: all."""
-    tell: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
     """Called before each pause with what is still to come."""
 
     def wait_for_version(self, version: int | None, timeout: float) -> int:
@@ -104,14 +104,14 @@ class Wait:
         deadline = self.monotonic() + timeout
         table_id = self.delta_log.get_table_id()
         check_sole(self.deployment, self.source, table_id)
-        goal = self.delta_log.latest().version if version is None else version
+        goal = self.delta_log.get_latest_moment().version if version is None else version
         if goal < 0:
             raise errors.ConfigError(
                 f"There is no version {goal} of {self.source.name}; versions begin at 0."
             )
         pauses = self._make_timer(deadline)
         while (latest := self._get_latest_version(table_id)) < goal:
-            self.tell(f"version {goal} is to be committed; the latest is {latest}")
+            self.report(f"version {goal} is to be committed; the latest is {latest}")
             pauses.pause(
                 f"version {goal} does not exist; the latest is {latest}. Name a version that was "
                 "committed",
@@ -121,12 +121,12 @@ class Wait:
 
     @cached_property
     def delta_log(self) -> DeltaLog:
-        return self.deployment.delta_log(self.source)
+        return self.deployment.make_delta_log(self.source)
 
     def _wait_until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
         self._refuse_unknown()
         signs, pauses = self._make_detector(table_id), self._make_timer(deadline)
-        signs.changed()
+        signs.detect_change()
         required, tenants = self._list_required(goal), None
         while lagging := self._find_lags(goal, table_id, required, tenants):
             self._refuse_broken(goal, lagging)
@@ -135,7 +135,7 @@ class Wait:
             tenants = {lag.tenant for lag in lagging}
 
     def _pause_until_changed(
-        self, goal: int, lagging: Collection[Lag], signs: Signs, pauses: Pauses
+        self, goal: int, lagging: Collection[Lag], signs: ChangeDetector, pauses: PollTimer
     ) -> None:
         """Return when another look may differ, or at the deadline.
 
@@ -144,7 +144,7 @@ class Wait:
         # Which generation readers see is kept in ClickHouse, which `signs` do not cover.
         changed, unserved = False, any(lag.unserved for lag in lagging)
         while not changed:
-            self.tell(
+            self.report(
                 f"version {goal} is still to come in {_format_count(lagging)}: "
                 f"{_describe_lags(lagging)}"
             )
@@ -153,31 +153,33 @@ class Wait:
                 "longer, "
                 "check `iscp job list`, and see whether the sensor iscp_runner is on"
             )
-            if signs.changed():
+            if signs.detect_change():
                 pauses.seconds, changed = POLL_SECONDS, True
             changed = changed or unserved or pauses.ended
 
-    def _make_timer(self, deadline: float) -> Pauses:
-        return Pauses(
+    def _make_timer(self, deadline: float) -> PollTimer:
+        return PollTimer(
             name=self.source.name, deadline=deadline, sleep=self.sleep, monotonic=self.monotonic
         )
 
-    def _make_detector(self, table_id: str) -> Signs:
+    def _make_detector(self, table_id: str) -> ChangeDetector:
         log, source = self.deployment.log, self.source
         ids = {table_id, *log.find_table_ids(source.database, source.table)}
-        return Signs(log=log, delta_log=self.delta_log, table_ids=ids)
+        return ChangeDetector(log=log, delta_log=self.delta_log, table_ids=ids)
 
     def _find_lags(
-        self, goal: int, table_id: str, required: Wanted, tenants: Collection[str] | None
+        self, goal: int, table_id: str, required: RequiredIndexes, tenants: Collection[str] | None
     ) -> list[Lag]:
         """The indexes of `tenants` (None: all) that lack the commit."""
         self._get_latest_version(table_id)
         log = self.deployment.log
-        jobs = log.jobs(table_id=table_id, tenant=self.tenant, tenants=tenants)
+        jobs = log.list_jobs(table_id=table_id, tenant=self.tenant, tenants=tenants)
         jobs = [job for job in jobs if self._is_awaited(job.key.job_name)]
         if not jobs and not self._indexes:
             raise self._make_no_index_error()
-        effective_jobs = compute_effective_jobs(self.delta_log, jobs, self.delta_log.latest())
+        effective_jobs = compute_effective_jobs(
+            self.delta_log, jobs, self.delta_log.get_latest_moment()
+        )
         behind = [job for job in effective_jobs if job.watermark.version < goal]
         lags = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in behind]
         registered = {(job.key.tenant, job.key.job_name) for job in jobs}
@@ -198,7 +200,7 @@ class Wait:
 
     def _is_registered(self, table_id: str) -> bool:
         """Whether any awaited job is registered."""
-        jobs = self.deployment.log.jobs(table_id=table_id, tenant=self.tenant)
+        jobs = self.deployment.log.list_jobs(table_id=table_id, tenant=self.tenant)
         return any(self._is_awaited(job.key.job_name) for job in jobs)
 
     def _find_unregistered(
@@ -208,7 +210,9 @@ class Wait:
         if not missing:
             return set()
         tenants = {tenant for tenant, _ in missing}
-        rows = self.deployment.log.jobs(table_id=table_id, tenants=tenants, include_dropped=True)
+        rows = self.deployment.log.list_jobs(
+            table_id=table_id, tenants=tenants, include_dropped=True
+        )
         unregistered = {
             (row.key.tenant, row.key.job_name) for row in rows if row.drop_at is not None
         }
@@ -218,7 +222,7 @@ class Wait:
         """The jobs of earlier tables of that name."""
         log = self.deployment.log
         ids = log.find_table_ids(self.source.database, self.source.table) - {table_id}
-        return [job for earlier in sorted(ids) for job in log.jobs(table_id=earlier)]
+        return [job for earlier in sorted(ids) for job in log.list_jobs(table_id=earlier)]
 
     def _match_earlier_jobs(
         self, missing: Collection[tuple[str, str]], earlier: Collection[Job]
@@ -257,8 +261,8 @@ class Wait:
             if job.name in unserved
         ]
 
-    def _list_required(self, goal: int) -> Wanted:
-        tenants = self.delta_log.tenants(goal) if self.tenant is None else [self.tenant]
+    def _list_required(self, goal: int) -> RequiredIndexes:
+        tenants = self.delta_log.list_tenants(goal) if self.tenant is None else [self.tenant]
         return dict.fromkeys(tenants, self._indexes)
 
     @cached_property
@@ -274,7 +278,7 @@ class Wait:
         return self.index in {None, index}
 
     def _get_latest_version(self, table_id: str) -> int:
-        latest = self.delta_log.latest().version
+        latest = self.delta_log.get_latest_moment().version
         if self.delta_log.get_table_id() == table_id:
             return latest
         rebuilds = self.source.on_replace == REBUILD
@@ -287,10 +291,12 @@ class Wait:
     def _refuse_unknown(self) -> None:
         """Raises NoSuchJobError for a tenant that has neither rows nor a job."""
         tenant, of_table = self.tenant, (self.source.database, self.source.table)
-        if tenant is None or tenant in (tenants := set(self.delta_log.tenants())):
+        if tenant is None or tenant in (tenants := set(self.delta_log.list_tenants())):
             return
         jobs = [
-            job for job in self.deployment.log.jobs() if (job.name.db, job.name.table) == of_table
+            job
+            for job in self.deployment.log.list_jobs()
+            if (job.name.db, job.name.table) == of_table
         ]
         tenants |= {job.key.tenant for job in jobs}
         if tenant not in tenants:
@@ -306,7 +312,7 @@ class Wait:
                 f"{self.source.name} will not become searchable at version {goal}: "
                 f"{_describe_lags(broken)}.{self._describe_remedies(broken)}"
             )
-        if paused := [lag for lag in lagging if lag.held]:
+        if paused := [lag for lag in lagging if lag.paused]:
             raise errors.WaitError(
                 f"{self.source.name} will not become searchable at version {goal}: "
                 f"{_describe_lags(paused)}. To resume, run {self._list_remedies(paused)}."
@@ -354,7 +360,7 @@ class Wait:
 
 
 @dataclass(kw_only=True)
-class Pauses:
+class PollTimer:
     """Pauses that grow, to the deadline of a wait."""
 
     name: str
@@ -377,7 +383,7 @@ class Pauses:
 
 
 @dataclass(kw_only=True)
-class Signs:
+class ChangeDetector:
     """Detects cheaply whether a table's jobs may have moved since the last look."""
 
     log: SqlLog
@@ -386,13 +392,16 @@ class Signs:
     _bookmark: Bookmark | None = None
     _latest: tuple[int, int, str] | None = None
 
-    def changed(self) -> bool:
+    def detect_change(self) -> bool:
         """Whether there was a commit, or an event of the table's jobs, since the last call."""
-        touched, moment = self.log.touched(self._bookmark), self.delta_log.latest()
+        touched, moment = (
+            self.log.read_changed_tenants(self._bookmark),
+            self.delta_log.get_latest_moment(),
+        )
         # Moments of one version are equal, also those of a table that took another's place.
         latest = (moment.version, moment.micros, self.delta_log.get_table_id(moment.version))
         has_events = any(table_id in self.table_ids for table_id, _ in touched.tenants)
-        changed = latest != self._latest or has_events or not touched.whole
+        changed = latest != self._latest or has_events or not touched.complete
         self._bookmark, self._latest = touched.upto, latest
         return changed
 
@@ -411,9 +420,10 @@ def _describe_lags(lagging: Collection[Lag]) -> str:
     """What lags, and why; indexes with the same reason are named together."""
     by_position: dict[str, list[Lag]] = {}
     for lag in lagging:
-        by_position.setdefault(lag.where(), []).append(lag)
+        by_position.setdefault(lag.describe_position(), []).append(lag)
     groups = [
-        f"{_format_lags(lags)} {lags[0].where(many=len(lags) > 1)}" for lags in by_position.values()
+        f"{_format_lags(lags)} {lags[0].describe_position(many=len(lags) > 1)}"
+        for lags in by_position.values()
     ]
     return _join_some(groups, "; ")
 
@@ -421,7 +431,7 @@ def _describe_lags(lagging: Collection[Lag]) -> str:
 def _format_lags(lagging: Collection[Lag]) -> str:
     tenants: dict[str, list[str]] = {}
     for lag in lagging:
-        tenants.setdefault(lag.what, []).append(repr(lag.tenant))
+        tenants.setdefault(lag.title, []).append(repr(lag.tenant))
     texts = [f"{name} of {_format_tenants(names)}" for name, names in tenants.items()]
     return _join_some(texts, " and ")
 

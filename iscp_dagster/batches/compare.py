@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from iscp_dagster.batches.protocol import Held, StateKey, StateWrite
+from iscp_dagster.batches.protocol import StateKey, StateWrite, StoredState
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError
 from iscp_dagster.model.moment import Moment
@@ -28,7 +28,7 @@ def map_by_id(keys: Collection[StateKey]) -> dict[str, StateKey]:
     return dict(sorted((compute_state_id(key), key) for key in keys))
 
 
-def to_text(state: Held) -> str:
+def to_text(state: StoredState) -> str:
     """The state as JSON; equal states have equal texts."""
     return _to_json(
         {
@@ -42,10 +42,10 @@ def to_text(state: Held) -> str:
     )
 
 
-def from_text(text: str) -> Held:
+def from_text(text: str) -> StoredState:
     """The state that `to_text` wrote."""
     value = json.loads(text)
-    return Held(
+    return StoredState(
         record=BatchRecord(
             range=Range(from_=Moment.parse(value["from"]), to=Moment.parse(value["to"])),
             phase=Phase(value["phase"]),
@@ -61,24 +61,24 @@ def format_layout(layout: Layout) -> str:
     return _to_json(dict(layout))
 
 
-def resolve_write(write: StateWrite, stored: Held | None) -> Held | FenceError | None:
+def resolve_write(write: StateWrite, stored: StoredState | None) -> StoredState | FenceError | None:
     """The outcome of the write if it succeeded or lost; None while it is pending."""
-    if stored is not None and to_text(stored) == to_text(write.held):
+    if stored is not None and to_text(stored) == to_text(write.new_state):
         return stored
-    return None if is_same(stored, write.seen) else lost(write, stored)
+    return None if is_same(stored, write.expected) else make_lost_error(write, stored)
 
 
-def is_same(state: Held | None, other: Held | None) -> bool:
+def is_same(state: StoredState | None, other: StoredState | None) -> bool:
     """Whether both are None, or equal down to the microsecond and the layout."""
     if state is None or other is None:
         return state is other
     return to_text(state) == to_text(other)
 
 
-def lost(write: StateWrite, stored: Held | None) -> FenceError:
+def make_lost_error(write: StateWrite, stored: StoredState | None) -> FenceError:
     """The error for a write that came too late."""
     return FenceError(
-        f"State of job {write.key}: run {write.holder} saw {_describe_state(write.seen)}, but "
+        f"State of job {write.key}: run {write.holder} saw {_describe_state(write.expected)}, but "
         f"found {_describe_state(stored)}; another run has taken the state, so this run must stop "
         "here."
     )
@@ -106,7 +106,7 @@ def _check_layout(write: StateWrite) -> None:
         )
 
 
-def _describe_state(state: Held | None) -> str:
+def _describe_state(state: StoredState | None) -> str:
     return "nothing" if state is None else f"fence {state.fence} of run {state.holder}"
 
 

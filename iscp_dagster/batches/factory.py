@@ -37,7 +37,7 @@ Maker = Callable[[str, Backing], "StateStore"]
 """Makes the store from the full setting, such as `keepermap:/path`. Raises ConfigError."""
 
 
-def state_store(
+def make_state_store(
     setting: str, *, log_url: str | None = None, endpoint: Endpoint | None = None
 ) -> StateStore:
     """The store that the setting names; `ensure` it before its first use.
@@ -72,7 +72,7 @@ def is_mismatch_tolerated(environ: Mapping[str, str]) -> bool:
 
 @lru_cache(maxsize=4)
 def _open_store(kind: str, url: str, endpoint: Endpoint) -> StateStore:
-    store = state_store(kind, log_url=url, endpoint=endpoint)
+    store = make_state_store(kind, log_url=url, endpoint=endpoint)
     store.ensure()
     return store
 
@@ -84,28 +84,28 @@ def _find_factory(setting: str) -> Maker:
         if forms.fullmatch(setting) is None:
             raise ConfigError(f"state_store {setting!r} is malformed; use one of: {KNOWN}.")
         return maker
-    name = kind if kind in _list_offered() else setting
+    name = kind if kind in _list_entry_points() else setting
     factory = load_object(name, GROUP, "state store", f"{KNOWN}, a database URL")
     if not callable(factory):
         raise ConfigError(f"The state store {setting!r} is {factory!r}, which cannot be called.")
     return cast("Maker", factory)
 
 
-def _list_offered() -> set[str]:
+def _list_entry_points() -> set[str]:
     return {entry_point.name for entry_point in entry_points(group=GROUP)}
 
 
 def _is_database(setting: str) -> bool:
     """Whether it is a database's URL rather than a package's store. Raises ConfigError."""
     scheme, separator, _ = setting.partition("://")
-    if not separator or scheme in _list_offered():
+    if not separator or scheme in _list_entry_points():
         return False
     from sql_transactions.engine import DRIVERS
 
     if scheme.partition("+")[0] not in DRIVERS:
         raise ConfigError(
             f"The state store {scheme}://… is neither a database ({', '.join(DRIVERS)}) nor an "
-            f"entry point of {GROUP} (known: {', '.join(sorted(_list_offered())) or 'none'})."
+            f"entry point of {GROUP} (known: {', '.join(sorted(_list_entry_points())) or 'none'})."
         )
     return True
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from iscp_dagster.batches import compare, keepersql
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
+from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.model.errors import FenceError, IscpError, SetupError, UnavailableError
@@ -49,19 +49,23 @@ class KeeperMapStates(StateStore):
                 "drop the table, which deletes its states."
             )
 
-    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        keys_by_id, states = compare.map_by_id(keys), dict[StateKey, Held]()
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, StoredState]:
+        keys_by_id, states = compare.map_by_id(keys), dict[StateKey, StoredState]()
         for ids in split_into_portions(keys_by_id, most=keepersql.MOST_ROWS):
             with self._open_client("read states") as client:
-                rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
+                rows = client.query(
+                    self._sql.read, {"ids": ids}, keepersql.RETRY_SETTINGS
+                ).result_rows
             states |= {keys_by_id[state_id]: compare.from_text(text) for state_id, text in rows}
         return states
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         ordered = compare.prepare_writes(writes)
-        inserts = list(keepersql.split_writes(write for write in ordered if write.seen is None))
-        updates = list(keepersql.split_writes(write for write in ordered if write.seen is not None))
-        outcomes: dict[StateKey, Held | FenceError] = {}
+        inserts = list(keepersql.split_writes(write for write in ordered if write.expected is None))
+        updates = list(
+            keepersql.split_writes(write for write in ordered if write.expected is not None)
+        )
+        outcomes: dict[StateKey, StoredState | FenceError] = {}
         for portion in inserts:
             outcomes |= self._send_writes(portion, self._insert_states)
         for portion in updates:
@@ -72,14 +76,14 @@ class KeeperMapStates(StateStore):
         keys_by_id = compare.map_by_id(self.read(keys))
         for ids in split_into_portions(keys_by_id, most=keepersql.MOST_ROWS):
             with self._open_client("forget states") as client:
-                client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
+                client.raw_query(self._sql.forget, {"ids": ids}, keepersql.RETRY_SETTINGS)
         return len(keys_by_id)
 
     def _send_writes(
         self, writes: Sequence[StateWrite], send: Callable[[Sequence[StateWrite]], Outcomes]
     ) -> Outcomes:
         """Send all in one Keeper transaction; if it fails, retry without the settled writes."""
-        outcomes: dict[StateKey, Held | FenceError] = {}
+        outcomes: dict[StateKey, StoredState | FenceError] = {}
         while writes:
             try:
                 return {**outcomes, **send(writes)}
@@ -91,7 +95,9 @@ class KeeperMapStates(StateStore):
                 writes = [write for write in writes if write.key not in settled]
         return outcomes
 
-    def _find_settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
+    def _find_settled(
+        self, writes: Sequence[StateWrite]
+    ) -> dict[StateKey, StoredState | FenceError]:
         """The outcomes that are settled: a statement that failed may have taken effect."""
         stored = self.read([write.key for write in writes])
         outcomes = {
@@ -105,13 +111,15 @@ class KeeperMapStates(StateStore):
             client.raw_insert(
                 self._sql.table, keepersql.COLUMNS, rows, keepersql.STRICT, keepersql.LINES
             )
-        return {write.key: write.held for write in writes}
+        return {write.key: write.new_state for write in writes}
 
     def _update_states(self, writes: Sequence[StateWrite]) -> Outcomes:
         values = {
             "ids": [compare.compute_state_id(write.key) for write in writes],
-            "seen": [compare.to_text(write.seen) for write in writes if write.seen is not None],
-            "new": [compare.to_text(write.held) for write in writes],
+            "seen": [
+                compare.to_text(write.expected) for write in writes if write.expected is not None
+            ],
+            "new": [compare.to_text(write.new_state) for write in writes],
         }
         with self._open_client("write states") as client:
             client.raw_query(self._sql.update, values, keepersql.STRICT)
@@ -122,8 +130,8 @@ class KeeperMapStates(StateStore):
     @contextmanager
     def _open_client(self, action: str) -> Iterator[Client]:
         try:
-            client = self._endpoint.client()
-            with self._endpoint.errors(action):
+            client = self._endpoint.get_client()
+            with self._endpoint.translate_errors(action):
                 yield client
         except IscpError as error:
             explained = self._explain_error(error, action)
@@ -146,8 +154,12 @@ class KeeperMapStates(StateStore):
         return None
 
 
-def _confirm_update(write: StateWrite, stored: Held | None) -> Held | FenceError:
+def _confirm_update(write: StateWrite, stored: StoredState | None) -> StoredState | FenceError:
     """An update's outcome; another run may already have written after it."""
-    state = write.held
+    state = write.new_state
     overwritten = stored is not None and stored.fence > state.fence
-    return state if overwritten or compare.is_same(stored, state) else compare.lost(write, stored)
+    return (
+        state
+        if overwritten or compare.is_same(stored, state)
+        else compare.make_lost_error(write, stored)
+    )

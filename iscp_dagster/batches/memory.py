@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Mapping
 
 from iscp_dagster.batches.compare import prepare_writes, resolve_write
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
+from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
 from iscp_dagster.model.errors import FenceError
 
 _LOG = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ class MemoryStates(StateStore):
     """A thread-safe StateStore over a dict. Logs a warning that it is for tests."""
 
     def __init__(self) -> None:
-        self._states: dict[StateKey, Held] = {}
+        self._states: dict[StateKey, StoredState] = {}
         self._lock = threading.Lock()
         _LOG.warning(
             "state_store: memory is for tests only: states are lost with this process, so "
@@ -27,7 +27,7 @@ class MemoryStates(StateStore):
     def ensure(self) -> None:
         """Nothing to do."""
 
-    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, StoredState]:
         with self._lock:
             return {key: self._states[key] for key in keys if key in self._states}
 
@@ -39,8 +39,8 @@ class MemoryStates(StateStore):
         with self._lock:
             return sum(self._states.pop(key, None) is not None for key in set(keys))
 
-    def _write_state(self, write: StateWrite) -> Held | FenceError:
+    def _write_state(self, write: StateWrite) -> StoredState | FenceError:
         outcome = resolve_write(write, self._states.get(write.key))
         if outcome is None:
-            outcome = self._states[write.key] = write.held
+            outcome = self._states[write.key] = write.new_state
         return outcome

@@ -34,7 +34,7 @@ class StateKey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class StoredState:
     """What a store holds for a key: the batch, the fence, and the run that wrote it.
 
     The first write of a key has fence 1; each further one adds 1.
@@ -52,19 +52,19 @@ class StateWrite:
     key: StateKey
     record: BatchRecord
     holder: str
-    seen: Held | None
+    expected: StoredState | None
 
     def __post_init__(self) -> None:
         check_printable_name("holder", self.holder)
 
     @property
-    def held(self) -> Held:
+    def new_state(self) -> StoredState:
         """What the store holds once this is written."""
-        fence = 1 if self.seen is None else self.seen.fence + 1
-        return Held(record=self.record, fence=fence, holder=self.holder)
+        fence = 1 if self.expected is None else self.expected.fence + 1
+        return StoredState(record=self.record, fence=fence, holder=self.holder)
 
 
-Outcomes = Mapping[StateKey, Held | FenceError]
+Outcomes = Mapping[StateKey, StoredState | FenceError]
 """The outcome of each write: what is held now, or an error that names the other holder."""
 
 
@@ -78,7 +78,7 @@ class StateStore(Protocol):
     def ensure(self) -> None:
         """Make the store ready to use. Idempotent, and safe from several processes at once."""
 
-    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, StoredState]:
         """The states of the keys that have been written, in a few round trips."""
         ...
 
@@ -92,9 +92,11 @@ class StateStore(Protocol):
         """
         ...
 
-    def write(self, key: StateKey, record: BatchRecord, *, holder: str, seen: Held | None) -> Held:
+    def write(
+        self, key: StateKey, record: BatchRecord, *, holder: str, expected: StoredState | None
+    ) -> StoredState:
         """`write_many` of one; raises its FenceError."""
-        write = StateWrite(key=key, record=record, holder=holder, seen=seen)
+        write = StateWrite(key=key, record=record, holder=holder, expected=expected)
         outcome = self.write_many([write])[key]
         if isinstance(outcome, FenceError):
             raise outcome

@@ -15,14 +15,14 @@ from iscp_dagster.batches.compare import (
     prepare_writes,
     resolve_write,
 )
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
+from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, STATES, open_engine
 from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment
-from sql_transactions.engine import prepare, transaction
-from sql_transactions.given import given, insert_into
+from sql_transactions.engine import begin_transaction, prepare_engine
+from sql_transactions.given import build_rows_table, insert_into
 from sql_transactions.tables import ensure_tables
 
 STATES_METADATA = sa.MetaData()
@@ -56,35 +56,37 @@ class SqlStates(StateStore):
     or an engine of the caller's.
     """
 
-    def __init__(self, at: str | sa.URL | sa.Engine) -> None:
-        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at, STATES), STATES)
+    def __init__(self, database: str | sa.URL | sa.Engine) -> None:
+        self.engine = prepare_engine(
+            database if isinstance(database, sa.Engine) else open_engine(database, STATES), STATES
+        )
 
     def ensure(self) -> None:
-        with transaction(self.engine, writes=False) as connection:
+        with begin_transaction(self.engine, writes=False) as connection:
             if sa.inspect(connection).has_table(ISCP_STATES.name):
                 return
         ensure_tables(self.engine, STATES_METADATA, lock=ENSURE_LOCK)
 
-    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        keys_by_id, states = map_by_id(keys), dict[StateKey, Held]()
-        with transaction(self.engine, writes=False) as connection:
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, StoredState]:
+        keys_by_id, states = map_by_id(keys), dict[StateKey, StoredState]()
+        with begin_transaction(self.engine, writes=False) as connection:
             for portion in split_for_statements(list(keys_by_id)):
                 rows = connection.execute(sa.select(ISCP_STATES).where(_match_ids(portion)))
                 states |= {keys_by_id[row.state_id]: _from_row(row) for row in rows}
         return states
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
-        outcomes: dict[StateKey, Held | FenceError] = {}
+        outcomes: dict[StateKey, StoredState | FenceError] = {}
         for portion in split_for_statements(prepare_writes(writes)):
             # One transaction per portion: rows are locked in one order, so there is no deadlock.
-            with transaction(self.engine, writes=True) as connection:
+            with begin_transaction(self.engine, writes=True) as connection:
                 outcomes |= _write_states(connection, portion)
         return outcomes
 
     def forget(self, keys: Collection[StateKey]) -> int:
         forgotten = 0
         for portion in split_for_statements(list(map_by_id(keys))):
-            with transaction(self.engine, writes=True) as connection:
+            with begin_transaction(self.engine, writes=True) as connection:
                 forgotten += connection.execute(
                     sa.delete(ISCP_STATES).where(_match_ids(portion))
                 ).rowcount
@@ -98,13 +100,13 @@ def _write_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> Ou
     }
     outcomes = {key: outcome for key, outcome in settled.items() if outcome is not None}
     pending = [write for write in writes if write.key not in outcomes]
-    _update_states(connection, [write for write in pending if write.seen is not None])
-    raced = _insert_states(connection, [write for write in pending if write.seen is None])
-    outcomes |= {write.key: write.held for write in pending if write not in raced}
+    _update_states(connection, [write for write in pending if write.expected is not None])
+    raced = _insert_states(connection, [write for write in pending if write.expected is None])
+    outcomes |= {write.key: write.new_state for write in pending if write not in raced}
     return {**outcomes, **_write_states(connection, raced)} if raced else outcomes
 
 
-def _lock_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str, Held]:
+def _lock_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str, StoredState]:
     """The states, locked until the transaction ends; on SQLite the whole file already is."""
     ids = [compute_state_id(write.key) for write in writes]
     query = sa.select(ISCP_STATES).where(_match_ids(ids)).order_by(_COLUMNS.state_id)
@@ -114,8 +116,8 @@ def _lock_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> dic
 def _update_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> None:
     if writes:
         rows = [_to_row(write) for write in writes]
-        names = _to_columns(writes[0].held)
-        values = given(
+        names = _to_columns(writes[0].new_state)
+        values = build_rows_table(
             connection.dialect, [_COLUMNS.state_id, *(_COLUMNS[name] for name in names)], rows
         )
         assignments = {name: values.c[name] for name in names}
@@ -144,11 +146,11 @@ def _to_row(write: StateWrite) -> dict[str, Any]:
         "table_id": write.key.table_id,
         "job_name": write.key.job_name,
         "job_id": write.key.registration,
-        **_to_columns(write.held),
+        **_to_columns(write.new_state),
     }
 
 
-def _to_columns(state: Held) -> dict[str, Any]:
+def _to_columns(state: StoredState) -> dict[str, Any]:
     return {
         "fence": state.fence,
         "holder": state.holder,
@@ -159,8 +161,8 @@ def _to_columns(state: Held) -> dict[str, Any]:
     }
 
 
-def _from_row(row: sa.Row[Any]) -> Held:
+def _from_row(row: sa.Row[Any]) -> StoredState:
     range_ = Range(from_=Moment.parse(row.batch_from), to=Moment.parse(row.batch_to))
     layout = json.loads(row.batch_layout)
     record = BatchRecord(range=range_, phase=Phase(row.batch_phase), layout=layout)
-    return Held(record=record, fence=row.fence, holder=row.holder)
+    return StoredState(record=record, fence=row.fence, holder=row.holder)

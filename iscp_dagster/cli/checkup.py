@@ -16,7 +16,7 @@ from durable_invocations.errors import DurableError
 from iscp_dagster.api.invocations import open_invocations_client
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import (
-    command,
+    format_command,
     format_names,
     format_title,
     get_remedy_verb,
@@ -94,7 +94,7 @@ def _make_finding(what: str, problem: str, then: str, code: int = 0) -> Finding:
     )
 
 
-def services(environ: Mapping[str, str]) -> Iterator[Finding]:
+def inspect_services(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check every ClickHouse, and Spark."""
     urls = split_urls(environ.get(CLICKHOUSE_URLS, "")) or split_urls(
         environ.get(CLICKHOUSE_URL, "")
@@ -122,7 +122,7 @@ def _make_service_finding(what: str, problem: str) -> Finding:
     return _make_finding(what, problem, then, UnavailableError.code)
 
 
-def dagster(url: str | None, now: float) -> Iterator[Finding]:
+def inspect_dagster(url: str | None, now: float) -> Iterator[Finding]:
     """Check the webserver at a URL, and through it the locations, the daemon and the sensor."""
     if not url:
         yield Finding(
@@ -201,7 +201,7 @@ def _find_tick_problem(sensor: Any, now: float) -> str:
     return find_idle_problem(sensor, 0.0, now) if state["ticks"] else "has not ticked yet"
 
 
-def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
+def inspect_jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     """Jobs in error, indexes more than `limit` seconds behind, and endpoints that get no events."""
     failed = deployed.list_jobs(None, None, JobState.ERROR)
     yield from _inspect_failed_jobs(failed)
@@ -286,7 +286,7 @@ def inspect_endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
             yield Finding(what=what, note="" if name in served else "no sender serves it")
 
 
-def invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
+def inspect_invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
     """The runtime of invocations, if there is one, and what it has paused."""
     url = environ.get(INVOCATIONS_URL, "")
     if not url:
@@ -310,7 +310,7 @@ def invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _make_finding(what, problem, then)
 
 
-def graphql(environ: Mapping[str, str]) -> Iterator[Finding]:
+def inspect_graphql(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What the GraphQL server leaves out, and why; nothing without the extra `serve`."""
     url = environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)
     if not url or find_spec("graphql") is None:
@@ -392,7 +392,7 @@ def _inspect_lag(
         what=what,
         problem=f"behind: {_join_first(lags)}",
         code=worst.status.code,
-        then=command("status", worst.key.tenant, worst.name),
+        then=format_command("status", worst.key.tenant, worst.name),
     )
 
 
@@ -427,10 +427,12 @@ def inspect_deployment(
     environ: Mapping[str, str], deployed: Callable[[], Jobs], limit: float
 ) -> Iterator[Finding]:
     """Yield every finding as soon as it is known."""
-    yield from run_inspection("services", lambda: services(environ))
-    yield from run_inspection("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
-    yield from run_inspection("invocations", lambda: invocations(environ))
+    yield from run_inspection("services", lambda: inspect_services(environ))
     yield from run_inspection(
-        "jobs", lambda: chain(jobs(deployed(), limit), inspect_declarations(environ))
+        "dagster", lambda: inspect_dagster(environ.get(DAGSTER_URL), time.time())
     )
-    yield from run_inspection("graphql", lambda: graphql(environ))
+    yield from run_inspection("invocations", lambda: inspect_invocations(environ))
+    yield from run_inspection(
+        "jobs", lambda: chain(inspect_jobs(deployed(), limit), inspect_declarations(environ))
+    )
+    yield from run_inspection("graphql", lambda: inspect_graphql(environ))

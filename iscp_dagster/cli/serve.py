@@ -37,9 +37,9 @@ def serve(
     ] = False,
 ) -> None:
     """Serve the indexes over GraphQL until interrupted: queries, and subscriptions of changes."""
-    from iscp_dagster.model.imports import need
+    from iscp_dagster.model.imports import require_extra
 
-    need("serve", "`iscp serve`")
+    require_extra("serve", "`iscp serve`")
     from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web import server
 

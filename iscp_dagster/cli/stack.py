@@ -64,9 +64,9 @@ def up(
     """Start ClickHouse, Spark, Dagster, GraphQL and the runtime of invocations; keep them running
     until interrupted.
     """
-    from iscp_dagster.model.imports import need
+    from iscp_dagster.model.imports import require_extra
 
-    need("local", "`iscp up`")
+    require_extra("local", "`iscp up`")
     from iscp_dagster.local.services.settings import (
         CLICKHOUSE,
         DAGSTER,
@@ -83,7 +83,9 @@ def up(
         GRAPHQL: graphql_port,
         INVOCATIONS: invocations_port,
     }
-    raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_list_table_paths))
+    raise typer.Exit(
+        control.start_stack(ports, service or [], detach=detach, paths=_list_table_paths)
+    )
 
 
 def _list_table_paths() -> list[str | None]:
@@ -103,7 +105,7 @@ def down() -> None:
     """Stop the stack; its data stays for the next `iscp up`."""
     from iscp_dagster.local.stack import control
 
-    control.down()
+    control.stop_stack()
 
 
 def status(
@@ -122,7 +124,7 @@ def status(
 
     if show_password:
         raise typer.Exit(0 if control.show_secrets(as_json=as_json) else NOT_UP)
-    if not control.status(as_json=as_json):
+    if not control.print_status(as_json=as_json):
         raise typer.Exit(NOT_UP)
     problems = control.find_problems() if check else []
     for problem in problems:
@@ -176,7 +178,7 @@ def env() -> None:
 
 
 tests = typer.Typer(add_completion=False)
-WHOLE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+DEFAULT_PYTEST_ARGUMENTS = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 """The arguments of pytest when none are given.
 
 Many tests wait for services: four files at a time keep two processors busy.
@@ -192,12 +194,13 @@ ROOM = 8 * 1024**3
 def run_tests(ctx: typer.Context) -> None:
     """Run the project's tests, four files at a time; your own pytest arguments replace that."""
     from iscp_dagster.local.services.settings import get_repository
-    from iscp_dagster.model.imports import need
+    from iscp_dagster.model.imports import require_extra
 
-    need("test", "`iscp test`")
+    require_extra("test", "`iscp test`")
     os.chdir(get_repository())
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # Without bytecode files, each of the tests' many processes would compile the package.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *(ctx.args or WHOLE)])  # noqa: S606
+    arguments = ctx.args or DEFAULT_PYTEST_ARGUMENTS
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])  # noqa: S606

@@ -12,7 +12,7 @@ from iscp_dagster.cli.parts.counting import Limit
 if TYPE_CHECKING:
     from iscp_dagster.model.jobs import Job
     from iscp_dagster.sync.deployment import Deployment
-    from iscp_dagster.upkeep.comparison import Wanted
+    from iscp_dagster.upkeep.comparison import RequestedIndexes
 
 DIFFERS, NOT_COMPARED = 1, 2
 """Exit codes."""
@@ -58,7 +58,9 @@ def verify(
     try:
         environ = add_stack_variables(os.environ)
         deployment = open_deployment(environ)
-        index_jobs = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
+        index_jobs = [
+            job for job in deployment.log.list_jobs() if is_index(job.spec.detail.consumer)
+        ]
         selection = select_indexes(
             index or [], load_tables(environ), {job.name for job in index_jobs}
         )
@@ -68,7 +70,9 @@ def verify(
         if comparison.empty and tenant is not None:
             tables = {source.name: source for source, _ in selection}
             jobs = [
-                job for job in deployment.log.jobs() if f"{job.name.db}.{job.name.table}" in tables
+                job
+                for job in deployment.log.list_jobs()
+                if f"{job.name.db}.{job.name.table}" in tables
             ]
             check_tenant(deployment, tables.values(), jobs, tenant)
         if not as_json:
@@ -80,11 +84,11 @@ def verify(
         typer.echo(f"iscp: {escape_control_chars(str(error), colours=True)}", err=True)
         raise typer.Exit(NOT_COMPARED) from error
     disconnect()
-    raise typer.Exit(DIFFERS if comparison.differs else 0 if comparison.whole else NOT_COMPARED)
+    raise typer.Exit(DIFFERS if comparison.differs else 0 if comparison.complete else NOT_COMPARED)
 
 
 def _find_unregistered_jobs(
-    deployment: Deployment, selection: Wanted, tenant: str | None
+    deployment: Deployment, selection: RequestedIndexes, tenant: str | None
 ) -> list[Job]:
     """The jobs of the selected indexes that a person unregistered."""
     from iscp_dagster.model.consumers.kinds import is_index
@@ -98,6 +102,6 @@ def _find_unregistered_jobs(
 
     return [
         job
-        for job in deployment.log.jobs(tenant=tenant, include_dropped=True)
+        for job in deployment.log.list_jobs(tenant=tenant, include_dropped=True)
         if job.drop_at is not None and is_index(job.spec.detail.consumer) and matches(job)
     ]

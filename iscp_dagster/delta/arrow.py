@@ -106,7 +106,7 @@ def is_stored_as(type_: DeltaType, arrow_type: pa.DataType) -> bool:
     return any(getattr(types, f"is_{stored}")(arrow_type) for stored in STORED[name])
 
 
-def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
+def cast_to_type(column: pa.Array, type_: DeltaType) -> pa.Array:
     """A file's values as `type_`: fields matched by physical name, null where missing."""
     import pyarrow as pa
 
@@ -120,12 +120,12 @@ def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
         return _cast_struct(column, type_, target)
     mask = column.is_null() if column.null_count else None
     if isinstance(type_, Map):
-        keys, items = fitted(column.keys, type_.key), fitted(column.items, type_.value)
+        keys, items = cast_to_type(column.keys, type_.key), cast_to_type(column.items, type_.value)
         return pa.MapArray.from_arrays(column.offsets, keys, items, target, mask=mask)
     assert isinstance(type_, Array)
     if not pa.types.is_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
-    values = fitted(column.values, type_.element)
+    values = cast_to_type(column.values, type_.element)
     return pa.ListArray.from_arrays(column.offsets, values, target, mask=mask)
 
 
@@ -134,7 +134,7 @@ def _cast_struct(column: pa.StructArray, type_: Struct, target: Any) -> pa.Struc
 
     indices = {field.name: index for index, field in enumerate(column.type)}
     children = [
-        fitted(column.field(indices[field.physical or field.name]), field.type)
+        cast_to_type(column.field(indices[field.physical or field.name]), field.type)
         if (field.physical or field.name) in indices
         else pa.nulls(len(column), to_arrow_type(field.type))
         for field in type_.fields

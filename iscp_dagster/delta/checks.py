@@ -164,7 +164,7 @@ def _check_features(log: DeltaLog, facts: TableFacts) -> None:
 def _check_tenant_column(log: DeltaLog, facts: TableFacts) -> None:
     if log.tenant_column is None:
         return
-    column = log.partition_column(facts.version)
+    column = log.get_tenant_column(facts.version)
     kind, padded = next((f.type, f.padded) for f in facts.fields if f.name == column)
     if padded:
         # The log may have the value without Spark's blanks: one tenant would become two.

@@ -26,7 +26,7 @@ from iscp_dagster.model.declared.schema import (
 )
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
-APART = re.compile(
+QUOTED_OR_COMMENT = re.compile(
     r"(?P<quoted>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`)|--[^\n]*|/\*.*?\*/",
     re.DOTALL,
 )
@@ -45,7 +45,7 @@ CLOCK_WORDS = frozenset(
     }
 )
 """Functions that need no parentheses, and whose value does not depend on the row."""
-CLOCKS = CLOCK_WORDS | {
+NONDETERMINISTIC_FUNCTIONS = CLOCK_WORDS | {
     *("now", "curdate", "getdate", "current_timezone", "version", "aes_encrypt"),
     *("reflect", "java_method", "try_reflect"),
     *("input_file_name", "spark_partition_id", "monotonically_increasing_id"),
@@ -78,10 +78,10 @@ OVER = "window function"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class SqlExpression:
     """One expression, and what messages call it."""
 
-    what: str
+    label: str
     """Such as `the predicate`."""
     text: str
     boolean: bool = False
@@ -120,19 +120,19 @@ def _analyze_stages(
     return tuple(calculated)
 
 
-def _get_stage_expressions(stage: Stage) -> dict[str, Said]:
+def _get_stage_expressions(stage: Stage) -> dict[str, SqlExpression]:
     expressions = {
-        name: Said(what=f"the column {name!r}", text=text) for name, text in stage.columns
+        name: SqlExpression(label=f"the column {name!r}", text=text) for name, text in stage.columns
     }
     if stage.where is not None:
-        expressions[""] = Said(what="the predicate", text=stage.where, boolean=True)
+        expressions[""] = SqlExpression(label="the predicate", text=stage.where, boolean=True)
     return expressions
 
 
-def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[str, Said]:
+def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[str, SqlExpression]:
     return {
-        f"{which} {trigger.name}": Said(
-            what=f"the condition {which}= of trigger {trigger.name!r}", text=text, boolean=True
+        f"{which} {trigger.name}": SqlExpression(
+            label=f"the condition {which}= of trigger {trigger.name!r}", text=text, boolean=True
         )
         for trigger in conditions
         for which, text in (("match", trigger.match), ("unmatch", trigger.unmatch))
@@ -141,7 +141,7 @@ def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[
 
 
 def _resolve_types(
-    spark: Any, columns: Sequence[DeltaField], expressions: Mapping[str, Said]
+    spark: Any, columns: Sequence[DeltaField], expressions: Mapping[str, SqlExpression]
 ) -> dict[str, DeltaField]:
     """The types of the expressions over these columns, by name."""
     for expression in expressions.values():
@@ -161,7 +161,7 @@ def _resolve_types(
 
 
 def _query_types(
-    spark: Any, columns: Sequence[DeltaField], expressions: Sequence[Said]
+    spark: Any, columns: Sequence[DeltaField], expressions: Sequence[SqlExpression]
 ) -> list[DeltaField]:
     """The types of the expressions, each within an aggregate: there Spark rejects aggregates,
     windows, generators and nondeterministic functions.
@@ -195,7 +195,7 @@ def _suspend_error_logs() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _check_expression(spark: Any, columns: Sequence[DeltaField], expression: Said) -> None:
+def _check_expression(spark: Any, columns: Sequence[DeltaField], expression: SqlExpression) -> None:
     try:
         _query_types(spark, columns, [expression])
     except Exception as error:
@@ -232,13 +232,13 @@ def _describe_unknown_column(name: str, columns: Sequence[DeltaField]) -> str:
     return f"names a column {name} that does not exist; it can use: {names}"
 
 
-def _check_words(columns: Sequence[DeltaField], expression: Said) -> None:
+def _check_words(columns: Sequence[DeltaField], expression: SqlExpression) -> None:
     """Reject subqueries, and functions whose value does not depend on the row."""
-    uncommented = APART.sub(lambda match: match["quoted"] or " ", expression.text)
+    uncommented = QUOTED_OR_COMMENT.sub(lambda match: match["quoted"] or " ", expression.text)
     if clock := NOW_LITERAL.search(uncommented):
         raise _build_fault(expression, f"depends on the time it is evaluated ({clock[0]}…)")
     names = {column.name.casefold() for column in columns}
-    bare = APART.sub(
+    bare = QUOTED_OR_COMMENT.sub(
         lambda match: "''" if match["quoted"] else " ", QUOTED_CALL.sub(r"\g<name>", uncommented)
     )
     if SUBQUERY.search(bare):
@@ -250,12 +250,12 @@ def _check_words(columns: Sequence[DeltaField], expression: Said) -> None:
         is_qualified = bare[: match.start()].rstrip().endswith(".")
         is_clock = not is_call and not is_qualified and word in CLOCK_WORDS and word not in names
         is_now = word == "unix_timestamp" and bool(match["argument"])
-        if is_clock or is_now or (is_call and word in CLOCKS):
+        if is_clock or is_now or (is_call and word in NONDETERMINISTIC_FUNCTIONS):
             fault = f"calls {word}, whose value does not depend on the row, as it must"
             raise _build_fault(expression, fault)
 
 
-def _check_type(expression: Said, type_: str) -> None:
+def _check_type(expression: SqlExpression, type_: str) -> None:
     if expression.boolean and type_ != "boolean":
         raise _build_fault(expression, f"is of type {type_}, not boolean")
     if type_ == "void":
@@ -274,5 +274,5 @@ def _check_names(columns: Sequence[DeltaField], new_columns: Sequence[DeltaField
             )
 
 
-def _build_fault(expression: Said, fault: str) -> _FaultError:
-    return _FaultError(f"{expression.what} `{expression.text}` {fault.rstrip('.')}.")
+def _build_fault(expression: SqlExpression, fault: str) -> _FaultError:
+    return _FaultError(f"{expression.label} `{expression.text}` {fault.rstrip('.')}.")

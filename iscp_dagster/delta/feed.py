@@ -22,10 +22,10 @@ class FeedState:
     reason: str = ""
 
 
-WHOLE = FeedState(available=True)
+AVAILABLE = FeedState(available=True)
 
 
-def read_range(
+def plan_read(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> ReadPlan:
     """Plan how to read (after, upto] from only the log, for some `tenants` or all.
@@ -38,7 +38,7 @@ def read_range(
     if upto < after:
         reason = f"the table went back from version {after} to {upto}"
         return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
-    state = feed_state(log, after, upto, tenants)
+    state = get_feed_state(log, after, upto, tenants)
     if state.available:
         return ReadPlan(kind=ReadKind.TAIL, reason=f"changes of versions {after + 1} to {upto}")
     return ReadPlan(kind=ReadKind.SNAPSHOT, reason=state.reason)
@@ -63,7 +63,7 @@ class ChangeFeed:
     _loaded_versions: set[int] = field(default_factory=set, init=False, repr=False)
     """The versions that `_opened_files` covers."""
 
-    def state(self, after: int, upto: int, tenants: Collection[str] | None = None) -> FeedState:
+    def get_state(self, after: int, upto: int, tenants: Collection[str] | None = None) -> FeedState:
         """Check whether the change feed of (after, upto] can be read.
 
         It cannot if commits are gone from the log, the feed was off, a column was renamed, dropped
@@ -71,7 +71,7 @@ class ChangeFeed:
         data files. Costs reading the range's commits.
         """
         if after >= upto:
-            return WHOLE
+            return AVAILABLE
         if (after, upto) not in self._breaks:
             self._breaks[after, upto] = _find_break(self.log, after, upto)
         return self._breaks[after, upto] or self._get_file_state(after, upto, tenants)
@@ -96,7 +96,7 @@ class ChangeFeed:
             if after < version <= upto
         ]
         if self.log.files.find_missing(paths) is None:
-            return WHOLE
+            return AVAILABLE
         # One reason for all tenants, so that they are read together.
         return _build_unavailable(
             f"VACUUM removed files of the changes of versions {after + 1} to {upto}"
@@ -112,11 +112,11 @@ class ChangeFeed:
                 self._opened_files.setdefault(tenant, []).append((version, path))
 
 
-def feed_state(
+def get_feed_state(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> FeedState:
     """Check one range as `ChangeFeed.state` does."""
-    return ChangeFeed(log=log).state(after, upto, tenants)
+    return ChangeFeed(log=log).get_state(after, upto, tenants)
 
 
 def _build_unavailable(reason: str) -> FeedState:

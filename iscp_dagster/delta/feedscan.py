@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.delta import checks, filescan
 from iscp_dagster.delta.log.commit import FeedFile
-from iscp_dagster.delta.log.facts import TableFacts, Unheld
+from iscp_dagster.delta.log.facts import TableFacts, UnreadableValue
 from iscp_dagster.model.declared import schema
 from iscp_dagster.model.moment import Moment
 
@@ -48,7 +48,7 @@ class CommitFile:
 class FeedRows:
     """The rows of a range of the feed; picklable."""
 
-    files: filescan.Files
+    files: filescan.TableFiles
     parts: tuple[CommitFile, ...]
 
     def read_table(self) -> pa.Table:
@@ -61,7 +61,7 @@ class FeedRows:
         tables = [self._read_file(part) for part in self.parts]
         return pa.concat_tables(tables).combine_chunks()
 
-    def few(self, most: int) -> pa.Table | None:
+    def read_if_small(self, most: int) -> pa.Table | None:
         """All rows; None if they exceed `most` bytes, or if Spark would read them differently.
 
         Spark's feed has U+FFFD for what is not UTF-8. Otherwise raises as `Files.read` does.
@@ -113,7 +113,7 @@ class FeedScan(FeedRows):
     tenant: str | None = None
     keyed: bool = True
 
-    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: a batch of one number in, batches of rows out."""
         for batch in numbers if self.parts else ():
             for _ in range(batch.num_rows):
@@ -172,7 +172,9 @@ def plan_rows(
         return None
     partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
     parts = tuple(_build_commit_file(at, file, partitioned, tenant) for at, file in feed)
-    if any(isinstance(value, Unheld) for p in parts for value in p.slice_.partition.values()):
+    if any(
+        isinstance(value, UnreadableValue) for p in parts for value in p.slice_.partition.values()
+    ):
         return None
     return FeedRows(files=files, parts=parts)
 
@@ -189,7 +191,7 @@ def _build_commit_file(
         f.name: _parse_partition_value(values.get(f.physical or f.name), str(f.type))
         for f in partitioned
     }
-    if tenant is not None and partition.get(tenant) == Unheld(""):
+    if tenant is not None and partition.get(tenant) == UnreadableValue(""):
         partition[tenant] = None
     slice_ = filescan.Slice(path=file.path, partition=partition, bytes=file.bytes)
     return CommitFile(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
@@ -199,11 +201,11 @@ def _parse_partition_value(value: str | None, type_: str) -> Any:
     """A partition value (Delta protocol, "Partition Value Serialization"), of `TENANT_TYPES`."""
     assert type_ in checks.TENANT_TYPES, type_
     if value is None or type_ == "string":
-        return Unheld("") if value == "" else value
+        return UnreadableValue("") if value == "" else value
     try:
         return _parse_value(value, type_) if value else None
     except ValueError:
-        return Unheld(value)
+        return UnreadableValue(value)
 
 
 def _parse_value(value: str, type_: str) -> Any:

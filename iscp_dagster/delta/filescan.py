@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from iscp_dagster.delta import arrow
 from iscp_dagster.delta.checks import TENANT_TYPES
-from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, Unheld
+from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, UnreadableValue
 from iscp_dagster.delta.log.files import STORES, get_store_settings, open_store, to_local_path
 from iscp_dagster.delta.log.unreadable import STORE_FAILED, translate_data_error
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
@@ -64,7 +64,7 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class TableFiles:
     """The `fields` of the Parquet files of the table at `location`, a folder or a store's URL."""
 
     location: str
@@ -159,7 +159,7 @@ class Files:
             value = pa.scalar(slice_.partition[field.name], arrow.to_arrow_type(field.type))
             return pa.repeat(value, batch.num_rows)
         if _get_stored_name(field) in batch.schema.names:
-            return arrow.fitted(batch.column(_get_stored_name(field)), field.type)
+            return arrow.cast_to_type(batch.column(_get_stored_name(field)), field.type)
         return pa.nulls(batch.num_rows, arrow.to_arrow_type(field.type))
 
     def _check_plain(self, piece: Any, slice_: Slice) -> None:
@@ -185,10 +185,10 @@ class Files:
 class FileScan:
     """The slices that each task of a snapshot reads; picklable."""
 
-    files: Files
+    files: TableFiles
     tasks: tuple[tuple[Slice, ...], ...]
 
-    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: batches of task numbers in column `id` in, batches of rows out."""
         for batch in numbers:
             for number in batch["id"].to_pylist():
@@ -204,21 +204,23 @@ def plan_tasks(
     if table_files is None or any(is_outside_table(file.path) for file in files):
         return None
     names = set(facts.metadata.partition_columns).intersection(columns)
-    if any(isinstance(file.partition.get(name), Unheld) for name in names for file in files):
+    if any(
+        isinstance(file.partition.get(name), UnreadableValue) for name in names for file in files
+    ):
         return None
     if VECTORS in facts.reader_features and any(file.deleted is None for file in files):
         return None
     return FileScan(files=table_files, tasks=_deal_slices(_slice_files(files, columns), least))
 
 
-def plan_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Files | None:
+def plan_files(location: str, facts: TableFacts, columns: Sequence[str]) -> TableFiles | None:
     """How to read the table's files; None where Spark must, also for stores not in `STORES`."""
     folder, scheme = to_local_path(location), location.partition("://")[0]
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
     if not (folder or scheme in STORES) or not is_plain(facts, fields):
         return None
     options = {} if folder else get_store_settings(os.environ)
-    return Files(location=folder or location, fields=fields, options=options)
+    return TableFiles(location=folder or location, fields=fields, options=options)
 
 
 def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:

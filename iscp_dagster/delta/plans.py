@@ -38,18 +38,18 @@ def group_by_plan(
     if base_plan.kind is ReadKind.SNAPSHOT:
         return {base_plan: tenants}
 
-    def planned(group: Sequence[str]) -> ReadPlan | None:
+    def plan_group(group: Sequence[str]) -> ReadPlan | None:
         # A reason that concerns some tenants must not make the others snapshots.
         group_plan = plan(frozenset(group))
         return group_plan if group_plan.kind is ReadKind.TAIL or len(group) == 1 else None
 
     groups: dict[ReadPlan, frozenset[str]] = {}
     for half in split_into_halves(sorted(tenants)):
-        for group, group_plan in bisect_on_failure(half, planned):
+        for group, group_plan in bisect_on_failure(half, plan_group):
             groups[group_plan] = groups.get(group_plan, frozenset()) | frozenset(group)
     return groups
 
 
-def read_as(kind: ReadKind, plans: Mapping[ReadPlan, frozenset[str]]) -> frozenset[str]:
+def select_tenants(kind: ReadKind, plans: Mapping[ReadPlan, frozenset[str]]) -> frozenset[str]:
     """The tenants that are read as `kind`."""
     return frozenset().union(*(tenants for plan, tenants in plans.items() if plan.kind is kind))

@@ -19,7 +19,7 @@ from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, Delt
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.spark.columns import columns, get_column
+from iscp_dagster.spark.columns import get_column, get_columns
 
 UPSERTS = ("insert", "update_postimage")
 
@@ -64,7 +64,7 @@ class TableSelection:
         return list(self.order) or self.output
 
 
-def snapshot(spark: Any, selection: TableSelection, at: Moment) -> Any:
+def read_snapshot(spark: Any, selection: TableSelection, at: Moment) -> Any:
     """All rows as of version `at`, each with its version and time, `_deleted` false."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -85,7 +85,7 @@ def read_table_version(spark: Any, selection: TableSelection, at: Moment) -> Any
     )
 
 
-def changes(
+def read_changes(
     spark: Any, selection: TableSelection, after: Moment, upto: Moment, *, partitions: int = 1
 ) -> Any:
     """The last change of every (tenant, key) in (after, upto]; deletes with their last values.
@@ -119,7 +119,7 @@ def changes(
     ranked = ranked.withColumn(checks.FRESH, F.last(checks.UPSERT).over(span))
     ranked = ranked.withColumn(checks.RANK, F.row_number().over(window))
     return ranked.filter(F.col(checks.RANK) == 1).select(
-        *columns(selection.output),
+        *get_columns(selection.output),
         VERSION,
         TIMESTAMP,
         (~F.col(checks.UPSERT)).alias(DELETED),
@@ -139,12 +139,12 @@ def _group_by_key(rows: Any, selection: TableSelection, partitions: int) -> tupl
     def distribute_rows(frame: Any, by: list[Any]) -> Any:
         return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions, *by)
 
-    identity, folded = columns(selection.identity), columns(selection.folded)
+    identity, folded = get_columns(selection.identity), get_columns(selection.folded)
     if not folded:
         return distribute_rows(rows, identity).withColumn(checks.FOLDED, F.lit(False)), identity
     rows = rows.withColumn(checks.LOWER, F.array(*map(F.lower, folded)))
     exact = [name for name in selection.identity if name not in selection.folded]
-    folded_key = [*columns(exact), F.col(checks.LOWER)]
+    folded_key = [*get_columns(exact), F.col(checks.LOWER)]
     window, spelled = Window.partitionBy(*folded_key), F.array(*folded)
     is_folded = F.min(spelled).over(window) != F.max(spelled).over(window)
     # Includes the columns that rows are spread by, or Spark would shuffle again.
@@ -164,10 +164,10 @@ def _sort_changes(rows: Any, selection: TableSelection, partitions: int) -> Any:
     types = {field.name: field.type for field in parse_schema(rows.schema.json())}
     ordered = [to_orderable(get_column(name), types[name]) for name in selection.ordering]
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
-    tenant = columns([selection.tenant_column] if selection.tenant_column else [])
+    tenant = get_columns([selection.tenant_column] if selection.tenant_column else [])
     rows = rows.sortWithinPartitions(*tenant, VERSION, *ordered)
     return rows.select(
-        *columns(selection.output),
+        *get_columns(selection.output),
         VERSION,
         TIMESTAMP,
         F.lit(False).alias(DELETED),
@@ -181,12 +181,12 @@ def _read_marked_feed(spark: Any, selection: TableSelection, after: Moment, upto
     # The order may need columns that are not in the output.
     wide = replace(selection, columns=[*selection.output, *selection.order])
     inserted = (F.col(checks.CHANGE_TYPE) == "insert").alias(checks.INSERT)
-    return feed(spark, selection, after, upto).select(
+    return read_feed(spark, selection, after, upto).select(
         *_select_output(wide), *list_stamp_columns(), inserted
     )
 
 
-def feed(spark: Any, selection: TableSelection, after: Moment, upto: Moment) -> Any:
+def read_feed(spark: Any, selection: TableSelection, after: Moment, upto: Moment) -> Any:
     """The change feed of (after, upto], with Delta's own columns."""
     if after.version >= upto.version:
         raise ConfigError(f"The range ({after.version}, {upto.version}] has no versions in it.")

@@ -24,9 +24,9 @@ from iscp_dagster.delta.checks import (
 from iscp_dagster.delta.comparing import to_comparable
 from iscp_dagster.delta.reader import (
     TableSelection,
-    feed,
     filter_tenants,
     list_stamp_columns,
+    read_feed,
     read_table_version,
 )
 from iscp_dagster.delta.variants import as_text, has_variant
@@ -55,7 +55,7 @@ from iscp_dagster.model.declared.schema import (
     to_schema_json,
 )
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.spark.columns import columns, get_column
+from iscp_dagster.spark.columns import get_column, get_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,7 @@ class ViewRead:
     """With their types, see `expressions.analyze_expressions`."""
 
     @classmethod
-    def of(
+    def from_schema(
         cls,
         selection: TableSelection,
         schema: Sequence[DeltaField],
@@ -108,14 +108,14 @@ class ViewRead:
         ]
 
     @property
-    def based(self) -> list[str]:
+    def base_columns(self) -> list[str]:
         """The columns of a BASE row without the system ones."""
         return [*self.output, *IMAGE_COLUMNS, *self.conditions]
 
     @property
-    def imaged(self) -> list[str]:
+    def image_columns(self) -> list[str]:
         """The columns of `read_images`."""
-        return [*self.based, *SYSTEM_COLUMNS, REPEATS, FRESH]
+        return [*self.base_columns, *SYSTEM_COLUMNS, REPEATS, FRESH]
 
 
 def read_images(
@@ -129,8 +129,8 @@ def read_images(
     ordinal, each tenant's in one of the `partitions`.
     """
     _set_utc(spark)
-    rows = feed(spark, read.selection, after, upto)
-    rows = rows.select(*columns(read.selection.output), *list_stamp_columns())
+    rows = read_feed(spark, read.selection, after, upto)
+    rows = rows.select(*get_columns(read.selection.output), *list_stamp_columns())
     return _derive_images(rows, read, partitions)
 
 
@@ -159,14 +159,14 @@ def _apply_schema(rows: Any, read: ViewRead) -> Any:
     types = {field.name: field.type for field in IMAGE_FIELDS}
     types |= read.types | dict.fromkeys(read.conditions, BOOLEAN)
     types |= {VERSION: LONG, TIMESTAMP: LONG, DELETED: BOOLEAN, REPEATS: BOOLEAN, FRESH: BOOLEAN}
-    fields = [DeltaField(name=name, type=to_nullable(types[name])) for name in read.imaged]
+    fields = [DeltaField(name=name, type=to_nullable(types[name])) for name in read.image_columns]
     return rows.to(StructType.fromJson(to_schema_json(fields)))
 
 
 def _derive_images(rows: Any, read: ViewRead, partitions: int) -> Any:
     """The image rows of rows of the feed."""
     rows = _select_view(rows, read, VERSION, TIMESTAMP, UPSERT)
-    tenant = columns([read.selection.tenant_column] if read.selection.tenant_column else [])
+    tenant = get_columns([read.selection.tenant_column] if read.selection.tenant_column else [])
     is_single = partitions == 1 or not tenant
     rows = rows.coalesce(1) if is_single else rows.repartition(partitions, *tenant)
     return _rank_changes(_derive_changes(rows, read), read, tenant)
@@ -178,14 +178,14 @@ def read_base(spark: Any, read: ViewRead, at: Moment) -> Any:
 
     _set_utc(spark)
     rows = filter_tenants(read_table_version(spark, read.selection, at), read.selection)
-    rows = _select_view(rows.select(*columns(read.selection.output)), read)
+    rows = _select_view(rows.select(*get_columns(read.selection.output)), read)
     return rows.select(
-        *columns(read.output),
+        *get_columns(read.output),
         F.lit(int(ChangeKind.BASE)).cast("tinyint").alias(CHANGE),
         F.lit(AFTER).cast("tinyint").alias(IMAGE),
         F.array().cast(NO_FIELDS).alias(FIELDS),
         F.lit(0).cast("bigint").alias(ORDINAL),
-        *columns(read.conditions),
+        *get_columns(read.conditions),
         F.lit(at.version).cast("bigint").alias(VERSION),
         F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
         F.lit(False).alias(DELETED),
@@ -249,21 +249,23 @@ def _derive_changes(rows: Any, read: ViewRead) -> Any:
     values = [to_comparable(get_column(name), read.types[name]) for name in value_columns]
     numbered = (value.alias(f"c{n}") for n, value in enumerate(values))
     image = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *numbered)
-    window = Window.partitionBy(*columns(selection.identity)).orderBy(VERSION, UPSERT)
+    window = Window.partitionBy(*get_columns(selection.identity)).orderBy(VERSION, UPSERT)
     rows = _mark_folded(rows, selection)
     rows = rows.withColumn(OLDER, F.lag(image).over(window))
     rows = rows.withColumn(NEWER, F.lead(image).over(window))
     older, newer, upsert = F.col(OLDER), F.col(NEWER), F.col(UPSERT)
     has_key = F.lit(True)
-    for key in columns(selection.keys):
+    for key in get_columns(selection.keys):
         has_key = has_key & key.isNotNull()
 
-    def beside(neighbor: Any, is_upsert: Any) -> Any:
+    def is_neighbor(neighbor: Any, is_upsert: Any) -> Any:
         same = (neighbor["v"] == F.col(VERSION)) & (neighbor["up"] == is_upsert)
         return has_key & F.coalesce(same, F.lit(False))
 
-    paired = F.when(upsert, beside(older, F.lit(False))).otherwise(beside(newer, F.lit(True)))
-    twin = beside(older, upsert) | beside(newer, upsert)
+    paired = F.when(upsert, is_neighbor(older, F.lit(False))).otherwise(
+        is_neighbor(newer, F.lit(True))
+    )
+    twin = is_neighbor(older, upsert) | is_neighbor(newer, upsert)
     reinserted = has_key & upsert & ~paired & F.coalesce(older["up"], F.lit(False))
     # Rows whose key is null are kept, for readers to reject, only if some remain at the end of the
     # range.
@@ -277,8 +279,8 @@ def _derive_changes(rows: Any, read: ViewRead) -> Any:
     fields = F.array_compact(F.array(*changed)) if changed else F.array()
     kind = F.when(upsert, int(ChangeKind.INSERT)).otherwise(int(ChangeKind.DELETE))
     rows = rows.select(
-        *columns(read.output),
-        *columns(read.conditions),
+        *get_columns(read.output),
+        *get_columns(read.conditions),
         VERSION,
         TIMESTAMP,
         UPSERT,
@@ -297,15 +299,15 @@ def _rank_changes(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 
-    keys = columns(read.selection.keys)
+    keys = get_columns(read.selection.keys)
     place = Window.partitionBy(*tenant, VERSION).orderBy(*keys)
     return rows.select(
-        *columns(read.output),
+        *get_columns(read.output),
         CHANGE,
         F.col(UPSERT).cast("tinyint").alias(IMAGE),
         FIELDS,
         (F.dense_rank().over(place) - 1).cast("bigint").alias(ORDINAL),
-        *columns(read.conditions),
+        *get_columns(read.conditions),
         VERSION,
         TIMESTAMP,
         F.lit(False).alias(DELETED),
@@ -321,7 +323,7 @@ def _mark_folded(rows: Any, selection: TableSelection) -> Any:
 
     if not selection.folded:
         return rows.withColumn(FOLDED, F.lit(False))
-    folded = columns(selection.folded)
-    exact = columns([name for name in selection.identity if name not in selection.folded])
+    folded = get_columns(selection.folded)
+    exact = get_columns([name for name in selection.identity if name not in selection.folded])
     window, spelled = Window.partitionBy(*exact, F.array(*map(F.lower, folded))), F.array(*folded)
     return rows.withColumn(FOLDED, F.min(spelled).over(window) != F.max(spelled).over(window))

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.model.imports import need
+from iscp_dagster.model.imports import require_extra
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,7 @@ DIMENSION = 256
 
 @lru_cache(maxsize=1)
 def _load_model() -> Any:
-    need("demo", "an embedding of texts")
+    require_extra("demo", "an embedding of texts")
     import wordllama
 
     folder = Path(wordllama.__file__).parent

@@ -15,10 +15,10 @@ from iscp_dagster.demo.symbols import (
     Symbol,
     list_source_files,
     mark_deprecated,
+    read_symbols,
     summarize_symbols,
-    symbols,
 )
-from iscp_dagster.spark.quoting import quote_identifier, text
+from iscp_dagster.spark.quoting import quote_identifier, quote_string
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,14 +97,14 @@ def load_symbols(load: Load) -> None:
         "symbols_now"
     )
     # MERGE binds no parameters.
-    spark.sql(MERGE.format(path=path, tenants=", ".join(map(text, load.tenants))))
+    spark.sql(MERGE.format(path=path, tenants=", ".join(map(quote_string, load.tenants))))
     load.log.info("Merged the symbols of %s files of %s.", len(files), ", ".join(load.tenants))
 
 
 def _make_reader(summary: bool, deprecate: str) -> Any:  # noqa: FBT001 - the config's fields
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            parsed = (row for file in batch.to_pylist() for row in symbols(SourceFile(**file)))
+            parsed = (row for file in batch.to_pylist() for row in read_symbols(SourceFile(**file)))
             rows = mark_deprecated(summarize_symbols(parsed) if summary else parsed, deprecate)
             yield _build_batch(list(rows))
 

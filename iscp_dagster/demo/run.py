@@ -170,7 +170,7 @@ def run(*, keep: bool) -> int:
     console = Console(highlight=False)
     started_here = find_running_stack(get_home(os.environ)) is None
     try:
-        control.up({}, (), detach=True)
+        control.start_stack({}, (), detach=True)
         environ = add_stack_variables(os.environ)
         deployment = open_deployment(environ)
         with Receiver(alerts.get_port(environ), environ.get(WEBHOOK_SECRET, "")) as receiver:
@@ -188,12 +188,12 @@ def run(*, keep: bool) -> int:
             verdicts = demo.run_steps()
         _report_result(console, verdicts, time.monotonic() - began)
         if keep:
-            control.status(as_json=False)
+            control.print_status(as_json=False)
             console.print(_NEXT, markup=False, soft_wrap=True)
     finally:
         disconnect()
         if started_here and not keep:
-            control.down()
+            control.stop_stack()
     return 0
 
 

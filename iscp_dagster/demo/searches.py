@@ -44,23 +44,23 @@ def search_meaning(deployment: Deployment, database: str, console: Console) -> N
     _run_search(deployment, database, console, title, MEANING, query=query, tenant=MEANING_TENANT)
 
 
-def mirror(deployment: Deployment, database: str, console: Console) -> None:
+def search_mirror(deployment: Deployment, database: str, console: Console) -> None:
     """An aggregate over the mirror."""
     _run_search(
         deployment, database, console, "SQL: how well each distribution is documented", MIRROR
     )
 
 
-SEARCHES = (search_words, search_meaning, mirror)
+SEARCHES = (search_words, search_meaning, search_mirror)
 
 
 def _run_search(
     deployment: Deployment, database: str, console: Console, title: str, sql: str, **parameters: Any
 ) -> None:
     endpoint = deployment.endpoint
-    with endpoint.errors("search"):
+    with endpoint.translate_errors("search"):
         settings = {"database": endpoint.resolve_database(database)}
-        result = endpoint.client().query(sql, parameters=parameters, settings=settings)
+        result = endpoint.get_client().query(sql, parameters=parameters, settings=settings)
     table = Table(*result.column_names, title=title, title_justify="left", box=None, pad_edge=False)
     for row in result.result_rows:
         table.add_row(*(" ".join(str(value).split()) for value in row))

@@ -68,7 +68,7 @@ def list_source_files(distribution: str) -> Iterator[SourceFile]:
             )
 
 
-def symbols(source: SourceFile) -> list[Symbol]:
+def read_symbols(source: SourceFile) -> list[Symbol]:
     """The module and what it defines; the last definition of a name counts.
 
     A file that this Python cannot parse has no symbols.

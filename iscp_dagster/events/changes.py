@@ -27,14 +27,14 @@ class HalfChangeError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truth:
+class ConditionResult:
     """Whether one image meets a trigger's conditions; NULL counts as false."""
 
     match: bool = False
     unmatch: bool = False
 
 
-NEITHER = Truth()
+NEITHER = ConditionResult()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class RowChange:
     before: Row | None
     after: Row | None
     fields: tuple[str, ...] = ()
-    was: Truth = NEITHER
-    becomes: Truth = NEITHER
+    result_before: ConditionResult = NEITHER
+    result_after: ConditionResult = NEITHER
 
     @property
     def row(self) -> Row:
@@ -62,13 +62,13 @@ class RowChange:
         return (self.before if self.after is None else self.after) or {}
 
 
-Stamped: TypeAlias = tuple[RowChange, SourceTimestamp]
+StampedChange: TypeAlias = tuple[RowChange, SourceTimestamp]
 """A change with its source timestamp beside it."""
 
 
 def pair_images(
     rows: Iterable[Row], *, keys: Sequence[str], tenant: str | None
-) -> Iterator[Stamped]:
+) -> Iterator[StampedChange]:
     """Pair image rows into changes, each as soon as it is complete, in the order of the rows.
 
     `keys` and `tenant` are the columns' names. The images of an update may come apart from each
@@ -93,19 +93,19 @@ def pair_images(
         raise _make_half_error(next(iter(halves.values())), keys, tenant)
 
 
-def sort_changes(changes: Iterable[Stamped]) -> list[Stamped]:
+def sort_changes(changes: Iterable[StampedChange]) -> list[StampedChange]:
     """The changes by commit and place in it; those of different tenants stay as they came."""
     return sorted(changes, key=lambda stamped: stamped[1])
 
 
-def _make_single(row: Row, keys: Sequence[str], tenant: str | None) -> Stamped:
+def _make_single(row: Row, keys: Sequence[str], tenant: str | None) -> StampedChange:
     """A change of one image; the operation says which one."""
     deleted = row[images.CHANGE] == images.ChangeKind.DELETE
     before, after = (row, None) if deleted else (None, row)
     return _make_change(before, after, row, keys, tenant), _get_timestamp(row)
 
 
-def _make_update(first: Row, second: Row, keys: Sequence[str], tenant: str | None) -> Stamped:
+def _make_update(first: Row, second: Row, keys: Sequence[str], tenant: str | None) -> StampedChange:
     before, after = (first, second) if first[images.IMAGE] == images.BEFORE else (second, first)
     return _make_change(before, after, after, keys, tenant), _get_timestamp(after)
 
@@ -121,8 +121,8 @@ def _make_change(
         before=_get_view_columns(before),
         after=_get_view_columns(after),
         fields=tuple(row[images.FIELDS] or ()),
-        was=_get_result(before),
-        becomes=_get_result(after),
+        result_before=_get_result(before),
+        result_after=_get_result(after),
     )
 
 
@@ -132,16 +132,16 @@ def _get_view_columns(row: Row | None) -> Row | None:
     return MappingProxyType({name: row[name] for name in row if name not in SYSTEM})
 
 
-def _get_result(row: Row | None) -> Truth:
+def _get_result(row: Row | None) -> ConditionResult:
     if row is None or images.MATCH not in row:
         return NEITHER
-    return Truth(match=row[images.MATCH] is True, unmatch=row.get(images.UNMATCH) is True)
+    return ConditionResult(match=row[images.MATCH] is True, unmatch=row.get(images.UNMATCH) is True)
 
 
 def _get_timestamp(row: Row) -> SourceTimestamp:
     at, version, ordinal = row[TIMESTAMP], int(row[VERSION]), int(row[images.ORDINAL])
     if isinstance(at, datetime):
-        return SourceTimestamp.of(at, version=version, ordinal=ordinal)
+        return SourceTimestamp.from_datetime(at, version=version, ordinal=ordinal)
     return SourceTimestamp.from_micros(int(at), version=version, ordinal=ordinal)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from iscp_dagster.events.changes import RowChange, Stamped, Truth
+from iscp_dagster.events.changes import ConditionResult, RowChange, StampedChange
 from iscp_dagster.events.timestamps import SourceTimestamp
 
 
@@ -17,7 +17,7 @@ class EventType(str, Enum):
     UNMATCH = "UNMATCH"
 
 
-class Initial(str, Enum):
+class InitialMode(str, Enum):
     """What happens to rows that match when a trigger begins."""
 
     SKIP = "skip"
@@ -39,7 +39,7 @@ class Hysteresis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fired:
+class FiredEvent:
     """An event of a trigger, before it has an id: the change that it comes from, and when."""
 
     type: EventType
@@ -47,7 +47,7 @@ class Fired:
     timestamp: SourceTimestamp
 
 
-def is_active(condition: Hysteresis, truth: Truth, *, before: bool) -> bool:
+def is_active(condition: Hysteresis, truth: ConditionResult, *, before: bool) -> bool:
     """Whether a row is active with this image, given whether it was active before."""
     if truth.match or not condition.unmatch:
         return truth.match
@@ -62,14 +62,14 @@ def evaluate_change(
     `active` says whether the row was in the kept set; it is ignored without hysteresis. A row that
     leaves the view is no longer active. The same image again fires nothing.
     """
-    was = active if condition.unmatch else change.before is not None and change.was.match
-    now = change.after is not None and is_active(condition, change.becomes, before=was)
+    was = active if condition.unmatch else change.before is not None and change.result_before.match
+    now = change.after is not None and is_active(condition, change.result_after, before=was)
     if was == now:
         return None, now
     return (EventType.MATCH if now else EventType.UNMATCH), now
 
 
-class Machine:
+class TriggerMachine:
     """One trigger's rows of one tenant: takes changes in order, keeps the active keys.
 
     `active` are the keys (`RowChange.key`, with the tenant in them) that were active before; a
@@ -94,26 +94,26 @@ class Machine:
     def removed(self) -> frozenset[str]:
         return self._before - self._active
 
-    def take(self, changes: Iterable[Stamped]) -> Iterator[Fired]:
+    def apply_changes(self, changes: Iterable[StampedChange]) -> Iterator[FiredEvent]:
         """Apply the changes, which are in order for each key; yield the fired events."""
         for change, timestamp in changes:
             fired, now = evaluate_change(self.condition, change, active=change.key in self._active)
             self._set_active(change.key, now=now)
             if fired is not None:
-                yield Fired(type=fired, change=change, timestamp=timestamp)
+                yield FiredEvent(type=fired, change=change, timestamp=timestamp)
 
-    def seed(self, rows: Iterable[Stamped], initial: Initial) -> Iterator[Fired]:
+    def seed(self, rows: Iterable[StampedChange], initial: InitialMode) -> Iterator[FiredEvent]:
         """Begin with the rows of a snapshot: those that match are active.
 
         Each of them fires a MATCH if `initial` is FIRE.
         """
         self._active.clear()
         for row, timestamp in rows:
-            self._set_active(row.key, now=row.becomes.match)
-            if row.becomes.match and initial is Initial.FIRE:
-                yield Fired(type=EventType.MATCH, change=row, timestamp=timestamp)
+            self._set_active(row.key, now=row.result_after.match)
+            if row.result_after.match and initial is InitialMode.FIRE:
+                yield FiredEvent(type=EventType.MATCH, change=row, timestamp=timestamp)
 
-    def reconcile(self, rows: Iterable[Stamped]) -> None:
+    def reconcile(self, rows: Iterable[StampedChange]) -> None:
         """Follow the rows of a snapshot after a gap, without an event.
 
         A row that meets neither condition stays as it was; a missing row is no longer active.
@@ -122,7 +122,7 @@ class Machine:
         self._active.clear()
         for row, _ in rows:
             self._set_active(
-                row.key, now=is_active(self.condition, row.becomes, before=row.key in was)
+                row.key, now=is_active(self.condition, row.result_after, before=row.key in was)
             )
 
     def _set_active(self, key: str, *, now: bool) -> None:

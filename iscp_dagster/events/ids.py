@@ -62,7 +62,7 @@ class IdScheme:
                 "digits, _ and -, or more than 40; a . would hide where a signed id ends."
             )
 
-    def event_id(self, trigger: str, key: str, timestamp: SourceTimestamp) -> str:
+    def make_event_id(self, trigger: str, key: str, timestamp: SourceTimestamp) -> str:
         """The id of the event that a trigger fires for a key (`event_key`) in a commit.
 
         Raises ConfigError for a trigger name that is empty or has a colon.

@@ -35,7 +35,7 @@ class TriggerEvent:
     source_timestamp: SourceTimestamp
     data: Mapping[str, Any]
 
-    def body(self) -> bytes:
+    def encode_body(self) -> bytes:
         """JSON in UTF-8 of the six fields in this order; docs/event-ids.md describes each type.
 
         Raises SchemaError for a value that has no JSON form, naming its column.
@@ -46,7 +46,7 @@ class TriggerEvent:
             "trigger_name": self.trigger_name,
             "timestamp": format_millis(self.timestamp),
             "source_timestamp": self.source_timestamp.text,
-            "data": {name: to_json_value(value, at=name) for name, value in self.data.items()},
+            "data": {name: to_json_value(value, column=name) for name, value in self.data.items()},
         }
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -57,17 +57,20 @@ def format_millis(at: datetime) -> str:
     return f"{utc.isoformat(timespec='milliseconds')}Z"
 
 
-def to_json_value(value: object, *, at: str) -> object:
+def to_json_value(value: object, *, column: str) -> object:
     """A column's value as JSON holds it. Raises SchemaError that names the column `at`."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):
         return value if abs(value) <= EXACT else str(value)
     if isinstance(value, list | tuple):
-        return [to_json_value(element, at=f"{at}[]") for element in value]
+        return [to_json_value(element, column=f"{column}[]") for element in value]
     if isinstance(value, Mapping):
-        return {str(name): to_json_value(field, at=f"{at}.{name}") for name, field in value.items()}
-    return _to_json_scalar(value, at)
+        return {
+            str(name): to_json_value(field, column=f"{column}.{name}")
+            for name, field in value.items()
+        }
+    return _to_json_scalar(value, column)
 
 
 def _to_json_scalar(value: object, at: str) -> object:

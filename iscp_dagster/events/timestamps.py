@@ -40,7 +40,7 @@ class SourceTimestamp:
         return cls(nanos=micros * NANOS, version=version, ordinal=ordinal)
 
     @classmethod
-    def of(cls, at: datetime, *, version: int, ordinal: int = 0) -> SourceTimestamp:
+    def from_datetime(cls, at: datetime, *, version: int, ordinal: int = 0) -> SourceTimestamp:
         """The timestamp of a commit at an aware time. Exact, whatever the year."""
         micros = (at - EPOCH) // timedelta(microseconds=1)
         return cls.from_micros(micros, version=version, ordinal=ordinal)

@@ -9,18 +9,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.events.changes import Stamped
+from iscp_dagster.events.changes import StampedChange
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
+from iscp_dagster.eventtriggers.evaluation import TenantRead, TriggerEvaluation, TriggerEvaluator
 from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, read_image_rows
-from iscp_dagster.eventtriggers.recording import Recorder
+from iscp_dagster.eventtriggers.recording import EventRecorder
 from iscp_dagster.joblog.sql.active import (
     ActiveSet,
-    keep,
-    keep_sets,
     read_active_keys,
     read_active_sets,
+    store_active_set,
+    store_active_sets,
 )
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
@@ -43,7 +43,7 @@ class TriggerConsumer:
     """
 
     source: SourceTable
-    rule: Rule
+    evaluator: TriggerEvaluator
     table_id: str
     log: SqlLog
     outbox: Outbox
@@ -53,7 +53,7 @@ class TriggerConsumer:
     """Why the rows are a snapshot, if they are."""
 
     @classmethod
-    def of(
+    def from_info(
         cls,
         source: SourceTable,
         info: ConsumerInfo,
@@ -85,7 +85,7 @@ class TriggerConsumer:
         identity = (*((source.tenant,) if source.tenant else ()), *source.keys)
         return cls(
             source=source,
-            rule=Rule(trigger, identity),
+            evaluator=TriggerEvaluator(trigger, identity),
             table_id=table_id,
             log=log,
             outbox=Outbox(log.engine, clock=clock),
@@ -100,7 +100,7 @@ class TriggerConsumer:
 
 @dataclass(frozen=True, kw_only=True)
 class _TenantOutcome:
-    evaluated: Evaluated
+    evaluated: TriggerEvaluation
     events: Sequence[PendingEvent] = ()
 
     @property
@@ -127,21 +127,21 @@ class _ConsumeCall:
     def consume(self) -> None:
         consumer, retriever = self.consumer, self.retriever
         self._read_active_sets()
-        rule = consumer.rule
+        rule = consumer.evaluator
         rows = read_image_rows(retriever, consumer.source.tenant, rule.condition, rule.columns)
         outcomes = self._evaluate_tenants(rows, consumer.clock())
-        with consumer.log.writing() as connection:
+        with consumer.log.begin_write() as connection:
             remaining = self._list_remaining()
             unchanged = {tenant for tenant in remaining if self._is_quiet(tenant, outcomes[tenant])}
             for tenant in remaining:
-                retriever.tell(tenant, outcomes[tenant].facts)
+                retriever.report(tenant, outcomes[tenant].facts)
                 if tenant not in unchanged:
                     self._write_outcome(connection, tenant, outcomes[tenant])
             sets = {
                 self._get_job_key(tenant): outcomes[tenant].evaluated.active_set
                 for tenant in unchanged
             }
-            keep_sets(connection, sets)
+            store_active_sets(connection, sets)
             retriever.update_watermark(connection)
 
     def _is_quiet(self, tenant: str, outcome: _TenantOutcome) -> bool:
@@ -154,9 +154,9 @@ class _ConsumeCall:
             or self._should_replace_all(tenant, evaluated)
         )
 
-    def _should_replace_all(self, tenant: str, evaluated: Evaluated) -> bool:
+    def _should_replace_all(self, tenant: str, evaluated: TriggerEvaluation) -> bool:
         """Whether earlier active rows may have to be deleted."""
-        return evaluated.anew and tenant in self.active_sets
+        return evaluated.replaces_all and tenant in self.active_sets
 
     def _list_remaining(self) -> list[str]:
         return sorted(self.retriever.tenants - self.retriever.refused.keys())
@@ -175,16 +175,16 @@ class _ConsumeCall:
             return
         for tenant, active_set in self.active_sets.items():
             current = active_set.registration == self.retriever.registrations[tenant]
-            if current and self.consumer.rule.is_another(active_set):
-                self.retriever.refuse(tenant, FeedGoneError(self.consumer.rule.changed))
+            if current and self.consumer.evaluator.has_other_definition(active_set):
+                self.retriever.refuse(tenant, FeedGoneError(self.consumer.evaluator.change_reason))
 
     def _evaluate_tenants(
         self, rows: Mapping[str, pa.Table], recorded: datetime
     ) -> dict[str, _TenantOutcome]:
         """The outcome of each tenant; refuses a tenant that cannot be evaluated."""
         outcomes: dict[str, _TenantOutcome] = {}
-        rule, ids = self.consumer.rule, self.consumer.ids
-        recorder = Recorder(
+        rule, ids = self.consumer.evaluator, self.consumer.ids
+        recorder = EventRecorder(
             trigger=rule.trigger, identity=rule.identity, ids=ids, recorded=recorded
         )
         with self.consumer.log.begin_read() as connection:
@@ -198,32 +198,36 @@ class _ConsumeCall:
                     outcomes[tenant] = _TenantOutcome(evaluated=evaluated, events=events)
         return outcomes
 
-    def _evaluate_tenant(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
+    def _evaluate_tenant(
+        self, connection: Any, tenant: str, rows: pa.Table | None
+    ) -> TriggerEvaluation:
         consumer = self.consumer
         owner = None if consumer.source.tenant is None else tenant
         changes = [] if rows is None else self._build_changes(rows, owner)
         active = self._read_active_keys(connection, tenant, changes)
-        return consumer.rule.evaluate_changes(
+        return consumer.evaluator.evaluate_changes(
             changes, self.active_sets.get(tenant), active, self._make_read_info(tenant)
         )
 
-    def _build_changes(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
+    def _build_changes(self, rows: pa.Table, tenant: str | None) -> list[StampedChange]:
         consumer = self.consumer
-        name = f"{consumer.source.name}/{consumer.rule.trigger.name}"
-        return build_changes(rows, tenant, consumer.source.keys, consumer.rule.condition, name=name)
+        name = f"{consumer.source.name}/{consumer.evaluator.trigger.name}"
+        return build_changes(
+            rows, tenant, consumer.source.keys, consumer.evaluator.condition, name=name
+        )
 
     def _read_active_keys(
-        self, connection: Any, tenant: str, changes: Sequence[Stamped]
+        self, connection: Any, tenant: str, changes: Sequence[StampedChange]
     ) -> frozenset[str]:
         """The active rows among those that changed."""
-        if not self.consumer.rule.condition.unmatch:
+        if not self.consumer.evaluator.condition.unmatch:
             return frozenset()
         return read_active_keys(
             connection, self._get_job_key(tenant), {change.key for change, _ in changes}
         )
 
-    def _make_read_info(self, tenant: str) -> Read:
-        return Read(
+    def _make_read_info(self, tenant: str) -> TenantRead:
+        return TenantRead(
             registration=self.retriever.registrations[tenant],
             range=self.retriever.range,
             snapshot=self.retriever.data_type is DataType.SNAPSHOT,
@@ -235,15 +239,15 @@ class _ConsumeCall:
         try:
             with connection.begin_nested():
                 if outcome.events:
-                    bounds = self.consumer.rule.bounds
+                    bounds = self.consumer.evaluator.bounds
                     self.consumer.outbox.put(connection, outcome.events, bounds=bounds)
-                keep(
+                store_active_set(
                     connection,
                     self._get_job_key(tenant),
                     outcome.evaluated.active_set,
                     added=outcome.evaluated.added,
                     removed=outcome.evaluated.removed,
-                    anew=self._should_replace_all(tenant, outcome.evaluated),
+                    replace_all=self._should_replace_all(tenant, outcome.evaluated),
                 )
         except IscpError as error:
             self.retriever.refuse(tenant, error)

@@ -8,8 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from iscp_dagster.events.changes import Stamped
-from iscp_dagster.events.hysteresis import EventType, Fired, Hysteresis, Initial, Machine
+from iscp_dagster.events.changes import StampedChange
+from iscp_dagster.events.hysteresis import (
+    EventType,
+    FiredEvent,
+    Hysteresis,
+    InitialMode,
+    TriggerMachine,
+)
 from iscp_dagster.joblog.sql.active import ActiveSet
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.endpoints import Endpoint
@@ -17,7 +23,7 @@ from iscp_dagster.model.declared.eventtriggers import Trigger
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class TenantRead:
     """How one tenant's rows were read."""
 
     registration: int
@@ -28,17 +34,17 @@ class Read:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
+class TriggerEvaluation:
     """What fired, and how the tenant's active rows move.
 
     `anew`: the added rows replace all earlier ones.
     """
 
-    fired: Sequence[Fired] = ()
+    fired: Sequence[FiredEvent] = ()
     active_set: ActiveSet
     added: Collection[str] = ()
     removed: Collection[str] = ()
-    anew: bool = False
+    replaces_all: bool = False
     gap: str = ""
     """The commits of this iteration whose transitions are unknown, and why; empty: none."""
 
@@ -48,7 +54,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Rule:
+class TriggerEvaluator:
     """A trigger as its iterations evaluate it."""
 
     trigger: Trigger
@@ -81,21 +87,21 @@ class Rule:
         }
 
     @property
-    def changed(self) -> str:
+    def change_reason(self) -> str:
         """Why a set kept by another definition is computed again."""
         return f"the definition of trigger {self.trigger.name!r} changed"
 
-    def is_another(self, active_set: ActiveSet) -> bool:
+    def has_other_definition(self, active_set: ActiveSet) -> bool:
         """Whether the set was kept by another definition."""
         return active_set.definition != self.definition
 
     def evaluate_changes(
         self,
-        changes: Sequence[Stamped],
+        changes: Sequence[StampedChange],
         before: ActiveSet | None,
         active: Collection[str],
-        read: Read,
-    ) -> Evaluated:
+        read: TenantRead,
+    ) -> TriggerEvaluation:
         """The outcome for one tenant; `changes` are in order.
 
         `before` is what was kept, and `active` are the active rows among those that changed, or
@@ -108,28 +114,30 @@ class Rule:
         if not read.snapshot:
             return self._apply_changes(changes, before, active, read)
         if before is None and read.range.initial:
-            return self._seed_rows(changes, Initial(self.trigger.initial), read)
-        if before is not None and self.is_another(before):
+            return self._seed_rows(changes, InitialMode(self.trigger.initial), read)
+        if before is not None and self.has_other_definition(before):
             # The rows active under another condition say nothing about this one.
-            active, read = (), replace(read, reason=self.changed)
-        machine = Machine(self.condition, active)
+            active, read = (), replace(read, reason=self.change_reason)
+        machine = TriggerMachine(self.condition, active)
         machine.reconcile(changes)
         return self._resume_after_gap(machine, before, read)
 
     def _apply_changes(
         self,
-        changes: Sequence[Stamped],
+        changes: Sequence[StampedChange],
         before: ActiveSet | None,
         active: Collection[str],
-        read: Read,
-    ) -> Evaluated:
+        read: TenantRead,
+    ) -> TriggerEvaluation:
         upto = -1 if before is None else before.upto
-        machine = Machine(self.condition, active)
-        fired = list(machine.take(stamped for stamped in changes if stamped[1].version > upto))
+        machine = TriggerMachine(self.condition, active)
+        fired = list(
+            machine.apply_changes(stamped for stamped in changes if stamped[1].version > upto)
+        )
         delta = sum(1 if event.type is EventType.MATCH else -1 for event in fired)
         number = (0 if before is None else before.number) + delta
         keeps_set = self.condition.unmatch
-        return Evaluated(
+        return TriggerEvaluation(
             fired=fired,
             active_set=replace(
                 self._make_active_set(read, number, "" if before is None else before.gap),
@@ -137,31 +145,36 @@ class Rule:
             ),
             added=machine.added if keeps_set else (),
             removed=machine.removed if keeps_set else (),
-            anew=before is None,
+            replaces_all=before is None,
         )
 
-    def _seed_rows(self, rows: Sequence[Stamped], initial: Initial, read: Read) -> Evaluated:
-        machine = Machine(self.condition)
+    def _seed_rows(
+        self, rows: Sequence[StampedChange], initial: InitialMode, read: TenantRead
+    ) -> TriggerEvaluation:
+        machine = TriggerMachine(self.condition)
         fired = list(machine.seed(rows, initial))
         active_set = self._make_active_set(read, len(machine.active))
-        return Evaluated(
-            fired=fired, active_set=active_set, added=self._get_kept_keys(machine), anew=True
+        return TriggerEvaluation(
+            fired=fired,
+            active_set=active_set,
+            added=self._get_kept_keys(machine),
+            replaces_all=True,
         )
 
     def _resume_after_gap(
-        self, machine: Machine, before: ActiveSet | None, read: Read
-    ) -> Evaluated:
+        self, machine: TriggerMachine, before: ActiveSet | None, read: TenantRead
+    ) -> TriggerEvaluation:
         gap, earlier = _describe_gap(before, read), "" if before is None else before.gap
         active_set = self._make_active_set(read, len(machine.active), gap or earlier)
-        return Evaluated(
-            active_set=active_set, added=self._get_kept_keys(machine), anew=True, gap=gap
+        return TriggerEvaluation(
+            active_set=active_set, added=self._get_kept_keys(machine), replaces_all=True, gap=gap
         )
 
-    def _get_kept_keys(self, machine: Machine) -> Collection[str]:
+    def _get_kept_keys(self, machine: TriggerMachine) -> Collection[str]:
         """The rows to keep as active: none without hysteresis, where each image shows it."""
         return machine.active if self.condition.unmatch else ()
 
-    def _make_active_set(self, read: Read, number: int, gap: str = "") -> ActiveSet:
+    def _make_active_set(self, read: TenantRead, number: int, gap: str = "") -> ActiveSet:
         return ActiveSet(
             registration=read.registration,
             definition=self.definition,
@@ -172,7 +185,7 @@ class Rule:
         )
 
 
-def _describe_gap(before: ActiveSet | None, read: Read) -> str:
+def _describe_gap(before: ActiveSet | None, read: TenantRead) -> str:
     """The commits whose transitions are unknown, and why; empty: all were evaluated before."""
     first, last = read.range.from_.version + 1, read.range.to.version
     # A restored table continues from an earlier version than it had.

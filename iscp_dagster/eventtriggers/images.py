@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.fitting import refuse_nulls
 from iscp_dagster.clickhouse.write.tenantwise import get_row_tenants, split_by_tenant
-from iscp_dagster.events.changes import SYSTEM, Stamped, pair_images, sort_changes
+from iscp_dagster.events.changes import SYSTEM, StampedChange, pair_images, sort_changes
 from iscp_dagster.events.hysteresis import Hysteresis
 from iscp_dagster.eventtriggers.still import drop_noop_updates
 from iscp_dagster.model.consumers.protocol import DataRetriever
@@ -37,7 +37,7 @@ def read_image_rows(
     update's images may come in different batches.
     """
     tables: list[pa.Table] = []
-    while (rows := retriever.marked()) is not None:
+    while (rows := retriever.read_marked_rows()) is not None:
         candidates = drop_noop_updates(
             rows.filter(_mask_candidates(rows, condition)), tenant, condition
         )
@@ -70,7 +70,7 @@ def _mask_candidates(rows: pa.Table, condition: Hysteresis) -> pa.ChunkedArray:
 
 def build_changes(
     rows: pa.Table, tenant: str | None, keys: Sequence[str], condition: Hysteresis, *, name: str
-) -> list[Stamped]:
+) -> list[StampedChange]:
     """One tenant's changes in order; `tenant` is None for a table without a tenant column.
 
     Without hysteresis, only changes that begin or cease to match. Raises HalfChangeError, and

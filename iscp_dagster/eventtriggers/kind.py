@@ -12,14 +12,14 @@ from iscp_dagster.model.declared.images import Transitions, TriggerConditions
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.model.moment import Beginning
+from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import ConsumerInfo
 
 
-class EventTriggers(DeclaredKind):
+class EventTriggerKind(DeclaredKind):
     """Reads both images; its events commit with the watermark, in the database of the ISCP log."""
 
-    called: ClassVar[str] = "trigger"
+    noun: ClassVar[str] = "trigger"
     declare: ClassVar[str] = "Trigger({name}, ...)"
     of_images: ClassVar[bool] = True
     begins_before_first_commit: ClassVar[bool] = True
@@ -31,10 +31,10 @@ class EventTriggers(DeclaredKind):
         """Unlike a plain trigger, which is a rule by which jobs become due."""
         return f"event {self.type}"
 
-    def declared(self, source: SourceTable) -> Sequence[Trigger]:
+    def list_declared(self, source: SourceTable) -> Sequence[Trigger]:
         return source.triggers
 
-    def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
         trigger = next((trigger for trigger in source.triggers if trigger.name == info.job), None)
         if trigger is None:
             raise ConfigError(
@@ -46,10 +46,10 @@ class EventTriggers(DeclaredKind):
         )
         return Transitions.of(trigger.on.definition).replace_conditions([condition])
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 
-        return TriggerConsumer.of(
+        return TriggerConsumer.from_info(
             source,
             info,
             log=scan.deployment.log,
@@ -60,7 +60,9 @@ class EventTriggers(DeclaredKind):
             reason=scan.reason,
         )
 
-    def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
+    def find_history_start(
+        self, source: SourceTable, job: Job, deployment: Any
+    ) -> HistoryStart | None:
         from iscp_dagster.joblog.sql.active import read_active_sets
 
         del source
@@ -68,7 +70,7 @@ class EventTriggers(DeclaredKind):
             active_set = read_active_sets(connection, [job.key]).get(job.key)
         if active_set is None or active_set.registration != job.registration:
             return None
-        return Beginning(at=active_set.since, gap=(active_set.gap,) if active_set.gap else ())
+        return HistoryStart(at=active_set.since, gap=(active_set.gap,) if active_set.gap else ())
 
     def describe(self, source: SourceTable, declared: Trigger) -> tuple[str, Mapping[str, Any]]:
         del source

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from iscp_dagster.events.hysteresis import Fired
+from iscp_dagster.events.hysteresis import FiredEvent
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.eventtriggers.images import OWNER
@@ -16,7 +16,7 @@ from iscp_dagster.webhooks.pending import PendingEvent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorder:
+class EventRecorder:
     """Gives a fired event its id and body, which are the same in every delivery attempt."""
 
     trigger: Trigger
@@ -26,11 +26,11 @@ class Recorder:
     recorded: datetime
     """The bodies' `timestamp`."""
 
-    def make_event(self, tenant: str, fired: Fired) -> PendingEvent:
+    def make_event(self, tenant: str, fired: FiredEvent) -> PendingEvent:
         """The event. Raises SchemaError for a value without a form in JSON."""
         name, key, at = self.trigger.name, fired.change.key, fired.timestamp
         event = TriggerEvent(
-            event_id=self.ids.event_id(name, key, at),
+            event_id=self.ids.make_event_id(name, key, at),
             event_type=fired.type,
             trigger_name=name,
             timestamp=self.recorded,
@@ -45,7 +45,7 @@ class Recorder:
             event_type=fired.type.value,
             source_timestamp=at,
             recorded=self.recorded,
-            body=event.body(),
+            body=event.encode_body(),
             endpoints=self.trigger.endpoints,
         )
 

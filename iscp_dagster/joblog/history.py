@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from iscp_dagster.model.digest import short
+from iscp_dagster.model.digest import compute_digest
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import Event, JobState
@@ -31,7 +31,7 @@ class HistoryEntry:
     event: Event
     before: JobState | None
     after: JobState
-    who: str = ""
+    actor: str = ""
     from_: Moment | None = None
     to: Moment | None = None
     code: int = 0
@@ -73,13 +73,13 @@ class Bookmark:
     @staticmethod
     def sign_of(at: datetime, registration: int) -> str:
         """A text that distinguishes two entries with the same number."""
-        return short(f"{at.timestamp():.6f} {registration}")
+        return compute_digest(f"{at.timestamp():.6f} {registration}")
 
 
 OF_A_RUN = frozenset({Event.START, *ENDS})
 
 
-def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> HistoryEntry | None:
+def make_entry(before: Job | None, after: Job, *, at: datetime, actor: str) -> HistoryEntry | None:
     """The entry for the change from `before` to `after`; None if history does not record it."""
     event = after.happened
     if event is None:
@@ -97,7 +97,7 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> His
         event=event,
         before=state,
         after=after.state,
-        who=(after.run_id or who) if event in OF_A_RUN else who,
+        actor=(after.run_id or actor) if event in OF_A_RUN else actor,
         from_=status.from_ if event in OF_A_RUN else None,
         to=status.to if event in OF_A_RUN else None,
         code=status.code if reports_status else 0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.model.batch import BatchRecord, BatchStep, Case, Phase, Range
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.moment import Moment
@@ -40,7 +40,7 @@ class Iteration:
             )
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], to: Moment) -> Iteration:
+    def from_jobs(cls, jobs: Sequence[Job], to: Moment) -> Iteration:
         """The iteration of jobs with the same table and watermark, at their highest priority."""
         return cls(
             table_id=jobs[0].key.table_id,
@@ -49,7 +49,7 @@ class Iteration:
             from_=jobs[0].watermark,
             to=to,
             priority=max(job.priority for job in jobs),
-            waits_long=all(iterates_alone(job) for job in jobs),
+            waits_long=all(needs_own_scan(job) for job in jobs),
         )
 
     @property
@@ -61,7 +61,7 @@ class Iteration:
         keys = tuple(jobs)
         return replace(self, tenants=frozenset(key.tenant for key in keys), jobs=keys)
 
-    def by_tenant(self) -> dict[str, list[JobKey]]:
+    def group_by_tenant(self) -> dict[str, list[JobKey]]:
         """Its jobs by tenant."""
         jobs: dict[str, list[JobKey]] = {}
         for key in self.jobs:
@@ -69,9 +69,9 @@ class Iteration:
         return jobs
 
 
-def iterates_alone(job: Job) -> bool:
+def needs_own_scan(job: Job) -> bool:
     """Whether its iterations may wait long for a handler, and so share no scan."""
-    return consumer_kind(job.spec.detail.consumer.type).iterates_alone
+    return get_consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
 def make_queued_iterations(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
@@ -81,7 +81,7 @@ def make_queued_iterations(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
         if job.queued_to is not None:
             group = job.watermark.version, job.queued_to, job.key.table_id
             groups.setdefault(group, []).append(job)
-    return tuple(Iteration.of(groups[group], group[1]) for group in sorted(groups))
+    return tuple(Iteration.from_jobs(groups[group], group[1]) for group in sorted(groups))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class WrittenStep:
     """A claim whose step is written, up to `to`, with the counts for the job's status."""
 
     claim: Claim
@@ -154,11 +154,11 @@ class Done:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class FailedStep:
     """A claim whose step failed. Code 1-9999: planned again; 10000 and above: error."""
 
     claim: Claim
     code: int
     message: str
-    told: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reported: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What its consumer reported despite the failure."""

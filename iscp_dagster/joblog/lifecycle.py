@@ -11,7 +11,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
-from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
+from iscp_dagster.joblog.iterations import (
+    ROWS_ALONE,
+    Claim,
+    FailedStep,
+    Iteration,
+    Recall,
+    WrittenStep,
+)
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import (
     SETTLES,
@@ -22,7 +29,7 @@ from iscp_dagster.model.batch import (
     Phase,
     claim_steps,
 )
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import (
     INVOCATION_FAILED,
     BatchError,
@@ -34,22 +41,22 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, to_sql_text
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.model.states import Event, JobState, after, get_allowed_states
+from iscp_dagster.model.states import Event, JobState, get_allowed_states, get_next_state
 
-Outcome = TypeVar("Outcome", Done, Failed)
+Outcome = TypeVar("Outcome", WrittenStep, FailedStep)
 
 FIRST_PERMANENT = 10_000
 """Error codes from this one on are permanent; lower ones, from 1, are temporary."""
 
 
-def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Job:
+def register_job(row: NewJob, *, registration: int, seq: int, now: datetime) -> Job:
     """A new row; `seq` continues from the dropped row that it replaces."""
     return Job(
         key=row.key,
         registration=registration,
         name=row.name,
         spec=row.spec,
-        state=after(Event.REGISTER, None, row.key),
+        state=get_next_state(Event.REGISTER, None, row.key),
         watermark=row.watermark,
         status=JobStatus(),
         create_at=now,
@@ -97,7 +104,7 @@ def prepare_update(job: Job, now: datetime, *, interrupt: bool) -> Job:
     `interrupt` cancels a queued or running iteration. Any other job stays as it is.
     """
     if interrupt and job.active:
-        return canceled(job, now)
+        return cancel_job(job, now)
     broken = job.state is JobState.ERROR and job.status.code != TableGoneError.code
     return repair_job(job, now) if broken else job
 
@@ -126,7 +133,7 @@ def _renew_generation(spec: JobSpec) -> JobSpec:
     All tenants of an index share its table, and so its generation.
     """
     current = spec.detail.consumer
-    if not consumer_kind(current.type).renews_generation:
+    if not get_consumer_kind(current.type).renews_generation:
         return spec
     consumer = replace(current, generation=current.generation + 1)
     return replace(spec, detail=replace(spec.detail, consumer=consumer))
@@ -223,7 +230,7 @@ def advance_job(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tup
     return row, replace(claim, fence=row.seq, steps=steps, repairs=0)
 
 
-def completed(job: Job | None, step: Done, now: datetime) -> Job:
+def complete_job(job: Job | None, step: WrittenStep, now: datetime) -> Job:
     """Completed at the step's end, its batch confirmed. Raises FenceError, BatchError."""
     claim, to = step.claim, step.to
     row = _check_fence(job, claim)
@@ -240,7 +247,7 @@ def completed(job: Job | None, step: Done, now: datetime) -> Job:
     return _reset_if_rebuilding(row)
 
 
-def fail_job(job: Job | None, step: Failed, now: datetime) -> Job:
+def fail_job(job: Job | None, step: FailedStep, now: datetime) -> Job:
     """Failed with a code (1-9999 temporary, else permanent); the batch stays BEFORE."""
     return _apply_failure(_check_fence(job, step.claim), step.code, step.message, now)
 
@@ -260,7 +267,7 @@ def enqueue_jobs(
 
 
 def advance_jobs(
-    rows: Mapping[JobKey, Job], steps: Collection[Done]
+    rows: Mapping[JobKey, Job], steps: Collection[WrittenStep]
 ) -> tuple[list[Job], dict[JobKey, Claim | FenceError]]:
     """Advance the rows that the claims still hold; each claim's successor, or its error."""
     changed: list[Job] = []
@@ -293,14 +300,14 @@ def end_jobs(
     return changed, errors
 
 
-def refused(job: Job, code: int, message: str, now: datetime) -> Job:
+def refuse_job(job: Job, code: int, message: str, now: datetime) -> Job:
     """Failed before its run could claim it; it used no time and keeps its batch."""
     previous = job.status
     status = JobStatus(start_at=now, attempts=previous.attempts, repairs=previous.repairs)
     return _apply_failure(replace(job, status=status), code, message, now)
 
 
-def canceled(job: Job, now: datetime) -> Job:
+def cancel_job(job: Job, now: datetime) -> Job:
     """Canceled; a run that holds it loses its claim, and its batch stays BEFORE."""
     return _reset_if_rebuilding(_apply_event(job, Event.CANCEL, now, status=_end_status(job, now)))
 
@@ -310,7 +317,7 @@ def recover_job(job: Job, now: datetime) -> Job:
     return _reset_if_rebuilding(_apply_event(job, Event.RECOVER, now, status=_end_status(job, now)))
 
 
-def lost(job: Job, now: datetime) -> Job:
+def expire_job(job: Job, now: datetime) -> Job:
     """Completed because its lease expired; a running one counts a failure, its batch BEFORE."""
     row = recover_job(job, now)
     if job.state is not JobState.RUNNING:
@@ -354,7 +361,7 @@ def _apply_event(
 ) -> Job:
     return replace(
         job,
-        state=after(event, job.state, job.key),
+        state=get_next_state(event, job.state, job.key),
         watermark=watermark or job.watermark,
         status=status or job.status,
         batch=batch or job.batch,

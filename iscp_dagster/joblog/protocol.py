@@ -19,10 +19,10 @@ class Interruption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Touched:
+class ChangedTenants:
     """The (table id, tenant) of jobs with new history, and where to continue."""
 
     upto: Bookmark
     tenants: frozenset[tuple[str, str]] = frozenset()
-    whole: bool = False
+    complete: bool = False
     """Whether none is missing: the log still has all history since the bookmark."""

@@ -11,7 +11,7 @@ from iscp_dagster.model.errors import IscpError
 
 
 @contextmanager
-def kept(log: SqlLog, run_id: str) -> Iterator[None]:
+def renew_lease(log: SqlLog, run_id: str) -> Iterator[None]:
     """Renew the run's lease, in a thread, until the block ends.
 
     If the log does not answer, the next beat tries again. A run that hung for longer than its lease
@@ -22,7 +22,7 @@ def kept(log: SqlLog, run_id: str) -> Iterator[None]:
     def renew_repeatedly() -> None:
         while True:
             with suppress(IscpError):
-                log.keep([run_id], log.leases.run)
+                log.renew_leases([run_id], log.leases.run)
             if ended.wait(log.leases.beat):
                 return
 

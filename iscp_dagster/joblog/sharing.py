@@ -12,7 +12,7 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
 
 
-def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) -> JobSpec:
+def fit_spec(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) -> JobSpec:
     """Fit `spec` to the other jobs of its index, dropped ones included.
 
     All jobs of an index have the same consumer. If `spec` has another one, `adopt` takes theirs;
@@ -40,7 +40,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     )
 
 
-def check_alone(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]) -> None:
+def check_shared_consumer(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]) -> None:
     """Reject a change of an index's consumer for one tenant of several. Raises ConfigError."""
     before, after = job.spec.detail.consumer, change.apply_to(job.spec).detail.consumer
     if before == after or not {before.type, after.type} & set(list_kind_names()):

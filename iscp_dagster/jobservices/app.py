@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from asgi_guards.admission import parse_names
 from durable_invocations.serving.app import service_app
 from iscp_dagster.api.jobs import Jobs, open_jobs
-from iscp_dagster.jobservices.services import build_iscp_service, index_object
+from iscp_dagster.jobservices.services import build_index_object, build_iscp_service
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 
@@ -23,11 +23,14 @@ def build_services_app(environ: Mapping[str, str], hosts: Iterable[str] = ()) ->
     """
 
     @cache
-    def jobs() -> Jobs:
+    def get_jobs() -> Jobs:
         return open_jobs(environ)
 
     allowed = {*hosts, *parse_names(environ.get(ALLOWED_HOSTS, ""))}
-    steps = Steps(jobs=jobs)
+    steps = Steps(jobs=get_jobs)
     return service_app(
-        build_iscp_service(steps), index_object(steps), hosts=allowed, hosts_setting=ALLOWED_HOSTS
+        build_iscp_service(steps),
+        build_index_object(steps),
+        hosts=allowed,
+        hosts_setting=ALLOWED_HOSTS,
     )

@@ -56,7 +56,7 @@ class JobReference(_Argument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Specified(SpecOfKey, JobReference):
+class RegisterArgument(SpecOfKey, JobReference):
     """A job, and how its spec differs from its declaration, or from now."""
 
 
@@ -66,7 +66,7 @@ class UpdateArgument(ChangeOfKey, JobReference):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Awaited(VersionOfKey):
+class WaitArgument(VersionOfKey):
     """A commit to wait for: the table's latest, unless a version is given."""
 
     table: str
@@ -77,7 +77,7 @@ class Awaited(VersionOfKey):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared(_Argument):
+class VerifyArgument(_Argument):
     """Indexes to compare with their sources: all, unless some are named."""
 
     index: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from asgi_guards.admission import Admission, is_loopback, parse_names
-from asgi_guards.connections import options
+from asgi_guards.connections import make_uvicorn_options
 from durable_invocations.app import serve_store
 from durable_invocations.errors import DurableError, UnavailableError
 from durable_invocations.ingress.tokens import check_token
@@ -34,7 +34,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
 from iscp_dagster.serve.web.following import end_when_changed
 from iscp_dagster.serve.web.server import open_listener
-from iscp_dagster.serviceconsumers.errors import as_job_errors
+from iscp_dagster.serviceconsumers.errors import raise_job_errors
 
 HOST = "127.0.0.1"
 OWN = "dp_iscp"
@@ -47,7 +47,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServerSettings:
     """The settings of a server."""
 
     environ: Mapping[str, str] = field(repr=False)
@@ -66,20 +66,20 @@ def build_settings(
     runtime: RuntimeSettings | None = None,
     retention: timedelta = RETENTION,
     services: ASGIApp | None = None,
-) -> Settings:
+) -> ServerSettings:
     """The server's settings. Raises ConfigError for invalid ones."""
     if not environ.get(LOG_URL):
         raise ConfigError(
             f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
             "database that invocations are kept in."
         )
-    with as_job_errors():
+    with raise_job_errors():
         token = check_token(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
     check_host(host, token)
     runtime_settings = runtime or RuntimeSettings()
     # Otherwise an idempotency key would count for a minute longer than it is kept.
     prune = min(runtime_settings.prune, max(_LEAST_PRUNE_SECONDS, retention.total_seconds()))
-    return Settings(
+    return ServerSettings(
         environ=environ,
         log_url=environ[LOG_URL],
         token=token,
@@ -100,7 +100,7 @@ def check_host(host: str, token: str) -> None:
 
 
 def serve(
-    settings: Settings,
+    settings: ServerSettings,
     host: str,
     port: int,
     announce: Callable[[str], None],
@@ -113,7 +113,7 @@ def serve(
     cannot be listened on, and UnavailableError when the database does not answer.
     """
     clock = SteadyClock()
-    with as_job_errors():
+    with raise_job_errors():
         store = _open_store(settings, clock)
         store.ensure()
     with open_listener(host, port) as listener:
@@ -126,7 +126,7 @@ def serve(
                 clock,
                 f"http://{_bracket_host(_get_own_address(address))}:{bound_port}",
             ),
-            **options(),
+            **make_uvicorn_options(),
             timeout_graceful_shutdown=_END_SECONDS,
         )
         server = uvicorn.Server(config)
@@ -135,7 +135,7 @@ def serve(
 
 
 def build_application(
-    settings: Settings, store: SqlStore, clock: SteadyClock, address: str
+    settings: ServerSettings, store: SqlStore, clock: SteadyClock, address: str
 ) -> Starlette:
     """The application that is served at `address`; the runtime runs while it does."""
     path = derive_services_path(settings.token)
@@ -162,7 +162,7 @@ def derive_services_path(token: str) -> str:
     return f"{SERVICES}/{hmac.new(token.encode(), b'services', hashlib.sha256).hexdigest()}"
 
 
-async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
+async def _register_own(runtime: Runtime, url: str, settings: ServerSettings) -> None:
     """Register the own services, as soon as they answer at their address."""
     while settings.services:
         try:
@@ -182,9 +182,9 @@ async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
         return
 
 
-def _open_store(settings: Settings, clock: SteadyClock) -> SqlStore:
+def _open_store(settings: ServerSettings, clock: SteadyClock) -> SqlStore:
     return SqlStore(
-        open_engine(settings.log_url, IN_LOG, kept=True),
+        open_engine(settings.log_url, IN_LOG, keep_open=True),
         owner=settings.runtime.owner,
         clock=clock.get_utc,
         lead=clock.get_lead,

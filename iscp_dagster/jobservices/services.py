@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 from durable_invocations.serving.context import Context
 from durable_invocations.serving.declared.services import Service, VirtualObject
 from durable_invocations.serving.errors import TerminalError
-from iscp_dagster.api.names import EVERY
+from iscp_dagster.api.names import ALL_TENANTS
 from iscp_dagster.jobservices.arguments import (
-    Awaited,
     ChangeOfKey,
-    Compared,
     JobReference,
-    Specified,
+    RegisterArgument,
     SpecOfKey,
     UpdateArgument,
+    VerifyArgument,
     VersionOfKey,
+    WaitArgument,
 )
 from iscp_dagster.jobservices.steps import BAD, Steps
 from iscp_dagster.jobservices.waits import wait_for_commit
@@ -31,7 +31,7 @@ def build_iscp_service(steps: Steps) -> Service:
     iscp = Service("Iscp", documentation="The jobs of this deployment.")
 
     @iscp.handler
-    async def register(ctx: Context, argument: Specified) -> dict[str, Any]:
+    async def register(ctx: Context, argument: RegisterArgument) -> dict[str, Any]:
         """Register a job, or those of every tenant."""
         return await _run_step(ctx, steps.register, argument)
 
@@ -53,30 +53,32 @@ def build_iscp_service(steps: Steps) -> Service:
     @iscp.handler
     async def status(ctx: Context, argument: JobReference) -> list[dict[str, Any]]:
         """Everything about a job, of one tenant or of each."""
-        jobs: list[dict[str, Any]] = await ctx.run("status", steps.status, argument)
+        jobs: list[dict[str, Any]] = await ctx.run("status", steps.describe_jobs, argument)
         return jobs
 
     @iscp.handler
-    async def wait(ctx: Context, argument: Awaited) -> int:
+    async def wait(ctx: Context, argument: WaitArgument) -> int:
         """The version once a commit is searchable in every index."""
         return await wait_for_commit(ctx, steps, argument)
 
     @iscp.handler
-    async def verify(ctx: Context, argument: Compared | None = None) -> dict[str, Any]:
+    async def verify(ctx: Context, argument: VerifyArgument | None = None) -> dict[str, Any]:
         """Compare indexes with their sources."""
-        return await _verify_tables(ctx, steps, argument or Compared())
+        return await _verify_tables(ctx, steps, argument or VerifyArgument())
 
     return iscp
 
 
-def index_object(steps: Steps) -> VirtualObject:
+def build_index_object(steps: Steps) -> VirtualObject:
     """`Index`: one job, named by the key `database.table/job/tenant`."""
     index = VirtualObject("Index", documentation="One job; its key is database.table/job/tenant.")
 
     @index.handler
     async def register(ctx: Context, argument: SpecOfKey | None = None) -> dict[str, Any]:
         """Register the job."""
-        return await _run_step(ctx, steps.register, _build_argument(ctx, Specified, argument))
+        return await _run_step(
+            ctx, steps.register, _build_argument(ctx, RegisterArgument, argument)
+        )
 
     @index.handler
     async def update(ctx: Context, argument: ChangeOfKey) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def index_object(steps: Steps) -> VirtualObject:
     async def status(ctx: Context) -> dict[str, Any]:
         """Everything about the job."""
         jobs: list[dict[str, Any]] = await ctx.run(
-            "status", steps.status, _build_argument(ctx, JobReference)
+            "status", steps.describe_jobs, _build_argument(ctx, JobReference)
         )
         return jobs[0]
 
@@ -105,7 +107,9 @@ def index_object(steps: Steps) -> VirtualObject:
     async def wait(ctx: Context, argument: VersionOfKey | None = None) -> int:
         """The version once the tenant's commit is searchable in this index."""
         table, name, tenant = _parse_key(ctx.key)
-        goal = Awaited(table=table, tenant=tenant, index=name, **vars(argument or VersionOfKey()))
+        goal = WaitArgument(
+            table=table, tenant=tenant, index=name, **vars(argument or VersionOfKey())
+        )
         return await wait_for_commit(ctx, steps, goal)
 
     @index.shared
@@ -113,7 +117,7 @@ def index_object(steps: Steps) -> VirtualObject:
         """Compare the tenant's rows in the index with the source's."""
         reference = _build_argument(ctx, JobReference)
         return await _verify_tables(
-            ctx, steps, Compared(index=(reference.job,), tenant=reference.tenant)
+            ctx, steps, VerifyArgument(index=(reference.job,), tenant=reference.tenant)
         )
 
     return index
@@ -124,7 +128,7 @@ async def _run_step(ctx: Context, step: Callable[[Any], Any], argument: Any) -> 
     return result
 
 
-async def _verify_tables(ctx: Context, steps: Steps, argument: Compared) -> dict[str, Any]:
+async def _verify_tables(ctx: Context, steps: Steps, argument: VerifyArgument) -> dict[str, Any]:
     """A step for each table, so that a retry does not compare it again."""
     verdicts: list[dict[str, Any]] = []
     for table, indexes in await ctx.run("tables", steps.list_verifiable, argument):
@@ -147,7 +151,7 @@ def _build_argument(
 def _parse_key(key: str) -> tuple[str, str, str]:
     """Table, job and tenant; a tenant may have any characters. Raises TerminalError (400)."""
     parts = key.split("/", _PARTS - 1)
-    if len(parts) != _PARTS or not all(parts) or parts[-1] == EVERY:
+    if len(parts) != _PARTS or not all(parts) or parts[-1] == ALL_TENANTS:
         raise TerminalError(
             f"The key {key!r} names no job of a tenant; write database.table/job/tenant.", BAD
         )

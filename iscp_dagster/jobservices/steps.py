@@ -10,9 +10,9 @@ from typing import Any
 from durable_invocations.serving.errors import RetryableError, TerminalError
 from iscp_dagster.api.chosen import select_indexes
 from iscp_dagster.api.facts import describe_comparison as compared_facts
-from iscp_dagster.api.facts import job as job_facts
+from iscp_dagster.api.facts import describe_job as job_facts
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, to_job_id
+from iscp_dagster.api.names import ALL_TENANTS, to_job_id
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.jobservices import arguments
 from iscp_dagster.model.consumers.kinds import is_index
@@ -34,7 +34,7 @@ class Steps:
 
     jobs: Callable[[], Jobs]
 
-    def register(self, argument: arguments.Specified) -> dict[str, Any]:
+    def register(self, argument: arguments.RegisterArgument) -> dict[str, Any]:
         """Register a job, or those of every tenant. Idempotent."""
         with _translate_errors():
             jobs, job = self.jobs(), to_job_id(argument.job)
@@ -64,18 +64,20 @@ class Steps:
             changed = self.jobs().resume_job(argument.tenant, argument.job)
         return {**_identify_job(argument), "changed": changed}
 
-    def status(self, argument: arguments.JobReference) -> list[dict[str, Any]]:
+    def describe_jobs(self, argument: arguments.JobReference) -> list[dict[str, Any]]:
         """Everything about the job of one tenant, or of each."""
         with _translate_errors():
             return [job_facts(job) for job in self._find_jobs(argument)]
 
-    def version(self, table: str) -> int:
+    def get_latest_version(self, table: str) -> int:
         """The table's latest commit."""
         with _translate_errors():
             jobs = self.jobs()
-            return jobs.deployment.delta_log(jobs.source(table)).latest().version
+            return (
+                jobs.deployment.make_delta_log(jobs.get_source(table)).get_latest_moment().version
+            )
 
-    def find_lag(self, argument: arguments.Awaited) -> tuple[str | None, float]:
+    def find_lag(self, argument: arguments.WaitArgument) -> tuple[str | None, float]:
         """What lacks the awaited commit, or None; and when it was checked, in Unix time.
 
         TerminalError (409) if waiting cannot help: a job is in error or paused.
@@ -91,11 +93,13 @@ class Steps:
                 return str(error), now
         return None, now
 
-    def list_verifiable(self, argument: arguments.Compared) -> list[tuple[str, list[str] | None]]:
+    def list_verifiable(
+        self, argument: arguments.VerifyArgument
+    ) -> list[tuple[str, list[str] | None]]:
         """The tables to compare, each with the names of some of its indexes; None: all."""
         with _translate_errors():
             jobs = self.jobs()
-            registered = jobs.deployment.log.jobs()
+            registered = jobs.deployment.log.list_jobs()
             names = {job.name for job in registered if is_index(job.spec.detail.consumer)}
             selected = select_indexes(argument.index, jobs.sources, names)
             return [(source.name, indexes) for source, indexes in selected]
@@ -106,15 +110,17 @@ class Steps:
         """Compare indexes of a table with it, as `iscp verify` does. Reads only."""
         with _translate_errors():
             jobs = self.jobs()
-            comparison = compare_tables(jobs.deployment, [(jobs.source(table), indexes)], tenant)
+            comparison = compare_tables(
+                jobs.deployment, [(jobs.get_source(table), indexes)], tenant
+            )
             return compared_facts(comparison)
 
     def _find_jobs(self, argument: arguments.JobReference) -> list[Job]:
         jobs = self.jobs()
-        if argument.tenant != EVERY:
+        if argument.tenant != ALL_TENANTS:
             return [jobs.get_job(argument.tenant, argument.job)]
         name = to_job_id(argument.job)
-        return [job for job in jobs.list_jobs(EVERY) if job.name == name]
+        return [job for job in jobs.list_jobs(ALL_TENANTS) if job.name == name]
 
 
 def _parse_change(argument: arguments.SpecOfKey) -> SpecUpdate:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from durable_invocations.serving.errors import TerminalError
-from iscp_dagster.jobservices.arguments import Awaited
+from iscp_dagster.jobservices.arguments import WaitArgument
 from iscp_dagster.jobservices.steps import TIMED_OUT, Steps
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ FIRST, MOST, GROWTH = 0.25, 60.0, 1.5
 two entries."""
 
 
-async def wait_for_commit(ctx: Context, steps: Steps, argument: Awaited) -> int:
+async def wait_for_commit(ctx: Context, steps: Steps, argument: WaitArgument) -> int:
     """The version once it is searchable. TerminalError: 408 at the timeout, 409."""
     version = argument.version
     if version is None:
-        version = await ctx.run("latest commit", steps.version, argument.table)
+        version = await ctx.run("latest commit", steps.get_latest_version, argument.table)
     goal, pause, deadline = replace(argument, version=version), FIRST, None
     while True:
         lag, now = await ctx.run("look", steps.find_lag, goal)

@@ -16,25 +16,25 @@ from iscp_dagster.api.environment import (
     parse_number,
     parse_run_retention,
 )
-from iscp_dagster.location.assets.checks import index_checks
-from iscp_dagster.location.assets.index_assets import index_assets
+from iscp_dagster.location.assets.checks import build_index_checks
+from iscp_dagster.location.assets.index_assets import build_index_assets
 from iscp_dagster.location.assets.io_manager import OutcomeIOManager
 from iscp_dagster.location.assets.iteration_job import build_startable_jobs
 from iscp_dagster.location.assets.maintenance import build_hourly_schedules, build_maintenance_jobs
 from iscp_dagster.location.assets.source_asset import build_source_asset, build_source_spec
 from iscp_dagster.location.assets.source_check import build_source_check
-from iscp_dagster.location.executor import named_in_process
+from iscp_dagster.location.executor import guarded_executor
 from iscp_dagster.location.internals import ObjectMetadataValue
 from iscp_dagster.location.names import get_clickhouse_pool
 from iscp_dagster.location.sensor.news import build_news_sensor
 from iscp_dagster.location.sensor.runner import SCAN_SECONDS, Lookout, build_runner_sensor
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable, expand_shards
 from iscp_dagster.model.declared.together.attach import Declarations
-from iscp_dagster.model.declared.together.sound import Sound
+from iscp_dagster.model.declared.together.sound import ConsistentDeclarations
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
 
@@ -86,7 +86,9 @@ def build_declared_definitions(
     return Definitions.merge(*table_definitions, shared)
 
 
-def filter_declarations(declarations: Declarations, environ: Mapping[str, str]) -> Sound:
+def filter_declarations(
+    declarations: Declarations, environ: Mapping[str, str]
+) -> ConsistentDeclarations:
     """The valid declarations (`resolve_declarations`); the log says what is left out, and why."""
     sound = resolve_declarations(declarations, environ)
     for error in sound.mistakes:
@@ -101,12 +103,14 @@ def build_table_definitions(
     environ = os.environ if environ is None else environ
     table = expand_shards(table, count_shards(environ))
     consumer_assets = (
-        [index_assets(table, _get_pool(environ), get_databases(environ))] if table.consumers else []
+        [build_index_assets(table, _get_pool(environ), get_databases(environ))]
+        if table.consumers
+        else []
     )
     return Definitions(
         assets=[_build_source(table), *consumer_assets],
         asset_checks=[
-            *map(index_checks, [table] if table.indexes else []),
+            *map(build_index_checks, [table] if table.indexes else []),
             build_source_check(table),
         ],
     )
@@ -126,10 +130,10 @@ def build_runner_definitions(
     """
     environ = os.environ if environ is None else environ
     expanded = [expand_shards(table, count_shards(environ)) for table in tables]
-    kinds = {consumer_kind(consumer.kind) for table in expanded for consumer in table.consumers}
+    kinds = {get_consumer_kind(consumer.kind) for table in expanded for consumer in table.consumers}
     reporting = {kind.io_manager: OutcomeIOManager(kind) for kind in kinds if not kind.keeps_index}
     resources = {**reporting, **resources}
-    lookout = Lookout(expanded, scan_seconds_of(environ))
+    lookout = Lookout(expanded, parse_scan_seconds(environ))
     maintenance = build_maintenance_jobs(expanded, resources, parse_run_retention(environ))
     iterations = build_startable_jobs(expanded, resources, _get_pool(environ))
     return Definitions(
@@ -139,7 +143,7 @@ def build_runner_definitions(
         if expanded
         else [],
         resources=dict(resources),
-        executor=named_in_process,
+        executor=guarded_executor,
         metadata={
             TABLES: ObjectMetadataValue(declarations.everything if declarations else tuple(tables))
         },
@@ -150,7 +154,7 @@ def _get_pool(environ: Mapping[str, str]) -> str:
     return get_clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
 
 
-def scan_seconds_of(environ: Mapping[str, str]) -> int:
+def parse_scan_seconds(environ: Mapping[str, str]) -> int:
     """Seconds between the runner's looks when it waits for no commit. Raises ConfigError."""
     seconds = parse_number(environ, _SCAN, int, (1, _MOST_SECONDS), unit="whole seconds")
     return SCAN_SECONDS if seconds is None else seconds

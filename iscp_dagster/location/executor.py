@@ -57,7 +57,7 @@ def _create_executor(context: dg.InitExecutorContext) -> dg.Executor:
 
 
 # One process per run: a run is one step, and a second process takes two seconds.
-named_in_process = dg.ExecutorDefinition(
+guarded_executor = dg.ExecutorDefinition(
     name=dg.in_process_executor.name,
     config_schema=dg.in_process_executor.config_schema.as_field(),
     executor_creation_fn=_create_executor,

@@ -48,7 +48,7 @@ def get_source_asset_key(source: SourceTable) -> AssetKey:
     return AssetKey([source.database, source.table])
 
 
-def index_key(source: SourceTable, index: Index) -> AssetKey:
+def get_index_asset_key(source: SourceTable, index: Index) -> AssetKey:
     """Named after the index view that a user queries."""
     return AssetKey([source.database, f"{source.table}_{index.name}"])
 
@@ -58,7 +58,7 @@ def get_job_asset_key(source: SourceTable, job_name: str) -> AssetKey:
     return AssetKey([source.database, f"{source.table}_{job_name}"])
 
 
-def sync_job_name(source: SourceTable) -> str:
+def get_sync_job_name(source: SourceTable) -> str:
     return f"sync_{source.database}_{source.table}"
 
 
@@ -70,11 +70,11 @@ def get_index_op_name(source: SourceTable) -> str:
     return f"index_{source.database}_{source.table}"
 
 
-def load_op_name(source: SourceTable) -> str:
+def get_load_op_name(source: SourceTable) -> str:
     return f"load_{source.database}_{source.table}"
 
 
-def verify_op_name(source: SourceTable) -> str:
+def get_verify_op_name(source: SourceTable) -> str:
     return f"verify_{source.database}_{source.table}"
 
 

@@ -8,14 +8,19 @@ from typing import Any, Generic, TypeVar
 from dagster import AssetOut, MetadataValue
 
 from iscp_dagster.location.names import SHARD, TENANT_COLUMN, get_job_asset_key
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.lineage import get_definition
-from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable, qualify_view_name
+from iscp_dagster.model.declared.tables import (
+    DeclaredConsumer,
+    Index,
+    SourceTable,
+    qualify_view_name,
+)
 
 T = TypeVar("T")
 
 
-class InOrder(Generic[T]):
+class ParentFirstOutputs(Generic[T]):
     """Holds each output back until its view's output: Dagster requires this order.
 
     `parents` names the view of each output; only views in `selected` are waited for.
@@ -53,7 +58,7 @@ class InOrder(Generic[T]):
 
 
 def build_asset_out(
-    source: SourceTable, consumer: Consuming, databases: Sequence[str] = ()
+    source: SourceTable, consumer: DeclaredConsumer, databases: Sequence[str] = ()
 ) -> AssetOut:
     """The asset of an index, a trigger or a service consumer of `source`.
 
@@ -61,7 +66,7 @@ def build_asset_out(
     """
     return AssetOut(
         key=get_job_asset_key(source, consumer.name),
-        io_manager_key=consumer_kind(consumer.kind).io_manager,
+        io_manager_key=get_consumer_kind(consumer.kind).io_manager,
         is_required=False,
         owners=list(consumer.owners or source.owners),
         group_name=source.database,
@@ -70,11 +75,11 @@ def build_asset_out(
 
 
 def _build_out_settings(
-    source: SourceTable, consumer: Consuming, databases: Sequence[str]
+    source: SourceTable, consumer: DeclaredConsumer, databases: Sequence[str]
 ) -> dict[str, Any]:
     if isinstance(consumer, Index):
         return _build_index_settings(source, consumer, databases)
-    description, settings = consumer_kind(consumer.kind).describe(source, consumer)
+    description, settings = get_consumer_kind(consumer.kind).describe(source, consumer)
     return {
         "kinds": {consumer.kind},
         "description": consumer.description or description,

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from dagster import DagsterRun
 
-from iscp_dagster.joblog.renewal import kept
+from iscp_dagster.joblog.renewal import renew_lease
 from iscp_dagster.model.errors import IscpError, RunGoneError
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
@@ -16,7 +16,7 @@ from iscp_dagster.sync.deployment import Deployment
 @contextmanager
 def renew_run_lease(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
     """Renew the run's lease; if the body raises, jobs not claimed yet fail with that error."""
-    with kept(deployment.log, run.run_id):
+    with renew_lease(deployment.log, run.run_id):
         try:
             yield
         except Exception as error:

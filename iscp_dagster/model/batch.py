@@ -71,7 +71,7 @@ class Case(str, Enum):
     INVALID = "invalid"
 
 
-class Action(str, Enum):
+class BatchAction(str, Enum):
     """What to do with a range."""
 
     REPLAY = "replay"
@@ -86,8 +86,8 @@ class Action(str, Enum):
     """Write nothing: it contradicts the record."""
 
 
-WRITES = frozenset({Action.REPLAY, Action.INSERT})
-SETTLES = WRITES | {Action.DEAD_LETTER}
+WRITES = frozenset({BatchAction.REPLAY, BatchAction.INSERT})
+SETTLES = WRITES | {BatchAction.DEAD_LETTER}
 """The actions that finish a range."""
 
 
@@ -95,7 +95,7 @@ SETTLES = WRITES | {Action.DEAD_LETTER}
 class BatchStep:
     """One action on one range; `layout` is the recorded one, if it must be kept."""
 
-    action: Action
+    action: BatchAction
     range: Range
     layout: Layout | None = field(default=None, hash=False)
 
@@ -129,7 +129,7 @@ def decide(
     kept, cropped = _crop(previous.range, incoming)
     case = _classify_range(previous.range, kept)
     if case is Case.INVALID:
-        action = Action.SKIP if tolerate_state_mismatch else Action.REJECT
+        action = BatchAction.SKIP if tolerate_state_mismatch else BatchAction.REJECT
         return Decision(case=case, steps=(BatchStep(action=action, range=incoming),))
     confirmed = previous.phase is Phase.AFTER
     if confirmed:
@@ -154,7 +154,7 @@ def claim_steps(
     batch that is not `repeatable` goes to the dead letters.
     """
     if incoming.initial:
-        return Case.NONE, (BatchStep(action=Action.INSERT, range=incoming, layout=layout),)
+        return Case.NONE, (BatchStep(action=BatchAction.INSERT, range=incoming, layout=layout),)
     widened = _widen_range(previous, incoming)
     decision = decide(
         previous,
@@ -204,13 +204,13 @@ def _decide_confirmed(case: Case, previous: BatchRecord, incoming: Range) -> tup
         return (_make_insert_step(incoming),)
     if case is Case.OVERLAPPING:
         return (_make_insert_step(_compute_remainder(previous, incoming)),)
-    return (BatchStep(action=Action.SKIP, range=incoming),)
+    return (BatchStep(action=BatchAction.SKIP, range=incoming),)
 
 
 def _decide_unconfirmed(
     case: Case, previous: BatchRecord, incoming: Range, *, repeatable: bool
 ) -> tuple[BatchStep, ...]:
-    action = Action.REPLAY if repeatable else Action.DEAD_LETTER
+    action = BatchAction.REPLAY if repeatable else BatchAction.DEAD_LETTER
     first = BatchStep(action=action, range=previous.range, layout=previous.layout)
     if case is Case.NEW:
         return first, _make_insert_step(incoming)
@@ -218,7 +218,7 @@ def _decide_unconfirmed(
         return first, _make_insert_step(_compute_remainder(previous, incoming))
     if case is Case.SAME:
         return (first,)
-    return (BatchStep(action=Action.DEAD_LETTER, range=incoming),)
+    return (BatchStep(action=BatchAction.DEAD_LETTER, range=incoming),)
 
 
 def _compute_remainder(previous: BatchRecord, incoming: Range) -> Range:
@@ -226,4 +226,4 @@ def _compute_remainder(previous: BatchRecord, incoming: Range) -> Range:
 
 
 def _make_insert_step(range_: Range) -> BatchStep:
-    return BatchStep(action=Action.INSERT, range=range_)
+    return BatchStep(action=BatchAction.INSERT, range=range_)

@@ -80,7 +80,7 @@ def _is_path(name: str) -> bool:
     return bool(module and attribute)
 
 
-def need(extra: str, what: str, *modules: str) -> None:
+def require_extra(extra: str, what: str, *modules: str) -> None:
     """Require an extra, or only these `modules` of it. Raises SetupError naming what to install."""
     missing = [module for module in modules or EXTRAS[extra] if find_spec(module) is None]
     if missing:

@@ -38,7 +38,7 @@ START = Moment(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
+class HistoryStart:
     """Where the history of a tenant begins in a changes index, or with a trigger."""
 
     at: Moment

@@ -48,7 +48,7 @@ class TriggerSpec:
     schedule: Mapping[str, Any] = field(default=EMPTY, hash=False)
     independent: bool = EMPTY
     """Empty: False."""
-    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    set_fields: frozenset[str] = field(init=False, compare=False, repr=False)
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class ConsumerInfo:
     """Empty for a declared index: as declared."""
     generation: int = 0
     """How often it was changed or rebuilt; every generation of an index has its own tables."""
-    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    set_fields: frozenset[str] = field(init=False, compare=False, repr=False)
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class IterationDetail:
     consumer: ConsumerInfo
     max_versions: int = EMPTY
     max_bytes: int = EMPTY
-    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    set_fields: frozenset[str] = field(init=False, compare=False, repr=False)
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:

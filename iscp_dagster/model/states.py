@@ -109,7 +109,7 @@ ACTIVE = frozenset({JobState.PENDING, JobState.RUNNING})
 """The states that belong to a run."""
 
 
-def after(event: Event, state: JobState | None, job: object) -> JobState:
+def get_next_state(event: Event, state: JobState | None, job: object) -> JobState:
     """The state that `event` leads to. Raises TransitionError naming `job` if not allowed."""
     transition = TRANSITIONS[event]
     if state in transition.allowed:

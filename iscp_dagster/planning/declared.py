@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from iscp_dagster.model.declared.sharding import SHARD
-from iscp_dagster.model.declared.tables import Consuming, SourceTable
-from iscp_dagster.model.digest import short
+from iscp_dagster.model.declared.tables import DeclaredConsumer, SourceTable
+from iscp_dagster.model.digest import compute_digest
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 
-def name_of(source: SourceTable, consumer: Consuming) -> JobID:
+def name_of(source: SourceTable, consumer: DeclaredConsumer) -> JobID:
     """The name by which users refer to the job of the index or trigger."""
     return JobID(db=source.database, table=source.table, job=consumer.name)
 
 
-def make_job_spec(source: SourceTable, consumer: Consuming) -> JobSpec:
+def make_job_spec(source: SourceTable, consumer: DeclaredConsumer) -> JobSpec:
     """The spec of a self-registering job; columns and options follow the declaration."""
     info = ConsumerInfo(
         type=consumer.kind,
@@ -41,7 +41,9 @@ def add_shard(source: SourceTable, spec: JobSpec) -> JobSpec:
     return spec
 
 
-def make_job_specs(source: SourceTable, consumers: Iterable[Consuming]) -> dict[JobID, JobSpec]:
+def make_job_specs(
+    source: SourceTable, consumers: Iterable[DeclaredConsumer]
+) -> dict[JobID, JobSpec]:
     """The name and spec that each index and trigger is registered with."""
     return {name_of(source, consumer): make_job_spec(source, consumer) for consumer in consumers}
 
@@ -62,7 +64,7 @@ def list_table_specs(
 def compute_terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
     """A digest of what determines the table's tenants and the jobs of each."""
     specs = {str(name): spec.to_json() for name, spec in list_table_specs(source, standing).items()}
-    return short(json.dumps([source.path, source.tenant, specs], sort_keys=True))
+    return compute_digest(json.dumps([source.path, source.tenant, specs], sort_keys=True))
 
 
 def make_new_jobs(

@@ -31,7 +31,9 @@ def compute_effective_jobs(delta_log: DeltaLog, jobs: Collection[Job], upto: Mom
     that all tenants' readers see. It does not move if it is not idle, or if the Delta log
     does not say what changed.
     """
-    movable = {job.key for job in jobs if _can_move(job, upto) and delta_log.has(job.watermark)}
+    movable = {
+        job.key for job in jobs if _can_move(job, upto) and delta_log.has_moment(job.watermark)
+    }
     ends = _compute_ends(delta_log, {job.watermark for job in jobs if job.key in movable}, upto)
     return [
         _move_watermark(delta_log, job, ends[job.watermark], upto)

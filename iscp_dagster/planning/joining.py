@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import attrgetter
 
-from iscp_dagster.delta.feed import ChangeFeed, feed_state
+from iscp_dagster.delta.feed import ChangeFeed, get_feed_state
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -36,7 +36,7 @@ PARTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Due:
+class DueIteration:
     """An iteration that may run, with its jobs as the ISCP log has them."""
 
     iteration: Iteration
@@ -73,7 +73,7 @@ class Due:
         return self.iteration.select_jobs(remaining) if remaining else None
 
 
-def bounded(
+def bound_iteration(
     deployment: Deployment, feed: ChangeFeed, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
     """The iteration, or its first step if the change feed allows reading it in steps.
@@ -87,25 +87,27 @@ def bounded(
     delta_log = feed.log
     iteration_jobs = [job for job in jobs if job.key in iteration.jobs]
     after, upto = iteration.from_.version, iteration.to.version
-    volumes = delta_log.written(after, upto, iteration.tenants)
-    last = deployment.bounds.of(iteration_jobs).last(after, upto, volumes or ())
+    volumes = delta_log.list_written_volumes(after, upto, iteration.tenants)
+    last = deployment.bounds.tighten_for_jobs(iteration_jobs).find_last_version(
+        after, upto, volumes or ()
+    )
     # A drop at the start of the range does no harm.
     dropped = feed.find_first_drop(after + 1, last)
     if dropped is not None:
         # Rows written before the drop have values in those columns; a snapshot would not.
         last = dropped - 1
-    if last >= upto or not feed.state(after, last, iteration.tenants).available:
+    if last >= upto or not feed.get_state(after, last, iteration.tenants).available:
         return iteration
     return replace(iteration, to=delta_log.get_moment(last))
 
 
-def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
+def join_iterations(due: Sequence[DueIteration], delta_log: DeltaLog) -> list[DueIteration]:
     """Join into as few iterations as possible, each within one run's tenants and bytes.
 
     The longest-waiting come first. Iterations of one tenant are not joined: its trigger has kept
     them apart.
     """
-    groups: dict[tuple[int, frozenset[str]], list[Due]] = {}
+    groups: dict[tuple[int, frozenset[str]], list[DueIteration]] = {}
     for candidate in due:
         names = frozenset(key.job_name for key in candidate.iteration.jobs)
         groups.setdefault((candidate.iteration.priority, names), []).append(candidate)
@@ -120,7 +122,7 @@ def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
 
 def split_iteration(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     """The parts of the iteration that are each read in one scan, in order."""
-    by_tenant = iteration.by_tenant()
+    by_tenant = iteration.group_by_tenant()
     if len(by_tenant) == 1:
         return [iteration]
     sizes = _read_sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
@@ -136,11 +138,11 @@ def split_iteration(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration
     ]
 
 
-def _group_by_end(members: Sequence[Due]) -> list[list[Due]]:
+def _group_by_end(members: Sequence[DueIteration]) -> list[list[DueIteration]]:
     """The members grouped by as few ends as possible, each at its latest possible end."""
     ends = sorted({candidate.iteration.to for candidate in members if not candidate.cut})
 
-    def end(candidate: Due) -> Moment | None:
+    def end(candidate: DueIteration) -> Moment | None:
         position = bisect_right(ends, candidate.iteration.to)
         latest = ends[position - 1] if position else None
         return latest if latest is not None and latest.version >= candidate.soonest else None
@@ -148,7 +150,7 @@ def _group_by_end(members: Sequence[Due]) -> list[list[Due]]:
     for candidate in sorted(members, key=lambda member: member.iteration.to):
         if end(candidate) is None:
             insort(ends, candidate.iteration.to)
-    by_end: dict[Moment, list[Due]] = {}
+    by_end: dict[Moment, list[DueIteration]] = {}
     for candidate in members:
         to = end(candidate)
         assert to is not None
@@ -157,7 +159,7 @@ def _group_by_end(members: Sequence[Due]) -> list[list[Due]]:
     return list(by_end.values())
 
 
-def _group_by_start(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
+def _group_by_start(members: Sequence[DueIteration]) -> Iterator[tuple[Moment, list[DueIteration]]]:
     """The fewest starts that cover all members, each with the members to read from it."""
     remaining = sorted(members, key=lambda candidate: candidate.iteration.from_.version)
     while remaining:
@@ -167,15 +169,15 @@ def _group_by_start(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]
 
 
 def _split_by_size(
-    members: Sequence[Due], start: Moment, delta_log: DeltaLog
-) -> Iterator[list[Due]]:
+    members: Sequence[DueIteration], start: Moment, delta_log: DeltaLog
+) -> Iterator[list[DueIteration]]:
     if len(members) == 1:
         yield list(members)
         return
     tenants = {tenant for candidate in members for tenant in candidate.iteration.tenants}
     sizes = _read_sizes(delta_log, start, members[0].iteration.to, tenants)
 
-    def size(candidate: Due) -> int:
+    def size(candidate: DueIteration) -> int:
         return sum(sizes.get(tenant, 0) for tenant in candidate.iteration.tenants)
 
     ordered = sorted(members, key=attrgetter("began"))
@@ -188,18 +190,20 @@ def _read_sizes(
 ) -> dict[str, int]:
     """Bytes per tenant: the changes', or the snapshot's if that is or may be read instead."""
     after, upto = start.version, to.version
-    tail = after >= 0 and feed_state(delta_log, after, upto, tenants).available
+    tail = after >= 0 and get_feed_state(delta_log, after, upto, tenants).available
     sizes = dict(delta_log.get_bytes_written(after, upto)) if tail else {}
     if sizes:
         return sizes
     return {tenant: size.bytes for tenant, size in delta_log.get_tenant_sizes(upto).items()}
 
 
-def _merge_due(members: Sequence[Due], start: Moment) -> Due:
+def _merge_due(members: Sequence[DueIteration], start: Moment) -> DueIteration:
     if len(members) == 1:
         return members[0]
     first = members[0].iteration
     keys = [key for candidate in members for key in candidate.iteration.jobs]
     tenants = frozenset(key.tenant for key in keys)
     iteration = replace(first, tenants=tenants, jobs=tuple(sorted(keys)), from_=start)
-    return Due(iteration=iteration, jobs=[job for candidate in members for job in candidate.jobs])
+    return DueIteration(
+        iteration=iteration, jobs=[job for candidate in members for job in candidate.jobs]
+    )

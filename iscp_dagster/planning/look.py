@@ -10,7 +10,7 @@ from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.news import Untold
+from iscp_dagster.planning.news import PendingNews
 from iscp_dagster.planning.problems import Problem, sign
 
 UNTOLD, TOLD, HEARD = "untold", "told", "heard"
@@ -28,7 +28,7 @@ class Dispatch:
 
 
 @dataclass(kw_only=True)
-class Look:
+class LookResult:
     """What one look found. `cursor` holds one mark per table, never an entry per tenant.
 
     `present` has, by table, the tenants that must be partitions: those found, or those that a
@@ -40,7 +40,7 @@ class Look:
     present: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """All current problems."""
-    risen: frozenset[str] = frozenset()
+    new_problem_tables: frozenset[str] = frozenset()
     """The tables whose problems are new, or differ from those reported before."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
@@ -55,21 +55,21 @@ class Look:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def of(self, table: str) -> list[Problem]:
+    def list_problems(self, table: str) -> list[Problem]:
         """The problems of that table."""
         return [problem for problem in self.problems if problem.table == table]
 
     def compute_signs(self) -> dict[str, str]:
         """A digest of the problems of each table that has any."""
         return {
-            name: sign(self.of(name))
+            name: sign(self.list_problems(name))
             for name in sorted({problem.table for problem in self.problems})
         }
 
     @property
     def quiet(self) -> bool:
         """Whether it found nothing to do or to report."""
-        return not (self.dispatches or self.risen or self.settled or self.forgot)
+        return not (self.dispatches or self.new_problem_tables or self.settled or self.forgot)
 
 
 @dataclass(kw_only=True)
@@ -80,11 +80,11 @@ class SensorCursor:
     at_rest: dict[str, str] = field(default_factory=dict)
     """The tables at rest, with their terms (`planning.declared`): after a restart the runner only
     needs to find out what happened to them since."""
-    heard: Bookmark | None = None
+    bookmark: Bookmark | None = None
     """How far the ISCP log's history was read for `at_rest`."""
-    untold: dict[str, list[Untold]] = field(default_factory=dict)
+    pending: dict[str, list[PendingNews]] = field(default_factory=dict)
     """The ranges whose tenants are not all reported yet."""
-    told: dict[str, str] = field(default_factory=dict)
+    reported: dict[str, str] = field(default_factory=dict)
     """By table, a digest of the problems that were reported."""
     unreadable: bool = False
 
@@ -96,7 +96,7 @@ class SensorCursor:
             pending, reported = stored.pop(UNTOLD, {}), stored.pop(TOLD, {})
             heard = Bookmark.parse(stored.pop(HEARD)) if HEARD in stored else None
             ranges = {
-                name: [Untold.from_json(value) for value in values]
+                name: [PendingNews.from_json(value) for value in values]
                 for name, values in pending.items()
             }
             parts = {name: entry.partition(AT_REST) for name, entry in stored.items()}
@@ -107,9 +107,9 @@ class SensorCursor:
             return cls(unreadable=True)
         marks = {name: mark for name, (mark, _, _) in parts.items()}
         at_rest = {name: terms for name, (_, _, terms) in parts.items() if terms}
-        return cls(marks=marks, at_rest=at_rest, heard=heard, untold=ranges, told=reported)
+        return cls(marks=marks, at_rest=at_rest, bookmark=heard, pending=ranges, reported=reported)
 
-    def seen(self, table: str) -> LogMark | None:
+    def get_mark(self, table: str) -> LogMark | None:
         """The latest commit seen of the table."""
         mark = self.marks.get(table)
         return None if mark is None else LogMark.parse(mark)
@@ -117,11 +117,11 @@ class SensorCursor:
     def __str__(self) -> str:
         untold = {
             name: [range_.to_json() for range_ in ranges]
-            for name, ranges in self.untold.items()
+            for name, ranges in self.pending.items()
             if ranges
         }
-        heard = None if self.heard is None else str(self.heard)
-        fields = ((UNTOLD, untold), (TOLD, self.told), (HEARD, heard))
+        heard = None if self.bookmark is None else str(self.bookmark)
+        fields = ((UNTOLD, untold), (TOLD, self.reported), (HEARD, heard))
         rest = {name: value for name, value in fields if value}
         marks = dict(self.marks)
         for name, terms in self.at_rest.items():
@@ -136,10 +136,12 @@ def select_marks(before: SensorCursor, sources: Iterable[SourceTable]) -> dict[s
 
 
 def remember(
-    before: SensorCursor, after: SensorCursor, look: Look
+    before: SensorCursor, after: SensorCursor, look: LookResult
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Note the problems reported so far in `after`; return the tables with new and settled ones."""
-    kept = {name: digest for name, digest in before.told.items() if name in look.left_out}
-    after.told = kept | look.compute_signs()
-    risen = (name for name in look.compute_signs() if before.told.get(name) != after.told[name])
-    return frozenset(risen), frozenset(before.told.keys() - after.told.keys())
+    kept = {name: digest for name, digest in before.reported.items() if name in look.left_out}
+    after.reported = kept | look.compute_signs()
+    risen = (
+        name for name in look.compute_signs() if before.reported.get(name) != after.reported[name]
+    )
+    return frozenset(risen), frozenset(before.reported.keys() - after.reported.keys())

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START, Moment
@@ -30,7 +30,7 @@ def find_latest_moments(log: SqlLog, delta_log: DeltaLog, table_id: str) -> Mapp
     for name, version in versions.items():
         # The log of a table that was restored may lack the version.
         with suppress(IscpError):
-            if version > START.version and delta_log.has(delta_log.get_moment(version)):
+            if version > START.version and delta_log.has_moment(delta_log.get_moment(version)):
                 moments[name] = delta_log.get_moment(version)
     return moments
 
@@ -46,7 +46,7 @@ def set_first_watermarks(
     if not early:
         return list(rows)
     tenants = {row.tenant for row in early}
-    registered = {job.key for job in log.jobs(table_id=early[0].table_id, tenants=tenants)}
+    registered = {job.key for job in log.list_jobs(table_id=early[0].table_id, tenants=tenants)}
     new = {row.key: after[row.name.job] for row in early if row.key not in registered}
     tenants_by_moment = {
         moment: _read_tenants(delta_log, moment, tenants) for moment in set(new.values())
@@ -58,11 +58,11 @@ def set_first_watermarks(
 
 
 def _should_begin_early(row: NewJob) -> bool:
-    return consumer_kind(row.spec.detail.consumer.type).begins_before_first_commit
+    return get_consumer_kind(row.spec.detail.consumer.type).begins_before_first_commit
 
 
 def _read_tenants(delta_log: DeltaLog, moment: Moment, among: Collection[str]) -> frozenset[str]:
     """The tenants with rows at `moment`; all of `among` if they cannot be read."""
     with suppress(IscpError):
-        return frozenset(delta_log.tenants(moment.version))
+        return frozenset(delta_log.list_tenants(moment.version))
     return frozenset(among)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import Look, SensorCursor, remember, select_marks
-from iscp_dagster.planning.news import Told, Untold, add_range, tell
+from iscp_dagster.planning.look import LookResult, SensorCursor, remember, select_marks
+from iscp_dagster.planning.news import NewsBatch, PendingNews, add_range, take_batches
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.runner import Runner
 
@@ -21,7 +21,7 @@ MOST_NEWS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class TenantNews:
     """Tenants of a source table, each with the last version that is known to have changed it."""
 
     source: SourceTable
@@ -33,19 +33,19 @@ class News:
 
 
 @dataclass(kw_only=True)
-class Report:
+class NewsReport:
     """What to report now; `cursor` holds a mark and ranges per table, never an entry per tenant."""
 
     cursor: str
-    news: list[News] = field(default_factory=list)
+    news: list[TenantNews] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     """All current problems."""
-    risen: frozenset[str] = frozenset()
+    new_problem_tables: frozenset[str] = frozenset()
     """The tables whose problems are new, or differ from those reported before."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
 
-    def of(self, table: str) -> list[Problem]:
+    def list_problems(self, table: str) -> list[Problem]:
         """The problems of that table."""
         return [problem for problem in self.problems if problem.table == table]
 
@@ -56,29 +56,33 @@ class Reporter:
 
     runner: Runner
 
-    def report(self, cursor: str | None) -> Report:
+    def report(self, cursor: str | None) -> NewsReport:
         """What is new since `cursor`; nothing before the runner has looked."""
         look = self.runner.latest
         if look is None:
-            return Report(cursor=cursor or str(SensorCursor()))
+            return NewsReport(cursor=cursor or str(SensorCursor()))
         before = SensorCursor.parse(cursor)
-        after = SensorCursor(marks=select_marks(before, self.runner.sources), untold=before.untold)
-        report = Report(cursor="", problems=list(look.problems))
+        after = SensorCursor(
+            marks=select_marks(before, self.runner.sources), pending=before.pending
+        )
+        report = NewsReport(cursor="", problems=list(look.problems))
         for name, mark in self._get_marks(look).items():
-            pending, last_mark = after.untold.get(name, []), before.seen(name)
-            after.untold[name] = _extend_pending(pending, last_mark, mark)
+            pending, last_mark = after.pending.get(name, []), before.get_mark(name)
+            after.pending[name] = _extend_pending(pending, last_mark, mark)
             after.marks[name] = str(mark)
-        self._add_news(after.untold, report, look)
-        report.risen, report.settled = remember(before, after, look)
+        self._add_news(after.pending, report, look)
+        report.new_problem_tables, report.settled = remember(before, after, look)
         report.cursor = str(after)
         return report
 
-    def _get_marks(self, look: Look) -> Mapping[str, LogMark]:
+    def _get_marks(self, look: LookResult) -> Mapping[str, LogMark]:
         """The marks of the tables that the look covered."""
         marks = {name: watch.mark for name, watch in self.runner.watches.items()}
         return {name: mark for name, mark in marks.items() if mark and name not in look.left_out}
 
-    def _add_news(self, pending: dict[str, list[Untold]], report: Report, look: Look) -> None:
+    def _add_news(
+        self, pending: dict[str, list[PendingNews]], report: NewsReport, look: LookResult
+    ) -> None:
         """Report changed tenants while there is room, shared among the tables.
 
         Only for tables that the look covered: waiting for another's store may take as long again.
@@ -93,12 +97,14 @@ class Reporter:
         for number, source in enumerate(sources):
             room = max(remaining // (len(sources) - number), 1)
             with self.runner.catch_problems(source, report.problems):
-                portions, rest = tell(pending[source.name], self._make_tenant_finder(source), room)
+                portions, rest = take_batches(
+                    pending[source.name], self._make_tenant_finder(source), room
+                )
                 report.news += [self._build_news(source, portion) for portion in portions]
                 remaining -= sum(len(portion.tenants) for portion in portions)
                 pending[source.name] = rest
 
-    def _build_news(self, source: SourceTable, portion: Told) -> News:
+    def _build_news(self, source: SourceTable, portion: NewsBatch) -> TenantNews:
         delta_log, upto = self.runner.get_delta_log(source), portion.upto.version
         last_changes = (
             None
@@ -106,9 +112,9 @@ class Reporter:
             else delta_log.find_last_changes(portion.after.version, upto)
         )
         versions = {tenant: (last_changes or {}).get(tenant, upto) for tenant in portion.tenants}
-        return News(source=source, versions=versions)
+        return TenantNews(source=source, versions=versions)
 
-    def _make_tenant_finder(self, source: SourceTable) -> Callable[[Untold], Collection[str]]:
+    def _make_tenant_finder(self, source: SourceTable) -> Callable[[PendingNews], Collection[str]]:
         """The tenants that a range changed, except those whose indexes already have it.
 
         Dagster would show those as out of date for ever, since no run follows. A range without a
@@ -117,21 +123,21 @@ class Reporter:
         delta_log = self.runner.get_delta_log(source)
         log, table_id = self.runner.deployment.log, delta_log.get_table_id()
 
-        def changed(range_: Untold) -> Collection[str]:
+        def changed(range_: PendingNews) -> Collection[str]:
             upto = range_.upto.version
-            behind = log.tenants(table_id, behind=upto)
+            behind = log.list_tenants(table_id, behind=upto)
             tenants = None
             if range_.after is not None:
-                tenants = delta_log.changed_tenants(range_.after.version, upto)
-            tenants = {*delta_log.tenants(upto), *behind} if tenants is None else tenants
-            return tenants - (log.tenants(table_id) - behind)
+                tenants = delta_log.list_changed_tenants(range_.after.version, upto)
+            tenants = {*delta_log.list_tenants(upto), *behind} if tenants is None else tenants
+            return tenants - (log.list_tenants(table_id) - behind)
 
         return changed
 
 
 def _extend_pending(
-    pending: list[Untold], last_mark: LogMark | None, mark: LogMark
-) -> list[Untold]:
+    pending: list[PendingNews], last_mark: LogMark | None, mark: LogMark
+) -> list[PendingNews]:
     if mark == last_mark:
         return pending
     after = last_mark.moment if last_mark is not None and _is_newer(mark, last_mark) else None

@@ -18,14 +18,14 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.delta.log.unreadable import catch_panics
 from iscp_dagster.joblog.history import Bookmark
-from iscp_dagster.joblog.protocol import Touched
+from iscp_dagster.joblog.protocol import ChangedTenants
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.planning.declared import compute_terms
-from iscp_dagster.planning.joining import Due, joined
-from iscp_dagster.planning.look import Dispatch, Look, SensorCursor, remember, select_marks
+from iscp_dagster.planning.joining import DueIteration, join_iterations
+from iscp_dagster.planning.look import Dispatch, LookResult, SensorCursor, remember, select_marks
 from iscp_dagster.planning.problems import Problem, make_problem
-from iscp_dagster.planning.watch import Touches, Watch
+from iscp_dagster.planning.watch import TableWatch, TenantsByTable
 from iscp_dagster.sync.deployment import Deployment
 
 MOST_DISPATCHES = 200
@@ -39,8 +39,8 @@ next look, since Dagster limits a tick to a minute."""
 class _RankedIteration:
     """An iteration that may be dispatched, and its place among those of its table."""
 
-    watch: Watch
-    due: Due
+    watch: TableWatch
+    due: DueIteration
     rank: int
     """How many iterations of the same tenant come before it in this look."""
 
@@ -65,7 +65,7 @@ class Runner:
     deployment: Deployment
     sources: Sequence[SourceTable]
     owner: str = "runner"
-    watches: dict[str, Watch] = field(default_factory=dict)
+    watches: dict[str, TableWatch] = field(default_factory=dict)
     scan_seconds: float = 0.0
     """Seconds between two polls of a table in an object store."""
     monotonic: Callable[[], float] = time.monotonic
@@ -82,13 +82,13 @@ class Runner:
     """The bookmark after which the ISCP log has events that some watch has not taken in."""
     _heard_since: Bookmark | None = None
     """The bookmark after which it has the events since the last look began."""
-    latest: Look | None = None
+    latest: LookResult | None = None
 
-    def look(self, cursor: str | None) -> Look:
+    def look(self, cursor: str | None) -> LookResult:
         """Find what is new since `cursor`, queue what is due; a problem stops only its table."""
         self._looks += 1
         before = SensorCursor.parse(cursor)
-        look = Look(forgot=before.unreadable)
+        look = LookResult(forgot=before.unreadable)
         after = SensorCursor(marks=select_marks(before, self.sources))
         events, at_rest = self._read_job_events(before)
         touched, standing = _group_by_table(events), self.deployment.log.list_standing()
@@ -105,21 +105,21 @@ class Runner:
                     left_out.add(source.name)
                     continue
                 self._last_look[source.name] = self._looks
-                watch, last_mark = self._get_watch(source), before.seen(source.name)
+                watch, last_mark = self._get_watch(source), before.get_mark(source.name)
                 if (
                     new
                     and last_mark
                     and at_rest.get(source.name) == compute_terms(source, standing)
                 ):
                     watch.resume(last_mark, at_rest[source.name])
-                mark = watch.take_in(last_mark, touched, standing, poll=self._should_poll(watch))
+                mark = watch.refresh(last_mark, touched, standing, poll=self._should_poll(watch))
                 due += self._collect_due(watch, look)
                 after.marks[source.name] = str(mark)
         self._dispatch_due(due, look)
         self._add_loadable_tenants(look)
         look.left_out = frozenset(left_out)
         self._update_cursor(after, look, at_rest, events)
-        look.risen, look.settled = remember(before, after, look)
+        look.new_problem_tables, look.settled = remember(before, after, look)
         look.cursor = str(after)
         self.latest = look
         return look
@@ -133,15 +133,15 @@ class Runner:
 
         def place(source: SourceTable) -> tuple[bool, int, bool]:
             name = source.name
-            return name in before.told, self._last_look.get(name, 0), name not in before.at_rest
+            return name in before.reported, self._last_look.get(name, 0), name not in before.at_rest
 
         return sorted(self.sources, key=place)
 
-    def _collect_due(self, watch: Watch, look: Look) -> list[_RankedIteration]:
+    def _collect_due(self, watch: TableWatch, look: LookResult) -> list[_RankedIteration]:
         """What is due for the table; puts its tenants and problems into `look`."""
         due = _rank_due(watch)
-        if watch.found is not None:
-            look.present[watch.source.name] = watch.found
+        if watch.found_tenants is not None:
+            look.present[watch.source.name] = watch.found_tenants
         for problem in watch.problems:
             look.add(problem)
         return due
@@ -158,7 +158,7 @@ class Runner:
             if problem not in problems:
                 problems.append(problem)
 
-    def _should_poll(self, watch: Watch) -> bool:
+    def _should_poll(self, watch: TableWatch) -> bool:
         """Whether to poll the table for a commit: in an object store every `scan_seconds`."""
         now, name = self.monotonic(), watch.source.name
         # A look comes a little early or late.
@@ -172,10 +172,10 @@ class Runner:
         """The table's log as this runner reads it."""
         return self._get_watch(source).delta_log
 
-    def _get_watch(self, source: SourceTable) -> Watch:
+    def _get_watch(self, source: SourceTable) -> TableWatch:
         if source.name not in self.watches:
-            delta_log = self.deployment.delta_log(source)
-            self.watches[source.name] = Watch(self.deployment, source, delta_log)
+            delta_log = self.deployment.make_delta_log(source)
+            self.watches[source.name] = TableWatch(self.deployment, source, delta_log)
         return self.watches[source.name]
 
     def _take_table_leases(self) -> frozenset[str]:
@@ -194,44 +194,50 @@ class Runner:
             self._lease_until.pop(name, None)
         return others
 
-    def _read_job_events(self, before: SensorCursor) -> tuple[Touched, Mapping[str, str]]:
+    def _read_job_events(self, before: SensorCursor) -> tuple[ChangedTenants, Mapping[str, str]]:
         """The tenants with job events that not every table has taken in, and the tables at rest.
 
         If the ISCP log does not say what happened, the runner trusts nothing that it remembers.
         """
         log, since = self.deployment.log, self._missed_since
-        events = log.touched(since)
-        if not events.whole:
+        events = log.read_changed_tenants(since)
+        if not events.complete:
             self.watches.clear()
             self._missed_since = events.upto
         self._heard_since = events.upto
-        if before.heard in {None, since}:
-            return events, before.at_rest if events.whole else {}
+        if before.bookmark in {None, since}:
+            return events, before.at_rest if events.complete else {}
         # The bookmark of an earlier runner, or of an older look of this one.
-        assert before.heard is not None
-        earlier_events = log.touched(before.heard)
-        if not earlier_events.whole:
+        assert before.bookmark is not None
+        earlier_events = log.read_changed_tenants(before.bookmark)
+        if not earlier_events.complete:
             return events, {}
-        if self._missed_since is None or before.heard.place < self._missed_since.place:
-            self._missed_since = before.heard
+        if self._missed_since is None or before.bookmark.place < self._missed_since.place:
+            self._missed_since = before.bookmark
         return replace(events, tenants=events.tenants | earlier_events.tenants), before.at_rest
 
     def _update_cursor(
-        self, after: SensorCursor, look: Look, at_rest: Mapping[str, str], events: Touched
+        self,
+        after: SensorCursor,
+        look: LookResult,
+        at_rest: Mapping[str, str],
+        events: ChangedTenants,
     ) -> None:
         """Put into the cursor what spares a runner that starts from it work."""
         skipped = look.left_out - look.elsewhere
         behind = {name for name, watch in self.watches.items() if watch.mark} | at_rest.keys()
         since = self._missed_since if self._missed_since and behind & skipped else events.upto
         # The bookmark must also name the newest entry: a log without it is another one.
-        self._missed_since = replace(self.deployment.log.touched(None).upto, place=since.place)
+        self._missed_since = replace(
+            self.deployment.log.read_changed_tenants(None).upto, place=since.place
+        )
         unsettled = skipped | {problem.table for problem in look.problems}
         after.at_rest = {name: at_rest[name] for name in at_rest.keys() & skipped} | {
             name: watch.terms
             for name, watch in self.watches.items()
             if watch.at_rest and name not in unsettled
         }
-        after.heard = self._missed_since if after.at_rest else None
+        after.bookmark = self._missed_since if after.at_rest else None
 
     def has_new_commit(self) -> bool:
         """Whether a table has a new commit since the last look; costs two stats a table.
@@ -242,9 +248,9 @@ class Runner:
 
     def has_new_event(self) -> bool:
         """Whether something happened to a job since the last look began; one statement."""
-        return bool(self.deployment.log.touched(self._heard_since).tenants)
+        return bool(self.deployment.log.read_changed_tenants(self._heard_since).tenants)
 
-    def _dispatch_due(self, due: list[_RankedIteration], look: Look) -> None:
+    def _dispatch_due(self, due: list[_RankedIteration], look: LookResult) -> None:
         """Queue what is due, highest priority first; within a priority tables take turns."""
         for ranked in _order_by_turns(due)[:MOST_DISPATCHES]:
             if self.ending():
@@ -254,15 +260,19 @@ class Runner:
                 if (queued := ranked.due.enqueue(self.deployment.log, name)) is not None:
                     look.dispatches.append(Dispatch(source=source, iteration=queued, name=name))
 
-    def _add_loadable_tenants(self, look: Look) -> None:
+    def _add_loadable_tenants(self, look: LookResult) -> None:
         """Add to `look.present` the tenants that can be loaded into tables with problems."""
         for source in self.sources:
-            if source.load is not None and source.tenants is not None and look.of(source.name):
+            if (
+                source.load is not None
+                and source.tenants is not None
+                and look.list_problems(source.name)
+            ):
                 with self.catch_problems(source, look.problems):
                     look.present.setdefault(source.name, tuple(source.tenants()))
 
 
-def _group_by_table(events: Touched) -> Touches:
+def _group_by_table(events: ChangedTenants) -> TenantsByTable:
     """The tenants by table id, shortened as in marks."""
     ids = {table_id for table_id, _ in events.tenants}
     shortened = {table_id: LogMark.hash_table_id(table_id) for table_id in ids}
@@ -272,7 +282,7 @@ def _group_by_table(events: Touched) -> Touches:
     return {table: frozenset(tenants) for table, tenants in by_table.items()}
 
 
-def _has_new_commit(watch: Watch) -> bool:
+def _has_new_commit(watch: TableWatch) -> bool:
     if watch.mark is None or not watch.delta_log.files.local:
         return False
     try:
@@ -281,18 +291,18 @@ def _has_new_commit(watch: Watch) -> bool:
         return True
 
 
-def _rank_due(watch: Watch) -> list[_RankedIteration]:
+def _rank_due(watch: TableWatch) -> list[_RankedIteration]:
     """What is due, joined by rank: all tenants' first iterations, then the second, and so on."""
-    by_rank: dict[int, list[Due]] = {}
+    by_rank: dict[int, list[DueIteration]] = {}
     ranks: Counter[str] = Counter()
-    for candidate in watch.due():
+    for candidate in watch.plan_due():
         (tenant,) = candidate.iteration.tenants
         by_rank.setdefault(ranks[tenant], []).append(candidate)
         ranks[tenant] += 1
     return [
         _RankedIteration(watch=watch, due=due, rank=rank)
         for rank, members in by_rank.items()
-        for due in joined(members, watch.delta_log)
+        for due in join_iterations(members, watch.delta_log)
     ]
 
 

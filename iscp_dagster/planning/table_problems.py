@@ -17,7 +17,7 @@ def find_problems(deployment: Deployment, source: SourceTable) -> list[Problem]:
     """All current problems of the table. Reads its log and the ISCP log; starts no Spark."""
     problems = list_mistakes(source)
     try:
-        delta_log = deployment.delta_log(source)
+        delta_log = deployment.make_delta_log(source)
         check_sole(deployment, source, delta_log.get_table_id())
         problems += find_tenantless_rows(source, delta_log.location, delta_log.get_unnamed_size())
         problems += find_stranded_jobs(deployment, source, delta_log.get_table_id())

@@ -25,10 +25,10 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import table_problems
 from iscp_dagster.planning.declared import compute_terms, list_table_specs, make_new_jobs
 from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs, is_in_step
-from iscp_dagster.planning.joining import Due, bounded
+from iscp_dagster.planning.joining import DueIteration, bound_iteration
 from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.problems import Problem, make_problem
-from iscp_dagster.planning.triggers.plan import plan
+from iscp_dagster.planning.triggers.plan import plan_iterations
 from iscp_dagster.sync.deployment import Deployment
 
 GONE = "Table {name} was dropped or recreated: its id was {old} and is now {new}. Register the \
@@ -39,12 +39,12 @@ LOST = "The log of table %s was restored or replaced: %d jobs are rebuilt, becau
 indexes have commits that it lacks (version@microseconds %s)."
 LOGGER = logging.getLogger(__name__)
 
-Touches = Mapping[str, frozenset[str]]
+TenantsByTable = Mapping[str, frozenset[str]]
 """By table id, shortened as in marks, the tenants with an event of one of their jobs."""
 
 
 @dataclass
-class Watch:
+class TableWatch:
     """The watch over `source`; `open` are the tenants that may have something due."""
 
     deployment: Deployment
@@ -54,29 +54,29 @@ class Watch:
     terms: str = ""
     """The terms (`planning.declared`) under which it was begun."""
     open: set[str] = field(default_factory=set)
-    found: tuple[str, ...] | None = None
+    found_tenants: tuple[str, ...] | None = None
     """The tenants that the last `take_in` found; None when nothing happened."""
     problems: list[Problem] = field(default_factory=list)
-    unnamed: TenantSize | None = None
+    tenantless_size: TenantSize | None = None
     """The rows without a tenant."""
     oldest_written: int | None = None
     """A lower bound of the written watermarks of jobs in step; None: not looked up yet."""
-    earlier: frozenset[str] = frozenset()
+    earlier_ids: frozenset[str] = frozenset()
     """The ids of earlier tables of that name that have stranded jobs."""
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing comes due before something happens to the table or one of its jobs."""
-        return self.mark is not None and not (self.open or self.problems or self.earlier)
+        return self.mark is not None and not (self.open or self.problems or self.earlier_ids)
 
     def resume(self, mark: LogMark, terms: str) -> None:
         """Continue from a look in which the table was `at_rest`, as if this watch had been kept."""
         self.mark, self.terms = mark, terms
 
-    def take_in(
+    def refresh(
         self,
         last_mark: LogMark | None,
-        touched: Touches,
+        touched: TenantsByTable,
         standing: Mapping[JobID, JobSpec],
         *,
         poll: bool = True,
@@ -84,10 +84,10 @@ class Watch:
         """Take in the table's log, unless `poll` is false, and the tenants that were touched."""
         unpolled = not poll and self.mark is not None and self.mark == last_mark
         mark = self.mark if unpolled and self.mark else self.delta_log.poll(last_mark)
-        self.found = None
+        self.found_tenants = None
         self.problems = table_problems.list_mistakes(self.source)
         earlier_touched = any(
-            touched.get(LogMark.hash_table_id(earlier)) for earlier in self.earlier
+            touched.get(LogMark.hash_table_id(earlier)) for earlier in self.earlier_ids
         )
         # What is remembered holds only if the cursor agrees with it.
         if (
@@ -105,21 +105,21 @@ class Watch:
         self.open |= touched.get(mark.table, frozenset())
         self.mark = mark
         self.problems += table_problems.find_tenantless_rows(
-            self.source, self.delta_log.location, self.unnamed
+            self.source, self.delta_log.location, self.tenantless_size
         )
-        if self.earlier:
+        if self.earlier_ids:
             table_id = self.delta_log.get_table_id(mark.moment.version)
             self.problems += table_problems.find_stranded_jobs(
                 self.deployment, self.source, table_id
             )
         return mark
 
-    def due(self) -> Iterator[Due]:
+    def plan_due(self) -> Iterator[DueIteration]:
         """The iterations due, each of one tenant; removes tenants that rest from `open`."""
         if not self.open or self.mark is None:
             return
         table_id = self.delta_log.get_table_id(self.mark.moment.version)
-        stored = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
+        stored = self.deployment.log.list_jobs(table_id=table_id, tenants=self.open)
         effective = compute_effective_jobs(self.delta_log, stored, self.mark.moment)
         stored_by_key = {job.key: job for job in stored}
         still_open: set[str] = set()
@@ -128,9 +128,9 @@ class Watch:
             members = list(group)
             planned = self._plan_tenant(members)
             for iteration in planned:
-                step = bounded(self.deployment, feed, iteration, members)
+                step = bound_iteration(self.deployment, feed, iteration, members)
                 jobs = [stored_by_key[key] for key in step.jobs]
-                yield Due(iteration=step, jobs=jobs, cut=step.to < iteration.to)
+                yield DueIteration(iteration=step, jobs=jobs, cut=step.to < iteration.to)
             if planned or not all(map(self._is_at_rest, members)):
                 still_open.add(tenant)
         self.open = still_open
@@ -141,7 +141,7 @@ class Watch:
         latest, now = self.mark.moment, self.deployment.clock()
         return [
             self._extend_to_latest(iteration)
-            for iteration in plan(members, latest, now, refuse=self._add_problem)
+            for iteration in plan_iterations(members, latest, now, refuse=self._add_problem)
         ]
 
     def _extend_to_latest(self, iteration: Iteration) -> Iteration:
@@ -160,11 +160,11 @@ class Watch:
         """Start over: find the tenants, register their jobs, open what may be due."""
         self.terms = compute_terms(self.source, standing)
         table_id = self.delta_log.get_table_id(mark.moment.version)
-        tenants = self.delta_log.tenants(mark.moment.version)
-        self.unnamed = self.delta_log.get_unnamed_size(mark.moment.version)
+        tenants = self.delta_log.list_tenants(mark.moment.version)
+        self.tenantless_size = self.delta_log.get_unnamed_size(mark.moment.version)
         table_problems.check_sole(self.deployment, self.source, table_id)
         self._handle_earlier_jobs(table_id)
-        registered = self.deployment.log.registered(table_id)
+        registered = self.deployment.log.list_registered(table_id)
         after = find_latest_moments(self.deployment.log, self.delta_log, table_id)
         self._register_jobs(table_id, tenants, standing, after, but=registered)
         self._rebuild_lost_jobs(table_id)
@@ -179,7 +179,7 @@ class Watch:
         if versions_behind:
             changed = self._find_changed_tenants(min(versions_behind), mark.moment.version)
             self.open |= self._list_all_tenants(tenants) if changed is None else changed
-        self.found = tuple(tenants)
+        self.found_tenants = tuple(tenants)
 
     def _follow_commits(
         self, before: LogMark, mark: LogMark, standing: Mapping[JobID, JobSpec]
@@ -190,8 +190,8 @@ class Watch:
         if after < upto:
             changed = self._find_changed_tenants(after, upto)
         if after >= upto or self.delta_log.has_unnamed_changes(after, upto):
-            self.unnamed = self.delta_log.get_unnamed_size(upto)
-        tenants = sorted(self.delta_log.tenants() if changed is None else changed)
+            self.tenantless_size = self.delta_log.get_unnamed_size(upto)
+        tenants = sorted(self.delta_log.list_tenants() if changed is None else changed)
         table_problems.check_sole(self.deployment, self.source, table_id, tenants)
         names = [name.job for name in list_table_specs(self.source, standing)]
         self._register_jobs(table_id, tenants, standing, dict.fromkeys(names, before.moment))
@@ -201,7 +201,7 @@ class Watch:
                 (v for _, v, _ in job_versions if v > START.version), default=upto
             )
         self.open |= self._list_all_tenants(tenants) if changed is None else set(tenants)
-        self.found = tuple(tenants)
+        self.found_tenants = tuple(tenants)
 
     def _flush_before_cleanup(self, mark: LogMark) -> None:
         """Flush jobs in step whose next commit the log has lost, and open the tenants behind.
@@ -216,8 +216,8 @@ class Watch:
         ):
             return
         log, table_id = self.deployment.log, self.delta_log.get_table_id(upto)
-        behind = log.tenants(table_id, behind=upto)
-        jobs = log.jobs(table_id=table_id, tenants=behind)
+        behind = log.list_tenants(table_id, behind=upto)
+        jobs = log.list_jobs(table_id=table_id, tenants=behind)
         flush_jobs(log, jobs, compute_effective_jobs(self.delta_log, jobs, mark.moment))
         self.open |= behind
         self.oldest_written = upto
@@ -226,7 +226,7 @@ class Watch:
         """The tenants whose rows read otherwise since `after`; None: maybe all of them."""
         if self.delta_log.find_first_column_change(after, upto) is not None:
             return None
-        return self.delta_log.changed_tenants(after, upto)
+        return self.delta_log.list_changed_tenants(after, upto)
 
     def _has_only_grown(self, before: LogMark, mark: LogMark) -> bool:
         """Whether what is remembered from `before` holds: the table's log has only grown since."""
@@ -240,9 +240,9 @@ class Watch:
         lost_watermarks = {
             str(watermark)
             for watermark in log.list_watermarks(table_id)
-            if not self.delta_log.has(watermark)
+            if not self.delta_log.has_moment(watermark)
         }
-        jobs = log.jobs(table_id=table_id) if lost_watermarks else []
+        jobs = log.list_jobs(table_id=table_id) if lost_watermarks else []
         keys = [job.key for job in jobs if str(job.watermark) in lost_watermarks]
         if keys:
             LOGGER.warning(LOST, self.source.name, len(keys), ", ".join(sorted(lost_watermarks)))
@@ -250,7 +250,7 @@ class Watch:
 
     def _list_all_tenants(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those with jobs, which may have no rows any more."""
-        return {*tenants, *self.deployment.log.tenants(self.delta_log.get_table_id())}
+        return {*tenants, *self.deployment.log.list_tenants(self.delta_log.get_table_id())}
 
     def _register_jobs(
         self,
@@ -266,7 +266,7 @@ class Watch:
         `after`, by job name, is the moment as of which tenants without the job had no rows.
         Skips indexes with stranded jobs: a person decides whether they continue.
         """
-        stranded_names = table_problems.find_stranded_names(self.deployment, self.earlier)
+        stranded_names = table_problems.find_stranded_names(self.deployment, self.earlier_ids)
         all_specs = list_table_specs(self.source, standing)
         specs = {name: spec for name, spec in all_specs.items() if name.job not in stranded_names}
         new_jobs = make_new_jobs(table_id, tenants, specs, but=but)
@@ -284,7 +284,7 @@ class Watch:
             else:
                 message = GONE.format(name=self.source.name, old=earlier, new=table_id)
                 self.deployment.log.mark_stranded(earlier, TableGoneError.code, message)
-        self.earlier = table_problems.find_earlier_ids(self.deployment, self.source, table_id)
+        self.earlier_ids = table_problems.find_earlier_ids(self.deployment, self.source, table_id)
 
     def _is_at_rest(self, job: Job) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""

@@ -21,7 +21,7 @@ def cancel_runs(dagster_home: str, names: Collection[str], spared: Collection[st
                 instance.run_coordinator.cancel_run(run_id)
 
 
-def end(instance: DagsterInstance, run: DagsterRun, reason: str) -> None:
+def report_orphan(instance: DagsterInstance, run: DagsterRun, reason: str) -> None:
     """Report an orphan to Dagster as failed, or as canceled if it was being canceled."""
     if run.status is DagsterRunStatus.CANCELING:
         instance.report_run_canceled(run, reason)

@@ -77,7 +77,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         )
         try:
             ask(socket, what=PING)
-            place = RunServerAddress.at(socket)
+            place = RunServerAddress.from_socket(socket)
         except OSError as error:
             return self._warn_once(socket, error, run)
         # The process that ends the run may not have this one's environment.
@@ -108,7 +108,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
     def terminate(self, run_id: str) -> bool:
         """Interrupt the run; return whether there was anything to interrupt."""
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
-        place = None if run is None or run.is_finished else RunServerAddress.of(run)
+        place = None if run is None or run.is_finished else RunServerAddress.from_run(run)
         if run is None or place is None or not _is_known(place, run):
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         # Must come before the run can say that it was canceled.
@@ -121,7 +121,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             return
         begun = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
         for run in self._instance.get_runs(dg.RunsFilter(statuses=begun)):
-            if is_iteration(run) and RunServerAddress.of(run) is None:
+            if is_iteration(run) and RunServerAddress.from_run(run) is None:
                 try:
                     self.terminate(run.run_id)
                 except dg.DagsterError as error:
@@ -149,7 +149,7 @@ def _is_known(place: RunServerAddress, run: dg.DagsterRun) -> bool:
 
 def _is_gone(run: dg.DagsterRun) -> bool:
     """Whether the run's process is known to have ended."""
-    place = RunServerAddress.of(run)
+    place = RunServerAddress.from_run(run)
     if place is None:
         return False
     try:

@@ -15,7 +15,7 @@ DISPATCH_TAG = "iscp/dispatch"
 """Names the iteration that a run was started for; the log's `run_id` until the run begins."""
 BY_HAND_TAG = "iscp/by_hand"
 """Marks the runs of iterations that were started by a person, a schedule or a backfill."""
-WORKED = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+ACTIVE_STATUSES = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 """The statuses of runs that have begun and not ended."""
 _IDENTITY = "iscp/identity"
 

@@ -33,12 +33,12 @@ class RunServerAddress:
     name: str
 
     @classmethod
-    def at(cls, socket: str) -> RunServerAddress:
+    def from_socket(cls, socket: str) -> RunServerAddress:
         """The place of the socket. Raises FileNotFoundError if no server has ever been there."""
         return cls(socket=socket, name=_get_lock_path(socket).read_text())
 
     @classmethod
-    def of(cls, run: DagsterRun) -> RunServerAddress | None:
+    def from_run(cls, run: DagsterRun) -> RunServerAddress | None:
         """The place of the server that has the run; None if a code server has it, or nobody yet.
 
         Dagster copies tags to a run that repeats another, so the tag counts only with the run's id.
@@ -55,7 +55,7 @@ class RunServerAddress:
     def is_here(self) -> bool:
         """Whether this process sees the same place under the socket's path."""
         with suppress(OSError):
-            return RunServerAddress.at(self.socket) == self
+            return RunServerAddress.from_socket(self.socket) == self
         return False
 
     @property
@@ -67,7 +67,7 @@ class RunServerAddress:
         return False
 
 
-def take(socket: str) -> RunServerAddress:
+def lock_address(socket: str) -> RunServerAddress:
     """Take the place for as long as this process, or a fork of it, lives.
 
     Waits for an earlier server and its runs to end. Raises UnavailableError if they do not.

@@ -19,7 +19,7 @@ PAGE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruned:
+class PruneResult:
     """How many runs were deleted, and how many stay since they made a partition's latest event."""
 
     runs: int
@@ -34,7 +34,7 @@ def prune_runs(
     assets: Mapping[dg.AssetKey, dg.DagsterEventType],
     most: int,
     dry_run: bool = False,
-) -> Pruned:
+) -> PruneResult:
     """Delete up to `most` successful runs of `jobs` that ended `before`, each job's oldest first.
 
     Deletes only dispatched runs, none that a person started, and none that made some partition's
@@ -46,7 +46,7 @@ def prune_runs(
     deletable = list(islice((run for run in ended_runs if run.run_id not in kept_ids), most))
     for run in deletable if not dry_run else ():
         _delete_run(instance, run.run_id)
-    return Pruned(runs=len(deletable), kept=sum(run.run_id in kept_ids for run in ended_runs))
+    return PruneResult(runs=len(deletable), kept=sum(run.run_id in kept_ids for run in ended_runs))
 
 
 def _list_ended_runs(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.runs.place import RunServerAddress, take
+from iscp_dagster.runs.place import RunServerAddress, lock_address
 
 if TYPE_CHECKING:
     from dagster import DagsterRun
@@ -91,10 +91,10 @@ class _Caller:
     """A connection whose request is not complete yet."""
 
     connection: socket.socket
-    until: float = field(default_factory=lambda: time.monotonic() + ANSWER_SECONDS)
+    deadline: float = field(default_factory=lambda: time.monotonic() + ANSWER_SECONDS)
     received: bytearray = field(default_factory=bytearray)
 
-    def request(self) -> Mapping[str, Any] | None:
+    def read_request(self) -> Mapping[str, Any] | None:
         """Read what has arrived; the request, or None if it is not complete yet.
 
         Raises ValueError for an invalid one.
@@ -147,12 +147,12 @@ class RunServer:
             else:
                 self._accept_caller()
         now = time.monotonic()
-        for caller in [caller for caller in self._callers.values() if caller.until <= now]:
+        for caller in [caller for caller in self._callers.values() if caller.deadline <= now]:
             self._close_caller(caller)
 
     def _compute_timeout(self) -> float | None:
         """Milliseconds until the first caller has been silent for too long."""
-        remaining = [caller.until - time.monotonic() for caller in self._callers.values()]
+        remaining = [caller.deadline - time.monotonic() for caller in self._callers.values()]
         return math.ceil(max(0.0, min(remaining)) * 1_000) if remaining else None
 
     def _accept_caller(self) -> None:
@@ -163,7 +163,7 @@ class RunServer:
 
     def _serve_caller(self, caller: _Caller) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            request = caller.request()
+            request = caller.read_request()
             if request is None:
                 return
             self._answer_request(request, caller.connection)
@@ -290,12 +290,12 @@ def end_runs(is_left_behind: Callable[[DagsterRun], bool]) -> None:
     """End DAGSTER_HOME's runs that should have a worker and for which `is_left_behind` holds."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
-    from iscp_dagster.runs.cancel import end
+    from iscp_dagster.runs.cancel import report_orphan
 
     worked = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     with DagsterInstance.get() as instance:
         for run in filter(is_left_behind, instance.get_runs(RunsFilter(statuses=worked))):
-            end(instance, run, LEFT_BEHIND)
+            report_orphan(instance, run, LEFT_BEHIND)
 
 
 def ask(path: str, **request: Any) -> Mapping[str, Any]:
@@ -323,18 +323,18 @@ def main(path: str) -> None:
     Fails the runs that an earlier server left behind: none of them lives any more.
     """
     try:
-        name = take(path).name
+        name = lock_address(path).name
     except UnavailableError as error:
         sys.exit(str(error))
     for module in PRELOADED:
         import_module(module)
     # Imports Dagster, which clients of this module should not have to.
-    from iscp_dagster.runs.migrations import remember
+    from iscp_dagster.runs.migrations import cache_migrations
 
-    remember()
+    cache_migrations()
 
     def is_left_behind(run: DagsterRun) -> bool:
-        place = RunServerAddress.of(run)
+        place = RunServerAddress.from_run(run)
         return place is not None and place.name == name
 
     # In its own process: reading a storage may start threads, and this process must not have any.

@@ -44,9 +44,9 @@ class SqliteStorage(InDagsterHome, DagsterSqliteStorage):
     def __init__(self, base_dir: str, inst_data: Any = None) -> None:
         self.base_dir = base_dir
         with _lock_folder(base_dir):
-            self._run_storage = Runs.from_local(_runs_directory(base_dir))
-            self._event_log_storage = Events(_event_logs_directory(base_dir))
-            self._schedule_storage = Ticks.from_local(_schedule_directory(base_dir))
+            self._run_storage = CachedRunStorage.from_local(_runs_directory(base_dir))
+            self._event_log_storage = CachedEventStorage(_event_logs_directory(base_dir))
+            self._schedule_storage = CachedTickStorage.from_local(_schedule_directory(base_dir))
         self._inst_data = inst_data
         super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
 
@@ -80,15 +80,15 @@ class _CachedEngineMixin:
             yield connection
 
 
-class Runs(_CachedEngineMixin, SqliteRunStorage):
+class CachedRunStorage(_CachedEngineMixin, SqliteRunStorage):
     """Runs, their tags, and the daemons' heartbeats."""
 
 
-class Ticks(_CachedEngineMixin, SqliteScheduleStorage):
+class CachedTickStorage(_CachedEngineMixin, SqliteScheduleStorage):
     """The ticks of sensors and schedules, and their cursors."""
 
 
-class Events(SqliteEventLogStorage):
+class CachedEventStorage(SqliteEventLogStorage):
     """Events: each run's in a file of its own, and the assets' also in the index.
 
     DAGSTER_EVENT_BATCH_SIZE says how many events a batch may have; if it is not set, Dagster

@@ -44,7 +44,7 @@ class Access(Protocol):
     """Checks tokens. Both members may block: they may read a file or call a user's function."""
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether it needs no tokens."""
         ...
 
@@ -57,7 +57,7 @@ class Access(Protocol):
 class OpenAccess:
     """No tokens are configured: every request that reaches the server sees every tenant."""
 
-    open: bool = True
+    is_open: bool = True
 
     def identify_viewer(self, token: str | None) -> Viewer:
         del token
@@ -72,7 +72,7 @@ class FileAccess:
     """
 
     path: Path
-    open: bool = False
+    is_open: bool = False
     _read: tuple[tuple[int, int, int], Mapping[str, Viewer]] | None = field(
         default=None, repr=False
     )
@@ -103,14 +103,14 @@ class FunctionAccess:
     """A user's function from a token to its tenants; None or an empty list for an unknown token."""
 
     function: Callable[[str], Any]
-    named: str
-    open: bool = False
+    import_path: str
+    is_open: bool = False
 
     def identify_viewer(self, token: str | None) -> Viewer:
         tenants = self._call_function(token) if token is not None else None
         if not tenants:
             raise _make_unknown_error(token)
-        return _parse_viewer(tenants, f"The function {self.named} returned")
+        return _parse_viewer(tenants, f"The function {self.import_path} returned")
 
     def _call_function(self, token: str) -> Any:
         try:
@@ -120,11 +120,11 @@ class FunctionAccess:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             location = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise ConfigError(
-                f"The function {self.named} failed: {type(error).__name__} in {location}."
+                f"The function {self.import_path} failed: {type(error).__name__} in {location}."
             ) from None
 
 
-def access(setting: str) -> Access:
+def load_access(setting: str) -> Access:
     """Return the access that a setting names: a file, or a function as `module:name`; empty: open.
 
     Raises ConfigError for a function that cannot be imported, or a file that cannot be used.
@@ -132,7 +132,9 @@ def access(setting: str) -> Access:
     if not setting:
         return OpenAccess()
     if _FUNCTION.fullmatch(setting) and not Path(setting).exists():
-        return FunctionAccess(function=import_object(setting, "function of tokens"), named=setting)
+        return FunctionAccess(
+            function=import_object(setting, "function of tokens"), import_path=setting
+        )
     file_access = FileAccess(Path(setting))
     file_access._read_tokens()  # noqa: SLF001 - reports a mistake in the file at startup
     return file_access

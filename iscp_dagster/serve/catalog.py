@@ -32,12 +32,12 @@ _COLUMNS = (
 _LOGGER = logging.getLogger(__name__)
 TIMESTAMP_FIELD = "ts_timestamp"
 """The source timestamp beside a change, which is never a field of the row."""
-HIDDEN = RESERVED_COLUMNS | TAKEN
+HIDDEN_COLUMNS = RESERVED_COLUMNS | TAKEN
 """Columns that no row shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalog:
+class ServedCatalog:
     """What the schema is made from."""
 
     queries: Mapping[str, ServedIndex] = field(default_factory=dict)
@@ -48,20 +48,20 @@ class Catalog:
     """Fields of declared indexes that are not built yet, or cannot be served now."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
-    waiting: tuple[str, ...] = ()
+    unbuilt_notes: tuple[str, ...] = ()
     """What is not built yet."""
 
 
-Binary = Callable[[ServedIndex, Mapping[str, str]], Collection[str]]
+BinaryColumnFinder = Callable[[ServedIndex, Mapping[str, str]], Collection[str]]
 """Gets an index and its columns' types, and returns the names of its binary columns."""
 
 
 def read_catalog(
     tables: Sequence[SourceTable],
     endpoints: Sequence[Endpoint],
-    binary: Binary,
-    earlier: Catalog | None = None,
-) -> Catalog:
+    find_binary: BinaryColumnFinder,
+    earlier: ServedCatalog | None = None,
+) -> ServedCatalog:
     """Return the tables' indexes that can be served now.
 
     If two columns or two indexes would have one name in GraphQL, the second is left out, and so is
@@ -72,22 +72,22 @@ def read_catalog(
     # Names do not depend on what is built, so they are stable.
     candidates, notes = choose_served(declared)
     types_by_view = _read_view_columns(
-        [(shard, served.view) for served in candidates for shard in served.places]
+        [(shard, served.view) for served in candidates for shard in served.shards]
     )
     waiting: list[str] = []
     ready, unbuilt = [], []
     for candidate in candidates:
         types = [
             types_by_view[shard, candidate.view]
-            for shard in candidate.places
+            for shard in candidate.shards
             if (shard, candidate.view) in types_by_view
         ]
         served = None
-        if len(types) == len(candidate.places) and all(types):
-            served = _complete_index(candidate, types[0], binary, notes) or _find_earlier(
+        if len(types) == len(candidate.shards) and all(types):
+            served = _complete_index(candidate, types[0], find_binary, notes) or _find_earlier(
                 candidate, earlier
             )
-        elif len(types) == len(candidate.places):
+        elif len(types) == len(candidate.shards):
             waiting.append(f"{candidate.source.name}/{candidate.index.shown} is not built yet.")
         else:
             notes.append(f"{candidate.field}: its ClickHouse does not answer now.")
@@ -96,15 +96,15 @@ def read_catalog(
             unbuilt.append(candidate.field)
         else:
             ready.append(served)
-    return replace(_build_catalog(ready, unbuilt, notes), waiting=tuple(waiting))
+    return replace(_build_catalog(ready, unbuilt, notes), unbuilt_notes=tuple(waiting))
 
 
 def _complete_index(
-    served: ServedIndex, types: Mapping[str, str], binary: Binary, notes: list[str]
+    served: ServedIndex, types: Mapping[str, str], find_binary: BinaryColumnFinder, notes: list[str]
 ) -> ServedIndex | None:
     """Return the index with its columns; None, with a note, if it cannot be served now."""
     try:
-        binary_columns = binary(served, types)
+        binary_columns = find_binary(served, types)
     except Exception as error:  # noqa: BLE001 - a table's error leaves out only that table
         _LOGGER.warning("%s is not served: %s", served.field, error)
         notes.append(f"{served.field}: its table's Delta log cannot be read now.")
@@ -112,10 +112,10 @@ def _complete_index(
     return _add_columns(served, types, binary_columns, notes)
 
 
-def _find_earlier(served: ServedIndex, earlier: Catalog | None) -> ServedIndex | None:
+def _find_earlier(served: ServedIndex, earlier: ServedCatalog | None) -> ServedIndex | None:
     indexes = (*earlier.queries.values(), *earlier.changes.values()) if earlier else ()
     return next(
-        (index for index in indexes if (index.view, index.places) == (served.view, served.places)),
+        (index for index in indexes if (index.view, index.shards) == (served.view, served.shards)),
         None,
     )
 
@@ -141,7 +141,7 @@ def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator
             field=get_field_name(table, indexes[0]),
             source=table,
             index=indexes[0],
-            places=places,
+            shards=places,
             view=view_name(table.table, name),
             columns=(),
         )
@@ -179,8 +179,8 @@ def _read_view_columns(
 
 
 def _read_shard_columns(shard: Shard, views: Sequence[str]) -> dict[str, dict[str, str]]:
-    with shard.endpoint.errors("look for the indexes' views"):
-        rows = shard.endpoint.client().query(
+    with shard.endpoint.translate_errors("look for the indexes' views"):
+        rows = shard.endpoint.get_client().query(
             _COLUMNS, parameters={"database": shard.database, "views": views}
         )
     columns: dict[str, dict[str, str]] = {view: {} for view in views}
@@ -190,14 +190,14 @@ def _read_shard_columns(shard: Shard, views: Sequence[str]) -> dict[str, dict[st
 
 
 def _add_columns(
-    served: ServedIndex, types: Mapping[str, str], binary: Collection[str], notes: list[str]
+    served: ServedIndex, types: Mapping[str, str], binary_columns: Collection[str], notes: list[str]
 ) -> ServedIndex:
     nameable: list[Column] = []
     hidden: list[Column] = []
     for name, type_ in types.items():
-        if name in HIDDEN:
+        if name in HIDDEN_COLUMNS:
             continue
-        column = _parse_column(name, type_, binary=name in binary)
+        column = _parse_column(name, type_, binary=name in binary_columns)
         if column is None or column.field == TIMESTAMP_FIELD:
             reason = _explain_omission(column, type_)
             notes.append(f"{served.field} is without its column {name!r}: {reason}.")
@@ -226,10 +226,10 @@ def _explain_omission(column: Column | None, type_: str) -> str:
 
 def _build_catalog(
     indexes: Sequence[ServedIndex], unbuilt: Sequence[str], notes: Sequence[str]
-) -> Catalog:
+) -> ServedCatalog:
     changes = {served.field: served for served in indexes if served.index.of_images}
     plain = {served.field: served for served in indexes if not served.index.of_images}
-    return Catalog(
+    return ServedCatalog(
         queries={**changes, **plain},
         changes=changes,
         unbuilt=frozenset(unbuilt) - {*plain, *changes},

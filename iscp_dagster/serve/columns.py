@@ -18,13 +18,13 @@ from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.types.stored import can_hold_null
-from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType
+from iscp_dagster.clickhouse.types.typetext import FLOATS, ClickHouseType
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.scalars import Scalar
 
 _UNNAMABLE = re.compile(r"[^_A-Za-z0-9]")
 _WHOLE = re.compile(r"(U?)Int(8|16|32|64|128|256)")
-_BY_NAME: Mapping[str, Scalar] = MappingProxyType(
+_SCALARS_BY_TYPE: Mapping[str, Scalar] = MappingProxyType(
     {
         "Bool": scalars.BOOLEAN,
         **dict.fromkeys(("Int8", "Int16", "Int32", "UInt8", "UInt16"), scalars.INT),
@@ -45,10 +45,10 @@ _BY_NAME: Mapping[str, Scalar] = MappingProxyType(
         ),
     }
 )
-AS_TEXT = frozenset({"FixedString", "Enum8", "Enum16", "IPv4", "IPv6"})
+COMPARED_AS_TEXT = frozenset({"FixedString", "Enum8", "Enum16", "IPv4", "IPv6"})
 """Types that ClickHouse does not order as texts, although the source's values are texts."""
 _SHORT_FLOATS = frozenset({"Float32", "BFloat16"})
-BINARY = frozenset({"String", "FixedString"})
+BINARY_TYPES = frozenset({"String", "FixedString"})
 """Types that may keep bytes."""
 
 
@@ -58,9 +58,9 @@ class Column:
 
     name: str
     field: str
-    type: ChType
+    type: ClickHouseType
     scalar: Scalar
-    lists: int = 0
+    list_depth: int = 0
     """How many lists are around the scalar."""
 
     @property
@@ -70,43 +70,43 @@ class Column:
     @property
     def element(self) -> Column:
         """The column of its lists' elements; only for a column of lists."""
-        return replace(self, type=self.type.bare.parts[0], lists=self.lists - 1)
+        return replace(self, type=self.type.bare.parts[0], list_depth=self.list_depth - 1)
 
     @property
-    def compares(self) -> bool:
+    def is_comparable(self) -> bool:
         """Whether `where` and `order_by` have it."""
-        return not self.lists and self.scalar not in {scalars.JSON, scalars.BYTES}
+        return not self.list_depth and self.scalar not in {scalars.JSON, scalars.BYTES}
 
     @property
-    def nulls(self) -> bool:
+    def is_null_only(self) -> bool:
         """Whether `where` can only test it for null."""
-        return not self.compares and can_hold_null(self.type)
+        return not self.is_comparable and can_hold_null(self.type)
 
     @property
-    def selected(self) -> str:
+    def select_sql(self) -> str:
         """Its SQL in a SELECT, whose JSON is the field's value."""
         quoted = quote_identifier(self.name)
         if self.type.bare.name == "BFloat16":
             return f"toFloat32({quoted})"
         return f"base64Encode({quoted})" if self.scalar is scalars.BYTES else quoted
 
-    def value(self, raw: Any) -> Any:
+    def to_comparable(self, raw: Any) -> Any:
         """Return the comparable form of a value in an answer, which must not be null."""
-        comparable = self.scalar.read(raw)
+        comparable = self.scalar.parse(raw)
         if self.type.bare.name not in _SHORT_FLOATS or math.isinf(comparable):
             return comparable
         # ClickHouse writes only as many digits as distinguish floats of 32 bits.
         return struct.unpack("f", struct.pack("f", comparable))[0]
 
     @property
-    def ordered(self) -> str:
+    def order_sql(self) -> str:
         """Its SQL in ORDER BY, ordered as the source's values are."""
         return self.render_operand("_lt")[0]
 
     def render_operand(self, operator: str) -> tuple[str, str]:
         """Return its SQL in a comparison, and the ClickHouse type of the parameter beside it."""
         quoted, bare_type = quote_identifier(self.name), self.type.bare
-        if bare_type.name in AS_TEXT or (
+        if bare_type.name in COMPARED_AS_TEXT or (
             bare_type.name == "UUID" and operator not in {"_eq", "_neq"}
         ):
             return f"toString({quoted})", "String"
@@ -134,7 +134,7 @@ def to_graphql_name(name: str) -> str:
     return re.sub(r"^__+", "_", valid)
 
 
-def build_column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
+def build_column(name: str, type_: ClickHouseType, *, binary: bool = False) -> Column | None:
     """Return the column as GraphQL has it; None if GraphQL has no such type.
 
     With `binary`, its texts are bytes of the source, which need not be UTF-8.
@@ -143,15 +143,17 @@ def build_column(name: str, type_: ChType, *, binary: bool = False) -> Column | 
     while inner.bare.name == "Array":
         lists, inner = lists + 1, inner.bare.parts[0]
     bare_type = inner.bare
-    scalar = _BY_NAME.get(bare_type.name)
+    scalar = _SCALARS_BY_TYPE.get(bare_type.name)
     if binary:
-        scalar = scalars.BYTES if bare_type.name in BINARY and not lists else None
+        scalar = scalars.BYTES if bare_type.name in BINARY_TYPES and not lists else None
     if scalar is None:
         return None
-    return Column(name=name, field=to_graphql_name(name), type=type_, scalar=scalar, lists=lists)
+    return Column(
+        name=name, field=to_graphql_name(name), type=type_, scalar=scalar, list_depth=lists
+    )
 
 
-def _derive_grid(bare_type: ChType) -> tuple[Fraction, int, int] | None:
+def _derive_grid(bare_type: ClickHouseType) -> tuple[Fraction, int, int] | None:
     if match := _WHOLE.fullmatch(bare_type.name):
         bits = int(match[2])
         step, half = Fraction(1), 2 ** (bits - 1)
@@ -160,8 +162,8 @@ def _derive_grid(bare_type: ChType) -> tuple[Fraction, int, int] | None:
         precision, scale = bare_type.numbers
         highest = 10**precision - 1
         return Fraction(1, 10**scale), -highest, highest
-    if bare_type.name in _DAYS:
-        return (Fraction(1), *_DAYS[bare_type.name])
+    if bare_type.name in _DAY_RANGES:
+        return (Fraction(1), *_DAY_RANGES[bare_type.name])
     if bare_type.name == "DateTime":
         return Fraction(scalars.NANOS), 0, 2**32 - 1
     if bare_type.name == "DateTime64":
@@ -169,7 +171,7 @@ def _derive_grid(bare_type: ChType) -> tuple[Fraction, int, int] | None:
     return None
 
 
-_DAYS: Mapping[str, tuple[int, int]] = MappingProxyType(
+_DAY_RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"Date": (0, 65_535), "Date32": (-25_567, 120_529)}
 )
 """The first and last day that a type holds, in days since 1970."""

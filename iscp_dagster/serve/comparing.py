@@ -20,13 +20,13 @@ from iscp_dagster.serve.columns import Column
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
     {"_eq": eq, "_neq": ne, "_gt": gt, "_gte": ge, "_lt": lt, "_lte": le}
 )
-SQL: Mapping[str, str] = MappingProxyType(
+SQL_OPERATORS: Mapping[str, str] = MappingProxyType(
     {"_eq": "=", "_neq": "!=", "_gt": ">", "_gte": ">=", "_lt": "<", "_lte": "<="}
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted:
+class FittedComparison:
     """A comparison by `operator` with `value`; a column with a grid counts it in steps.
 
     Without an operator, `always` is the result for each value that is not null.
@@ -34,27 +34,29 @@ class Fitted:
 
     operator: str = ""
     value: Any = None
-    always: bool = False
+    constant_result: bool = False
 
 
-def fitted(column: Column, operator: str, value: Any) -> Fitted:
+def fit_comparison(column: Column, operator: str, value: Any) -> FittedComparison:
     """Return the comparison of the column with a comparable value, as ClickHouse can compute it."""
     if column.grid is None:
-        return Fitted(operator=operator, value=value)
+        return FittedComparison(operator=operator, value=value)
     step, lowest, highest = column.grid
     steps = Fraction(value) / step
     below, above = math.floor(steps), math.ceil(steps)
     if operator in {"_eq", "_neq"}:
         exact = below == above and lowest <= below <= highest
         return (
-            Fitted(operator=operator, value=below) if exact else Fitted(always=operator == "_neq")
+            FittedComparison(operator=operator, value=below)
+            if exact
+            else FittedComparison(constant_result=operator == "_neq")
         )
     # x > v becomes x > the nearest value below v, and x >= v becomes x >= the one above.
     neighbour = below if operator in {"_gt", "_lte"} else above
     result = _find_constant_result(operator, neighbour, lowest, highest)
     if result is not None:
-        return Fitted(always=result)
-    return Fitted(operator=operator, value=neighbour)
+        return FittedComparison(constant_result=result)
+    return FittedComparison(operator=operator, value=neighbour)
 
 
 def _find_constant_result(operator: str, neighbour: int, lowest: int, highest: int) -> bool | None:

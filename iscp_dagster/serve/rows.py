@@ -16,7 +16,7 @@ from iscp_dagster.serve.columns import Column
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-JSON_FORM: Mapping[str, int | str] = MappingProxyType(
+JSON_SETTINGS: Mapping[str, int | str] = MappingProxyType(
     {
         "output_format_json_quote_64bit_integers": 1,
         "output_format_json_quote_decimals": 1,
@@ -35,7 +35,7 @@ _FLOATS = MappingProxyType({"nan": "NaN", "-nan": "NaN", "inf": "Infinity", "-in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class QueryLimits:
     """What one query of ClickHouse may cost."""
 
     seconds: float = 20
@@ -43,7 +43,7 @@ class Limits:
     """The most rows of a result."""
     bytes: int = 64 * 1024 * 1024
     """The most bytes of a result."""
-    spend: Callable[[int], None] = field(default=lambda _: None, repr=False)
+    charge_bytes: Callable[[int], None] = field(default=lambda _: None, repr=False)
     """Called with the bytes that were read; may raise."""
 
     @property
@@ -56,29 +56,29 @@ class Limits:
         }
 
 
-def select_list(columns: Sequence[Column]) -> str:
+def render_select_list(columns: Sequence[Column]) -> str:
     """Return the SELECT list that `rows` reads the columns from."""
-    return ", ".join(column.selected for column in columns)
+    return ", ".join(column.select_sql for column in columns)
 
 
-def rows(
+def query_rows(
     endpoint: Endpoint,
     query: str,
     parameters: Mapping[str, str],
     columns: Sequence[Column],
-    limits: Limits,
+    limits: QueryLimits,
 ) -> list[dict[str, Any]]:
     """Return the rows of a SELECT of exactly these columns, by their GraphQL names.
 
     Raises UnavailableError, ClickHouseBusyError (also when it takes too long) and ClickHouseError.
     """
-    with endpoint.errors("query an index"):
+    with endpoint.translate_errors("query an index"):
         answer = _get_client(endpoint).raw_query(
             f"{query}\nFORMAT JSONCompactEachRow",
             parameters=dict(parameters),
-            settings={**JSON_FORM, **limits.settings, **endpoint.read_settings},
+            settings={**JSON_SETTINGS, **limits.settings, **endpoint.read_settings},
         )
-    limits.spend(len(answer))
+    limits.charge_bytes(len(answer))
     names = [column.field for column in columns]
     formatters = [_get_formatter(column) for column in columns]
     return [

@@ -56,9 +56,9 @@ class Scalar:
     """
 
     name: str
-    says: str
-    read: Callable[[Any], Any]
-    own: bool = True
+    description: str
+    parse: Callable[[Any], Any]
+    is_custom: bool = True
 
 
 def _make_value_error(value: object, expected: str) -> BadValueError:
@@ -66,7 +66,7 @@ def _make_value_error(value: object, expected: str) -> BadValueError:
     return BadValueError(f"{quoted[:80]} is not a {expected}.")
 
 
-def text(value: object) -> str:
+def parse_text(value: object) -> str:
     """Read a text. Raises BadValueError for one that UTF-8 cannot encode."""
     if not isinstance(value, str):
         raise _make_value_error(value, "text")
@@ -155,35 +155,41 @@ def _keep_value(value: object) -> object:
     return value
 
 
-BOOLEAN = Scalar(name="Boolean", says="true or false", read=_parse_boolean, own=False)
-INT = Scalar(name="Int", says="a whole number of 32 bits", read=_parse_int, own=False)
-STRING = Scalar(name="String", says="a text", read=text, own=False)
+BOOLEAN = Scalar(name="Boolean", description="true or false", parse=_parse_boolean, is_custom=False)
+INT = Scalar(name="Int", description="a whole number of 32 bits", parse=_parse_int, is_custom=False)
+STRING = Scalar(name="String", description="a text", parse=parse_text, is_custom=False)
 INT64 = Scalar(
     name="Int64",
-    says="A whole number of up to 64 bits, as a text: JSON's readers round beyond 2^53.",
-    read=_parse_int,
+    description="A whole number of up to 64 bits, as a text: JSON's readers round beyond 2^53.",
+    parse=_parse_int,
 )
 BIG_INT = Scalar(
-    name="BigInt", says="A whole number of up to 256 bits, as a text.", read=_parse_int
+    name="BigInt", description="A whole number of up to 256 bits, as a text.", parse=_parse_int
 )
 FLOAT64 = Scalar(
     name="Float64",
-    says='A number, or "NaN", "Infinity" or "-Infinity". NaN equals NaN and is the largest.',
-    read=_parse_float,
+    description='A number, or "NaN", "Infinity" or "-Infinity". NaN equals NaN and is the largest.',
+    parse=_parse_float,
 )
 DECIMAL = Scalar(
-    name="Decimal", says='An exact decimal number, as a text: "1.50".', read=_parse_decimal
+    name="Decimal", description='An exact decimal number, as a text: "1.50".', parse=_parse_decimal
 )
-DATE = Scalar(name="Date", says='A day: "YYYY-MM-DD".', read=_parse_date)
+DATE = Scalar(name="Date", description='A day: "YYYY-MM-DD".', parse=_parse_date)
 TIMESTAMP = Scalar(
     name="Timestamp",
-    says='A moment in UTC: "YYYY-MM-DDThh:mm:ss.ffffffZ". A literal may have another zone; without '
-    "one it is in UTC.",
-    read=_parse_timestamp,
+    description='A moment in UTC: "YYYY-MM-DDThh:mm:ss.ffffffZ". A literal may have another zone; '
+    "without one it is in UTC.",
+    parse=_parse_timestamp,
 )
-UUID = Scalar(name="UUID", says="A UUID in lower case. They compare as texts.", read=_parse_uuid)
-BYTES = Scalar(name="Bytes", says="Bytes in base64. `where` cannot use them.", read=_keep_value)
-JSON = Scalar(name="JSON", says="A structure, as JSON. `where` cannot use it.", read=_keep_value)
+UUID = Scalar(
+    name="UUID", description="A UUID in lower case. They compare as texts.", parse=_parse_uuid
+)
+BYTES = Scalar(
+    name="Bytes", description="Bytes in base64. `where` cannot use them.", parse=_keep_value
+)
+JSON = Scalar(
+    name="JSON", description="A structure, as JSON. `where` cannot use it.", parse=_keep_value
+)
 
 SCALARS: Mapping[str, Scalar] = MappingProxyType(
     {

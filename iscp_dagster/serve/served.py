@@ -15,18 +15,18 @@ from iscp_dagster.serve.columns import Column, build_column
 from iscp_dagster.serve.scalars import SCALARS
 
 MIRROR, CHANGES = "mirror", "changes"
-CONDITIONS = frozenset({"_and", "_or", "_not"})
+LOGICAL_OPERATORS = frozenset({"_and", "_or", "_not"})
 """What a `where` has beside the columns."""
-ARGUMENTS = frozenset({"where", "order_by", "limit", "offset"})
+PAGE_ARGUMENTS = frozenset({"where", "order_by", "limit", "offset"})
 """The arguments of every query field that pages over rows."""
 NAMES_FIELD = "_tables"
 """The field that lists the others."""
-COMPARISON = "_comparison_exp"
-BUILT_IN = frozenset(
+COMPARISON_SUFFIX = "_comparison_exp"
+RESERVED_NAMES = frozenset(
     {
         *("Query", "Subscription", "order_by", "operation", NAMES_FIELD),
         *SCALARS,
-        *(f"{name}{COMPARISON}" for name in (*SCALARS, "null")),
+        *(f"{name}{COMPARISON_SUFFIX}" for name in (*SCALARS, "null")),
     }
 )
 """Names that no table can have."""
@@ -48,7 +48,7 @@ class ServedIndex:
     source: SourceTable
     index: IndexKind
     """The index; of a sharded one, its first shard."""
-    places: tuple[Shard, ...]
+    shards: tuple[Shard, ...]
     """Every shard."""
     view: str
     columns: tuple[Column, ...]
@@ -71,18 +71,18 @@ class ServedIndex:
         An argument with the name of one that every index has is left out, as is one of a type that
         GraphQL does not have.
         """
-        searches = self.index.searches()
+        searches = self.index.list_searches()
         columns = {
             name: build_column(name, parse_type(search.type)) for name, search in searches.items()
         }
         return {
             name: (searches[name], column)
             for name, column in columns.items()
-            if column is not None and name not in ARGUMENTS
+            if column is not None and name not in PAGE_ARGUMENTS
         }
 
     @cached_property
-    def identity(self) -> tuple[Column, ...]:
+    def identity_columns(self) -> tuple[Column, ...]:
         """Tenant and key columns, the last in every order."""
         names = dict.fromkeys((*([self.source.tenant] if self.source.tenant else []), *self.keys))
         return tuple(column for name in names if (column := self._find_column(name)))
@@ -124,7 +124,7 @@ def choose_columns(columns: Sequence[Column], index_field: str) -> tuple[list[Co
     omissions = []
     for column in columns:
         namesake = by_field.get(column.field)
-        if namesake is None and column.field not in CONDITIONS:
+        if namesake is None and column.field not in LOGICAL_OPERATORS:
             by_field[column.field] = column
             continue
         owner = f"the column {namesake.name!r}" if namesake else "a condition"
@@ -138,8 +138,8 @@ def choose_columns(columns: Sequence[Column], index_field: str) -> tuple[list[Co
 def _find_clash(served: ServedIndex, owners: dict[str, str]) -> str:
     for name in _list_names(served):
         current_owner = owners.get(name, _get_owner(served))
-        if name in BUILT_IN or current_owner != _get_owner(served):
-            usage = "reserved by GraphQL" if name in BUILT_IN else f"used by {current_owner}"
+        if name in RESERVED_NAMES or current_owner != _get_owner(served):
+            usage = "reserved by GraphQL" if name in RESERVED_NAMES else f"used by {current_owner}"
             subject = f"{served.source.name}/{served.index.shown}"
             return (
                 f"{subject} is left out: its name in GraphQL would be {name!r}, which is {usage}. "

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
-from iscp_dagster.serve.comparing import SQL, fitted
+from iscp_dagster.serve.comparing import SQL_OPERATORS, fit_comparison
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.where import Among, Comparison, Expression, IsNull, Not, Some
+from iscp_dagster.serve.where import AnyOf, Comparison, InList, IsNull, Not, WhereExpression
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_DAY = date(1970, 1, 1)
@@ -32,11 +32,11 @@ class Parameters:
         return f"{{{name}:{type_}}}"
 
 
-def render_condition(expression: Expression, parameters: Parameters) -> str:
+def render_condition(expression: WhereExpression, parameters: Parameters) -> str:
     """Return the SQL of the expression, which is 1, 0 or NULL; binds its literals."""
     if isinstance(expression, Comparison):
         return _render_comparison(expression, parameters)
-    if isinstance(expression, Among):
+    if isinstance(expression, InList):
         return _render_in_list(expression, parameters)
     if isinstance(expression, IsNull):
         return f"({quote_identifier(expression.column.name)} IS NULL)"
@@ -45,7 +45,7 @@ def render_condition(expression: Expression, parameters: Parameters) -> str:
     parts = [render_condition(part, parameters) for part in expression.parts]
     return (
         _join_parts(parts, "OR", "0")
-        if isinstance(expression, Some)
+        if isinstance(expression, AnyOf)
         else _join_parts(parts, "AND", "1")
     )
 
@@ -60,11 +60,14 @@ def _render_comparison(comparison: Comparison, parameters: Parameters) -> str:
         return "NULL"
     if column.scalar is scalars.FLOAT64:
         return _render_float_comparison(comparison, parameters)
-    fit = fitted(column, operator, comparison.value)
+    fit = fit_comparison(column, operator, comparison.value)
     if not fit.operator:
-        return _render_constant(column, true=fit.always)
+        return _render_constant(column, true=fit.constant_result)
     operand, type_ = column.render_operand(operator)
-    return f"({operand} {SQL[operator]} {parameters.bind(type_, written(column, fit.value))})"
+    return (
+        f"({operand} {SQL_OPERATORS[operator]} "
+        f"{parameters.bind(type_, format_value(column, fit.value))})"
+    )
 
 
 def _render_constant(column: Column, *, true: bool) -> str:
@@ -85,19 +88,21 @@ def _render_float_comparison(comparison: Comparison, parameters: Parameters) -> 
         if operator in always:
             return _render_constant(column, true=always[operator])
         return f"isNaN({name})" if operator in {"_eq", "_gte"} else f"(NOT isNaN({name}))"
-    value = parameters.bind(column.render_operand(operator)[1], written(column, comparison.value))
-    condition = f"{name} {SQL[operator]} {value}"
+    value = parameters.bind(
+        column.render_operand(operator)[1], format_value(column, comparison.value)
+    )
+    condition = f"{name} {SQL_OPERATORS[operator]} {value}"
     return f"({condition} OR isNaN({name}))" if operator in {"_gt", "_gte"} else f"({condition})"
 
 
-def _render_in_list(among: Among, parameters: Parameters) -> str:
-    column = among.column
-    if not among.values:
-        return "NULL" if among.null else "0"
-    unknown = ["NULL"] if among.null else []
+def _render_in_list(in_list: InList, parameters: Parameters) -> str:
+    column = in_list.column
+    if not in_list.values:
+        return "NULL" if in_list.null else "0"
+    unknown = ["NULL"] if in_list.null else []
     if column.scalar is scalars.FLOAT64:
         comparisons = [
-            Comparison(column=column, operator="_eq", value=value) for value in among.values
+            Comparison(column=column, operator="_eq", value=value) for value in in_list.values
         ]
         return _join_parts(
             [
@@ -107,8 +112,8 @@ def _render_in_list(among: Among, parameters: Parameters) -> str:
             "OR",
             "0",
         )
-    fits = [fitted(column, "_eq", value) for value in among.values]
-    literals = dict.fromkeys(written(column, fit.value) for fit in fits if fit.operator)
+    fits = [fit_comparison(column, "_eq", value) for value in in_list.values]
+    literals = dict.fromkeys(format_value(column, fit.value) for fit in fits if fit.operator)
     operand, type_ = column.render_operand("_eq")
     values = ", ".join(parameters.bind(type_, literal) for literal in literals)
     condition = f"{operand} IN ({values})" if values else _render_constant(column, true=False)
@@ -118,8 +123,8 @@ def _render_in_list(among: Among, parameters: Parameters) -> str:
 def is_column_value(column: Column, value: str) -> bool:
     """Whether a text is exactly how a value of the column's type is written."""
     try:
-        comparable = column.scalar.read(value)
-        return str(comparable) == value and bool(fitted(column, "_eq", comparable).operator)
+        comparable = column.scalar.parse(value)
+        return str(comparable) == value and bool(fit_comparison(column, "_eq", comparable).operator)
     except BadValueError:
         return False
 
@@ -128,13 +133,13 @@ def bind_value(column: Column, value: Any, parameters: Parameters) -> str:
     """Return the SQL of an argument for the column; of a list, an array."""
     if value is None:
         return "NULL"
-    if column.lists:
+    if column.list_depth:
         parts = ", ".join(bind_value(column.element, element, parameters) for element in value)
-        return f"CAST([{parts}], {text(str(column.type))})"
-    return parameters.bind(str(column.type), written(column, column.scalar.read(value)))
+        return f"CAST([{parts}], {quote_string(str(column.type))})"
+    return parameters.bind(str(column.type), format_value(column, column.scalar.parse(value)))
 
 
-def written(column: Column, value: Any) -> str:
+def format_value(column: Column, value: Any) -> str:
     """Return the text of a fitted value, as ClickHouse reads a parameter of the column."""
     if column.scalar is scalars.BOOLEAN:
         return "true" if value else "false"

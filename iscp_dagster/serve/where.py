@@ -17,7 +17,7 @@ from iscp_dagster.serve.scalars import BadValueError
 
 Row = Mapping[str, Any]
 """A row as an answer has it: by the columns' GraphQL names, values as GraphQL shows them."""
-Truth = bool | None
+TruthValue = bool | None
 """True, false, or None: unknown."""
 Columns = Mapping[str, Column]
 """Columns by their GraphQL names."""
@@ -35,7 +35,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Among:
+class InList:
     """Whether the column's value is one of `values`; with `null`, null is in the list."""
 
     column: Column
@@ -51,31 +51,31 @@ class IsNull:
 
 
 @dataclass(frozen=True, kw_only=True)
-class All:
+class AllOf:
     """True if all parts are; false if one is false."""
 
-    parts: tuple[Expression, ...] = ()
+    parts: tuple[WhereExpression, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Some:
+class AnyOf:
     """True if a part is; false if all are false."""
 
-    parts: tuple[Expression, ...] = ()
+    parts: tuple[WhereExpression, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Not:
     """True if the part is false; unknown stays unknown."""
 
-    part: Expression
+    part: WhereExpression
 
 
-Expression = Comparison | Among | IsNull | All | Some | Not
-EVERYTHING = All()
+WhereExpression = Comparison | InList | IsNull | AllOf | AnyOf | Not
+EVERYTHING = AllOf()
 
 
-def parse(columns: Columns, where: Mapping[str, Any] | None) -> Expression:
+def parse_where(columns: Columns, where: Mapping[str, Any] | None) -> WhereExpression:
     """Return the expression of a `where` argument; None and {} select every row.
 
     Literals may be as the client wrote them or comparable values. Raises BadValueError for an
@@ -91,7 +91,7 @@ class _Parser:
     def __init__(self, columns: Columns) -> None:
         self._columns, self._remaining = columns, MOST_TERMS
 
-    def parse_object(self, condition: Any) -> Expression:
+    def parse_object(self, condition: Any) -> WhereExpression:
         if not isinstance(condition, Mapping):
             raise BadValueError(
                 f"where: {condition!r} is not a condition; write {{column: {{_eq: 1}}}}."
@@ -99,7 +99,7 @@ class _Parser:
         self._count_empty(condition)
         return _build_and([self._parse_part(name, value) for name, value in condition.items()])
 
-    def _parse_part(self, name: str, value: Any) -> Expression:
+    def _parse_part(self, name: str, value: Any) -> WhereExpression:
         if name == "_not":
             return Not(part=self.parse_object(value))
         if name in {"_and", "_or"}:
@@ -107,13 +107,15 @@ class _Parser:
             conditions = value if isinstance(value, list | tuple) else [value]
             self._count_empty(conditions)
             parts = [self.parse_object(condition) for condition in conditions]
-            return _build_and(parts) if name == "_and" else Some(parts=tuple(parts))
+            return _build_and(parts) if name == "_and" else AnyOf(parts=tuple(parts))
         if name not in self._columns:
-            names = ", ".join(name for name, column in self._columns.items() if column.compares)
+            names = ", ".join(
+                name for name, column in self._columns.items() if column.is_comparable
+            )
             raise BadValueError(f"where: there is no column {name!r} to filter by; use {names}.")
         return self._parse_conditions(self._columns[name], value)
 
-    def _parse_conditions(self, column: Column, conditions: Any) -> Expression:
+    def _parse_conditions(self, column: Column, conditions: Any) -> WhereExpression:
         if not isinstance(conditions, Mapping):
             raise BadValueError(
                 f"where: {column.field}: {conditions!r} is not a condition; write {{_eq: 1}}, or "
@@ -124,17 +126,17 @@ class _Parser:
             [self._parse_condition(column, name, value) for name, value in conditions.items()]
         )
 
-    def _parse_condition(self, column: Column, operator: str, operand: Any) -> Expression:
+    def _parse_condition(self, column: Column, operator: str, operand: Any) -> WhereExpression:
         self._count_terms(1)
         if operator == "_is_null" and isinstance(operand, bool):
             return IsNull(column=column) if operand else Not(part=IsNull(column=column))
-        if operator in {"_in", "_nin"} and column.compares and operand is not None:
+        if operator in {"_in", "_nin"} and column.is_comparable and operand is not None:
             values = list(operand) if isinstance(operand, list | tuple) else [operand]
             self._count_terms(len(values))
             among = _build_in_list(column, values)
             return among if operator == "_in" else Not(part=among)
-        if operator in {*OPERATORS, "_in", "_nin"} and column.compares:
-            value = None if operand is None else column.scalar.read(operand)
+        if operator in {*OPERATORS, "_in", "_nin"} and column.is_comparable:
+            value = None if operand is None else column.scalar.parse(operand)
             return Comparison(column=column, operator=operator, value=value)
         raise BadValueError(
             f"where: {column.field}: {operator}: {operand!r} is not a condition of this column."
@@ -152,25 +154,25 @@ class _Parser:
             )
 
 
-def _build_and(parts: Sequence[Expression]) -> Expression:
-    return parts[0] if len(parts) == 1 else All(parts=tuple(parts))
+def _build_and(parts: Sequence[WhereExpression]) -> WhereExpression:
+    return parts[0] if len(parts) == 1 else AllOf(parts=tuple(parts))
 
 
-def _build_in_list(column: Column, values: Sequence[Any]) -> Among:
-    comparables = tuple(column.scalar.read(value) for value in values if value is not None)
-    return Among(column=column, values=comparables, null=None in values)
+def _build_in_list(column: Column, values: Sequence[Any]) -> InList:
+    comparables = tuple(column.scalar.parse(value) for value in values if value is not None)
+    return InList(column=column, values=comparables, null=None in values)
 
 
-def predicate(expression: Expression) -> Callable[[Row], bool]:
+def compile_predicate(expression: WhereExpression) -> Callable[[Row], bool]:
     """Return a function that decides whether the expression selects a row."""
     truth = _compile_expression(expression)
     return lambda row: truth(row) is True
 
 
-def _compile_expression(expression: Expression) -> Callable[[Row], Truth]:
+def _compile_expression(expression: WhereExpression) -> Callable[[Row], TruthValue]:
     if isinstance(expression, Comparison):
         return _compile_comparison(expression)
-    if isinstance(expression, Among):
+    if isinstance(expression, InList):
         return _compile_in_list(expression)
     if isinstance(expression, IsNull):
         field = expression.column.field
@@ -180,22 +182,22 @@ def _compile_expression(expression: Expression) -> Callable[[Row], Truth]:
         return lambda row: None if (truth := inner(row)) is None else not truth
     parts, decides = (
         [_compile_expression(part) for part in expression.parts],
-        isinstance(expression, Some),
+        isinstance(expression, AnyOf),
     )
     return lambda row: _combine_truths([part(row) for part in parts], decides=decides)
 
 
-def _combine_truths(truths: Sequence[Truth], *, decides: bool) -> Truth:
+def _combine_truths(truths: Sequence[TruthValue], *, decides: bool) -> TruthValue:
     """The truth of all, or of some: one that equals `decides` is enough, else an unknown one."""
     if decides in truths:
         return decides
     return None if None in truths else not decides
 
 
-def _compile_comparison(comparison: Comparison) -> Callable[[Row], Truth]:
-    field, read, value = comparison.column.field, comparison.column.value, comparison.value
+def _compile_comparison(comparison: Comparison) -> Callable[[Row], TruthValue]:
+    field, read, value = comparison.column.field, comparison.column.to_comparable, comparison.value
 
-    def evaluate(row: Row) -> Truth:
+    def evaluate(row: Row) -> TruthValue:
         raw = row[field]
         if raw is None or value is None:
             return None
@@ -204,19 +206,23 @@ def _compile_comparison(comparison: Comparison) -> Callable[[Row], Truth]:
     return evaluate
 
 
-def _compile_in_list(among: Among) -> Callable[[Row], Truth]:
-    field, read, no_match = among.column.field, among.column.value, None if among.null else False
+def _compile_in_list(in_list: InList) -> Callable[[Row], TruthValue]:
+    field, read, no_match = (
+        in_list.column.field,
+        in_list.column.to_comparable,
+        None if in_list.null else False,
+    )
 
-    def evaluate(row: Row) -> Truth:
+    def evaluate(row: Row) -> TruthValue:
         raw = row[field]
-        if not among.values and not among.null:
+        if not in_list.values and not in_list.null:
             return False
         if raw is None:
             return None
         value = read(raw)
         return (
             True
-            if any(compare("_eq", value, candidate) for candidate in among.values)
+            if any(compare("_eq", value, candidate) for candidate in in_list.values)
             else no_match
         )
 

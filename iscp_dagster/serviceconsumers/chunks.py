@@ -36,7 +36,7 @@ class TenantChanges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owner:
+class JobIdentity:
     """The invoking job, as its keys identify it: no two jobs have the same key."""
 
     table_id: str
@@ -58,7 +58,7 @@ class Chunk:
     body: bytes
     """JSON in UTF-8."""
 
-    def key(self, owner: Owner, *, repairs: int = 0) -> str:
+    def compute_key(self, owner: JobIdentity, *, repairs: int = 0) -> str:
         """Its idempotency key: of job, tenant, range and chunk, the chunk by number and content.
 
         By its number only, rows of a chunk that is cut differently after a change of the
@@ -79,7 +79,7 @@ def format_line(row: Mapping[str, Any], version: int, change: str) -> str:
 
     Values have the texts that they have in an event's `data`.
     """
-    values = {name: to_json_value(value, at=name) for name, value in row.items()}
+    values = {name: to_json_value(value, column=name) for name, value in row.items()}
     return f"{version:0{_DIGITS}d}{_to_json({**values, CHANGE: change, VERSION: version})}"
 
 

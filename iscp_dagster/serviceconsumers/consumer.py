@@ -14,10 +14,16 @@ from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, TenantChanges, cut_chunks
-from iscp_dagster.serviceconsumers.invoking import Invoking, StallTimer
+from iscp_dagster.serviceconsumers.chunks import (
+    CHANGE,
+    Chunk,
+    JobIdentity,
+    TenantChanges,
+    cut_chunks,
+)
+from iscp_dagster.serviceconsumers.invoking import StallTimer, TenantInvoker
 from iscp_dagster.serviceconsumers.rows import LineFormatter
-from iscp_dagster.serviceconsumers.services import Services
+from iscp_dagster.serviceconsumers.services import InvocationRuntime
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = 8
@@ -38,20 +44,20 @@ class InvokingConsumer:
     declared: ServiceConsumer
     table_id: str
     generation: int
-    services: Services
+    services: InvocationRuntime
     lost: Lost
     repairs: Mapping[str, int] = field(default_factory=dict)
     """By tenant, how often its job was repaired since its range began."""
     monotonic: Callable[[], float] = time.monotonic
 
     @classmethod
-    def of(
+    def from_info(
         cls,
         source: SourceTable,
         info: ConsumerInfo,
         *,
         table_id: str,
-        services: Callable[[], Services] | None,
+        services: Callable[[], InvocationRuntime] | None,
         lost: Lost,
         columns: Sequence[str],
         repairs: Mapping[str, int],
@@ -89,7 +95,7 @@ class InvokingConsumer:
                 consumer=self, retriever=retriever, sorter=sorter, patience=patience
             )
             with ThreadPoolExecutor(TENANTS, f"invoking {self.declared.name}") as pool:
-                errors = list(pool.map(call.end_of, tenants))
+                errors = list(pool.map(call.invoke_tenant, tenants))
         for tenant, error in zip(tenants, errors, strict=True):
             if error is not None:
                 retriever.refuse(tenant, error)
@@ -106,7 +112,7 @@ class _Consumption:
     down: UnavailableError | None = None
     """Set once the runtime does not answer, so that no other tenant waits for it."""
 
-    def end_of(self, tenant: str) -> IscpError | None:
+    def invoke_tenant(self, tenant: str) -> IscpError | None:
         """Invoke the tenant's chunks to their ends; returns the error of the first without one."""
         if self.down is not None:
             return self.down
@@ -119,18 +125,18 @@ class _Consumption:
         except IscpError as error:
             return error
         finally:
-            self.retriever.tell(tenant, invoking.facts)
+            self.retriever.report(tenant, invoking.facts)
         return None
 
-    def _make_invoker(self, tenant: str) -> Invoking:
+    def _make_invoker(self, tenant: str) -> TenantInvoker:
         consumer = self.consumer
-        owner = Owner(
+        owner = JobIdentity(
             table_id=consumer.table_id,
             job=consumer.declared.name,
             registration=self.retriever.registrations[tenant],
             generation=consumer.generation,
         )
-        return Invoking(
+        return TenantInvoker(
             declared=consumer.declared,
             services=consumer.services,
             tenant=tenant,

@@ -48,7 +48,7 @@ _KINDS: tuple[tuple[type[errors.DurableError], type[IscpError]], ...] = (
 
 
 @contextmanager
-def as_job_errors() -> Iterator[None]:
+def raise_job_errors() -> Iterator[None]:
     """Raise the errors of durable_invocations as a job's errors."""
     try:
         yield

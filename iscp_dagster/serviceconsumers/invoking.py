@@ -12,14 +12,14 @@ from durable_invocations.client.errors import truncate_reason
 from durable_invocations.protocol.failures import TOO_LARGE
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError, SchemaError
-from iscp_dagster.serviceconsumers.chunks import Chunk, Owner
+from iscp_dagster.serviceconsumers.chunks import Chunk, JobIdentity
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError, InvocationRefusedError
 from iscp_dagster.serviceconsumers.services import (
     INVOKED,
     PAUSED,
     InvocationGoingError,
-    Invoked,
-    Services,
+    InvocationRuntime,
+    InvocationState,
 )
 
 LOOK_SECONDS = 1.0
@@ -34,28 +34,28 @@ class StallTimer:
 
     seconds: float
     monotonic: Callable[[], float]
-    moved: float = field(init=False)
+    last_success: float = field(init=False)
     """When one last succeeded."""
 
     def __post_init__(self) -> None:
         self.move()
 
     def move(self) -> None:
-        self.moved = self.monotonic()
+        self.last_success = self.monotonic()
 
     @property
-    def over(self) -> bool:
-        return self.monotonic() - self.moved > self.seconds
+    def expired(self) -> bool:
+        return self.monotonic() - self.last_success > self.seconds
 
 
 @dataclass(kw_only=True)
-class Invoking:
+class TenantInvoker:
     """Invokes one tenant's chunks, and counts what it did."""
 
     declared: ServiceConsumer
-    services: Services
+    services: InvocationRuntime
     tenant: str
-    owner: Owner
+    owner: JobIdentity
     lost: Callable[[], IscpError | None]
     """Why the run may do nothing more for the tenant; None: it may."""
     patience: StallTimer
@@ -65,7 +65,7 @@ class Invoking:
     """How often the job was repaired since its range began; the same when that is replayed."""
     begun: int = 0
     attached: int = 0
-    seen: dict[int, tuple[Chunk, Invoked]] = field(default_factory=dict)
+    latest_chunks: dict[int, tuple[Chunk, InvocationState]] = field(default_factory=dict)
     """The latest chunks by number, with their invocations as last seen."""
 
     def invoke(self, chunks: Iterable[Chunk]) -> None:
@@ -74,7 +74,7 @@ class Invoking:
         Raises the error of one that does not succeed: InvocationGoingError, InvocationFailedError,
         what `lost` returns, and what the services raise.
         """
-        waiting = deque[tuple[Chunk, Invoked]]()
+        waiting = deque[tuple[Chunk, InvocationState]]()
         for chunk in chunks:
             if len(waiting) >= self.declared.at_once:
                 self._await_end(*waiting.popleft())
@@ -82,7 +82,7 @@ class Invoking:
         while waiting:
             self._await_end(*waiting.popleft())
 
-    def _send_chunk(self, chunk: Chunk) -> Invoked:
+    def _send_chunk(self, chunk: Chunk) -> InvocationState:
         """The chunk's invocation: the existing one, even if it has failed since.
 
         After a repair of the job, an invocation that failed before it is tried anew.
@@ -92,7 +92,9 @@ class Invoking:
         self._check_fence()
         keyed = services.is_keyed(declared.url, service, handler)
         key = self.tenant if keyed else None
-        names = [chunk.key(self.owner, repairs=repairs) for repairs in range(self.repairs + 1)]
+        names = [
+            chunk.compute_key(self.owner, repairs=repairs) for repairs in range(self.repairs + 1)
+        ]
         existing = (
             name
             for name in names[:-1]
@@ -109,15 +111,17 @@ class Invoking:
         self._keep_latest(chunk, invoked)
         return invoked
 
-    def _await_end(self, chunk: Chunk, invoked: Invoked) -> None:
+    def _await_end(self, chunk: Chunk, invoked: InvocationState) -> None:
         while True:
-            latest = self.services.look(invoked, min(LOOK_SECONDS, self.patience.seconds))
+            latest = self.services.poll_invocation(
+                invoked, min(LOOK_SECONDS, self.patience.seconds)
+            )
             invoked = replace(latest, is_new=invoked.is_new)
             self._keep_latest(chunk, invoked)
             if invoked.ended or invoked.status == PAUSED:
                 break
             self._check_fence()
-            if self.patience.over:
+            if self.patience.expired:
                 break
         if not invoked.ended:
             raise InvocationGoingError(self._describe_ongoing(chunk, invoked))
@@ -129,20 +133,20 @@ class Invoking:
         if (error := self.lost()) is not None:
             raise error
 
-    def _keep_latest(self, chunk: Chunk, invoked: Invoked) -> None:
-        self.seen[chunk.number] = chunk, invoked
-        self.seen.pop(chunk.number - SHOWN, None)
+    def _keep_latest(self, chunk: Chunk, invoked: InvocationState) -> None:
+        self.latest_chunks[chunk.number] = chunk, invoked
+        self.latest_chunks.pop(chunk.number - SHOWN, None)
 
     @property
     def facts(self) -> dict[str, Any]:
         """The facts to show of the invocations so far; without any, only their number."""
         invocations = [
-            _describe_invocation(chunk, invoked) for chunk, invoked in self.seen.values()
+            _describe_invocation(chunk, invoked) for chunk, invoked in self.latest_chunks.values()
         ]
         counts = {"invocations": self.begun, "attached": self.attached}
         return {**counts, **({INVOKED: invocations} if invocations else {})}
 
-    def _format_head(self, chunk: Chunk, invoked: Invoked) -> str:
+    def _format_head(self, chunk: Chunk, invoked: InvocationState) -> str:
         declared, part = self.declared, chunk.part
         return (
             f"Service consumer {declared.name!r}: invocation {invoked.id} of {declared.handler} "
@@ -159,13 +163,13 @@ class Invoking:
             "repair the job."
         )
 
-    def _describe_failure(self, chunk: Chunk, invoked: Invoked) -> str:
+    def _describe_failure(self, chunk: Chunk, invoked: InvocationState) -> str:
         return (
             f"{self._format_head(chunk, invoked)} failed: {_format_failure(invoked)}. Correct the "
             "handler or the cause, then repair the job (`iscp job repair`), which invokes it anew."
         )
 
-    def _describe_ongoing(self, chunk: Chunk, invoked: Invoked) -> str:
+    def _describe_ongoing(self, chunk: Chunk, invoked: InvocationState) -> str:
         failure = f", last {_format_failure(invoked)}" if invoked.failure else ""
         advice = (
             f"resume it (`iscp invocations resume {invoked.id}`)"
@@ -179,7 +183,7 @@ class Invoking:
         )
 
 
-def _describe_invocation(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
+def _describe_invocation(chunk: Chunk, invoked: InvocationState) -> dict[str, Any]:
     outcome = "failed" if invoked.failed else "completed"
     return {
         "versions": f"({chunk.part.from_}, {chunk.part.to}]",
@@ -192,6 +196,6 @@ def _describe_invocation(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
     }
 
 
-def _format_failure(invoked: Invoked) -> str:
+def _format_failure(invoked: InvocationState) -> str:
     """The failure, to be continued in a sentence."""
     return truncate_reason(invoked.failure).rstrip(".")

@@ -12,29 +12,29 @@ from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.specs import ConsumerInfo
 
 
-class ServiceConsumers(DeclaredKind):
+class ServiceConsumerKind(DeclaredKind):
     """Invokes by keys that a replay makes again; a rebuild's invocations count as new ones."""
 
-    called: ClassVar[str] = "service consumer"
+    noun: ClassVar[str] = "service consumer"
     declare: ClassVar[str] = "ServiceConsumer(..., name={name})"
     iterates_alone: ClassVar[bool] = True
     renews_generation: ClassVar[bool] = True
     io_manager: ClassVar[str] = "service_invocations"
     see: ClassVar[str] = "look at its invocations with `iscp invocations list`"
 
-    def declared(self, source: SourceTable) -> Sequence[ServiceConsumer]:
+    def list_declared(self, source: SourceTable) -> Sequence[ServiceConsumer]:
         return source.services
 
-    def columns(
+    def list_columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
         columns = tuple(source.get_service(info.job).columns)
         return source.select_columns(Index(name=info.job, columns=columns or None), available)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 
-        return InvokingConsumer.of(
+        return InvokingConsumer.from_info(
             source,
             info,
             table_id=scan.table_id,

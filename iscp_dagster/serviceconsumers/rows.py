@@ -29,7 +29,7 @@ class LineFormatter:
 
     def collect(self, retriever: DataRetriever, sorter: Sorter) -> None:
         """Read to the end. A tenant with a value that JSON cannot have is refused."""
-        while (rows := retriever.marked()) is not None:
+        while (rows := retriever.read_marked_rows()) is not None:
             for tenant, portion in self._split_by_tenant(rows):
                 if tenant in retriever.refused:
                     continue

@@ -16,8 +16,8 @@ from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.http.exchange import Address
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
-from iscp_dagster.serviceconsumers.errors import as_job_errors
-from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, Invoked
+from iscp_dagster.serviceconsumers.errors import raise_job_errors
+from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, InvocationState
 
 _GONE = 404
 ADVICE = Advice(
@@ -28,14 +28,14 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RuntimeServices:
+class RuntimeClient:
     """See `services.Services`."""
 
     client: Client
     _keyed: dict[tuple[str, str, str], bool] = field(default_factory=dict)
     _registering: threading.Lock = field(default_factory=threading.Lock)
 
-    @as_job_errors()
+    @raise_job_errors()
     def is_keyed(self, url: str, service: str, handler: str) -> bool:
         target = url, service, handler
         with self._registering:
@@ -43,10 +43,10 @@ class RuntimeServices:
                 self._keyed[target] = _is_keyed(self._ensure_serving(*target), *target)
             return self._keyed[target]
 
-    @as_job_errors()
+    @raise_job_errors()
     def send(
         self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
-    ) -> Invoked:
+    ) -> InvocationState:
         try:
             invocation = self.client.send(
                 service, handler, body, key=key, idempotency_key=idempotency_key
@@ -59,14 +59,14 @@ class RuntimeServices:
                 f"The runtime no longer knows {service}/{handler} as it did: {error.reason} The "
                 "next iteration looks for it anew."
             ) from error
-        return Invoked(
+        return InvocationState(
             id=invocation.id,
             status="accepted",
             link=f"{self.client.url}/admin/invocations/{invocation.id}",
             is_new=invocation.is_new,
         )
 
-    @as_job_errors()
+    @raise_job_errors()
     def has_invocation(
         self, service: str, handler: str, *, key: str | None, idempotency_key: str
     ) -> bool:
@@ -83,8 +83,8 @@ class RuntimeServices:
             return False
         return True
 
-    @as_job_errors()
-    def look(self, invoked: Invoked, seconds: float) -> Invoked:
+    @raise_job_errors()
+    def poll_invocation(self, invoked: InvocationState, seconds: float) -> InvocationState:
         try:
             if seconds > 0:
                 self.client.attach(invoked.id, seconds=seconds)
@@ -109,7 +109,7 @@ class RuntimeServices:
             for target in [target for target in self._keyed if target[1:] == (service, handler)]:
                 del self._keyed[target]
 
-    def _refresh_status(self, invoked: Invoked) -> Invoked:
+    def _refresh_status(self, invoked: InvocationState) -> InvocationState:
         invocation = self.client.invocation(invoked.id)
         # It may have ended since; then the next look says how.
         status = str(invocation["status"]) if invocation["status"] != ENDED else invoked.status
@@ -173,6 +173,6 @@ def open_client(url: str, token: str) -> Client:
 
 
 @lru_cache(maxsize=4)
-def open_runtime(url: str, token: str = "") -> RuntimeServices:
+def open_runtime(url: str, token: str = "") -> RuntimeClient:
     """The runtime at an address, with one client for the whole process. Raises ConfigError."""
-    return RuntimeServices(open_client(url, token))
+    return RuntimeClient(open_client(url, token))

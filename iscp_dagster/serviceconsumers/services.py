@@ -22,7 +22,7 @@ INVOKED = "invoked"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Invoked:
+class InvocationState:
     """An invocation as it was last seen."""
 
     id: str
@@ -45,7 +45,7 @@ class Invoked:
         return self.ended and bool(self.failure)
 
 
-class Services(Protocol):
+class InvocationRuntime(Protocol):
     """A runtime of invocations. Every method raises UnavailableError if it does not answer."""
 
     def is_keyed(self, url: str, service: str, handler: str) -> bool:
@@ -57,7 +57,7 @@ class Services(Protocol):
 
     def send(
         self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
-    ) -> Invoked:
+    ) -> InvocationState:
         """Invoke, or find the invocation of that idempotency key; does not wait for its end."""
 
     def has_invocation(
@@ -65,5 +65,5 @@ class Services(Protocol):
     ) -> bool:
         """Whether there is an invocation of that idempotency key that has not failed."""
 
-    def look(self, invoked: Invoked, seconds: float) -> Invoked:
+    def poll_invocation(self, invoked: InvocationState, seconds: float) -> InvocationState:
         """Its state: at once if it has ended or is paused, else after at most `seconds`."""

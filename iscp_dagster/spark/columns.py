@@ -23,7 +23,7 @@ def get_column(*path: str) -> Any:
     return F.col(quote_identifier(*path))
 
 
-def columns(names: Sequence[str]) -> list[Any]:
+def get_columns(names: Sequence[str]) -> list[Any]:
     """The columns of these names."""
     return [get_column(name) for name in names]
 
@@ -35,7 +35,7 @@ def to_spark_schema(schema: pa.Schema) -> Any:
     return from_arrow_schema(schema)
 
 
-def as_nullable(schema: Any, texts: Collection[str] = (), flags: Collection[str] = ()) -> Any:
+def make_nullable(schema: Any, texts: Collection[str] = (), flags: Collection[str] = ()) -> Any:
     """The Spark schema with nulls allowed at any depth; the columns `texts` are text.
 
     Boolean columns `flags` come after the others.
@@ -85,7 +85,7 @@ def map_in_arrow(
 def _restore_names(function: Mapped, names: list[str]) -> Mapped:
     """`function`, given batches renamed back to these names."""
 
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def map_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return function(batch.rename_columns(names) for batch in batches)
 
-    return rows
+    return map_batches

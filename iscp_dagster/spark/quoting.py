@@ -8,7 +8,7 @@ def quote_identifier(*parts: str) -> str:
     return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
 
 
-def text(value: str) -> str:
+def quote_string(value: str) -> str:
     """A string literal, for statements that bind no parameters."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

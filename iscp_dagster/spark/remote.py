@@ -21,7 +21,7 @@ _NO_HEADERS = {"token", "use_ssl", "user_id", "user_agent", "session_id"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remote:
+class SparkRemote:
     """A server's place and request headers; neither its text nor an error shows the token."""
 
     host: str
@@ -37,7 +37,7 @@ class Remote:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, address: str, environ: Mapping[str, str] = os.environ) -> Remote:
+    def parse(cls, address: str, environ: Mapping[str, str] = os.environ) -> SparkRemote:
         """Parse an address. Raises ConfigError, which shows no parameter, for an invalid one."""
         parts, port = _split_address(address)
         parameters = _parse_parameters(address, parts.params)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from iscp_dagster.model.errors import IscpError, UnavailableError
-from iscp_dagster.spark.remote import Remote, redact_address
+from iscp_dagster.spark.remote import SparkRemote, redact_address
 from iscp_dagster.spark.shared_name import compute_session_name
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ CORES = "SELECT max(n) + 1 FROM (SELECT spark_partition_id() AS n FROM range(655
 """Spark deals a range out to all of its cores."""
 UNAUTHENTICATED = "UNAUTHENTICATED"
 """gRPC's status for a request without a token, or with a wrong one."""
-NAMED = "session_id"
+SESSION_PARAMETER = "session_id"
 """The parameter of an address that names the session."""
 
 Settings = Mapping[str, str]
@@ -46,7 +46,7 @@ _lock = threading.RLock()
 _joined: dict[tuple[str, frozenset[tuple[str, str]]], SparkSession] = {}
 
 
-def shared(remote: str, settings: Settings | None = None) -> SparkSession:
+def get_shared_session(remote: str, settings: Settings | None = None) -> SparkSession:
     """The session that all processes with this code and these settings share at `remote`.
 
     Whatever is set in it applies to all of them, so set only constants. Stopping it closes only
@@ -97,7 +97,7 @@ def disconnect() -> None:
 
 def _join_session(remote: str, settings: Settings) -> SparkSession:
     """The shared session of the first generation that its server has not closed."""
-    if f"{NAMED}=" in remote:
+    if f"{SESSION_PARAMETER}=" in remote:
         return _disable_release(_open_session(remote, settings))
     for generation in _iter_generations():
         address = _add_session_name(remote, compute_session_name(settings, generation))
@@ -122,7 +122,7 @@ def _iter_generations() -> Iterator[int]:
 
 def _add_session_name(remote: str, name: str) -> str:
     base = remote if ";" in remote else f"{remote.rstrip('/')}/"
-    return f"{base.rstrip(';')};{NAMED}={name}"
+    return f"{base.rstrip(';')};{SESSION_PARAMETER}={name}"
 
 
 def _disable_release(session: SparkSession) -> SparkSession:
@@ -195,5 +195,5 @@ def _translate_errors(remote: str) -> Iterator[None]:
 
 def _check_reachable(remote: str) -> None:
     """Open and close a connection: building a session to nowhere would retry for minutes."""
-    server = Remote.parse(remote)
+    server = SparkRemote.parse(remote)
     socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS).close()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from iscp_dagster.model.variables import SPARK_REMOTE
-from iscp_dagster.spark.session import disconnect, shared
+from iscp_dagster.spark.session import disconnect, get_shared_session
 
 _TASKS, _TIMES = 2, 5
 """Enough for Java to compile most of the code that a small iteration runs."""
@@ -22,7 +22,7 @@ _TASKS, _TIMES = 2, 5
 def main() -> None:
     """Warm up the session that runs will share, so that its workers are ready for the first run."""
     try:
-        warm(shared(os.environ[SPARK_REMOTE]))
+        warm(get_shared_session(os.environ[SPARK_REMOTE]))
     finally:
         disconnect()
 

@@ -26,7 +26,7 @@ class IterationBounds:
             message = f"An iteration takes at least one version, byte and row, not {self}."
             raise ConfigError(message)
 
-    def of(self, jobs: Iterable[Job]) -> IterationBounds:
+    def tighten_for_jobs(self, jobs: Iterable[Job]) -> IterationBounds:
         """The bounds of an iteration that the jobs share: these, or lower ones that a job sets."""
         details = [job.spec.detail for job in jobs]
         versions = [detail.max_versions for detail in details if detail.max_versions]
@@ -37,7 +37,9 @@ class IterationBounds:
             bytes=min([self.bytes, *sizes]),
         )
 
-    def last(self, after: int, upto: int, written: Iterable[tuple[int, tuple[int, int]]]) -> int:
+    def find_last_version(
+        self, after: int, upto: int, written: Iterable[tuple[int, tuple[int, int]]]
+    ) -> int:
         """The last version of (after, upto] that one iteration takes; at least the first.
 
         `written` is (version, (bytes, rows)) of each commit, in order.

@@ -27,11 +27,11 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.images import IMAGE_FIELDS, Transitions
 from iscp_dagster.model.declared.schema import DeltaField, parse_schema
-from iscp_dagster.model.declared.sharding import shard_of, strip_shard_suffix
+from iscp_dagster.model.declared.sharding import get_shard, strip_shard_suffix
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.serviceconsumers.services import Services
+from iscp_dagster.serviceconsumers.services import InvocationRuntime
 from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, IterationBounds
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Deployment:
         default_factory=dict, compare=False, repr=False
     )
     """Spark's analysis of views over a schema, since each index and trigger of a scan needs it."""
-    services: Callable[[], Services] | None = None
+    services: Callable[[], InvocationRuntime] | None = None
     """Opens the runtime that invokes service consumers' handlers; None: no runtime."""
     shards: tuple[Endpoint, ...] = ()
     """All ClickHouse servers, `endpoint` first; empty: `endpoint` is the only one."""
@@ -104,15 +104,15 @@ class Deployment:
         pending = [joined]
         return replace(self, spark=lambda: pending.pop().result() if pending else self.spark())
 
-    def path(self, source: SourceTable) -> str:
+    def get_table_path(self, source: SourceTable) -> str:
         """The path of the Delta table."""
         return source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
 
-    def delta_log(self, source: SourceTable) -> DeltaLog:
+    def make_delta_log(self, source: SourceTable) -> DeltaLog:
         """The Delta log of the table, read without Spark."""
-        return DeltaLog(self.path(source), source.tenant)
+        return DeltaLog(self.get_table_path(source), source.tenant)
 
-    def store(
+    def make_index_store(
         self,
         source: SourceTable,
         index: IndexKind,
@@ -162,12 +162,12 @@ class Deployment:
             self.analyzed[key] = analyze_expressions(self.spark(), owner, schema, transitions)
         return self.analyzed[key]
 
-    def data(self, info: ConsumerInfo) -> IndexData | None:
+    def get_index_data(self, info: ConsumerInfo) -> IndexData | None:
         """What ClickHouse holds of a job's index, even if it is no longer declared.
 
         None for a shard whose server CLICKHOUSE_URLS no longer names.
         """
-        shard = shard_of(info.options)
+        shard = get_shard(info.options)
         if (shard or 0) >= len(self.endpoints):
             return None
         endpoint = self.endpoints[shard or 0]

@@ -13,11 +13,11 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.machine import IterationState, step
+from iscp_dagster.sync.iteration.machine import IterationState, handle_event
 from iscp_dagster.sync.iteration.outcomes import Outcome
-from iscp_dagster.sync.ledger import Ledger, load_ledger
+from iscp_dagster.sync.ledger import BatchLedger, load_ledger
 from iscp_dagster.sync.moving import move_watermarks, refuse
-from iscp_dagster.sync.planning import planned
+from iscp_dagster.sync.planning import plan_reads
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.writer import IndexWriter
 
@@ -44,10 +44,10 @@ def iterate(
         deployment.join_spark_early(),
         source,
         iteration.tenants,
-        delta_log or deployment.delta_log(source),
+        delta_log or deployment.make_delta_log(source),
     )
     interpreter = Interpreter(reader=reader, writer=writer or IndexWriter(deployment))
-    with closing(interpreter.outcomes(iteration, run_id, queued_as)) as groups:
+    with closing(interpreter.yield_outcomes(iteration, run_id, queued_as)) as groups:
         for outcomes in groups:
             yield from outcomes
 
@@ -58,12 +58,12 @@ class Interpreter:
 
     reader: SourceReader
     writer: IndexWriter
-    ledger: Ledger = field(default_factory=lambda: Ledger(None))
+    ledger: BatchLedger = field(default_factory=lambda: BatchLedger(None))
     _state: IterationState = field(default_factory=IterationState)
-    _staged_scan: commands.Scanned | None = None
+    _staged_scan: commands.ScanFinished | None = None
     """The scan whose staged rows are not discarded yet."""
 
-    def outcomes(
+    def yield_outcomes(
         self, iteration: Iteration, run_id: str, queued_as: str | None = None
     ) -> Generator[Sequence[Outcome], None, None]:
         """Claim the jobs, and yield their outcomes index by index, until no claim is left."""
@@ -73,16 +73,16 @@ class Interpreter:
             # None of the jobs is the cause; all fail for now.
             pending = [commands.AbortIteration(store_error)]
         try:
-            while pending := pending or self._advance_state(commands.Idle()):
+            while pending := pending or self._advance_state(commands.CommandsDone()):
                 command = pending.pop(0)
-                if isinstance(command, commands.Give):
+                if isinstance(command, commands.ReturnOutcomes):
                     yield command.outcomes
                 else:
                     pending[:0] = self._advance_state(self.execute_command(command))
         except Exception as error:
             self._drop_staging()
-            for command in self._advance_state(commands.Broken(error)):
-                if isinstance(command, commands.Give):
+            for command in self._advance_state(commands.IterationFailed(error)):
+                if isinstance(command, commands.ReturnOutcomes):
                     yield command.outcomes
                 else:
                     # The log itself may be down.
@@ -99,47 +99,47 @@ class Interpreter:
         """Execute the command and return what happened. Raises IscpError."""
         deployment = self.reader.deployment
         match command:
-            case commands.Record(claims):
+            case commands.RecordSteps(claims):
                 return self._record_steps(claims)
-            case commands.Plan():
+            case commands.PlanReads():
                 return self._plan_reads(command)
             case commands.ScanClaims(trial):
                 scanned = self.writer.write(self.reader, trial)
-                self._staged_scan = scanned if isinstance(scanned, commands.Scanned) else None
+                self._staged_scan = scanned if isinstance(scanned, commands.ScanFinished) else None
                 return scanned
-            case commands.Check(part):
+            case commands.VerifyScan(part):
                 return self.writer.check(self.reader, part)
             case commands.PlaceRows(deliveries):
                 return self.writer.place(deliveries)
-            case commands.Move(deliveries):
+            case commands.MoveWatermarks(deliveries):
                 return move_watermarks(deployment.log, self.ledger, deliveries)
-            case commands.Serve(deliveries):
+            case commands.ServeIndex(deliveries):
                 return self.writer.serve(deliveries)
-            case commands.Discard():
+            case commands.DropStaging():
                 self._drop_staging()
-                return commands.Discarded()
-            case commands.Fail(failures, rebuild):
+                return commands.CleanupDone()
+            case commands.RecordFailures(failures, rebuild):
                 recorded = refuse(deployment.log, failures)
                 if rebuild:
                     deployment.log.rebuild(sorted(rebuild))
                 return commands.FailuresRecorded(tuple(recorded))
             case commands.AbortIteration(error):
                 raise error
-            case commands.Release(claims):
+            case commands.ReleaseClaims(claims):
                 fences = {claim.key: claim.fence for claim in claims}
-                deployment.log.cancel(fences, seen=fences)
-                return commands.Discarded()
-            case commands.Give():
+                deployment.log.cancel(fences, expected_seqs=fences)
+                return commands.CleanupDone()
+            case commands.ReturnOutcomes():
                 raise TypeError("Give is handled by Interpreter.outcomes.")
         assert_never(command)
 
     def _advance_state(self, event: commands.IterationEvent) -> list[commands.Command]:
-        self._state, following = step(self._state, event)
+        self._state, following = handle_event(self._state, event)
         return list(following)
 
     def _claim_jobs(
         self, iteration: Iteration, run_id: str, queued_as: str | None
-    ) -> tuple[commands.Claimed, IscpError | None]:
+    ) -> tuple[commands.JobsClaimed, IscpError | None]:
         """Claim the jobs, even if the state store cannot be read; that error is returned too."""
         reader = self.reader
         layout = reader.plan_layout(iteration.range)
@@ -152,19 +152,19 @@ class Interpreter:
             queued_as=queued_as,
             recall=recall,
         )
-        return commands.Claimed(tuple(claims)), store_error
+        return commands.JobsClaimed(tuple(claims)), store_error
 
-    def _record_steps(self, claims: commands.Claims) -> commands.Recorded:
+    def _record_steps(self, claims: commands.Claims) -> commands.StepsRecorded:
         try:
-            return commands.Recorded(self.ledger.record_before(claims))
+            return commands.StepsRecorded(self.ledger.record_before(claims))
         except IscpError as error:
-            return commands.Recorded(dict.fromkeys((claim.key for claim in claims), error))
+            return commands.StepsRecorded(dict.fromkeys((claim.key for claim in claims), error))
 
-    def _plan_reads(self, command: commands.Plan) -> commands.Planned:
+    def _plan_reads(self, command: commands.PlanReads) -> commands.ReadsPlanned:
         if not self.reader.consumers:
             consumers = dict.fromkeys(claim.consumer for claim in self._state.open.values())
             self.reader = replace(self.reader, consumers=tuple(consumers))
-        return planned(self.reader, command)
+        return plan_reads(self.reader, command)
 
     def _drop_staging(self) -> None:
         if self._staged_scan is not None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from iscp_dagster.batches.protocol import Held, StateKey, StateStore, StateWrite
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.batches.protocol import StateKey, StateStore, StateWrite, StoredState
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.joblog.iterations import Claim, Iteration, Recall
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
@@ -33,11 +33,11 @@ def make_state_key(job: Job | Claim) -> StateKey:
 
 
 @dataclass
-class Ledger:
+class BatchLedger:
     """The batch states of one iteration in `store`; without a store, the job rows suffice."""
 
     store: StateStore | None
-    _states: dict[StateKey, Held] = field(default_factory=dict)
+    _states: dict[StateKey, StoredState] = field(default_factory=dict)
 
     def read_previous(self, log: SqlLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
         """The stored batches of the iteration's index jobs; no entry where there is none."""
@@ -56,7 +56,7 @@ class Ledger:
             [claim for claim in claims if claim.step.action in WRITES], Phase.BEFORE
         )
 
-    def after(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
+    def record_after(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
         """Record AFTER for steps that are written or set aside; returns like `record_before`."""
         return self._write_records(
             [claim for claim in claims if claim.step.action in SETTLES], Phase.AFTER
@@ -84,21 +84,23 @@ class Ledger:
     def _make_write(self, claim: Claim, phase: Phase) -> StateWrite:
         step, key = claim.step, make_state_key(claim)
         record = BatchRecord(range=step.range, phase=phase, layout=step.layout or {})
-        return StateWrite(key=key, record=record, holder=claim.run_id, seen=self._states.get(key))
+        return StateWrite(
+            key=key, record=record, holder=claim.run_id, expected=self._states.get(key)
+        )
 
 
 def load_ledger(
     reader: SourceReader, iteration: Iteration
-) -> tuple[Ledger, Recall, UnavailableError | None]:
+) -> tuple[BatchLedger, Recall, UnavailableError | None]:
     """The iteration's ledger, the recall for its claims, and why the state store is unreadable.
 
     In that case the caller claims the jobs and fails them, always temporarily, since none of
     them is the cause.
     """
-    deployment, ledger, store_error = reader.deployment, Ledger(None), None
+    deployment, ledger, store_error = reader.deployment, BatchLedger(None), None
     previous: Mapping[JobKey, BatchRecord] = {}
     try:
-        ledger = Ledger(deployment.states() if deployment.states else None)
+        ledger = BatchLedger(deployment.states() if deployment.states else None)
         previous = ledger.read_previous(deployment.log, iteration)
     except IscpError as error:
         store_error = UnavailableError(str(error))
@@ -139,12 +141,12 @@ def _find_unrepeatable(
 def _list_jobs(log: SqlLog, iteration: Iteration) -> list[Job]:
     """The iteration's jobs, as the log has them."""
     keys = frozenset(iteration.jobs)
-    jobs = log.jobs(table_id=iteration.table_id, tenants=iteration.tenants)
+    jobs = log.list_jobs(table_id=iteration.table_id, tenants=iteration.tenants)
     return [job for job in jobs if job.key in keys]
 
 
 def _has_dead_letters(reader: SourceReader, job: Job) -> bool:
     info = job.spec.detail.consumer
     with suppress(IscpError):
-        return is_index(info) and index_of(reader.source, info).errors == "dead_letter"
+        return is_index(info) and resolve_index(reader.source, info).errors == "dead_letter"
     return False

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from iscp_dagster.joblog.iterations import Claim, Done, Failed
+from iscp_dagster.joblog.iterations import Claim, FailedStep, WrittenStep
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.iteration.commands import Moved
+from iscp_dagster.sync.iteration.commands import WatermarksMoved
 from iscp_dagster.sync.iteration.outcomes import PendingCommit, make_failure
-from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.ledger import BatchLedger
 
 Answers = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
-def move_watermarks(log: SqlLog, ledger: Ledger, deliveries: Sequence[PendingCommit]) -> Moved:
+def move_watermarks(
+    log: SqlLog, ledger: BatchLedger, deliveries: Sequence[PendingCommit]
+) -> WatermarksMoved:
     """Move the watermarks of the jobs that the run still holds, all after a last step or all before
     another. The state store goes first.
     """
     errors: dict[JobKey, IscpError] = {}
     claims: list[Claim] = []
     try:
-        errors |= ledger.after([delivery.claim for delivery in deliveries])
+        errors |= ledger.record_after([delivery.claim for delivery in deliveries])
         remaining = [delivery for delivery in deliveries if delivery.claim.key not in errors]
-        move: Callable[[Collection[Done]], Answers]
+        move: Callable[[Collection[WrittenStep]], Answers]
         move = log.complete if deliveries[0].claim.last else log.advance
         for key, answer in move([delivery.done for delivery in remaining]).items():
             if isinstance(answer, Claim):
@@ -35,17 +37,17 @@ def move_watermarks(log: SqlLog, ledger: Ledger, deliveries: Sequence[PendingCom
         errors |= {
             delivery.claim.key: error for delivery in deliveries if delivery.claim.key not in errors
         }
-    return Moved(tuple(deliveries), tuple(claims), errors)
+    return WatermarksMoved(tuple(deliveries), tuple(claims), errors)
 
 
-def refuse(log: SqlLog, failures: Sequence[Failed]) -> list[Failed]:
+def refuse(log: SqlLog, failures: Sequence[FailedStep]) -> list[FailedStep]:
     """Record the failures in the log. A job taken meanwhile fails with the FenceError instead.
 
     The run that took a job is responsible for its state.
     """
     fence_errors = log.fail(list(failures))
     return [
-        make_failure(failure.claim, fence_errors[failure.claim.key], failure.told)
+        make_failure(failure.claim, fence_errors[failure.claim.key], failure.reported)
         if failure.claim.key in fence_errors and failure.code != FenceError.code
         else failure
         for failure in failures

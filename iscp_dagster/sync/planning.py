@@ -8,28 +8,28 @@ from dataclasses import replace
 
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim
-from iscp_dagster.model.batch import Action
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.batch import BatchAction
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.iteration.commands import Claims, Plan, Planned
+from iscp_dagster.sync.iteration.commands import Claims, PlanReads, ReadsPlanned
 from iscp_dagster.sync.iteration.machine import group_by_job
 from iscp_dagster.sync.iteration.narrowing import get_tenants
 from iscp_dagster.sync.reading.reader import SourceReader
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.readings import ReadRequest
 from iscp_dagster.sync.reading.transitions import group_by_view
 
 UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="it is unknown what was written before")
 REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="a later snapshot is already in place")
 
 
-def planned(reader: SourceReader, command: Plan) -> Planned:
+def plan_reads(reader: SourceReader, command: PlanReads) -> ReadsPlanned:
     """The readings of the claims' step: one for all claims that get the same rows.
 
     Raises SourceError, KeyColumnError for a table that cannot be read as declared.
     """
     plans = {command.plan: command.claims} if command.plan else _plan_claims(reader, command.claims)
-    return Planned(
+    return ReadsPlanned(
         tuple(
             reading
             for plan, claims in plans.items()
@@ -41,12 +41,14 @@ def planned(reader: SourceReader, command: Plan) -> Planned:
 
 def _make_requests(
     reader: SourceReader, plan: ReadPlan, claims: Claims
-) -> Iterable[tuple[Reading, Claims]]:
+) -> Iterable[tuple[ReadRequest, Claims]]:
     """A reading of the source's rows, and of each view's changes."""
     step = claims[0].step
     for transitions, members in group_by_view(reader.source, claims):
         yield (
-            Reading(plan=plan, range=step.range, layout=step.layout or {}, transitions=transitions),
+            ReadRequest(
+                plan=plan, range=step.range, layout=step.layout or {}, transitions=transitions
+            ),
             tuple(members),
         )
 
@@ -92,7 +94,7 @@ def _plan_image_reads(
 
 
 def _needs_images(claim: Claim) -> bool:
-    return consumer_kind(claim.consumer.type).of_images
+    return get_consumer_kind(claim.consumer.type).of_images
 
 
 def _find_replaced(reader: SourceReader, tails: Sequence[Claim]) -> list[JobKey]:
@@ -118,7 +120,7 @@ def _find_later_snapshots(reader: SourceReader, claims: Sequence[Claim]) -> froz
     if not reader.source.keys:
         return frozenset()
     replaced: frozenset[str] = frozenset()
-    replayed = [claim for claim in claims if claim.step.action is Action.REPLAY]
+    replayed = [claim for claim in claims if claim.step.action is BatchAction.REPLAY]
     for members in group_by_job(replayed).values():
         range_, tenants = members[0].step.range, [claim.key.tenant for claim in members]
         # An index that fails here fails in its own part of the scan.

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import insert_fitted_rows
-from iscp_dagster.clickhouse.write.fitting import fitted
+from iscp_dagster.clickhouse.write.fitting import fit_rows
 from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, hash_key
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
@@ -30,7 +30,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed:
+class ReplayOutcome:
     """The outcome for one letter; `error` says why it stays, None: it is gone."""
 
     letter: DeadLetter
@@ -58,7 +58,7 @@ def find_letters(
     matches = [
         letter
         for letters, name in _list_letter_tables(deployment, sources, index)
-        for letter in letters.found(index=name, tenant=tenant, ids=ids)
+        for letter in letters.list_letters(index=name, tenant=tenant, ids=ids)
     ]
     for id_ in ids:
         if not any(letter.id.startswith(id_) for letter in matches):
@@ -78,7 +78,7 @@ def drop_letters(
 
 def replay_letters(
     deployment: Deployment, sources: Sequence[SourceTable], letters: Sequence[DeadLetter]
-) -> list[Replayed]:
+) -> list[ReplayOutcome]:
     """Write the rows to their index as it is now, each under its own version.
 
     So a later version in the index hides the row, and replaying twice changes nothing. Of letters
@@ -96,20 +96,20 @@ def replay_letters(
                 [outcome.letter for outcome in replayed if outcome.error is None]
             )
         except Exception as error:  # noqa: BLE001 - an index's error must not stop the others
-            replayed = [Replayed(letter=letter, error=as_ours(error)) for letter in group]
+            replayed = [ReplayOutcome(letter=letter, error=as_ours(error)) for letter in group]
         outcomes += replayed
     return outcomes
 
 
 def _replay_index(
     deployment: Deployment, store: IndexStore, letters: Sequence[DeadLetter]
-) -> list[Replayed]:
+) -> list[ReplayOutcome]:
     outcomes = [_rebuild_tenant(deployment, letter) for letter in letters if letter.whole_range]
     rebuilt_letters = [outcome.letter for outcome in outcomes if outcome.rebuilt]
     rebuilt = {(letter.tenant, letter.registration) for letter in rebuilt_letters}
     row_letters = [letter for letter in letters if not letter.whole_range]
     outcomes += [
-        Replayed(letter=letter, rebuilt=True)
+        ReplayOutcome(letter=letter, rebuilt=True)
         for letter in row_letters
         if (letter.tenant, letter.registration) in rebuilt
     ]
@@ -118,50 +118,50 @@ def _replay_index(
     ]
     if not letters:
         return outcomes
-    rows = dict(zip(letters, _get_letters(store).rows(letters), strict=True))
+    rows = dict(zip(letters, _get_letters(store).read_rows(letters), strict=True))
     # Before checking that the jobs are idle: a run that rebuilds one later rejects this insert.
     store = store.enter()
     last_ids = _find_last_letters(store, letters[0].index)
     for letter in letters:
         if letter.id not in last_ids or letter.deleted:
-            outcomes.append(Replayed(letter=letter, superseded=True))
+            outcomes.append(ReplayOutcome(letter=letter, superseded=True))
         elif (obstacle := _find_obstacle(deployment, letter)) is not None:
-            outcomes.append(Replayed(letter=letter, error=obstacle))
+            outcomes.append(ReplayOutcome(letter=letter, error=obstacle))
         else:
             outcomes.append(_write_letter(store, letter, rows[letter]))
     return outcomes
 
 
-def _rebuild_tenant(deployment: Deployment, letter: DeadLetter) -> Replayed:
+def _rebuild_tenant(deployment: Deployment, letter: DeadLetter) -> ReplayOutcome:
     jobs = [
         job for job in _list_jobs(deployment, letter) if job.registration == letter.registration
     ]
     if any(job.status.code == TableGoneError.code for job in jobs):
         message = f"The table of {letter.index} was dropped or recreated; drop the letter."
-        return Replayed(letter=letter, error=TableGoneError(message))
+        return ReplayOutcome(letter=letter, error=TableGoneError(message))
     if not deployment.log.rebuild([job.key for job in jobs]):
         error = NoSuchJobError(
             f"Job {letter.index} of {letter.tenant} is no longer registered; drop the letter."
         )
-        return Replayed(letter=letter, error=error)
+        return ReplayOutcome(letter=letter, error=error)
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
-    return Replayed(letter=letter, rebuilt=True)
+    return ReplayOutcome(letter=letter, rebuilt=True)
 
 
 def _list_jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
     table, _, job_name = letter.index.partition("/")
     database, _, table_name = table.partition(".")
     job_id = JobID(db=database, table=table_name, job=job_name)
-    return deployment.log.jobs(tenant=letter.tenant, name=job_id)
+    return deployment.log.list_jobs(tenant=letter.tenant, name=job_id)
 
 
 def _find_last_letters(store: IndexStore, index: str) -> set[str]:
     """The ids of the last letter of each key in the index."""
     table, target = _get_letters(store), store.target(staged=False)
-    letters = [letter for letter in table.found(index=index) if not letter.whole_range]
+    letters = [letter for letter in table.list_letters(index=index) if not letter.whole_range]
     ordered = sorted(letters, key=lambda letter: letter.version)
     last_ids: dict[tuple[str, str], str] = {}
-    for letter, row in zip(ordered, table.rows(ordered), strict=True):
+    for letter, row in zip(ordered, table.read_rows(ordered), strict=True):
         last_ids[letter.tenant, hash_key(row, target) or letter.id] = letter.id
     return set(last_ids.values())
 
@@ -178,22 +178,22 @@ def _find_obstacle(deployment: Deployment, letter: DeadLetter) -> IscpError | No
     return None
 
 
-def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
+def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> ReplayOutcome:
     target = store.target(staged=False)
     # Columns that the index has gained since get their defaults.
     columns = tuple(name for name in target.columns if name in row.schema.names)
     narrow = replace(target, columns=columns)
     try:
-        fit = fitted(narrow, row)
+        fit = fit_rows(narrow, row)
         if store.placement is not None and not store.placement.select_rows(row).num_rows:
-            return Replayed(letter=letter, error=_make_misplaced_error(letter))
+            return ReplayOutcome(letter=letter, error=_make_misplaced_error(letter))
         if insert_fitted_rows(store.endpoint, narrow, fit, token=f"letter-{letter.id}"):
             store.shut_out([letter.tenant])
     except pa.ArrowException as error:
-        return Replayed(letter=letter, error=SchemaError(f"{target.name}: {error}"))
+        return ReplayOutcome(letter=letter, error=SchemaError(f"{target.name}: {error}"))
     except IscpError as error:
-        return Replayed(letter=letter, error=error)
-    return Replayed(letter=letter)
+        return ReplayOutcome(letter=letter, error=error)
+    return ReplayOutcome(letter=letter)
 
 
 def _make_misplaced_error(letter: DeadLetter) -> IscpError:
@@ -213,15 +213,17 @@ def _open_store(
     if source is None:
         raise ConfigError(f"Table {table!r} of dead letter {letter.id} is no longer declared.")
     name = JobID(db=source.database, table=source.table, job=job_name)
-    jobs = deployment.log.jobs(tenant=letter.tenant, name=name)
+    jobs = deployment.log.list_jobs(tenant=letter.tenant, name=name)
     specs = [job.spec for job in jobs] or [
         make_job_spec(source, index) for index in source.indexes if index.name == job_name
     ]
     consumer = specs[0].detail.consumer if specs else None
     if consumer is None or not is_index(consumer):
         raise ConfigError(f"Index {letter.index!r} of dead letter {letter.id} no longer exists.")
-    schema = deployment.delta_log(source).get_facts().fields
-    store = deployment.store(source, index_of(source, consumer), schema, consumer.generation)
+    schema = deployment.make_delta_log(source).get_facts().fields
+    store = deployment.make_index_store(
+        source, resolve_index(source, consumer), schema, consumer.generation
+    )
     store.ensure()
     return store
 

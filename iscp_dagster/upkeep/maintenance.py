@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.tables.staging import find_leftover_tables
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.names import view_name
-from iscp_dagster.model.declared.sharding import format_suffix, shard_of, strip_shard_suffix
+from iscp_dagster.model.declared.sharding import format_suffix, get_shard, strip_shard_suffix
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
@@ -23,32 +23,32 @@ from iscp_dagster.planning.problems import as_ours, make_problem
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import make_state_key
 
-KEPT = timedelta(days=1)
+JOB_RETENTION = timedelta(days=1)
 """How long a dropped job and its data are kept."""
-HISTORY = timedelta(days=90)
+HISTORY_RETENTION = timedelta(days=90)
 """How long the history is kept."""
 
 
 @dataclass(kw_only=True)
-class Flushed:
+class FlushResult:
     """How many jobs moved, by table, and the problems, none of which stops another table."""
 
-    moved: dict[str, int] = field(default_factory=dict)
+    moved_jobs: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
-def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> Flushed:
+def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> FlushResult:
     """Write to the ISCP log how far the watermarks of idle jobs moved in memory.
 
     A restart then reads changes since the last flush, not since the last change. Reads the
     tables' logs; touches no state and no status. Idempotent.
     """
-    flushed = Flushed()
+    flushed = FlushResult()
     for source in sources:
         if not deployment.log.find_table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
-            flushed.moved[source.name] = _flush_table(deployment, source)
+            flushed.moved_jobs[source.name] = _flush_table(deployment, source)
         except Exception as error:  # noqa: BLE001 - a table's error must not stop the others
             flushed.problems.append(str(make_problem(source, error)))
     return flushed
@@ -68,7 +68,7 @@ class Garbage:
 
 
 def find_garbage(
-    deployment: Deployment, sources: Sequence[SourceTable], kept: timedelta = KEPT
+    deployment: Deployment, sources: Sequence[SourceTable], retention: timedelta = JOB_RETENTION
 ) -> list[Garbage]:
     """The jobs dropped longer ago than `kept`, and what to delete with each, by name. Reads only.
 
@@ -77,7 +77,7 @@ def find_garbage(
     tables = {(source.database, source.table) for source in sources}
     dropped = [
         job
-        for job in deployment.log.dropped(deployment.clock() - kept)
+        for job in deployment.log.list_dropped(deployment.clock() - retention)
         if (job.name.db, job.name.table) in tables
     ]
     dropped.sort(key=_get_name)
@@ -105,7 +105,9 @@ def collect(
         if deployment.states is not None and dropped:
             deployment.states().forget([make_state_key(piece.job) for piece in dropped])
         deployment.log.mark_collected([piece.job for piece in dropped if piece.stays])
-        forgotten += deployment.log.forget([piece.job for piece in dropped if not piece.stays])
+        forgotten += deployment.log.delete_dropped(
+            [piece.job for piece in dropped if not piece.stays]
+        )
     if errors:
         raise errors[0]
     return forgotten
@@ -116,7 +118,7 @@ def _group_alike(garbage: Iterable[Garbage]) -> Iterator[list[Garbage]]:
     groups: dict[tuple[Any, ...], list[Garbage]] = {}
     for piece in garbage:
         info = piece.job.spec.detail.consumer
-        group_key = (piece.job.name, shard_of(info.options), piece.drops, piece.letters)
+        group_key = (piece.job.name, get_shard(info.options), piece.drops, piece.letters)
         groups.setdefault(group_key, []).append(piece)
     yield from groups.values()
 
@@ -146,11 +148,11 @@ def _drop_data(deployment: Deployment, group: Sequence[Garbage], tenant_column: 
     """Drop the data of a group's jobs in ClickHouse, and their dead letters."""
     first = group[0]
     name, tenants = first.job.name, [piece.job.key.tenant for piece in group]
-    data = deployment.data(first.job.spec.detail.consumer)
+    data = deployment.get_index_data(first.job.spec.detail.consumer)
     if data is None:
         return
     if first.drops == "table":
-        data.drop()
+        data.drop_index()
     elif first.drops == "tenant":
         data.drop_tenants(tenant_column, tenants)
     if first.letters:
@@ -165,7 +167,7 @@ def _refresh_garbage(
     ids = {(piece.job.key, piece.job.registration) for piece in garbage}
     staying = _find_self_registering(deployment, sources, [piece.job for piece in garbage])
     for name in sorted({piece.job.name for piece in garbage}):
-        rows = deployment.log.jobs(name=name, include_dropped=True)
+        rows = deployment.log.list_jobs(name=name, include_dropped=True)
         dropped = [job for job in rows if job.drop_at and (job.key, job.registration) in ids]
         yield from _build_garbage(deployment, name, dropped, staying)
 
@@ -192,7 +194,7 @@ def _find_table_ids(
 ) -> set[str]:
     """The table's id; where it cannot be read, every id that it may be."""
     try:
-        return {deployment.delta_log(source).get_table_id()}
+        return {deployment.make_delta_log(source).get_table_id()}
     except Exception:  # noqa: BLE001 - a table's error must not stop the others
         return {job.key.table_id for job in dropped}
 
@@ -217,18 +219,18 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
     return problems
 
 
-def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
+def prune_history(deployment: Deployment, retention: timedelta = HISTORY_RETENTION) -> int:
     """Delete history entries older than `kept`; returns how many."""
-    return deployment.log.prune(deployment.clock() - kept)
+    return deployment.log.prune(deployment.clock() - retention)
 
 
 def _flush_table(deployment: Deployment, source: SourceTable) -> int:
-    delta_log = deployment.delta_log(source)
-    latest, table_id = delta_log.latest(), delta_log.get_table_id()
-    if not all(map(delta_log.has, deployment.log.list_watermarks(table_id))):
+    delta_log = deployment.make_delta_log(source)
+    latest, table_id = delta_log.get_latest_moment(), delta_log.get_table_id()
+    if not all(map(delta_log.has_moment, deployment.log.list_watermarks(table_id))):
         return 0  # the table's log was restored: the next look rebuilds those jobs
-    tenants = deployment.log.tenants(table_id, behind=latest.version)
-    jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
+    tenants = deployment.log.list_tenants(table_id, behind=latest.version)
+    jobs = deployment.log.list_jobs(table_id=table_id, tenants=tenants)
     return flush_jobs(deployment.log, jobs, compute_effective_jobs(delta_log, jobs, latest))
 
 
@@ -242,7 +244,7 @@ def _build_garbage(
     rows = [
         job
         for job_id in names
-        for job in deployment.log.jobs(name=job_id, include_dropped=True)
+        for job in deployment.log.list_jobs(name=job_id, include_dropped=True)
         if job_id == name or _is_twin(job)
     ]
     dropped_keys = {(job.key, job.registration) for job in dropped}
@@ -268,7 +270,7 @@ def _build_garbage(
 
 def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
     """The jobs whose rows may share tables: an index shares them with its first shard."""
-    shards = {shard_of(job.spec.detail.consumer.options) for job in dropped}
+    shards = {get_shard(job.spec.detail.consumer.options) for job in dropped}
     if shards - {None, 0}:
         return [name]
     bases = {strip_shard_suffix(name.job, shard) for shard in shards}
@@ -278,7 +280,7 @@ def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
 
 def _is_twin(job: Job) -> bool:
     """Whether it keeps a shard, or an index that is not merely named like a first shard."""
-    shard = shard_of(job.spec.detail.consumer.options)
+    shard = get_shard(job.spec.detail.consumer.options)
     return shard is not None or not job.name.job.endswith(format_suffix(0))
 
 

@@ -10,7 +10,7 @@ from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.webhooks.outbox import Outbox
 
-EVENTS = timedelta(days=30)
+EVENT_RETENTION = timedelta(days=30)
 """How long events that were delivered or became dead letters are kept, and attempts."""
 
 
@@ -20,12 +20,12 @@ def open_outbox(deployment: Deployment) -> Outbox:
     return Outbox(deployment.log.engine, clock=deployment.clock)
 
 
-def prune_events(deployment: Deployment, kept: timedelta = EVENTS) -> int:
+def prune_events(deployment: Deployment, retention: timedelta = EVENT_RETENTION) -> int:
     """Delete events and attempts that ended longer ago than `kept`; returns how many.
 
     Pending events stay. Idempotent.
     """
-    return open_outbox(deployment).prune(deployment.clock() - kept)
+    return open_outbox(deployment).prune(deployment.clock() - retention)
 
 
 def describe_events(deployment: Deployment, trigger: Trigger) -> dict[str, Any]:

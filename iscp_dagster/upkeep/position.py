@@ -61,11 +61,11 @@ def read_positions(
     Reads the Delta log and the ISCP log only. Raises SourceError when there is no such table,
     ConfigError where it is declared twice.
     """
-    delta_log = deployment.delta_log(source)
-    latest = delta_log.latest()
+    delta_log = deployment.make_delta_log(source)
+    latest = delta_log.get_latest_moment()
     table_id = delta_log.get_table_id(latest.version)
     check_sole(deployment, source, table_id)
-    jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
+    jobs = deployment.log.list_jobs(table_id=table_id, tenants=tenants)
     selected = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
         JobPosition(

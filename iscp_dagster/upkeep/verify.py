@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.types.stored import Stored
+from iscp_dagster.clickhouse.types.stored import StoredType
 from iscp_dagster.clickhouse.types.typetext import parse_type
-from iscp_dagster.clickhouse.types.wire import needs_respelling, selected
+from iscp_dagster.clickhouse.types.wire import needs_respelling, render_select_item
 from iscp_dagster.delta.comparing import to_comparable
 from iscp_dagster.delta.failures import wrap_spark_errors
-from iscp_dagster.delta.reader import TableSelection, snapshot
+from iscp_dagster.delta.reader import TableSelection, read_snapshot
 from iscp_dagster.delta.transitions import ViewRead, read_base
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
@@ -32,7 +32,7 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.planning.problems import as_ours
-from iscp_dagster.spark.columns import as_nullable, columns, get_column, map_in_arrow
+from iscp_dagster.spark.columns import get_column, get_columns, make_nullable, map_in_arrow
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import (
     IndexRead,
@@ -48,7 +48,7 @@ from iscp_dagster.upkeep.samples import Sampling
 ATTEMPTS = 5
 TENANTS_TRIED = 8
 """How many tenants in a row must each fail before the failure is assumed to concern all."""
-OF_ROWS = (SourceError, UnreadableError)
+ROW_ERRORS = (SourceError, UnreadableError)
 """Errors that the rows of one tenant may cause."""
 SAMPLES = 3
 ROWS_A_SLICE = 250_000
@@ -112,7 +112,7 @@ class IndexVerdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class ComparisonFailure:
     """Why some tenants of an index could not be compared."""
 
     index: str
@@ -132,12 +132,12 @@ def verify(
     *,
     tenants: Collection[str] | None = None,
     indexes: Sequence[str] | None = None,
-    tell: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> list[IndexVerdict]:
     """Compare as `compare_indexes` does. Raises the error of an index that cannot be compared."""
-    compared = compare_indexes(deployment, source, tenants=tenants, indexes=indexes, tell=tell)
+    compared = compare_indexes(deployment, source, tenants=tenants, indexes=indexes, report=report)
     for failure in compared:
-        if isinstance(failure, Failure):
+        if isinstance(failure, ComparisonFailure):
             raise failure.error
     return [verdict for verdict in compared if isinstance(verdict, IndexVerdict)]
 
@@ -148,8 +148,8 @@ def compare_indexes(
     *,
     tenants: Collection[str] | None = None,
     indexes: Sequence[str] | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> list[IndexVerdict | Failure]:
+    report: Callable[[str], None] | None = None,
+) -> list[IndexVerdict | ComparisonFailure]:
     """Compare every built index with the source at its effective watermark. Reads only.
 
     Covers these tenants or all (None), with one comparison per index and watermark. Where the
@@ -158,14 +158,14 @@ def compare_indexes(
     An index that moves on during each of several attempts fails with MovingError. Raises an
     IscpError where the table itself, or its jobs, cannot be read.
     """
-    results: list[IndexVerdict | Failure] = []
+    results: list[IndexVerdict | ComparisonFailure] = []
     moved: set[tuple[JobKey, int]] = set()
     for _ in range(ATTEMPTS):
         before = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         # A job whose consumer changed during its run still follows the earlier one.
         settled = [position for position in before if position.built and not position.job.rebuild]
         built = [position for position in settled if is_index(position.consumer)]
-        results = list(_compare_built(deployment, source, built, tell))
+        results = list(_compare_built(deployment, source, built, report))
         after = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         moved = _get_fences(before) ^ _get_fences(after)
         if not moved:
@@ -178,8 +178,10 @@ def _get_fences(positions: Iterable[JobPosition]) -> set[tuple[JobKey, int]]:
 
 
 def _replace_moved(
-    source: SourceTable, results: Sequence[IndexVerdict | Failure], moved: Collection[JobKey]
-) -> list[IndexVerdict | Failure]:
+    source: SourceTable,
+    results: Sequence[IndexVerdict | ComparisonFailure],
+    moved: Collection[JobKey],
+) -> list[IndexVerdict | ComparisonFailure]:
     """The results, with a MovingError in place of the verdicts on jobs that moved."""
     places = {(key.job_name, key.tenant) for key in moved}
     error = MovingError(
@@ -187,14 +189,14 @@ def _replace_moved(
         "verify a single --tenant, or try again when fewer commits come in."
     )
     return [
-        Failure(index=result.index, tenants=(result.tenant,), error=error)
+        ComparisonFailure(index=result.index, tenants=(result.tenant,), error=error)
         if isinstance(result, IndexVerdict) and (result.index, result.tenant) in places
         else result
         for result in results
     ]
 
 
-def _get_place(result: IndexVerdict | Failure) -> tuple[str, str]:
+def _get_place(result: IndexVerdict | ComparisonFailure) -> tuple[str, str]:
     return result.index, result.tenant if isinstance(result, IndexVerdict) else result.tenants[0]
 
 
@@ -202,8 +204,8 @@ def _compare_built(
     deployment: Deployment,
     source: SourceTable,
     built: list[JobPosition],
-    tell: Callable[[str], None] | None,
-) -> Iterator[IndexVerdict | Failure]:
+    report: Callable[[str], None] | None,
+) -> Iterator[IndexVerdict | ComparisonFailure]:
     """One comparison per index and watermark, for all its tenants together."""
 
     def get_group_key(position: JobPosition) -> tuple[str, int, str]:
@@ -213,7 +215,7 @@ def _compare_built(
     for _, group in groupby(sorted(built, key=get_group_key), key=get_group_key):
         members = list(group)
         tenants = sorted(position.tenant for position in members)
-        yield from _compare_tenants(deployment, source, members[0], tenants, tell)
+        yield from _compare_tenants(deployment, source, members[0], tenants, report)
 
 
 def _compare_tenants(
@@ -221,8 +223,8 @@ def _compare_tenants(
     source: SourceTable,
     position: JobPosition,
     tenants: Sequence[str],
-    tell: Callable[[str], None] | None,
-) -> Iterator[IndexVerdict | Failure]:
+    report: Callable[[str], None] | None,
+) -> Iterator[IndexVerdict | ComparisonFailure]:
     """Compare these tenants, all at `position`; if rows cannot be read, in halves, to find whose.
 
     If too many single tenants in a row fail, the rest are not tried one by one.
@@ -232,22 +234,24 @@ def _compare_tenants(
         tenants = waiting.pop()
         try:
             at = _find_readable_moment(deployment, source, position)
-            if tell is not None:
-                tell(_describe_comparison(source, position, tenants, at))
+            if report is not None:
+                report(_describe_comparison(source, position, tenants, at))
             yield from _read_verdicts(deployment, source, position.consumer, at, frozenset(tenants))
             failed_alone = 0
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             half = len(tenants) // 2
-            if half and failed_alone < TENANTS_TRIED and isinstance(error, OF_ROWS):
+            if half and failed_alone < TENANTS_TRIED and isinstance(error, ROW_ERRORS):
                 waiting += [tenants[half:], tenants[:half]]
                 continue
             failed_alone += 1
             yield _make_failure(position, tenants, error)
 
 
-def _make_failure(position: JobPosition, tenants: Sequence[str], error: Exception) -> Failure:
+def _make_failure(
+    position: JobPosition, tenants: Sequence[str], error: Exception
+) -> ComparisonFailure:
     version = position.watermark.version
-    return Failure(
+    return ComparisonFailure(
         index=position.index,
         tenants=tuple(tenants),
         error=as_ours(error),
@@ -260,7 +264,7 @@ def _find_readable_moment(
 ) -> Moment:
     """The watermark, or the latest moment where the log's cleanup has taken that version."""
     at = position.watermark
-    return at if deployment.delta_log(source).can_open(at.version) else position.latest
+    return at if deployment.make_delta_log(source).can_open(at.version) else position.latest
 
 
 def _describe_comparison(
@@ -283,12 +287,12 @@ def _read_verdicts(
     tenants: frozenset[str],
 ) -> Iterator[IndexVerdict]:
     index, schema = (
-        index_of(source, info),
-        deployment.delta_log(source).get_facts(at.version).fields,
+        resolve_index(source, info),
+        deployment.make_delta_log(source).get_facts(at.version).fields,
     )
-    store = deployment.store(source, index, schema, info.generation)
+    store = deployment.make_index_store(source, index, schema, info.generation)
     selection = TableSelection(
-        path=deployment.path(source),
+        path=deployment.get_table_path(source),
         columns=[name for name in _get_stored_columns(store) if name not in store.shape.flags],
         keys=source.keys,
         tenant_column=source.tenant,
@@ -305,7 +309,7 @@ def _read_verdicts(
     rows_by_tenant = {row["tenant"]: row for row in results}
     letters = _count_letters(deployment, source, index)
     has_all = store.placement is None and index.transitions is None
-    logged = deployment.delta_log(source).row_counts(at.version, tenants) if has_all else {}
+    logged = deployment.make_delta_log(source).count_rows(at.version, tenants) if has_all else {}
     sampling = Sampling(
         identity=selection.identity,
         tenant_column=source.tenant,
@@ -334,21 +338,21 @@ def _read_source_rows(
     shape = store.shape
     transitions = shape.index.transitions
     if transitions is None:
-        return snapshot(deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS)
-    schema = deployment.delta_log(shape.source).get_facts(at.version).fields
-    read = ViewRead.of(
+        return read_snapshot(deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS)
+    schema = deployment.make_delta_log(shape.source).get_facts(at.version).fields
+    read = ViewRead.from_schema(
         selection,
         schema,
         transitions,
         [field for field in shape.fields if field.name in transitions.calculated],
     )
-    return read_base(deployment.spark(), read, at).select(*columns(read.output))
+    return read_base(deployment.spark(), read, at).select(*get_columns(read.output))
 
 
-def _get_stored_columns(store: IndexStore) -> dict[str, Stored]:
+def _get_stored_columns(store: IndexStore) -> dict[str, StoredType]:
     """How the columns of the source's, or the view's, rows are kept."""
-    flag = Stored(source=Primitive("boolean"), type=parse_type("Bool"))
-    stored = store.shape.stored | dict.fromkeys(store.shape.flags, flag)
+    flag = StoredType(source=Primitive("boolean"), type=parse_type("Bool"))
+    stored = store.shape.stored_types | dict.fromkeys(store.shape.flags, flag)
     images = IMAGE_COLUMNS if store.shape.index.of_images else ()
     return {name: column for name, column in stored.items() if name not in images}
 
@@ -365,7 +369,7 @@ def _convert_source_rows(store: IndexStore, rows: Any) -> Any:
         if needs_respelling(column)
     }:
         texts = frozenset(name for name, column in respelled.items() if column.is_text)
-        schema = as_nullable(rows.schema, texts, store.shape.flags)
+        schema = make_nullable(rows.schema, texts, store.shape.flags)
         rows = map_in_arrow(rows, make_value_rewriter(respelled, store.shape.flags), schema)
     return rows
 
@@ -377,13 +381,13 @@ def _read_index_rows(
     source, index = store.shape.source, store.shape.index
     rows = store.find_read_source()
     if index.of_images:
-        rows = f"({index.rows_as_of(store.shape, str(at.version))})"
-    by = ", ".join(map(quote_identifier, store.shape.order_by))
-    slices = _compute_slices(store.size()) if source.keys else 1
+        rows = f"({index.render_rows_as_of(store.shape, str(at.version))})"
+    by = ", ".join(map(quote_identifier, store.shape.identity_columns))
+    slices = _compute_slices(store.count_rows()) if source.keys else 1
     read = IndexRead(
         endpoint=store.endpoint,
         rows=rows,
-        columns=tuple(starmap(selected, _get_stored_columns(store).items())),
+        columns=tuple(starmap(render_select_item, _get_stored_columns(store).items())),
         bucket=f"cityHash64({by}) % {slices}" if slices > 1 else "0",
         tenant=quote_identifier(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
@@ -485,7 +489,7 @@ def _compare_by_count(
 
 
 def _select_keys(identity: Sequence[str]) -> list[Any]:
-    return [column.alias(f"key_{number}") for number, column in enumerate(columns(identity))]
+    return [column.alias(f"key_{number}") for number, column in enumerate(get_columns(identity))]
 
 
 def _select_comparable(rows: Any) -> list[Any]:

@@ -35,7 +35,7 @@ class EndpointChange(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class EndpointAnswer:
     """The end of one attempt: a status, or why there was none."""
 
     status: int | None = None
@@ -59,7 +59,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class DeliveryRules:
     """How long to wait, and when to give up; times are seconds."""
 
     delays: Sequence[float]
@@ -80,7 +80,7 @@ class Rules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health:
+class EndpointHealth:
     """The failures among an endpoint's attempts so far."""
 
     in_a_row: int = 0
@@ -88,21 +88,21 @@ class Health:
     failing_since: datetime | None = None
     """The first failure since an attempt was accepted; None: there was none."""
 
-    def after(self, answer: Answer, now: datetime) -> Health:
+    def count_answer(self, answer: EndpointAnswer, now: datetime) -> EndpointHealth:
         """The health after this answer."""
         if answer.accepted:
-            return Health()
+            return EndpointHealth()
         if answer.status in WRONG:
             # It is only about the event, and no other attempt may follow for days.
             return replace(self, in_a_row=0)
-        return Health(
+        return EndpointHealth(
             in_a_row=self.in_a_row + 1 if answer.pauses else 0,
             failing_since=self.failing_since or now,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class AttemptOutcome:
     """What follows for the message, and for its endpoint if anything."""
 
     verdict: MessageVerdict
@@ -113,17 +113,17 @@ class Outcome:
     """Why the endpoint is changed."""
 
 
-def outcome(
-    answer: Answer,
+def decide_outcome(
+    answer: EndpointAnswer,
     *,
     attempt: int,
     first_failure: datetime | None,
-    health: Health,
+    health: EndpointHealth,
     now: datetime,
-    rules: Rules,
+    rules: DeliveryRules,
     random: float,
     events: int = 1,
-) -> Outcome:
+) -> AttemptOutcome:
     """What follows from the answer to attempt number `attempt`, from 1, of a message of `events`.
 
     `first_failure` is the message's, None if this is it; `health` has counted this answer;
@@ -132,9 +132,9 @@ def outcome(
     letter: it is split until the rejected event is alone.
     """
     if answer.accepted:
-        return Outcome(verdict=MessageVerdict.DELIVERED)
+        return AttemptOutcome(verdict=MessageVerdict.DELIVERED)
     if answer.status == GONE:
-        return Outcome(
+        return AttemptOutcome(
             verdict=MessageVerdict.HELD,
             change=EndpointChange.DISABLE,
             reason="it answered 410 Gone",
@@ -142,11 +142,15 @@ def outcome(
     change, reason = _decide_change(answer, health, now, rules)
     if answer.status in WRONG or _is_exhausted(attempt, first_failure, health, now, rules):
         if events > 1:
-            return Outcome(verdict=MessageVerdict.SPLIT, next_at=now, change=change, reason=reason)
-        return Outcome(verdict=MessageVerdict.DEAD, change=change, reason=reason)
+            return AttemptOutcome(
+                verdict=MessageVerdict.SPLIT, next_at=now, change=change, reason=reason
+            )
+        return AttemptOutcome(verdict=MessageVerdict.DEAD, change=change, reason=reason)
     seconds = _get_requested_delay(answer, now, rules) or _compute_delay(attempt, rules, random)
     next_at = now + timedelta(seconds=seconds)
-    return Outcome(verdict=MessageVerdict.AGAIN, next_at=next_at, change=change, reason=reason)
+    return AttemptOutcome(
+        verdict=MessageVerdict.AGAIN, next_at=next_at, change=change, reason=reason
+    )
 
 
 def parse_retry_after(header: str | None, now: datetime) -> float | None:
@@ -164,7 +168,11 @@ def parse_retry_after(header: str | None, now: datetime) -> float | None:
 
 
 def _is_exhausted(
-    attempt: int, first_failure: datetime | None, health: Health, now: datetime, rules: Rules
+    attempt: int,
+    first_failure: datetime | None,
+    health: EndpointHealth,
+    now: datetime,
+    rules: DeliveryRules,
 ) -> bool:
     """Whether the message's tries are used up while the endpoint accepted others."""
     if attempt <= len(rules.delays) or first_failure is None:
@@ -175,19 +183,21 @@ def _is_exhausted(
     return tried_long_enough and since is not None and since > first_failure
 
 
-def _get_requested_delay(answer: Answer, now: datetime, rules: Rules) -> float | None:
+def _get_requested_delay(
+    answer: EndpointAnswer, now: datetime, rules: DeliveryRules
+) -> float | None:
     requested = parse_retry_after(answer.retry_after, now)
     # A receiver that requests no wait at all gets no other attempt within the second.
     return None if requested is None else min(max(requested, 1.0), rules.longest)
 
 
-def _compute_delay(attempt: int, rules: Rules, random: float) -> float:
+def _compute_delay(attempt: int, rules: DeliveryRules, random: float) -> float:
     delay = rules.delays[min(attempt, len(rules.delays)) - 1]
     return delay * (1 + rules.jitter * (2 * random - 1))
 
 
 def _decide_change(
-    answer: Answer, health: Health, now: datetime, rules: Rules
+    answer: EndpointAnswer, health: EndpointHealth, now: datetime, rules: DeliveryRules
 ) -> tuple[EndpointChange | None, str]:
     since = health.failing_since
     if since is not None and now - since >= rules.failing:

@@ -16,7 +16,7 @@ from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.pending import EventDelivery
 from iscp_dagster.webhooks.putting import build_number_query, lock
 from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, DeliveryState
-from sql_transactions.given import given
+from sql_transactions.given import build_rows_table
 
 BatchId = Callable[[Sequence[str]], str]
 """Makes a batch's id from the ids of its events, in their order."""
@@ -73,7 +73,7 @@ def _make_batch(events: Sequence[EventDelivery], batch_id: BatchId) -> WebhookMe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class SenderWork:
     """Messages to send one after the other, until one must be tried again later."""
 
     messages: tuple[WebhookMessage, ...]
@@ -83,7 +83,7 @@ class Work:
 
 def claim(
     connection: sa.Connection, endpoint: str, now: datetime, *, room: int, busy: Collection[str]
-) -> list[Work]:
+) -> list[SenderWork]:
     """The due work of at most `room` lanes that are not `busy`; only reads.
 
     It includes the following events of a lane if there is room.
@@ -91,7 +91,7 @@ def claim(
     heads = _read_lane_heads(connection, endpoint, now, room, busy)
     share = room // len(heads) if heads else 0
     return [
-        Work(
+        SenderWork(
             messages=tuple(
                 WebhookMessage(id=delivery.event_id, events=(delivery,))
                 for delivery in (
@@ -114,14 +114,14 @@ def compose(
     size: int,
     busy: Collection[str],
     batch_id: BatchId,
-) -> list[Work]:
+) -> list[SenderWork]:
     """At most `room` batches of at most `size` events that are due, in lanes that are not `busy`.
 
     The composition is recorded in the caller's transaction, which must be committed before the
     first attempt; a batch that was sent before keeps its composition.
     """
     heads = _read_lane_heads(connection, endpoint, now, room * size, busy)
-    work: list[Work] = []
+    work: list[SenderWork] = []
     busy_lanes = set(busy)
     for batch in dict.fromkeys(head.batch_id for _, head in heads):
         recorded = None if batch is None else _read_recorded_batch(connection, endpoint, batch)
@@ -137,14 +137,14 @@ def compose(
     return work
 
 
-def due(connection: sa.Connection, endpoint: str) -> datetime | None:
+def find_next_due(connection: sa.Connection, endpoint: str) -> datetime | None:
     """When the endpoint's next delivery is due, even if under way; None: nothing waits."""
     query = sa.select(OUTBOX.next_at).where(OUTBOX.endpoint == endpoint, IS_NEXT)
     due_at: datetime | None = connection.scalar(query.order_by(OUTBOX.next_at).limit(1))
     return due_at
 
 
-def _read_recorded_batch(connection: sa.Connection, endpoint: str, batch: str) -> Work:
+def _read_recorded_batch(connection: sa.Connection, endpoint: str, batch: str) -> SenderWork:
     conditions = (OUTBOX.endpoint == endpoint, OUTBOX.batch_id == batch, IS_PENDING)
     rows = connection.execute(
         sa.select(ISCP_OUTBOX).where(*conditions).order_by(OUTBOX.number)
@@ -158,7 +158,7 @@ def _compose_batch(
     heads: Sequence[tuple[str, EventDelivery]],
     size: int,
     batch_id: BatchId,
-) -> Work:
+) -> SenderWork:
     members = list(heads)
     for lane, head in heads:
         if len(members) == size:
@@ -174,9 +174,9 @@ def _compose_batch(
     return _make_batch_sequence(new_id, members)
 
 
-def _make_batch_sequence(id_: str, members: Sequence[tuple[str, EventDelivery]]) -> Work:
+def _make_batch_sequence(id_: str, members: Sequence[tuple[str, EventDelivery]]) -> SenderWork:
     message = WebhookMessage(id=id_, events=tuple(delivery for _, delivery in members), batch=True)
-    return Work(messages=(message,), lanes=frozenset(lane for lane, _ in members))
+    return SenderWork(messages=(message,), lanes=frozenset(lane for lane, _ in members))
 
 
 def _read_lane_heads(
@@ -187,7 +187,9 @@ def _read_lane_heads(
         OUTBOX.endpoint == endpoint, IS_NEXT, OUTBOX.next_at <= now
     )
     if busy:
-        lanes = given(connection.dialect, [OUTBOX.lane], [{"lane": lane} for lane in sorted(busy)])
+        lanes = build_rows_table(
+            connection.dialect, [OUTBOX.lane], [{"lane": lane} for lane in sorted(busy)]
+        )
         query = query.where(OUTBOX.lane.not_in(sa.select(lanes)))
     # Only in this order does the index return the first without reading all others.
     rows = connection.execute(query.order_by(OUTBOX.next_at).limit(room))

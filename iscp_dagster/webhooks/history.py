@@ -27,7 +27,7 @@ _MOST_NANOS = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class OutboxSelection:
     """Which deliveries; None: any."""
 
     trigger: str | None = None
@@ -43,7 +43,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count:
+class DeliveryCount:
     """How many deliveries of a trigger to an endpoint are in a state."""
 
     trigger: str
@@ -54,7 +54,7 @@ class Count:
     """When the first of them was recorded."""
 
 
-def build_conditions(selection: Chosen) -> list[sa.ColumnElement[bool]]:
+def build_conditions(selection: OutboxSelection) -> list[sa.ColumnElement[bool]]:
     """The conditions that select the deliveries."""
     columns = {
         "trigger": OUTBOX.trigger_name,
@@ -76,7 +76,7 @@ def build_conditions(selection: Chosen) -> list[sa.ColumnElement[bool]]:
 
 
 def list_deliveries(
-    connection: sa.Connection, selection: Chosen, limit: int
+    connection: sa.Connection, selection: OutboxSelection, limit: int
 ) -> list[EventDelivery]:
     """The deliveries recorded last, newest first."""
     query = (
@@ -101,16 +101,16 @@ def list_attempts(
     return [DeliveryAttempt(**row._asdict()) for row in connection.execute(query)]
 
 
-def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[Count]:
+def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[DeliveryCount]:
     """The deliveries by trigger, endpoint and state."""
     grouping = (OUTBOX.trigger_name, OUTBOX.endpoint, OUTBOX.state)
     where = () if trigger is None else (OUTBOX.trigger_name == trigger,)
     query = sa.select(*grouping, sa.func.count(), sa.func.min(OUTBOX.recorded)).where(*where)
-    counts: dict[tuple[str, str, str], Count] = {}
+    counts: dict[tuple[str, str, str], DeliveryCount] = {}
     for name, endpoint, state, events, oldest in connection.execute(query.group_by(*grouping)):
         label = DeliveryState(state).label
         previous = counts.get((name, endpoint, label))
-        counts[name, endpoint, label] = Count(
+        counts[name, endpoint, label] = DeliveryCount(
             trigger=name,
             endpoint=endpoint,
             state=label,
@@ -120,7 +120,7 @@ def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[Cou
     return [counts[key] for key in sorted(counts)]
 
 
-def count_states(connection: sa.Connection, selection: Chosen) -> dict[str, int]:
+def count_states(connection: sa.Connection, selection: OutboxSelection) -> dict[str, int]:
     """The chosen deliveries by state, 0 included."""
     counts = dict.fromkeys(
         (DeliveryState.NEXT.label, DeliveryState.DELIVERED.label, DeliveryState.DEAD.label), 0
@@ -153,7 +153,9 @@ def count_trigger_states(
     return counts
 
 
-def oldest(connection: sa.Connection, trigger: str, endpoints: Sequence[str]) -> datetime | None:
+def find_oldest_pending(
+    connection: sa.Connection, trigger: str, endpoints: Sequence[str]
+) -> datetime | None:
     """When the oldest pending delivery to these endpoints was recorded; None: nothing waits."""
     times = [
         connection.scalar(
@@ -187,7 +189,7 @@ def _build_state_condition(state: str) -> sa.ColumnElement[bool]:
 
 def _to_nanos(at: datetime) -> int:
     # The column holds no years before 1678 or after 2261, and no event is that far away.
-    return min(max(SourceTimestamp.of(at, version=0).nanos, -_MOST_NANOS), _MOST_NANOS)
+    return min(max(SourceTimestamp.from_datetime(at, version=0).nanos, -_MOST_NANOS), _MOST_NANOS)
 
 
 def _to_encodable(text: str) -> str:

@@ -16,10 +16,10 @@ from iscp_dagster.joblog.sql.tables import ISCP_LEASES
 from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks import claims, history, putting, recording
-from iscp_dagster.webhooks.history import Chosen, Count
+from iscp_dagster.webhooks.history import DeliveryCount, OutboxSelection
 from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery, PendingEvent
 from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
-from sql_transactions.engine import prepare, transaction
+from sql_transactions.engine import begin_transaction, prepare_engine
 
 DEFAULT_PENDING = 100_000
 """How many events of a trigger may wait for an endpoint without a bound of its own."""
@@ -30,7 +30,7 @@ MOST_COUNTED = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
+class TriggerSummary:
     """A trigger's deliveries to its endpoints."""
 
     events: Mapping[str, int]
@@ -44,7 +44,7 @@ class Outbox:
     """The outbox in the ISCP log's database, SQLite or PostgreSQL; `engine` is the log's."""
 
     def __init__(self, engine: sa.Engine, *, clock: Clock = get_utc_now) -> None:
-        self.engine = prepare(engine, LOG)
+        self.engine = prepare_engine(engine, LOG)
         self.clock = clock
 
     def ensure(self) -> None:
@@ -68,40 +68,40 @@ class Outbox:
     # For people.
 
     def list_deliveries(
-        self, selection: Chosen | None = None, *, limit: int = 100
+        self, selection: OutboxSelection | None = None, *, limit: int = 100
     ) -> list[EventDelivery]:
         """The deliveries recorded last, newest first."""
         with self.begin_read() as connection:
-            return history.list_deliveries(connection, selection or Chosen(), limit)
+            return history.list_deliveries(connection, selection or OutboxSelection(), limit)
 
-    def count_states(self, selection: Chosen | None = None) -> dict[str, int]:
+    def count_states(self, selection: OutboxSelection | None = None) -> dict[str, int]:
         """How many deliveries are pending, delivered and dead."""
         with self.begin_read() as connection:
-            return history.count_states(connection, selection or Chosen())
+            return history.count_states(connection, selection or OutboxSelection())
 
     def show(
         self, event_id: str, endpoint: str | None = None
     ) -> tuple[list[EventDelivery], list[DeliveryAttempt]]:
         """The deliveries of an event, and their attempts, oldest first; none if it is unknown."""
-        selection = Chosen(event_id=event_id, endpoint=endpoint)
+        selection = OutboxSelection(event_id=event_id, endpoint=endpoint)
         with self.begin_read() as connection:
             deliveries = history.list_deliveries(connection, selection, limit=1_000)
             return deliveries, history.list_attempts(connection, deliveries)
 
-    def count_deliveries(self, trigger: str | None = None) -> list[Count]:
+    def count_deliveries(self, trigger: str | None = None) -> list[DeliveryCount]:
         """How many deliveries there are, by trigger, endpoint and state."""
         with self.begin_read() as connection:
             return history.count_deliveries(connection, trigger)
 
-    def summarize_trigger(self, trigger: str, endpoints: Collection[str]) -> Numbers:
+    def summarize_trigger(self, trigger: str, endpoints: Collection[str]) -> TriggerSummary:
         """A trigger's numbers and endpoints; fast, however many events there are."""
         with self.begin_read() as connection:
             states = recording.read_endpoints(connection, sorted(endpoints))
-            return Numbers(
+            return TriggerSummary(
                 events=history.count_trigger_states(
                     connection, trigger, sorted(endpoints), MOST_COUNTED
                 ),
-                oldest=history.oldest(connection, trigger, sorted(endpoints)),
+                oldest=history.find_oldest_pending(connection, trigger, sorted(endpoints)),
                 endpoints={
                     name: states.get(name, EndpointState(name=name)) for name in sorted(endpoints)
                 },
@@ -112,9 +112,9 @@ class Outbox:
 
         A pending one is sent without further wait.
         """
-        return self._requeue_chosen(Chosen(event_id=event_id, endpoint=endpoint))
+        return self._requeue_chosen(OutboxSelection(event_id=event_id, endpoint=endpoint))
 
-    def replay(self, selection: Chosen) -> int:
+    def replay(self, selection: OutboxSelection) -> int:
         """Send events of a range of commit times again, under their ids; returns how many.
 
         Events of a key are sent in their order. Raises ConfigError unless `selection` has a trigger
@@ -128,7 +128,7 @@ class Outbox:
         """Delete deliveries and attempts that ended `before`, in portions; returns how many."""
         total = 0
         while True:
-            with self.writing() as connection:
+            with self.begin_write() as connection:
                 deleted = history.prune(connection, before, PRUNED_AT_ONCE)
             total += deleted
             if deleted < PRUNED_AT_ONCE:
@@ -141,12 +141,12 @@ class Outbox:
 
     def pause(self, endpoint: str, reason: str = "paused by hand") -> EndpointState:
         """Send nothing to it until it is resumed; events are kept, up to its bound."""
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             return recording.set_endpoint_state(connection, endpoint, PAUSED, reason, self.clock())
 
     def resume(self, endpoint: str) -> EndpointState:
         """Send to it again, at once and with all tries, whether it was paused or disabled."""
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             return recording.set_endpoint_state(connection, endpoint, ACTIVE, "", self.clock())
 
     def find_served(self, endpoints: Collection[str]) -> frozenset[str]:
@@ -162,13 +162,13 @@ class Outbox:
     def find_waiting(self, endpoints: Collection[str]) -> frozenset[str]:
         """The endpoints for which events wait; fast, however many there are."""
         with self.begin_read() as connection:
-            return frozenset(name for name in endpoints if claims.due(connection, name))
+            return frozenset(name for name in endpoints if claims.find_next_due(connection, name))
 
     # For senders.
 
-    def hold(self, endpoints: Collection[str], owner: str, seconds: float) -> frozenset[str]:
+    def take_leases(self, endpoints: Collection[str], owner: str, seconds: float) -> frozenset[str]:
         """Take or renew the endpoints' leases; returns the endpoints that the caller now holds."""
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             recording.add_endpoints(connection, sorted(endpoints), self.clock())
             endpoint_by_lease = {_format_lease_name(endpoint): endpoint for endpoint in endpoints}
             held_leases = leases.take(connection, endpoint_by_lease, owner, seconds, leases.NOW)
@@ -178,7 +178,7 @@ class Outbox:
         """Free the endpoints of senders that are gone, so that nobody waits for their leases."""
         columns = ISCP_LEASES.c
         is_sender_lease = columns.name.like(f"{_format_lease_name('')}%")
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             for owner in connection.scalars(sa.select(columns.owner).where(is_sender_lease)).all():
                 if is_gone(owner):
                     conditions = (is_sender_lease, columns.owner == owner)
@@ -188,14 +188,19 @@ class Outbox:
         """Let other senders have the endpoints at once."""
         columns = ISCP_LEASES.c
         conditions = (columns.name.in_(map(_format_lease_name, endpoints)), columns.owner == owner)
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             connection.execute(sa.delete(ISCP_LEASES).where(*conditions))
 
-    def look(self, endpoints: Sequence[str]) -> dict[str, tuple[EndpointState, datetime | None]]:
+    def poll_endpoints(
+        self, endpoints: Sequence[str]
+    ) -> dict[str, tuple[EndpointState, datetime | None]]:
         """Each endpoint's state, and when its next delivery is due; cheap, whatever is pending."""
         with self.begin_read() as connection:
             states = recording.read_endpoints(connection, endpoints)
-            return {name: (state, claims.due(connection, name)) for name, state in states.items()}
+            return {
+                name: (state, claims.find_next_due(connection, name))
+                for name, state in states.items()
+            }
 
     def claim(
         self,
@@ -205,7 +210,7 @@ class Outbox:
         busy: Collection[str],
         size: int = 1,
         batch_id: claims.BatchId | None = None,
-    ) -> list[claims.Work]:
+    ) -> list[claims.SenderWork]:
         """The due work of an endpoint whose lease the caller holds.
 
         At most `room` pieces of work in lanes that are not `busy`: with `batch_id`, batches of at
@@ -215,26 +220,26 @@ class Outbox:
         if batch_id is None:
             with self.begin_read() as connection:
                 return claims.claim(connection, endpoint, now, room=room, busy=busy)
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             return claims.compose(
                 connection, endpoint, now, room=room, size=size, busy=busy, batch_id=batch_id
             )
 
-    def record(self, endpoint: EndpointState, results: Sequence[recording.Result]) -> None:
+    def record(self, endpoint: EndpointState, results: Sequence[recording.AttemptResult]) -> None:
         """Record attempts of the endpoint's messages, and its state after the last of them."""
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             recording.record(connection, endpoint, results, self.clock())
 
     def begin_read(self) -> AbstractContextManager[sa.Connection]:
         """One transaction that only reads."""
-        return transaction(self.engine, writes=False)
+        return begin_transaction(self.engine, writes=False)
 
-    def writing(self) -> AbstractContextManager[sa.Connection]:
+    def begin_write(self) -> AbstractContextManager[sa.Connection]:
         """One transaction."""
-        return transaction(self.engine, writes=True)
+        return begin_transaction(self.engine, writes=True)
 
-    def _requeue_chosen(self, selection: Chosen) -> int:
-        with self.writing() as connection:
+    def _requeue_chosen(self, selection: OutboxSelection) -> int:
+        with self.begin_write() as connection:
             return sum(
                 putting.requeue_deliveries(
                     connection, history.build_conditions(selection), self.clock()

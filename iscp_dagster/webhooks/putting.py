@@ -18,7 +18,7 @@ from iscp_dagster.webhooks.tables import (
     OUTBOX,
     DeliveryState,
 )
-from sql_transactions.given import escape_nul, given, insert_into
+from sql_transactions.given import build_rows_table, escape_nul, insert_into
 
 Lane = tuple[str, str]
 """An endpoint, and the digest of a trigger, tenant and key."""
@@ -105,12 +105,12 @@ def lock(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> None:
 def build_number_query(connection: sa.Connection, numbers: Iterable[int]) -> sa.Select[Any]:
     """The deliveries' numbers as a query; any number of them."""
     rows = [{"number": number} for number in numbers]
-    return sa.select(given(connection.dialect, [OUTBOX.number], rows))
+    return sa.select(build_rows_table(connection.dialect, [OUTBOX.number], rows))
 
 
 def _build_lane_rows(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
     rows = [{"endpoint": endpoint, "lane": lane} for endpoint, lane in sorted(lanes)]
-    return given(connection.dialect, [OUTBOX.endpoint, OUTBOX.lane], rows)
+    return build_rows_table(connection.dialect, [OUTBOX.endpoint, OUTBOX.lane], rows)
 
 
 def _insert(connection: sa.Connection, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -123,7 +123,7 @@ def _insert(connection: sa.Connection, rows: list[dict[str, Any]]) -> Iterator[t
     ):
         numbered = [row | {_PLACE.name: place} for place, row in enumerate(portion)]
         columns = [OUTBOX[name] for name in _NAMES]
-        values = given(connection.dialect, [*columns, _PLACE], numbered)
+        values = build_rows_table(connection.dialect, [*columns, _PLACE], numbered)
         query = sa.select(*(values.c[name] for name in _NAMES)).where(sa.true())
         insert = insert_into(connection.dialect, ISCP_OUTBOX).from_select(
             _NAMES, query.order_by(values.c[_PLACE.name])

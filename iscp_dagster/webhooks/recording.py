@@ -9,7 +9,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.webhooks.answers import Answer, Health, MessageVerdict, Outcome
+from iscp_dagster.webhooks.answers import (
+    AttemptOutcome,
+    EndpointAnswer,
+    EndpointHealth,
+    MessageVerdict,
+)
 from iscp_dagster.webhooks.claims import WebhookMessage
 from iscp_dagster.webhooks.putting import build_number_query, elect, lock
 from iscp_dagster.webhooks.tables import (
@@ -21,7 +26,7 @@ from iscp_dagster.webhooks.tables import (
     OUTBOX,
     DeliveryState,
 )
-from sql_transactions.given import escape_nul, given, insert_into
+from sql_transactions.given import build_rows_table, escape_nul, insert_into
 
 ACTIVE = "active"
 _ENDS = {MessageVerdict.DELIVERED: DeliveryState.DELIVERED, MessageVerdict.DEAD: DeliveryState.DEAD}
@@ -37,7 +42,7 @@ class EndpointState:
     """`active`, `paused` or `disabled`."""
     reason: str = ""
     changed_at: datetime | None = None
-    health: Health = field(default_factory=Health)
+    health: EndpointHealth = field(default_factory=EndpointHealth)
     delivered_at: datetime | None = None
     seq: int = 0
     """Grows when a person pauses or resumes it."""
@@ -48,12 +53,12 @@ class EndpointState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class AttemptResult:
     """One attempt, and what follows from it."""
 
     message: WebhookMessage
-    answer: Answer
-    outcome: Outcome
+    answer: EndpointAnswer
+    outcome: AttemptOutcome
     at: datetime
     seconds: float
     halves: tuple[WebhookMessage, ...] = ()
@@ -63,7 +68,7 @@ class Result:
 def record(
     connection: sa.Connection,
     endpoint: EndpointState,
-    results: Sequence[Result],
+    results: Sequence[AttemptResult],
     now: datetime,
 ) -> None:
     """Record attempts of an endpoint's messages, and the endpoint's health after the last.
@@ -92,7 +97,7 @@ def _update_deliveries(
         connection,
         OUTBOX.number.in_(build_number_query(connection, (row["number"] for row in rows))),
     )
-    updates = given(connection.dialect, _CHANGED, rows)
+    updates = build_rows_table(connection.dialect, _CHANGED, rows)
     still_pending = updates.c.state < int(DeliveryState.DELIVERED)
     values = {
         "state": sa.case((still_pending, OUTBOX.state), else_=updates.c.state),
@@ -114,7 +119,7 @@ def _recompose_batch(connection: sa.Connection, batch: WebhookMessage) -> None:
     connection.execute(update.values(batch_id=batch.id))
 
 
-def _build_rows(result: Result, now: datetime) -> list[dict[str, Any]]:
+def _build_rows(result: AttemptResult, now: datetime) -> list[dict[str, Any]]:
     outcome = result.outcome
     # Which event of a split batch the attempt failed for is not known yet.
     counted = outcome.verdict is not MessageVerdict.SPLIT
@@ -131,7 +136,7 @@ def _build_rows(result: Result, now: datetime) -> list[dict[str, Any]]:
     ]
 
 
-def _build_attempt_row(endpoint: str, result: Result) -> dict[str, Any]:
+def _build_attempt_row(endpoint: str, result: AttemptResult) -> dict[str, Any]:
     return {
         "message_id": result.message.id,
         "endpoint": endpoint,
@@ -211,7 +216,7 @@ def _to_endpoint_state(row: sa.Row[Any]) -> EndpointState:
         state=row.state,
         reason=row.reason,
         changed_at=row.changed_at,
-        health=Health(in_a_row=row.in_a_row, failing_since=row.failing_since),
+        health=EndpointHealth(in_a_row=row.in_a_row, failing_since=row.failing_since),
         delivered_at=row.delivered_at,
         seq=row.seq,
     )

@@ -22,9 +22,9 @@ from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError, IscpError
-from iscp_dagster.model.imports import need
+from iscp_dagster.model.imports import require_extra
 from iscp_dagster.model.variables import LOG_URL
-from iscp_dagster.webhooks.answers import Answer
+from iscp_dagster.webhooks.answers import EndpointAnswer
 from iscp_dagster.webhooks.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class SenderService:
     endpoints: Sequence[Endpoint]
 
     def __post_init__(self) -> None:
-        need("serve", "the sender of webhooks", "httpcore", "sniffio")
+        require_extra("serve", "the sender of webhooks", "httpcore", "sniffio")
         if not self.environ.get(LOG_URL):
             raise ConfigError(f"{LOG_URL} is not set; name the database of the ISCP log.")
         from iscp_dagster.webhooks.sending.resolving import Resolver
@@ -64,7 +64,7 @@ class SenderService:
         if not self.endpoints:
             await stop.wait()
             return
-        outbox = Outbox(open_engine(self.environ[LOG_URL], kept=True))
+        outbox = Outbox(open_engine(self.environ[LOG_URL], keep_open=True))
         await asyncio.to_thread(outbox.ensure)
         await asyncio.to_thread(
             outbox.free_gone_senders, lambda owner: is_gone(owner, identify_machine())
@@ -86,7 +86,7 @@ class SenderService:
 
 
 @asynccontextmanager
-async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
+async def run_service(load: Callable[[], SenderService]) -> AsyncIterator[None]:
     """Run the service while the context is open, beside a server; logs what ends it.
 
     It is loaded in a thread, again until that succeeds.
@@ -130,7 +130,7 @@ def is_gone(owner: str, machine: str) -> bool:
 
 async def ping(
     endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = get_utc_now
-) -> Answer:
+) -> EndpointAnswer:
     """Send the endpoint one signed event of type PING, in no outbox; returns its answer.
 
     It is sent even while the endpoint is paused. Raises ConfigError as SenderService does.

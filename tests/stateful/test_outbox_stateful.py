@@ -16,12 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from watches import Watch
 
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.webhooks.answers import MessageVerdict, Outcome
-from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.webhooks.answers import AttemptOutcome, MessageVerdict
+from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
 from iscp_dagster.webhooks.tables import OUTBOX, DeliveryState
-from sql_transactions.engine import transaction
+from sql_transactions.engine import begin_transaction
 
 KEYS = 2
 ENDED = ("delivered", "dead")
@@ -64,7 +64,7 @@ class OutboxMachine(RuleBasedStateMachine):
         first = len(self.keys)
         some = [event(first + place, key=key) for place, key in enumerate(keys)]
         again = [event(0, key=0)] if first else []
-        with transaction(self.outbox.engine, writes=True) as connection:
+        with begin_transaction(self.outbox.engine, writes=True) as connection:
             self.outbox.put(connection, [*again, *some])
         for each, key in zip(some, keys, strict=True):
             self.keys[each.event_id] = key
@@ -111,7 +111,7 @@ class OutboxMachine(RuleBasedStateMachine):
                 self.states[each.event_id] = verdict.value
             elif again is not None:
                 self.due[each.event_id] = again
-        outcome = Outcome(verdict=verdict, next_at=again)
+        outcome = AttemptOutcome(verdict=verdict, next_at=again)
         return result(
             self.outbox, message, outcome, 200 if verdict is MessageVerdict.DELIVERED else 500
         )
@@ -129,7 +129,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule()
     def replay(self):
-        chosen = Chosen(trigger="alarm", source_from=event(1).recorded)
+        chosen = OutboxSelection(trigger="alarm", source_from=event(1).recorded)
         assert self.outbox.replay(chosen) == len(self.keys) - 1
         for id_ in list(self.keys)[1:]:
             self.states[id_], self.due[id_] = "pending", self.watch()

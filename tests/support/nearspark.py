@@ -508,9 +508,9 @@ def _add_columns(path: str, columns: str) -> None:
 def near() -> Iterator[NearSpark]:
     """Give a session; until it ends, the product reads and compares through it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("iscp_dagster.delta.reader.changes", changes)
-        patch.setattr("iscp_dagster.delta.reader.snapshot", snapshot)
-        patch.setattr("iscp_dagster.upkeep.verify.snapshot", snapshot)
+        patch.setattr("iscp_dagster.delta.reader.read_changes", changes)
+        patch.setattr("iscp_dagster.delta.reader.read_snapshot", snapshot)
+        patch.setattr("iscp_dagster.upkeep.verify.read_snapshot", snapshot)
         patch.setattr("iscp_dagster.upkeep.verify._compare_by_key", joined)
         patch.setattr("iscp_dagster.upkeep.verify._compare_by_count", counted)
         session = NearSpark()

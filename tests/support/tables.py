@@ -15,9 +15,9 @@ from nearspark import NearSpark
 
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed, Iteration
+from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.tables import Index
@@ -25,21 +25,21 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.planning.joining import split_iteration
-from iscp_dagster.planning.runner import Look, Runner
+from iscp_dagster.planning.runner import LookResult, Runner
 from iscp_dagster.spark import quoting
-from iscp_dagster.spark.session import create_private_session, shared
+from iscp_dagster.spark.session import create_private_session, get_shared_session
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import Interpreter
 from iscp_dagster.sync.iteration.commands import (
     Command,
-    Give,
     IndexServed,
     IterationEvent,
     PlaceRows,
+    ReturnOutcomes,
 )
-from iscp_dagster.sync.iteration.machine import IterationState, step
+from iscp_dagster.sync.iteration.machine import IterationState, handle_event
 from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit
-from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.ledger import BatchLedger
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.writer import IndexWriter
 from iscp_dagster.upkeep.position import read_positions
@@ -104,7 +104,7 @@ def deployment_at(
     services = {
         "endpoint": Endpoint.parse(clickhouse_url),
         "log": log,
-        "spark": lambda: shared(spark) if isinstance(spark, str) else spark,
+        "spark": lambda: get_shared_session(spark) if isinstance(spark, str) else spark,
         "private_spark": lambda: create_private_session(spark) if isinstance(spark, str) else spark,
         "lake": str(folder / "lake"),
     }
@@ -114,7 +114,8 @@ def deployment_at(
 def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
     """Return a VALUES list for COLUMNS; each id determines its vector."""
     return ", ".join(
-        f"({text(tenant)}, {key}, {text(f'{name} {key}')}, array(float({key}), float(1)))"
+        f"({quote_string(tenant)}, {key}, {quote_string(f'{name} {key}')}, array(float({key}), "
+        "float(1)))"
         for key in ids
     )
 
@@ -129,10 +130,10 @@ class Unpublished(Interpreter):
         return super().execute_command(command)
 
 
-LEDGERS: dict[Any, Ledger] = {}
+LEDGERS: dict[Any, BatchLedger] = {}
 
 
-def ledger_of(delivery: PendingCommit) -> Ledger:
+def ledger_of(delivery: PendingCommit) -> BatchLedger:
     """Return the ledger of the iteration that made the delivery."""
     return LEDGERS[_holder(delivery)]
 
@@ -150,9 +151,9 @@ def deliveries(
     queued_as: str | None = None,
 ) -> Generator[Sequence[Outcome], None, None]:
     """Yield an iteration's outcomes index by index, written but not published."""
-    reader = SourceReader(deployment, source, iteration.tenants, deployment.delta_log(source))
+    reader = SourceReader(deployment, source, iteration.tenants, deployment.make_delta_log(source))
     interpreter = Unpublished(reader=reader, writer=IndexWriter(deployment))
-    return interpreter.outcomes(iteration, run_id, queued_as)
+    return interpreter.yield_outcomes(iteration, run_id, queued_as)
 
 
 def one_by_one(*iteration: Any, **named: Any) -> Generator[Outcome, None, None]:
@@ -174,10 +175,10 @@ def publish_all(deployment: Deployment, some: Sequence[PendingCommit]) -> list[O
     outcomes: list[Outcome] = []
     while commands:
         command = commands.pop(0)
-        if isinstance(command, Give):
+        if isinstance(command, ReturnOutcomes):
             outcomes += command.outcomes
         else:
-            state, more = step(state, interpreter.execute_command(command))
+            state, more = handle_event(state, interpreter.execute_command(command))
             commands[:0] = more
     return outcomes
 
@@ -185,7 +186,7 @@ def publish_all(deployment: Deployment, some: Sequence[PendingCommit]) -> list[O
 def publish_one(deployment: Deployment, delivery: PendingCommit) -> PendingCommit:
     """Publish one delivery and return it; raise the IscpError that prevented it."""
     (outcome,) = publish_all(deployment, [delivery])
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, FailedStep):
         raise next(each for each in _family(IscpError) if each.code == outcome.code)(
             outcome.message
         )
@@ -205,7 +206,7 @@ class Table:
     deployment: Deployment
     source: SourceTable
     cursor: str | None = None
-    looked: list[Look] = field(default_factory=list)
+    looked: list[LookResult] = field(default_factory=list)
     runner: Runner | None = field(default=None, init=False, repr=False)
     """Kept from look to look, as in production; a copy of the table begins with a new one."""
     writer: NearSpark | None = None
@@ -240,11 +241,11 @@ class Table:
 
     @property
     def path(self) -> str:
-        return self.deployment.path(self.source)
+        return self.deployment.get_table_path(self.source)
 
     @property
     def version(self) -> int:
-        return self.deployment.delta_log(self.source).latest().version
+        return self.deployment.make_delta_log(self.source).get_latest_moment().version
 
     def sql(self, statement: str) -> list[Any]:
         """Run SQL in which `{t}` is the Delta table."""
@@ -259,24 +260,26 @@ class Table:
         return replace(self, source=replace(self.source, indexes=indexes))
 
     def jobs(self) -> list[Job]:
-        return self.deployment.log.jobs(
-            table_id=self.deployment.delta_log(self.source).get_table_id()
+        return self.deployment.log.list_jobs(
+            table_id=self.deployment.make_delta_log(self.source).get_table_id()
         )
 
-    def materialize(self, *tenants: str, run_id: str = "by hand") -> list[PendingCommit | Failed]:
+    def materialize(
+        self, *tenants: str, run_id: str = "by hand"
+    ) -> list[PendingCommit | FailedStep]:
         """Materialize as a person does: repair, and go from every watermark to the last commit."""
         iterations = Iterations(
             deployment=self.deployment,
             source=self.source,
             run_id=run_id,
-            tenants=tenants or self.deployment.delta_log(self.source).tenants(),
-            chosen=self.source.indexes,
+            tenants=tenants or self.deployment.make_delta_log(self.source).list_tenants(),
+            consumers=self.source.indexes,
             warn=pytest.fail,
         )
-        with closing(iterations.outcomes()) as found:
+        with closing(iterations.iterate_jobs()) as found:
             return [outcome for some in found for outcome in some]
 
-    def look(self) -> Look:
+    def look(self) -> LookResult:
         """Look with the runner, which queues the iterations that it finds."""
         self.runner = self.runner or Runner(self.deployment, [self.source])
         look = self.runner.look(self.cursor)
@@ -284,9 +287,9 @@ class Table:
         self.looked.append(look)
         return look
 
-    def follow(self, run_id: str = "run") -> list[PendingCommit | Failed]:
+    def follow(self, run_id: str = "run") -> list[PendingCommit | FailedStep]:
         """Look and run the due iterations until none is left, as the location does."""
-        outcomes: list[PendingCommit | Failed] = []
+        outcomes: list[PendingCommit | FailedStep] = []
         while dispatches := self.look().dispatches:
             for dispatch in dispatches:
                 outcomes += self.run(dispatch.iteration, run_id, queued_as=dispatch.name)
@@ -294,17 +297,19 @@ class Table:
 
     def run(
         self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
-    ) -> list[PendingCommit | Failed]:
+    ) -> list[PendingCommit | FailedStep]:
         """Run one iteration, and publish every delivery."""
         named = {"run_id": run_id, "queued_as": queued_as}
-        delta_log = self.deployment.delta_log(self.source)
+        delta_log = self.deployment.make_delta_log(self.source)
         return [
             outcome
             for part in split_iteration(iteration, delta_log)
             for outcome in self.published(one_by_one(self.deployment, self.source, part, **named))
         ]
 
-    def published(self, found: Iterator[PendingCommit | Failed]) -> list[PendingCommit | Failed]:
+    def published(
+        self, found: Iterator[PendingCommit | FailedStep]
+    ) -> list[PendingCommit | FailedStep]:
         """Return all outcomes, having published each delivery before asking for the next."""
         outcomes = []
         with closing(found):
@@ -315,7 +320,7 @@ class Table:
 
     def iteration(self, *tenants: str, to: int | None = None) -> Iteration:
         """Return one iteration of these tenants' jobs (of one watermark); register new jobs."""
-        log = self.deployment.delta_log(self.source)
+        log = self.deployment.make_delta_log(self.source)
         table_id = log.get_table_id()
         self.deployment.log.register_many(
             make_new_jobs(table_id, tenants, make_job_specs(self.source, self.source.consumers))
@@ -326,14 +331,14 @@ class Table:
             tenants=frozenset(tenants),
             jobs=tuple(job.key for job in jobs),
             from_=jobs[0].watermark,
-            to=log.latest() if to is None else log.get_moment(to),
+            to=log.get_latest_moment() if to is None else log.get_moment(to),
         )
 
     def query(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
         """Query ClickHouse; `{mirror}` and other index names in braces stand for the views."""
         for index in self.source.indexes:
             sql = sql.replace(f"{{{index.name}}}", self.view(index))
-        found = self.deployment.endpoint.client().query(sql, parameters=parameters)
+        found = self.deployment.endpoint.get_client().query(sql, parameters=parameters)
         return [tuple(row) for row in found.result_rows]
 
     def view(self, index: Index, suffix: str = "") -> str:
@@ -356,7 +361,7 @@ class Table:
         """Return the number of source rows in each index; all indexes of all tenants must agree."""
         verdicts = self.verdicts()
         assert [each for each in verdicts if not each.agrees] == []
-        tenants = set(self.deployment.delta_log(self.source).tenants())
+        tenants = set(self.deployment.make_delta_log(self.source).list_tenants())
         held = dict[str, int]()
         for name in {each.index for each in verdicts}:
             found = {each.tenant: each.rows for each in verdicts if each.index == name}
@@ -371,7 +376,7 @@ class Table:
         return (*tenant, *self.source.keys)
 
 
-def kinds(outcomes: list[PendingCommit | Failed]) -> list[ReadKind]:
+def kinds(outcomes: list[PendingCommit | FailedStep]) -> list[ReadKind]:
     """Return how each delivery was read; none may have failed."""
     assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
     return [each.plan.kind for each in outcomes]

@@ -107,7 +107,7 @@ def drop(
         raise ConfigError("Say which letters to delete: by ID, --index or --tenant, or --all.")
     jobs, letters = _find_letters(ids, index, tenant)
     drop_letters(jobs.deployment, jobs.sources, letters)
-    dlq_show.dropped(letters, as_json=as_json)
+    dlq_show.print_drop_count(letters, as_json=as_json)
 
 
 def _find_letters(

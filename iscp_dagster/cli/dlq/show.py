@@ -14,7 +14,7 @@ from iscp_dagster.cli.parts.counting import ROWS, count_nouns, print_counts, pri
 from iscp_dagster.cli.parts.results import print_result
 from iscp_dagster.cli.parts.tables import Cell, Listing, is_terminal, print_facts, print_listing
 from iscp_dagster.clickhouse.write.letters import DeadLetter
-from iscp_dagster.upkeep.dead_letters import Replayed
+from iscp_dagster.upkeep.dead_letters import ReplayOutcome
 
 _REASON = 72
 """Characters of a reason that a terminal shows in a list."""
@@ -58,7 +58,7 @@ def print_letter_facts(letters: Sequence[DeadLetter], *, as_json: bool) -> None:
         print_facts({name: str(value) for name, value in _describe_letter(letter).items()})
 
 
-def print_replay_results(results: Sequence[Replayed], *, as_json: bool) -> None:
+def print_replay_results(results: Sequence[ReplayOutcome], *, as_json: bool) -> None:
     """Print what became of each letter."""
     if as_json:
         write([_describe_replay(result) for result in results])
@@ -70,7 +70,7 @@ def print_replay_results(results: Sequence[Replayed], *, as_json: bool) -> None:
     line(f"{len(results) - remaining:,} replayed, {remaining:,} stay")
 
 
-def dropped(letters: Sequence[DeadLetter], *, as_json: bool) -> None:
+def print_drop_count(letters: Sequence[DeadLetter], *, as_json: bool) -> None:
     """Print how many letters were dropped."""
     text = f"{count_nouns(len(letters), 'dead letter')} dropped"
     print_result([letter.id for letter in letters], text, as_json=as_json)
@@ -84,7 +84,7 @@ _OUTCOME_TEXTS = {
 }
 
 
-def _get_outcome(result: Replayed) -> str:
+def _get_outcome(result: ReplayOutcome) -> str:
     if result.error is not None:
         return "refused"
     if result.rebuilt:
@@ -92,7 +92,7 @@ def _get_outcome(result: Replayed) -> str:
     return "dropped" if result.superseded else "written"
 
 
-def _describe_replay(result: Replayed) -> dict[str, Any]:
+def _describe_replay(result: ReplayOutcome) -> dict[str, Any]:
     error = result.error
     return {
         "id": result.letter.id,

@@ -14,8 +14,8 @@ from iscp_dagster.cli.parts.group import Group
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iscp_dagster.api.outbox import Deliveries
-    from iscp_dagster.webhooks.history import Chosen
+    from iscp_dagster.api.outbox import DeclaredOutbox
+    from iscp_dagster.webhooks.history import OutboxSelection
 
 events = typer.Typer(
     add_completion=False,
@@ -108,29 +108,29 @@ def replay(
     print_result({"trigger": trigger, "events": number}, f"{subject} sent again.", as_json=as_json)
 
 
-def _open_deliveries() -> Deliveries:
-    from iscp_dagster.api.outbox import open_deliveries
+def _open_deliveries() -> DeclaredOutbox:
+    from iscp_dagster.api.outbox import open_declared_outbox
 
-    return open_deliveries(os.environ)
+    return open_declared_outbox(os.environ)
 
 
 def _parse_selection(
-    deliveries: Deliveries, names: Mapping[str, str | None], from_: str | None, to: str | None
-) -> Chosen:
+    deliveries: DeclaredOutbox, names: Mapping[str, str | None], from_: str | None, to: str | None
+) -> OutboxSelection:
     """The events that the options select. Raises ConfigError for a bad name or time."""
     from iscp_dagster.cli.jobs.specs import parse_time
-    from iscp_dagster.webhooks.history import Chosen
+    from iscp_dagster.webhooks.history import OutboxSelection
 
     now = deliveries.outbox.clock()
     _check_names(deliveries, names)
-    return Chosen(
+    return OutboxSelection(
         **names,
         source_from=parse_time(from_, now) if from_ else None,
         source_to=parse_time(to, now) if to else None,
     )
 
 
-def _check_names(deliveries: Deliveries, names: Mapping[str, str | None]) -> None:
+def _check_names(deliveries: DeclaredOutbox, names: Mapping[str, str | None]) -> None:
     from iscp_dagster.model.errors import ConfigError
     from iscp_dagster.webhooks.tables import DeliveryState
 

@@ -25,14 +25,14 @@ endpoint = typer.Typer(
 @endpoint.command("list")
 def list_endpoints(*, as_json: AsJson = False) -> None:
     """List endpoints: their state, pending and delivered events, and dead letters."""
-    from iscp_dagster.api.outbox import open_deliveries
+    from iscp_dagster.api.outbox import open_declared_outbox
     from iscp_dagster.cli.events import json as event_json
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    summaries = open_deliveries(os.environ).summarize_endpoints()
+    summaries = open_declared_outbox(os.environ).summarize_endpoints()
     if as_json:
-        write([event_json.endpoint(summary) for summary in summaries])
+        write([event_json.describe_endpoint(summary) for summary in summaries])
     else:
         event_show.print_endpoints(summaries)
 
@@ -48,9 +48,9 @@ def pause(
 ) -> None:
     """Send nothing to an endpoint until it is resumed; its events wait."""
     from iscp_dagster.api.environment import get_user
-    from iscp_dagster.api.outbox import open_deliveries
+    from iscp_dagster.api.outbox import open_declared_outbox
 
-    deliveries = open_deliveries(os.environ)
+    deliveries = open_declared_outbox(os.environ)
     deliveries.check_endpoint(name)
     why = reason or f"paused by {get_user()}"
     _print_state(deliveries.outbox.pause(name, why), as_json=as_json)
@@ -59,9 +59,9 @@ def pause(
 @endpoint.command()
 def resume(name: EndpointName, *, as_json: AsJson = False) -> None:
     """Send to a paused or disabled endpoint again; pending events are due at once."""
-    from iscp_dagster.api.outbox import open_deliveries
+    from iscp_dagster.api.outbox import open_declared_outbox
 
-    deliveries = open_deliveries(os.environ)
+    deliveries = open_declared_outbox(os.environ)
     deliveries.check_endpoint(name)
     _print_state(deliveries.outbox.resume(name), as_json=as_json)
 
@@ -74,12 +74,12 @@ def ping(name: EndpointName, *, as_json: AsJson = False) -> None:
     """
     import asyncio
 
-    from iscp_dagster.api.outbox import open_deliveries
+    from iscp_dagster.api.outbox import open_declared_outbox
     from iscp_dagster.cli.parts.results import print_result
     from iscp_dagster.webhooks import service
 
-    deliveries = open_deliveries(os.environ)
-    receiver = deliveries.endpoint(name)
+    deliveries = open_declared_outbox(os.environ)
+    receiver = deliveries.get_endpoint(name)
     answer = asyncio.run(service.ping(receiver, deliveries.environ))
     fact = {"endpoint": name, "status": answer.status, "answer": answer.text}
     outcome = "no answer" if answer.status is None else f"answered {answer.status}"

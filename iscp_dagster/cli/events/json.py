@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from iscp_dagster.api.facts import at
+from iscp_dagster.api.facts import format_iso_time
 from iscp_dagster.api.outbox import EndpointSummary
 from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
 
@@ -24,9 +24,9 @@ def describe_delivery(delivery: EventDelivery) -> dict[str, Any]:
         "state": delivery.state.label,
         "attempts": delivery.attempts,
         "recorded": delivery.recorded.isoformat(),
-        "next_at": at(delivery.next_at) if delivery.pending else None,
-        "failed_at": at(delivery.failed_at),
-        "ended_at": at(delivery.ended_at),
+        "next_at": format_iso_time(delivery.next_at) if delivery.pending else None,
+        "failed_at": format_iso_time(delivery.failed_at),
+        "ended_at": format_iso_time(delivery.ended_at),
         "batch_id": delivery.batch_id,
     }
 
@@ -43,19 +43,19 @@ def describe_event(
     }
 
 
-def endpoint(summary: EndpointSummary) -> dict[str, Any]:
+def describe_endpoint(summary: EndpointSummary) -> dict[str, Any]:
     """An endpoint; its URL may contain a secret and is left out."""
     return {
         "endpoint": summary.state.name,
         "declared": summary.declared,
         "state": summary.state.state,
         "reason": summary.state.reason,
-        "changed_at": at(summary.state.changed_at),
-        "failing_since": at(summary.state.health.failing_since),
+        "changed_at": format_iso_time(summary.state.changed_at),
+        "failing_since": format_iso_time(summary.state.health.failing_since),
         "refused_in_a_row": summary.state.health.in_a_row,
-        "delivered_at": at(summary.state.delivered_at),
+        "delivered_at": format_iso_time(summary.state.delivered_at),
         "pending": summary.pending,
-        "oldest_pending": at(summary.oldest),
+        "oldest_pending": format_iso_time(summary.oldest),
         "delivered": summary.delivered,
         "dead": summary.dead,
     }
@@ -71,5 +71,5 @@ def _describe_attempt(attempt: DeliveryAttempt) -> dict[str, Any]:
         "status": attempt.status,
         "answer": attempt.answer,
         "verdict": attempt.verdict,
-        "next_at": at(attempt.next_at),
+        "next_at": format_iso_time(attempt.next_at),
     }

@@ -52,7 +52,7 @@ def list_invocations(
             invocation_status.label: number
             for invocation_status, number in sorted(store.count_invocations(selection).items())
         }
-        invocation_show.invocations(records, limit, counts)
+        invocation_show.print_invocations(records, limit, counts)
 
 
 @invocations.command()
@@ -151,7 +151,7 @@ def deploy(
     if as_json:
         write(deployments if uri is None else deployments[0])
     else:
-        invocation_show.deployments(deployments)
+        invocation_show.print_deployments(deployments)
 
 
 def _change_invocation(id_: str, verb: str, outcome: str, *, as_json: bool) -> None:

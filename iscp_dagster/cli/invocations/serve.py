@@ -73,9 +73,9 @@ def serve(
     ] = False,
 ) -> None:
     """Drive durable invocations until interrupted; several may run on one database."""
-    from iscp_dagster.model.imports import need
+    from iscp_dagster.model.imports import require_extra
 
-    need("serve", "`iscp invocations serve`")
+    require_extra("serve", "`iscp invocations serve`")
     from durable_invocations.runtime.settings import RuntimeSettings
     from iscp_dagster.jobservices import server
     from iscp_dagster.jobservices.app import build_services_app

@@ -22,7 +22,7 @@ _AWAKEABLE = "Awakeable"
 Facts = Mapping[str, Any]
 
 
-def invocations(records: Sequence[Facts], limit: int, counts: Mapping[str, int]) -> None:
+def print_invocations(records: Sequence[Facts], limit: int, counts: Mapping[str, int]) -> None:
     """Print counts by status, then a line per invocation.
 
     A terminal gets two lines, and a third for an error, in 80 columns.
@@ -81,7 +81,7 @@ def print_invocation(invocation: Facts) -> None:
             line(f"{entry['index']} waits: iscp invocations resolve {entry['detail']['id']}")
 
 
-def deployments(records: Sequence[Facts]) -> None:
+def print_deployments(records: Sequence[Facts]) -> None:
     """Print the registered addresses, each with the services whose new invocations go there."""
     for deployment in records:
         since = _format_time(deployment["registered"], _FULL)

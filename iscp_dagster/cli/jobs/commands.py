@@ -69,7 +69,7 @@ def register(
     from iscp_dagster.api.names import parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
-    from iscp_dagster.cli.jobs.registering import registered
+    from iscp_dagster.cli.jobs.registering import register_job
     from iscp_dagster.cli.jobs.specs import build_job_request, build_spec_update, read_file
     from iscp_dagster.model.errors import ConfigError
 
@@ -94,7 +94,7 @@ def register(
         wishes = [build_job_request(jobs, tenant, parse_job_id(name or ""), change, options=True)]
     results = []
     for wish in wishes:
-        results.append(registered(jobs, wish))
+        results.append(register_job(jobs, wish))
         if not as_json:
             job_show.line(str(results[-1]))
     if as_json:

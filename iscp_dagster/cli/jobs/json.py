@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from iscp_dagster.api.facts import describe_moment, status
-from iscp_dagster.api.names import EVERY
+from iscp_dagster.api.facts import describe_moment, describe_status
+from iscp_dagster.api.names import ALL_TENANTS
 from iscp_dagster.cli.parts.results import print_json
 from iscp_dagster.joblog.history import HistoryEntry, Usage
 from iscp_dagster.model.jobs import JobID, JobStatus
-from iscp_dagster.model.moment import Beginning
+from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.upkeep.progress import Progress
 
@@ -22,15 +22,15 @@ write = print_json
 
 def describe_standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
     """A standing registration, which is for every tenant."""
-    return {"tenant": EVERY, "job": str(name), "state": None, "spec": spec.to_json()}
+    return {"tenant": ALL_TENANTS, "job": str(name), "state": None, "spec": spec.to_json()}
 
 
-def progress(rows: Progress | None) -> dict[str, Any]:
+def describe_progress(rows: Progress | None) -> dict[str, Any]:
     """Rows done and to do of an index that is building; empty for any other."""
-    return {} if rows is None else {"rows_done": rows.done, "rows_to_do": rows.of}
+    return {} if rows is None else {"rows_done": rows.done, "rows_to_do": rows.total}
 
 
-def history(beginning: Beginning | None) -> dict[str, Any]:
+def describe_history(beginning: HistoryStart | None) -> dict[str, Any]:
     """Where a changes index's history begins, and what it lacks; empty for any other."""
     if beginning is None:
         return {}
@@ -42,7 +42,7 @@ def history(beginning: Beginning | None) -> dict[str, Any]:
 
 def describe_iteration(tenant: str, name: JobID, iteration: JobStatus) -> dict[str, Any]:
     """A job with its latest iteration."""
-    return {"tenant": tenant, "job": str(name), "status": status(iteration)}
+    return {"tenant": tenant, "job": str(name), "status": describe_status(iteration)}
 
 
 def describe_entry(entry: HistoryEntry) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def describe_entry(entry: HistoryEntry) -> dict[str, Any]:
         "event": entry.event.value,
         "before": None if entry.before is None else entry.before.label,
         "after": entry.after.label,
-        "who": entry.who,
+        "who": entry.actor,
         "from": describe_moment(entry.from_),
         "to": describe_moment(entry.to),
         "code": entry.code,
@@ -69,7 +69,7 @@ def describe_entry(entry: HistoryEntry) -> dict[str, Any]:
     }
 
 
-def usage(job_usage: Usage) -> dict[str, Any]:
+def describe_usage(job_usage: Usage) -> dict[str, Any]:
     """Everything about a job's usage."""
     return {
         "tenant": job_usage.tenant,

@@ -25,7 +25,7 @@ from iscp_dagster.cli.parts.counting import Limit
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
     from iscp_dagster.model.jobs import Job, JobID, JobKey
-    from iscp_dagster.model.moment import Beginning
+    from iscp_dagster.model.moment import HistoryStart
     from iscp_dagster.planning.problems import Problem
     from iscp_dagster.upkeep.progress import Progress
 
@@ -38,15 +38,15 @@ def status(
     For many tenants, `iscp job list` shows a table with one line each.
     """
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.facts import job as job_facts
-    from iscp_dagster.api.names import EVERY, parse_job_id
+    from iscp_dagster.api.facts import describe_job as job_facts
+    from iscp_dagster.api.names import ALL_TENANTS, parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.counting import ROWS, print_rest
 
     jobs, job_id = api.open_jobs(os.environ), parse_job_id(name)
     table = f"{job_id.db}.{job_id.table}"
-    jobs.get_job(tenant or EVERY, job_id)
+    jobs.get_job(tenant or ALL_TENANTS, job_id)
     table_jobs = jobs.list_jobs(tenant, table)
     matching = sorted(
         (job for job in table_jobs if job.name == job_id), key=lambda job: job.create_at
@@ -63,15 +63,15 @@ def status(
             [
                 job_facts(job)
                 | {"lag": lags.get(job.key), "served": job.name not in unserved}
-                | job_json.progress(progress.get(job.key))
-                | job_json.history(beginnings.get(job.key))
+                | job_json.describe_progress(progress.get(job.key))
+                | job_json.describe_history(beginnings.get(job.key))
                 for job in page
             ]
         )
         return
     if len(all_jobs) > 1:
         job_show.count_states(all_jobs)
-    job_show.status(page, lags, progress, unserved, beginnings)
+    job_show.print_status(page, lags, progress, unserved, beginnings)
     print_rest(len(page), len(all_jobs), "--tenant, `iscp job list`")
 
 
@@ -88,8 +88,8 @@ def list_jobs(
     Those registered for every tenant (`*`) come first, then those in error.
     """
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.facts import job as job_facts
-    from iscp_dagster.api.names import EVERY
+    from iscp_dagster.api.facts import describe_job as job_facts
+    from iscp_dagster.api.names import ALL_TENANTS
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.counting import ROWS, print_rest
@@ -101,7 +101,7 @@ def list_jobs(
     if not as_json:
         all_jobs.sort(key=lambda job: job.state is not JobState.ERROR)
     page = all_jobs[: limit or (None if as_json else ROWS)]
-    standing = jobs.list_templates(table) if state is None and tenant in {None, EVERY} else {}
+    standing = jobs.list_templates(table) if state is None and tenant in {None, ALL_TENANTS} else {}
     if not (page or standing):
         check_known(jobs, tenant=tenant, table=table)
     tenants: dict[str, set[str]] = {}
@@ -114,7 +114,7 @@ def list_jobs(
         return
     if all_jobs:
         job_show.count_states(all_jobs, len(standing))
-    job_show.jobs(page, standing, lags)
+    job_show.print_jobs(page, standing, lags)
     print_rest(len(page), len(all_jobs), "--state, --tenant, --table")
     job_show.print_problems(_find_table_problems(jobs, all_jobs))
 
@@ -163,13 +163,13 @@ def history(
 
     jobs = api.open_jobs(os.environ)
     after = parse_time(since, jobs.deployment.clock()) if since else None
-    entries = jobs.history(tenant, parse_job_id(name) if name else None, after, most)
+    entries = jobs.read_history(tenant, parse_job_id(name) if name else None, after, most)
     if not entries:
         check_known(jobs, tenant=tenant, name=name)
     if as_json:
         job_json.write([job_json.describe_entry(entry) for entry in entries])
     else:
-        job_show.history(entries)
+        job_show.print_history(entries)
 
 
 def _find_table_problems(jobs: Jobs, job_list: Iterable[Job]) -> list[Problem]:
@@ -208,14 +208,14 @@ def _read_progress(jobs: Jobs, job_list: Iterable[Job]) -> dict[JobKey, Progress
     return progress
 
 
-def _read_histories(jobs: Jobs, job_list: Iterable[Job]) -> dict[JobKey, Beginning | None]:
+def _read_histories(jobs: Jobs, job_list: Iterable[Job]) -> dict[JobKey, HistoryStart | None]:
     """Where the histories of changes begin; left out if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
 
-    beginnings: dict[JobKey, Beginning | None] = {}
+    beginnings: dict[JobKey, HistoryStart | None] = {}
     for job in job_list:
         with suppress(IscpError):
-            beginnings[job.key] = jobs.get_history(job)
+            beginnings[job.key] = jobs.get_history_start(job)
     return beginnings
 
 
@@ -237,7 +237,7 @@ def _read_lags(
     from iscp_dagster.upkeep.position import read_positions
 
     try:
-        source = jobs.source(table)
+        source = jobs.get_source(table)
         positions = read_positions(jobs.deployment, source, tenants=tenants, indexes=names)
     except Exception:  # noqa: BLE001 - a table may raise anything
         return {}

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from iscp_dagster.api.facts import is_building
-from iscp_dagster.api.names import EVERY
+from iscp_dagster.api.names import ALL_TENANTS
 from iscp_dagster.cli.jobs.options import BUILDING, STATES
 from iscp_dagster.cli.parts.counting import (
     ROWS,
@@ -29,9 +29,9 @@ from iscp_dagster.cli.parts.tables import (
     print_listing,
 )
 from iscp_dagster.joblog.history import HistoryEntry, Usage
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
-from iscp_dagster.model.moment import START, Beginning, Moment
+from iscp_dagster.model.moment import START, HistoryStart, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.problems import Problem
@@ -61,12 +61,12 @@ def get_state_label(job: Job) -> str:
     return BUILDING if is_building(job) else job.state.label
 
 
-def status(
+def print_status(
     job_list: Sequence[Job],
     lags: Mapping[JobKey, float | None],
     progress: Mapping[JobKey, Progress | None],
     unserved: Collection[JobID] = (),
-    beginnings: Mapping[JobKey, Beginning | None] | None = None,
+    beginnings: Mapping[JobKey, HistoryStart | None] | None = None,
 ) -> None:
     """Print every job with its lag in seconds and its latest iteration, one line per fact."""
     for number, job in enumerate(job_list):
@@ -85,11 +85,11 @@ def count_states(job_list: Sequence[Job], standing: int = 0) -> None:
     """
     parts = count_labels(map(get_state_label, job_list), STATES)
     parts |= {"paused": sum(bool(job.paused_at) for job in job_list)}
-    beside = f"{count_nouns(standing, 'standing registration')} ({EVERY})" if standing else ""
+    beside = f"{count_nouns(standing, 'standing registration')} ({ALL_TENANTS})" if standing else ""
     print_counts(len(job_list), "job", parts, beside)
 
 
-def jobs(
+def print_jobs(
     job_list: Sequence[Job],
     standing: Mapping[JobID, JobSpec],
     lags: Mapping[JobKey, float | None],
@@ -97,7 +97,7 @@ def jobs(
     """Print one line per standing registration, then one per job."""
     rows = []
     for name, spec in standing.items():
-        rows.append(((str(name), EVERY), "", ("", ""), _get_kind_and_trigger(spec), ""))
+        rows.append(((str(name), ALL_TENANTS), "", ("", ""), _get_kind_and_trigger(spec), ""))
     for job in job_list:
         names = (str(job.name), job.key.tenant)
         position = (_format_version(job.watermark), _format_seconds(lags.get(job.key)))
@@ -142,7 +142,7 @@ def print_statuses(
     print_rest(len(rows), len(statuses), "`iscp job list`")
 
 
-def history(entries: Sequence[HistoryEntry]) -> None:
+def print_history(entries: Sequence[HistoryEntry]) -> None:
     """Print a line per transition; a terminal gets two: one would be wider than 80 columns."""
     heads = ("at\nUTC", "job\ntenant", "event\nstates", "range\ncode", "who")
     rows = [
@@ -151,7 +151,7 @@ def history(entries: Sequence[HistoryEntry]) -> None:
             (str(entry.name), entry.key.tenant),
             (entry.event.value, _format_transition(entry)),
             (_format_range(entry.from_, entry.to), str(entry.code or "")),
-            _UUID.sub(r"\1", entry.who),
+            _UUID.sub(r"\1", entry.actor),
         )
         for entry in entries
     ]
@@ -164,7 +164,7 @@ def history(entries: Sequence[HistoryEntry]) -> None:
     Console(highlight=False).print(table)
 
 
-def usage(usages: Sequence[Usage], limit: int | None = None) -> None:
+def print_usage(usages: Sequence[Usage], limit: int | None = None) -> None:
     """Print the totals, then one line per job and tenant, those with the most seconds first.
 
     A job has two lines where one is wider than the terminal.
@@ -243,7 +243,7 @@ def _describe_job(job: Job, lag: str, progress: Progress | None) -> dict[str, st
     }
 
 
-def _describe_history(beginning: Beginning | None) -> dict[str, str]:
+def _describe_history(beginning: HistoryStart | None) -> dict[str, str]:
     """Where the history of changes begins, and the versions that it lacks."""
     if beginning is None:
         return {}
@@ -253,7 +253,7 @@ def _describe_history(beginning: Beginning | None) -> dict[str, str]:
 
 def _get_kind_title(spec: JobSpec) -> str:
     """The type of the job's consumer."""
-    return consumer_kind(spec.detail.consumer.type).title
+    return get_consumer_kind(spec.detail.consumer.type).title
 
 
 def _get_kind_and_trigger(spec: JobSpec) -> tuple[str, str]:
@@ -271,7 +271,7 @@ def _describe_wait(job: Job) -> str:
 def _format_progress(progress: Progress | None) -> str:
     if progress is None:
         return ""
-    return f", {progress.done:,} rows of {'?' if progress.of is None else f'{progress.of:,}'}"
+    return f", {progress.done:,} rows of {'?' if progress.total is None else f'{progress.total:,}'}"
 
 
 def _format_transition(entry: HistoryEntry) -> str:

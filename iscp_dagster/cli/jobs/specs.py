@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class JobRequest:
     """One job that a person wants registered."""
 
     tenant: str
@@ -97,7 +97,7 @@ def _merge_schedule(change: SpecUpdate, trigger: TriggerSpec) -> SpecUpdate:
 
 def build_job_request(
     jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, options: bool = False
-) -> Wish:
+) -> JobRequest:
     """A new job: its declaration, if there is one, with `change` applied.
 
     `options`: the change comes from the command line (`build_spec_update`). Raises ConfigError.
@@ -110,10 +110,10 @@ def build_job_request(
     # It has built nothing yet.
     consumer = replace(spec.detail.consumer, generation=0)
     spec = replace(spec, detail=replace(spec.detail, consumer=consumer))
-    return Wish(tenant=tenant, job=job, spec=spec, change=change)
+    return JobRequest(tenant=tenant, job=job, spec=spec, change=change)
 
 
-def read_file(jobs: Jobs, path: Path) -> list[Wish]:
+def read_file(jobs: Jobs, path: Path) -> list[JobRequest]:
     """The jobs that a YAML file lists, validated. Raises ConfigError."""
     entries = _read_yaml(path)
     if not isinstance(entries, list):
@@ -151,7 +151,7 @@ def parse_time(text: str, now: datetime) -> datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
 
 
-def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
+def _parse_entry(jobs: Jobs, where: str, value: Any) -> JobRequest:
     try:
         fields = parse_json_object("entry", value, ("tenant", "job", "spec"), ("job",))
         job = parse_job_id(str(fields["job"]))
@@ -164,12 +164,12 @@ def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
     return wish
 
 
-def _check_same_consumer(where: str, wish: Wish, first: Wish) -> None:
-    consumers = [entry.spec.detail.consumer for entry in (first, wish)]
+def _check_same_consumer(where: str, request: JobRequest, first: JobRequest) -> None:
+    consumers = [entry.spec.detail.consumer for entry in (first, request)]
     types = {consumer.type for consumer in consumers}
     if consumers[0] != consumers[1] and types & set(list_kind_names()):
         raise ConfigError(
-            f"{where}: index {wish.job} differs from an earlier entry; it has one table for "
+            f"{where}: index {request.job} differs from an earlier entry; it has one table for "
             "all its tenants, so give it the same type, columns and options in every entry."
         )
 

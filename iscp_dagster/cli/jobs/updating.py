@@ -20,7 +20,7 @@ class UpdateResult:
 
     tenant: str
     job: JobID
-    done: Interruption
+    interruption: Interruption
     respecified: bool
     """Whether any spec changed."""
     interrupt: bool
@@ -32,21 +32,21 @@ class UpdateResult:
 
     def to_json(self) -> dict[str, Any]:
         """What changed; with --interrupt, also how many jobs were interrupted."""
-        interrupted = {"interrupted": len(self.done.keys)} if self.interrupt else {}
-        changed = self.done.changed or bool(self.done.keys)
+        interrupted = {"interrupted": len(self.interruption.keys)} if self.interrupt else {}
+        changed = self.interruption.changed or bool(self.interruption.keys)
         return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **interrupted}
 
     @property
     def _change_text(self) -> str:
         if self.respecified:
             return "updated"
-        if self.done.changed and not self.done.keys:
+        if self.interruption.changed and not self.interruption.keys:
             return "unchanged, planned again"
         return "unchanged"
 
     @property
     def _interruption_text(self) -> str:
-        number = len(self.done.keys)
+        number = len(self.interruption.keys)
         if not number:
             return "no iteration was under way"
         return f"{count_nouns(number, 'job')} interrupted"
@@ -61,7 +61,7 @@ def update_spec(
     return UpdateResult(
         tenant=tenant,
         job=job,
-        done=jobs.apply_spec_change(tenant, job, update, interrupt=interrupt),
+        interruption=jobs.apply_spec_change(tenant, job, update, interrupt=interrupt),
         respecified=any(update.apply_to(spec) != spec for spec in specs),
         interrupt=interrupt,
     )

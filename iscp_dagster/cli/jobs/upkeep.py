@@ -21,9 +21,9 @@ def flush(*, as_json: AsJson = False) -> None:
     jobs = api.open_jobs(os.environ)
     flushed = flush_watermarks(jobs.deployment, jobs.sources)
     if as_json:
-        job_json.write({"moved": flushed.moved, "problems": flushed.problems})
+        job_json.write({"moved": flushed.moved_jobs, "problems": flushed.problems})
         return
-    for table, moved in flushed.moved.items():
+    for table, moved in flushed.moved_jobs.items():
         job_show.line(f"{table}: {moved:,} watermarks moved")
     for problem in flushed.problems:
         job_show.line(problem)

@@ -25,10 +25,10 @@ def usage(
 
     jobs = api.open_jobs(os.environ)
     after = parse_time(since, jobs.deployment.clock()) if since else None
-    usages = jobs.usage(after, tenant, table)
+    usages = jobs.read_usage(after, tenant, table)
     if not usages:
         check_known(jobs, tenant=tenant, table=table)
     if as_json:
-        job_json.write([job_json.usage(job_usage) for job_usage in usages[:limit]])
+        job_json.write([job_json.describe_usage(job_usage) for job_usage in usages[:limit]])
     else:
-        job_show.usage(usages, limit)
+        job_show.print_usage(usages, limit)

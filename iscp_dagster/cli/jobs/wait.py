@@ -36,6 +36,6 @@ def wait(
 
     jobs = api.open_jobs(os.environ)
     with show_progress(Console(stderr=True), seconds=LINE_SECONDS) as report:
-        reached = jobs.wait(table, version, tenant, timeout, tell=report)
+        reached = jobs.wait(table, version, tenant, timeout, report=report)
     text = f"{table} is searchable at version {reached} in every index."
     print_result({"table": table, "tenant": tenant, "version": reached}, text, as_json=as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from iscp_dagster.api.names import EVERY, check_table, make_unknown_error, parse_job_id
+from iscp_dagster.api.names import ALL_TENANTS, check_table, make_unknown_error, parse_job_id
 from iscp_dagster.delta.log.tenants import find_tenants
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check_known(
         _check_name(
             what, str(parse_job_id(name, what)), declared | {str(job.name) for job in all_jobs}
         )
-    if tenant is not None and tenant != EVERY:
+    if tenant is not None and tenant != ALL_TENANTS:
         where = table or (_get_table_name(parse_job_id(name, what)) if name else None)
         check_tenant(jobs.deployment, jobs.sources, all_jobs, tenant, where)
 
@@ -63,7 +63,7 @@ def check_tenant(
     if any(tenant in names for names in tenants.values()):
         return
     for source in sources:
-        names = find_tenants(deployment.delta_log(source)) or ()
+        names = find_tenants(deployment.make_delta_log(source)) or ()
         tenants.setdefault(source.name, set()).update(names)
     all_tenants = set().union(*tenants.values())
     if tenant not in all_tenants:

@@ -15,7 +15,7 @@ from datetime import datetime
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 
-NAME = "iscp_barrier_"
+CONSTRAINT_PREFIX = "iscp_barrier_"
 """Prefix of the constraint's name. The epoch follows, so an ALTER names the one it replaces."""
 MOST_TENANTS = 1_000
 MOST_BYTES = 100_000
@@ -54,7 +54,9 @@ class Barrier:
         tenants = {
             bytes.fromhex(encoded).decode(): epoch for encoded, epoch in pairs if encoded != _NOBODY
         }
-        return cls(epoch=int(name.removeprefix(NAME)), floor=int(floor), tenants=tenants)
+        return cls(
+            epoch=int(name.removeprefix(CONSTRAINT_PREFIX)), floor=int(floor), tenants=tenants
+        )
 
     def raise_epochs(self, tenants: Collection[str]) -> Barrier:
         """Return the next barrier, which rejects earlier epochs for these tenants.
@@ -77,9 +79,9 @@ class Barrier:
 
     @property
     def name(self) -> str:
-        return f"{NAME}{self.epoch}"
+        return f"{CONSTRAINT_PREFIX}{self.epoch}"
 
-    def sql(self, column: str | None) -> str:
+    def render_constraint(self, column: str | None) -> str:
         """Return the constraint's SQL; `column` names the tenant of each row."""
         tenant = f"toString({quote_identifier(column)})" if column else f"'{DEFAULT_TENANT}'"
         names = ",".join([_NOBODY, *map(_to_hex, self.tenants)])
@@ -92,7 +94,7 @@ class Barrier:
         return f"CONSTRAINT {self.name} CHECK {least_epoch} <= {shown_epoch}"
 
 
-def fence_settings(database: str, table: str, epoch: int = 0) -> dict[str, str]:
+def build_epoch_settings(database: str, table: str, epoch: int = 0) -> dict[str, str]:
     """Return the setting that shows a statement's epoch; running statements are found by it."""
     return {"log_comment": f"{log_comment_prefix(database, table)}{epoch}"}
 

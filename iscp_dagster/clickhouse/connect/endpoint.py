@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from iscp_dagster.clickhouse.connect.failures import map_error
-from iscp_dagster.clickhouse.connect.whole import WHOLE
+from iscp_dagster.clickhouse.connect.whole import COMPLETE_RESULT_SETTINGS
 from iscp_dagster.model.declared.names import check_database
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
@@ -108,7 +108,7 @@ class Endpoint:
         """Settings that make a read see every such insert, whichever replica answers."""
         return {"select_sequential_consistency": 1} if self.insert_quorum else {}
 
-    def client(self) -> Client:
+    def get_client(self) -> Client:
         """Return the process's client for this endpoint, created on first use; thread-safe."""
         return get_shared_client(self)
 
@@ -139,7 +139,7 @@ class Endpoint:
         """
         from clickhouse_connect import get_client
 
-        with self.errors("connect"):
+        with self.translate_errors("connect"):
             return get_client(
                 host=self.host,
                 port=self.port,
@@ -150,16 +150,16 @@ class Endpoint:
                 autogenerate_session_id=False,
                 connect_timeout=self.connect_timeout,
                 send_receive_timeout=self.query_timeout,
-                settings={**WHOLE, **settings},
+                settings={**COMPLETE_RESULT_SETTINGS, **settings},
             )
 
     @contextmanager
-    def errors(self, doing: str) -> Iterator[None]:
+    def translate_errors(self, action: str) -> Iterator[None]:
         """Turn the client's errors into this package's; the message says what was being done."""
         try:
             yield
         except Exception as error:
-            mapped = map_error(error, self.address, doing)
+            mapped = map_error(error, self.address, action)
             if mapped is None:
                 raise
             raise mapped from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from iscp_dagster.clickhouse.connect.barrier import NAME
+from iscp_dagster.clickhouse.connect.barrier import CONSTRAINT_PREFIX
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 
 _LONGEST = 600
@@ -112,7 +112,7 @@ class OvertakenError(FenceError):
     code = 1_310
 
 
-def map_error(error: BaseException, address: str, doing: str) -> IscpError | None:
+def map_error(error: BaseException, address: str, action: str) -> IscpError | None:
     """Map an error of clickhouse-connect to this package's; None for any other error."""
     from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
     from clickhouse_connect.driver.exceptions import Error
@@ -123,16 +123,17 @@ def map_error(error: BaseException, address: str, doing: str) -> IscpError | Non
     message = _strip_request(" ".join(str(error).split()))[:_LONGEST]
     if code is None:
         return UnavailableError(
-            f"ClickHouse at {address} did not answer ({doing}): {message}. "
+            f"ClickHouse at {address} did not answer ({action}): {message}. "
             "Start it (`iscp up`), or set CLICKHOUSE_URL."
         )
-    if ROW_CODES.get(code) == "VIOLATED_CONSTRAINT" and f"`{NAME}" in message:
+    if ROW_CODES.get(code) == "VIOLATED_CONSTRAINT" and f"`{CONSTRAINT_PREFIX}" in message:
         return OvertakenError(
-            f"ClickHouse at {address} rejected a late insert ({doing}): another run has taken over "
+            f"ClickHouse at {address} rejected a late insert ({action}): another run has taken "
+            "over "
             f"a tenant's rows. {message}"
         )
     return _choose_error_class(code)(
-        f"ClickHouse at {address} refused ({doing}), code {code}: {message}"
+        f"ClickHouse at {address} refused ({action}), code {code}: {message}"
     )
 
 

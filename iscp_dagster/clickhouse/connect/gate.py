@@ -6,25 +6,25 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from iscp_dagster.clickhouse.connect.barrier import NAME, Barrier, log_comment_prefix
+from iscp_dagster.clickhouse.connect.barrier import CONSTRAINT_PREFIX, Barrier, log_comment_prefix
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, ClickHouseError
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 
-EVERYWHERE = {"alter_sync": 2, "replication_wait_for_inactive_replica_timeout": 60}
+ALL_REPLICAS_SETTINGS = {"alter_sync": 2, "replication_wait_for_inactive_replica_timeout": 60}
 """Apply the ALTER on every replica: one that missed it would accept a late insert. It waits for an
 absent replica, which would return with the old barrier, and then fails temporarily (UNFINISHED)."""
 RACES = 20
 """How many times in a row another run may raise the barrier first."""
 LOOK_SECONDS = 0.1
-PATIENCE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds that a statement begun before the barrier was raised may take to end by itself."""
 ENDING = 60.0
 """Seconds that it may take to end once killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class TableBarrier:
     """The barrier of a table with its tenants in `column`. Every method may be repeated."""
 
     endpoint: Endpoint
@@ -67,12 +67,13 @@ class Gate:
             "SELECT name, expression FROM system.constraints WHERE database = {database:String} "
             "AND table = {table:String} AND startsWith(name, {head:String})"
         )
-        parameters = {"database": self.database, "table": self.table, "head": NAME}
-        with self.endpoint.errors("read the barrier"):
-            constraints = self.endpoint.client().query(query, parameters=parameters).result_rows
+        parameters = {"database": self.database, "table": self.table, "head": CONSTRAINT_PREFIX}
+        with self.endpoint.translate_errors("read the barrier"):
+            constraints = self.endpoint.get_client().query(query, parameters=parameters).result_rows
         if len(constraints) != 1:
             raise ClickHouseError(
-                f"{self.database}.{self.table} has {len(constraints)} constraints {NAME}…, but "
+                f"{self.database}.{self.table} has {len(constraints)} constraints "
+                f"{CONSTRAINT_PREFIX}…, but "
                 "needs exactly the one it was created with, which rejects late inserts. Somebody "
                 "changed them. Rebuild an index with `iscp job rebuild --tenant '*'`; for a table "
                 "of dead letters, replay the letters and drop the table, and it is created again."
@@ -81,20 +82,23 @@ class Gate:
 
     def _replace_constraint(self, barrier: Barrier, raised: Barrier) -> None:
         name = quote_identifier(self.database, self.table)
-        with self.endpoint.errors(f"raise the barrier of {self.database}.{self.table}"):
-            self.endpoint.client().command(
-                f"ALTER TABLE {name} DROP CONSTRAINT {barrier.name}, ADD {raised.sql(self.column)}",
-                settings=EVERYWHERE,
+        with self.endpoint.translate_errors(f"raise the barrier of {self.database}.{self.table}"):
+            self.endpoint.get_client().command(
+                f"ALTER TABLE {name} DROP CONSTRAINT {barrier.name}, ADD "
+                f"{raised.render_constraint(self.column)}",
+                settings=ALL_REPLICAS_SETTINGS,
             )
 
     def _await_earlier_statements(self) -> None:
         """Wait for statements that began under the earlier constraint; kill the slow ones."""
         running = self._list_running()
-        if self._wait_for_end(running, PATIENCE):
+        if self._wait_for_end(running, GRACE_SECONDS):
             return
-        with self.endpoint.errors(f"kill late statements on {self.database}.{self.table}"):
-            ids = ", ".join(map(text, sorted(running)))
-            self.endpoint.client().command(f"KILL QUERY WHERE query_id IN ({ids}) ASYNC")
+        with self.endpoint.translate_errors(
+            f"kill late statements on {self.database}.{self.table}"
+        ):
+            ids = ", ".join(map(quote_string, sorted(running)))
+            self.endpoint.get_client().command(f"KILL QUERY WHERE query_id IN ({ids}) ASYNC")
         if not self._wait_for_end(running, ENDING):
             raise ClickHouseBusyError(
                 f"ClickHouse at {self.endpoint.address}: statements of an earlier run on "
@@ -120,7 +124,7 @@ class Gate:
             "WHERE startsWith(Settings['log_comment'], {told:String})"
         )
         parameters = {"told": log_comment_prefix(self.database, self.table)}
-        with self.endpoint.errors("list running statements"):
-            rows = self.endpoint.client().query(query, parameters=parameters).result_rows
+        with self.endpoint.translate_errors("list running statements"):
+            rows = self.endpoint.get_client().query(query, parameters=parameters).result_rows
         ids = frozenset(str(id_) for (id_,) in rows)
         return ids if among is None else ids & frozenset(among)

@@ -18,7 +18,7 @@ def quote_identifier(*parts: str) -> str:
     return ".".join(f"`{_escape_text(part, '`')}`" for part in parts)
 
 
-def text(value: str) -> str:
+def quote_string(value: str) -> str:
     """Quote a string literal, for the few places where ClickHouse binds no parameter."""
     return f"'{_escape_text(value, chr(39))}'"
 

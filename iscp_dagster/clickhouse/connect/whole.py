@@ -20,7 +20,7 @@ _LIMITED = (
     "timeout",
     "transfer",
 )
-WHOLE: Mapping[str, int | str] = MappingProxyType(
+COMPLETE_RESULT_SETTINGS: Mapping[str, int | str] = MappingProxyType(
     {
         **{f"{limit}_overflow_mode": "throw" for limit in _LIMITED},
         "read_overflow_mode_leaf": "throw",

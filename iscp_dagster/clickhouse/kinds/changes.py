@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, TableShape, settings
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, TableShape, render_settings
 from iscp_dagster.model.declared.images import (
     AFTER,
     CHANGE,
@@ -35,7 +35,7 @@ class Changes(IndexKind):
     view: Sequence[Mapping[str, Any]] = ()
     """The view's definition, see `View.definition`; empty: all rows of the source."""
     kind: ClassVar[str] = "changes"
-    beside: ClassVar[tuple[str, ...]] = ("as_of",)
+    view_suffixes: ClassVar[tuple[str, ...]] = ("as_of",)
     of_images: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -76,21 +76,21 @@ class Changes(IndexKind):
     def definition(self) -> dict[str, Any]:
         return super().definition | {"view": [dict(step) for step in self.view]}
 
-    def described(self, fields: Sequence[DeltaField]) -> dict[str, Any]:
+    def extend_definition(self, fields: Sequence[DeltaField]) -> dict[str, Any]:
         """Keep the calculated columns' types, so that no Spark is needed to open the table."""
         names = self.transitions.calculated
         calculated = [field for field in fields if field.name in names]
         return {CALCULATED: to_schema_json(calculated)["fields"]} if calculated else {}
 
-    def sorted_after(self) -> Sequence[str]:
+    def list_extra_sort_columns(self) -> Sequence[str]:
         return (VERSION, IMAGE)
 
-    def skip_indexes(self) -> Sequence[str]:
+    def list_skip_indexes(self) -> Sequence[str]:
         """Let readers of the newest changes skip the others."""
         name, version = quote_identifier("by_version"), quote_identifier(VERSION)
         return (f"INDEX {name} {version} TYPE minmax GRANULARITY 1",)
 
-    def live(self) -> str:
+    def render_live_condition(self) -> str:
         change, image, version = (
             quote_identifier(CHANGE),
             quote_identifier(IMAGE),
@@ -99,20 +99,20 @@ class Changes(IndexKind):
         latest_image = f"argMaxIf({image}, ({version}, {image}), {change} >= {ChangeKind.BASE})"
         return f"countIf({change} >= {ChangeKind.BASE}) > 0 AND {latest_image} = {AFTER}"
 
-    def select(self, shape: TableShape, selected: Sequence[str]) -> str:
+    def render_view_select(self, shape: TableShape, selected: Sequence[str]) -> str:
         columns = [name for name in selected if name not in IMAGE_COLUMNS]
         return (
             f"SELECT {', '.join(map(quote_identifier, (*columns, *SHOWN)))} FROM {shape.final} "
             f"WHERE {quote_identifier(CHANGE)} >= {ChangeKind.BASE} SETTINGS "
-            f"{settings(EXACT_FINAL)}"
+            f"{render_settings(EXACT_FINAL)}"
         )
 
-    def view_beside(self, end: str, shape: TableShape, selected: str) -> str:
+    def render_suffixed_view(self, suffix: str, shape: TableShape, selected: str) -> str:
         """The rows of the view as of a version of the source."""
-        del end, selected
-        return self.rows_as_of(shape, "{version:UInt64}")
+        del suffix, selected
+        return self.render_rows_as_of(shape, "{version:UInt64}")
 
-    def rows_as_of(self, shape: TableShape, version: str) -> str:
+    def render_rows_as_of(self, shape: TableShape, version: str) -> str:
         """Return the SELECT of the user's columns of the view's rows as of `version`, in SQL."""
         source = shape.source
         key = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
@@ -124,5 +124,5 @@ class Changes(IndexKind):
             f"WHERE {quote_identifier(VERSION)} <= {version} AND {quote_identifier(CHANGE)} >= "
             f"{ChangeKind.BASE} "
             f"ORDER BY {quoted_key}, {newest} LIMIT 1 BY {quoted_key}) "
-            f"WHERE {quote_identifier(IMAGE)} = {AFTER} SETTINGS {settings(EXACT_FINAL)}"
+            f"WHERE {quote_identifier(IMAGE)} = {AFTER} SETTINGS {render_settings(EXACT_FINAL)}"
         )

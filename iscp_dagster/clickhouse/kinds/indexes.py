@@ -11,56 +11,60 @@ from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.model.consumers.kinds import ConsumerKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.images import Transitions
-from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.kinds import load_kinds
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.declared.tables import SourceTable, check_index
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.model.moment import Beginning
+from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import ConsumerInfo
 
 
 class Indexes(ConsumerKind):
     """Indexes of all kinds: rows in tables of ClickHouse, which Spark's executors write."""
 
-    called: ClassVar[str] = "index"
+    noun: ClassVar[str] = "index"
     keeps_index: ClassVar[bool] = True
 
     def check(self, source: SourceTable, info: ConsumerInfo) -> None:
         from iscp_dagster.clickhouse.types.asked import check_types
 
-        check_types(source, index_of(source, info))
+        check_types(source, resolve_index(source, info))
 
     @property
     def of_images(self) -> bool:  # type: ignore[override] # each kind of index says so itself
         # If a package's kind cannot be loaded, each of its jobs fails later, by itself.
         with suppress(ConfigError):
-            return bool(kinds()[self.type].of_images)
+            return bool(load_kinds()[self.type].of_images)
         return False
 
-    def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
-        return index_of(source, info).transitions if self.of_images else None
+    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+        return resolve_index(source, info).transitions if self.of_images else None
 
-    def columns(
+    def list_columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
-        return source.select_columns(index_of(source, info), available)
+        return source.select_columns(resolve_index(source, info), available)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         """Raise ConfigError: the writer of index tables takes the rows, in Spark's executors."""
         del source, scan
         raise ConfigError(f"Job {info.job!r}: a {info.type} index needs tables to be written to.")
 
-    def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
+    def find_history_start(
+        self, source: SourceTable, job: Job, deployment: Any
+    ) -> HistoryStart | None:
         if not self.of_images:
             return None
-        info, schema = job.spec.detail.consumer, deployment.delta_log(source).facts().fields
-        store = deployment.store(source, index_of(source, info), schema, info.generation)
-        beginnings: Mapping[str, Beginning] = store.read_beginnings([job.key.tenant])
+        info, schema = job.spec.detail.consumer, deployment.make_delta_log(source).facts().fields
+        store = deployment.make_index_store(
+            source, resolve_index(source, info), schema, info.generation
+        )
+        beginnings: Mapping[str, HistoryStart] = store.read_beginnings([job.key.tenant])
         return beginnings.get(job.key.tenant)
 
 
-def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
+def resolve_index(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     """Return the index that a job keeps: as declared, with the changes in its spec.
 
     Raises ConfigError for options that the kind does not have.
@@ -124,7 +128,7 @@ def _format_rebuild_command(source: SourceTable, info: ConsumerInfo) -> str:
 
 def _get_kind(name: str) -> type[IndexKind]:
     """Raises ConfigError for a kind that does not derive from IndexKind."""
-    kind = kinds()[name]
+    kind = load_kinds()[name]
     if not issubclass(kind, IndexKind):
         raise ConfigError(f"The index kind {name!r} is a {kind!r}; derive it from IndexKind.")
     return kind

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.kinds.kind import Rows
+from iscp_dagster.clickhouse.kinds.kind import InsertTarget
 from iscp_dagster.clickhouse.types.shown import format_row
 from iscp_dagster.model.errors import SchemaError
 
@@ -18,17 +18,19 @@ FAR = 1_000.0
 """How far fillers lie from 0, along each axis, so that they are candidates for few queries."""
 
 
-def fit_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int, marks: str) -> pa.Table:
+def fit_vectors(
+    target: InsertTarget, rows: pa.Table, vector: str, dimension: int, marks: str
+) -> pa.Table:
     """Check every live vector; add the column `marks`, which is true if a row has none.
 
     The graph accepts vectors of one length, of finite floats that 32 bits hold. Rows without one,
     and deleted rows whose vector it would refuse, get a filler.
     """
     column = rows[vector].combine_chunks()
-    deleted = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
+    deleted = pc.cast(rows[target.deleted_column], pa.bool_()).combine_chunks()
     length = pc.fill_null(pc.list_value_length(column), 0)
     misfits = pc.or_(pc.not_equal(length, dimension), _mark_non_finite(column))
-    missing = pc.and_(pc.equal(length, 0), target.stored[vector].fills)
+    missing = pc.and_(pc.equal(length, 0), target.stored_types[vector].fills_nulls)
     refused = pc.and_not(pc.and_not(misfits, deleted), missing)
     if pc.any(refused).as_py():
         raise _make_misfit_error(target, rows.filter(refused).slice(0, 1), vector, dimension)
@@ -71,7 +73,9 @@ def _mark_non_finite(column: pa.ListArray) -> pa.BooleanArray:
     return pc.is_in(pa.array(range(len(column)), rows.type), value_set=rows)
 
 
-def _make_misfit_error(target: Rows, row: pa.Table, vector: str, dimension: int) -> SchemaError:
+def _make_misfit_error(
+    target: InsertTarget, row: pa.Table, vector: str, dimension: int
+) -> SchemaError:
     floats, key = row[vector][0].as_py() or (), format_row(row.select(list(target.keys)))
     if len(floats) != dimension:
         return SchemaError(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, TableShape, settings
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, TableShape, render_settings
 from iscp_dagster.model.declared.schema import VERSION
 
 QUERY = "{query:Array(Float32)}"
@@ -43,7 +43,7 @@ class NeighbourSelects:
     """A tenant with no more stored rows is searched without the graph."""
     append: bool
     """Whether rows are only appended: then no row is deleted or replaced."""
-    lacks: str
+    no_vector_column: str
     """The column that marks rows without a vector, which are nobody's neighbours."""
 
     def select_distances(self) -> str:
@@ -51,7 +51,7 @@ class NeighbourSelects:
         rows = f"{self.shape.final}{self._render_where(self._query_check, self._vector_condition)}"
         return (
             f"SELECT {self.selected}, {self._render_distance()} AS {self._distance_alias} "
-            f"FROM {rows} SETTINGS {settings(EXACT_FINAL)}"
+            f"FROM {rows} SETTINGS {render_settings(EXACT_FINAL)}"
         )
 
     def select_nearest(self) -> str:
@@ -64,11 +64,11 @@ class NeighbourSelects:
             f"SELECT {self.selected}, {self._render_distance()} AS {self._distance_alias} FROM "
             f"{source} "
             f"ORDER BY {', '.join((self._distance_alias, *self._keys))} LIMIT {COUNT} "
-            f"SETTINGS {settings(EXACT_FINAL)}"
+            f"SETTINGS {render_settings(EXACT_FINAL)}"
         )
 
     def _render_appended_source(self) -> str:
-        lacks = quote_identifier(self.lacks)
+        lacks = quote_identifier(self.no_vector_column)
         columns = f"{self.selected}, {lacks}"
         candidate_count = (
             f"(SELECT countIf({self._vector_condition}) FROM (SELECT {lacks} "
@@ -77,14 +77,15 @@ class NeighbourSelects:
         return (
             f"(SELECT * FROM (SELECT {columns} {self._render_graph_search()}) "
             f"WHERE {self._vector_condition} AND {candidate_count} >= {COUNT} UNION ALL "
-            f"SELECT {columns} FROM {self.shape.every}"
+            f"SELECT {columns} FROM {self.shape.all_rows}"
             f"{self._render_where(self._vector_condition, f'{candidate_count} < {COUNT}')})"
         )
 
     def _render_live_source(self) -> str:
         row = f"({', '.join((*self._keys, quote_identifier(VERSION)))})"
         small = (
-            f"(SELECT count() <= {self.exact_rows} FROM {self.shape.every}{self._render_where()})"
+            f"(SELECT count() <= {self.exact_rows} FROM "
+            f"{self.shape.all_rows}{self._render_where()})"
         )
         # ClickHouse computes both sides of an OR: a small tenant has no candidates, and no search.
         candidate = f"{row} IN (SELECT {row[1:-1]} {self._render_graph_search(f'NOT {small}')})"
@@ -103,7 +104,7 @@ class NeighbourSelects:
             self._render_scaled_query() if self._is_angle else QUERY,
         )
         return (
-            f"FROM {self.shape.every}{self._render_where(self._query_check, *conditions)} "
+            f"FROM {self.shape.all_rows}{self._render_where(self._query_check, *conditions)} "
             f"ORDER BY {self.function}({vector}, {query}) LIMIT {CANDIDATES}"
         )
 
@@ -129,11 +130,11 @@ class NeighbourSelects:
         """Return a condition that is true, or refuses the query vector before any row is read."""
         fault = f"length({GIVEN}) != {self.dimension} OR has({GIVEN}, NULL)"
         message = f"query: a vector of {self.dimension} numbers is expected, none of them NULL"
-        return f"NOT (SELECT throwIf({fault}, {text(message)}))"
+        return f"NOT (SELECT throwIf({fault}, {quote_string(message)}))"
 
     @property
     def _vector_condition(self) -> str:
-        return f"NOT {quote_identifier(self.lacks)}"
+        return f"NOT {quote_identifier(self.no_vector_column)}"
 
     @property
     def _is_angle(self) -> bool:

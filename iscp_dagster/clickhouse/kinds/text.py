@@ -50,7 +50,7 @@ class FullText(IndexKind):
     def needed_columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
-    def skip_indexes(self) -> Sequence[str]:
+    def list_skip_indexes(self) -> Sequence[str]:
         return [self._render_index(column) for column in self.needed_columns]
 
     def _render_index(self, column: str) -> str:
@@ -62,7 +62,7 @@ class FullText(IndexKind):
         options = f"tokenizer = {self.tokenizer}, preprocessor = {folded}"
         return f"INDEX {name} {quoted} TYPE text({options})"
 
-    def searches(self) -> Mapping[str, Search]:
+    def list_searches(self) -> Mapping[str, Search]:
         return {
             "words": Search(
                 type="String",
@@ -75,5 +75,5 @@ class FullText(IndexKind):
         columns = map(quote_identifier, self.needed_columns)
         return f"({' OR '.join(f'hasAllTokens({column}, {words})' for column in columns)})"
 
-    def note(self) -> str:
+    def get_note(self) -> str:
         return NOTE

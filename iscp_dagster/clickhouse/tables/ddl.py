@@ -18,11 +18,11 @@ from importlib.metadata import version
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, render_replacing_engine
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
-from iscp_dagster.clickhouse.kinds.kind import IndexKind, settings
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.kinds.kind import IndexKind, render_settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types import nulls
-from iscp_dagster.clickhouse.types.stored import Stored, resolve_stored_type
+from iscp_dagster.clickhouse.types.stored import StoredType, resolve_stored_type
 from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
 from iscp_dagster.model.declared.kinds import list_view_suffixes
@@ -60,7 +60,7 @@ VIRTUAL_COLUMNS = (
 """ClickHouse's virtual columns of a MergeTree; a column of such a name would hide one."""
 RESERVED_COLUMNS = frozenset((*SYSTEM_COLUMNS, *VIRTUAL_COLUMNS))
 
-TENANTS = (
+TENANT_TYPES = (
     "String",
     "UUID",
     "Int8",
@@ -108,7 +108,7 @@ class IndexTable:
     def __post_init__(self) -> None:
         object.__setattr__(self, "database", self.database or self.source.database)
         for field in self.fields:
-            if field.name in {*RESERVED_COLUMNS, *self.index.system_columns()}:
+            if field.name in {*RESERVED_COLUMNS, *self.index.list_system_columns()}:
                 raise SchemaError(
                     f"Source table {self.source.name!r} has a column {field.name!r}, a name that "
                     "every index reserves; rename it, or leave it out with exclude=[...]."
@@ -118,10 +118,11 @@ class IndexTable:
                 f"Index {self.source.name}.{self.index.name}: the sharding key has {missing[0]!r}, "
                 f"which the source lacks; it has: {', '.join(self.columns)}."
             )
-        if unknown := sorted(set(self.index.types) - set(self.carried)):
+        if unknown := sorted(set(self.index.types) - set(self.source_columns)):
             raise SchemaError(
                 f"Index {self.source.name}.{self.index.name}: types names the column "
-                f"{unknown[0]!r}, which it does not carry; it carries: {', '.join(self.carried)}."
+                f"{unknown[0]!r}, which it does not carry; it carries: "
+                f"{', '.join(self.source_columns)}."
             )
         nulls.check_null_columns(self.source, self.index, self.fields)
 
@@ -137,22 +138,22 @@ class IndexTable:
         """Return the name of the table where one attempt builds tenants."""
         return f"{format_table_name(self.view, 'staging', self.generation)}_{attempt}"
 
-    def beside(self, end: str) -> str:
+    def format_view_name(self, suffix: str) -> str:
         """Return the name of a view that a kind has beside the index's own."""
-        return f"{self.view}_{end}"
+        return f"{self.view}_{suffix}"
 
     @property
     def views(self) -> tuple[str, ...]:
         """All views that the index may have, including those of earlier generations' kinds."""
-        return (self.view, *map(self.beside, list_view_suffixes()))
+        return (self.view, *map(self.format_view_name, list_view_suffixes()))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The user's columns, in the source's order; the flags of null values come last."""
-        return (*self.carried, *self.flags)
+        return (*self.source_columns, *self.flags)
 
     @property
-    def carried(self) -> tuple[str, ...]:
+    def source_columns(self) -> tuple[str, ...]:
         """The source's columns, in its order."""
         return tuple(field.name for field in self.fields)
 
@@ -162,14 +163,14 @@ class IndexTable:
         return {
             nulls.format_flag_name(field.name): field.name
             for field in self.fields
-            if nulls.has_parts(field.type) and self._get_null_rule(field) == nulls.FLAG
+            if nulls.is_composite(field.type) and self._get_null_rule(field) == nulls.FLAG
         }
 
     def _get_null_rule(self, field: DeltaField) -> str:
         return nulls.get_null_rule(self.source, self.index, field.name)
 
     @property
-    def order_by(self) -> tuple[str, ...]:
+    def identity_columns(self) -> tuple[str, ...]:
         """Tenant and key columns, which identify a row if there is a key."""
         tenant = (self.source.tenant,) if self.source.tenant else ()
         return tuple(dict.fromkeys((*tenant, *self.source.keys)))
@@ -181,15 +182,15 @@ class IndexTable:
 
     def _list_sort_columns(self) -> tuple[str, ...]:
         if self.index.append:
-            return (*self.order_by, VERSION)
-        return (*self.order_by, *self.index.sorted_after())
+            return (*self.identity_columns, VERSION)
+        return (*self.identity_columns, *self.index.list_extra_sort_columns())
 
-    def name(self, table: str) -> str:
+    def qualify_name(self, table: str) -> str:
         """Return the quoted, qualified name of one of its tables or views."""
         return quote_identifier(self.database, table)
 
     @cached_property
-    def stored(self) -> dict[str, Stored]:
+    def stored_types(self) -> dict[str, StoredType]:
         """How the user's columns are kept. Raises SchemaError if one cannot be kept."""
         stored = {field.name: self._resolve_stored_type(field) for field in self.fields}
         check_parts(self.source.name, {name: column.type for name, column in stored.items()})
@@ -201,26 +202,29 @@ class IndexTable:
 
     @cached_property
     def _column_types(self) -> Mapping[str, str]:
-        columns = {name: str(column.type) for name, column in self.stored.items()}
+        columns = {name: str(column.type) for name, column in self.stored_types.items()}
         flags = dict.fromkeys(self.flags, "Bool")
-        return {**columns, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
+        return {**columns, **flags, **_SYSTEM_TYPES, **self.index.list_system_columns()}
 
     def render_column(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""
         default = " DEFAULT true" if name in self.flags else ""
         return f"{quote_identifier(name)} {type_}{default}"
 
-    def _resolve_stored_type(self, field: DeltaField) -> Stored:
-        type_, requested = self.index.kept(self.source, field), self.index.types.get(field.name)
-        key = field.name in self.order_by
+    def _resolve_stored_type(self, field: DeltaField) -> StoredType:
+        type_, requested = (
+            self.index.choose_delta_type(self.source, field),
+            self.index.types.get(field.name),
+        )
+        key = field.name in self.identity_columns
         nullable = field.nullable and not key
         rule = self._get_null_rule(field)
         stored = resolve_stored_type(
-            type_, requested, nullable=nullable, at=field.name, ordered=key, nulls=rule
+            type_, requested, nullable=nullable, column=field.name, ordered=key, nulls=rule
         )
         self.index.check_stored(self.source, field, stored, requested)
         # A tenant's name is its value's text, and a date's text is not a number's.
-        tenants = ("String",) if type_ == Primitive("date") else TENANTS
+        tenants = ("String",) if type_ == Primitive("date") else TENANT_TYPES
         if requested and field.name == self.source.tenant and stored.type.bare.name not in tenants:
             raise SchemaError(
                 f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
@@ -232,13 +236,17 @@ class IndexTable:
                 f"{stored.type}, where 0 and -0 are one key with two hashes; use other columns."
             )
         # A tenant keeps the source's spelling, or nobody would find its rows.
-        return replace(stored, as_written=field.name == self.source.tenant, key=key)
+        return replace(stored, verbatim=field.name == self.source.tenant, is_key=key)
 
     @property
     def definition(self) -> str:
         """What determines the tables besides the source's columns, as JSON: their comment."""
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
-        definition = {**self.index.definition, **self.index.described(self.fields), **source}
+        definition = {
+            **self.index.definition,
+            **self.index.extend_definition(self.fields),
+            **source,
+        }
         # Tables made before there were rules have none in their definition.
         rules = nulls.list_null_rules(self.source, self.index)
         definition |= {"nulls": rules} if rules else {}
@@ -249,7 +257,7 @@ class IndexTable:
         """The index that owns the tables and views."""
         return f"{self.source.name}/{self.index.shown}"
 
-    def create_statements(self, barrier: Barrier | None = None) -> list[str]:
+    def render_create_statements(self, barrier: Barrier | None = None) -> list[str]:
         """Create database and table, with a barrier; running them again changes nothing."""
         return [
             f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.database)}",
@@ -261,19 +269,22 @@ class IndexTable:
 
         Its engine replaces no rows: a repeated key must stay visible until it is counted.
         """
-        name, rows = self.name(self.format_staging_name(attempt)), self.name(self.rows)
+        name, rows = (
+            self.qualify_name(self.format_staging_name(attempt)),
+            self.qualify_name(self.rows),
+        )
         return (
             f"CREATE TABLE {name} AS {rows} ENGINE = {ALL_ROWS}\n"
-            f"{self._render_layout()}\nCOMMENT {text(self.definition)}"
+            f"{self._render_layout()}\nCOMMENT {quote_string(self.definition)}"
         )
 
-    def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
+    def render_view_statements(self, lost: Sequence[str] = ()) -> list[str]:
         """Create or replace the views; columns that the source `lost` come last."""
         return [
             *self._render_view_drops(),
             *(
-                f"CREATE OR REPLACE VIEW {self.name(view)} AS {select} "
-                f"COMMENT {text(self.view_comment(select))}"
+                f"CREATE OR REPLACE VIEW {self.qualify_name(view)} AS {select} "
+                f"COMMENT {quote_string(self.render_view_comment(select))}"
                 for view, select in self.render_view_selects(lost).items()
             ),
         ]
@@ -283,14 +294,14 @@ class IndexTable:
         columns = (*self.columns, *lost)
         selected = ", ".join(map(quote_identifier, columns))
         beside = {
-            self.beside(end): self.index.view_beside(end, self, selected)
-            for end in self.index.beside
+            self.format_view_name(end): self.index.render_suffixed_view(end, self, selected)
+            for end in self.index.view_suffixes
         }
-        return {**beside, self.view: self.index.select(self, columns)}
+        return {**beside, self.view: self.index.render_view_select(self, columns)}
 
-    def view_comment(self, select: str) -> str:
+    def render_view_comment(self, select: str) -> str:
         """Return a view's comment, which differs if the view was made differently."""
-        note = {"note": self.index.note()} if self.index.note() else {}
+        note = {"note": self.index.get_note()} if self.index.get_note() else {}
         digest = hashlib.sha256(select.encode()).hexdigest()[:16]
         comment = {OWNER: self.owner, MADE_BY: version("iscp_dagster"), "select": digest, **note}
         return json.dumps(comment, ensure_ascii=False)
@@ -299,8 +310,8 @@ class IndexTable:
         """Drop the views of other kinds, which an earlier generation may have made."""
         if self.generation:
             for end in list_view_suffixes():
-                if end not in self.index.beside:
-                    yield f"DROP VIEW IF EXISTS {self.name(self.beside(end))}"
+                if end not in self.index.view_suffixes:
+                    yield f"DROP VIEW IF EXISTS {self.qualify_name(self.format_view_name(end))}"
 
     def _render_engine(self) -> str:
         return (
@@ -312,11 +323,11 @@ class IndexTable:
     @property
     def final(self) -> str:
         """The FROM expression for readers: the last row of each key."""
-        return self.every if self.index.append else f"{self.every} FINAL"
+        return self.all_rows if self.index.append else f"{self.all_rows} FINAL"
 
     @property
-    def every(self) -> str:
-        return self.name(self.rows)
+    def all_rows(self) -> str:
+        return self.qualify_name(self.rows)
 
     def _render_create_table(self, barrier: Barrier | None) -> str:
         types, comments = self.get_column_types(), {f.name: f.comment for f in self.fields}
@@ -325,14 +336,14 @@ class IndexTable:
                 self.render_column(name, type_) + _render_comment(comments.get(name))
                 for name, type_ in types.items()
             ),
-            *self.index.skip_indexes(),
-            *([barrier.sql(self.source.tenant)] if barrier else []),
+            *self.index.list_skip_indexes(),
+            *([barrier.render_constraint(self.source.tenant)] if barrier else []),
         ]
-        body, table = ",\n    ".join(parts), self.name(self.rows)
+        body, table = ",\n    ".join(parts), self.qualify_name(self.rows)
         return (
             f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = "
             f"{self._render_engine()}\n"
-            f"{self._render_layout()}\nCOMMENT {text(self.definition)}"
+            f"{self._render_layout()}\nCOMMENT {quote_string(self.definition)}"
         )
 
     def _render_layout(self) -> str:
@@ -341,12 +352,12 @@ class IndexTable:
         return (
             f"PARTITION BY {partition} ORDER BY "
             f"({', '.join(map(quote_identifier, self._list_sort_columns()))})\n"
-            f"SETTINGS {settings(window | {**self.index.table_settings()})}"
+            f"SETTINGS {render_settings(window | {**self.index.get_table_settings()})}"
         )
 
 
 def _render_comment(comment: str | None) -> str:
-    return f" COMMENT {text(comment)}" if comment else ""
+    return f" COMMENT {quote_string(comment)}" if comment else ""
 
 
 def format_table_name(view: str, role: str, generation: int) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.engines import ALL_ROWS
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.clickhouse.types.arrow import derive_column_types, widen_types
 from iscp_dagster.model.errors import SchemaError
@@ -38,7 +38,7 @@ class FrameTable:
     """The columns that rows are sorted by."""
 
     @property
-    def shown(self) -> str:
+    def qualified_name(self) -> str:
         """`database.name`."""
         return f"{self.database}.{self.name}"
 
@@ -51,7 +51,7 @@ class FrameTable:
         of the partitions, and IscpError.
         """
         rows = widen_types(rows)
-        with self.endpoint.errors(f"write {self.shown}"):
+        with self.endpoint.translate_errors(f"write {self.qualified_name}"):
             self._check_table()
             types = derive_column_types(rows, self._read_column_types())
             self._check_columns(types)
@@ -67,17 +67,17 @@ class FrameTable:
         return quote_identifier(self.endpoint.resolve_database(self.database), name)
 
     def _run_command(self, statement: str, **settings: int) -> None:
-        self.endpoint.client().command(statement, settings=settings)
+        self.endpoint.get_client().command(statement, settings=settings)
 
     def _run_query(self, statement: str, **parameters: object) -> Sequence[Sequence[object]]:
         rows: Sequence[Sequence[object]]
-        rows = self.endpoint.client().query(statement, parameters=parameters).result_rows
+        rows = self.endpoint.get_client().query(statement, parameters=parameters).result_rows
         return rows
 
     def load(self, partitions: Sequence[str] | None) -> pa.Table:
         """Return the rows of these partitions; None: all rows. Raises IscpError."""
         table, where = self._quote_name(self.name), ""
-        with self.endpoint.errors(f"read {table}"):
+        with self.endpoint.translate_errors(f"read {table}"):
             if self.partition is not None and partitions is not None:
                 column = quote_identifier(self.partition)
                 # If the column is missing, the query fails.
@@ -85,7 +85,7 @@ class FrameTable:
                     self._read_column_types().get(self.partition, "String")
                 )
                 where = f" WHERE {column} IN (SELECT {values})"
-            return self.endpoint.client().query_arrow(
+            return self.endpoint.get_client().query_arrow(
                 f"SELECT * FROM {table}{where}", parameters={"partitions": list(partitions or ())}
             )
 
@@ -99,7 +99,8 @@ class FrameTable:
         ):
             if not str(engine).endswith(ALL_ROWS):
                 raise SchemaError(
-                    f"Table {self.shown} is a {engine}, which frames do not replace. Give the "
+                    f"Table {self.qualified_name} is a {engine}, which frames do not replace. Give "
+                    "the "
                     "asset another key."
                 )
             if self.partition is not None and partition_key not in {
@@ -107,7 +108,8 @@ class FrameTable:
                 quote_identifier(self.partition),
             }:
                 raise SchemaError(
-                    f"Table {self.shown} is partitioned by {partition_key or 'nothing'}, and its "
+                    f"Table {self.qualified_name} is partitioned by {partition_key or 'nothing'}, "
+                    "and its "
                     f"asset by {quote_identifier(self.partition)}. Drop the table and write all of "
                     "its partitions."
                 )
@@ -116,7 +118,7 @@ class FrameTable:
         required = [*filter(None, [self.partition]), *self.order_by]
         if missing := [name for name in required if name not in types]:
             raise SchemaError(
-                f"Table {self.shown}: the frame has no column {missing[0]!r}; it has: "
+                f"Table {self.qualified_name}: the frame has no column {missing[0]!r}; it has: "
                 f"{', '.join(types)}."
             )
 
@@ -136,7 +138,8 @@ class FrameTable:
                 self._run_command(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
             elif existing[name] != type_:
                 raise SchemaError(
-                    f"Table {self.shown}: column {name!r} is {existing[name]} and the frame's is "
+                    f"Table {self.qualified_name}: column {name!r} is {existing[name]} and the "
+                    "frame's is "
                     f"{type_}. Cast the frame's, or drop the table and write all of its partitions."
                 )
 
@@ -174,7 +177,7 @@ class FrameTable:
                 # Columns without values get their default; a name with a dot is quoted here.
                 rows = rows.select([field.name for field in rows.schema if field.type != pa.null()])
                 settings = {"max_partitions_per_insert_block": 0}
-                self.endpoint.client().insert_arrow(staged, rows, settings=settings)
+                self.endpoint.get_client().insert_arrow(staged, rows, settings=settings)
             yield staged
         finally:
             self._run_command(f"DROP TABLE IF EXISTS {staged} SYNC")
@@ -200,7 +203,7 @@ class FrameTable:
         )
         for (value,) in strays:
             raise SchemaError(
-                f"Table {self.shown}: a row has {value!r} in its partition column "
+                f"Table {self.qualified_name}: a row has {value!r} in its partition column "
                 f"{self.partition!r}, and the run writes {', '.join(map(repr, partitions))}. Leave "
                 "out the rows of other partitions."
             )
@@ -213,7 +216,7 @@ class FrameTable:
         for (partition_id,) in ids:
             self._run_command(
                 f"ALTER TABLE {self._quote_name(self.name)} REPLACE PARTITION ID "
-                f"{text(str(partition_id))} FROM {staged}",
+                f"{quote_string(str(partition_id))} FROM {staged}",
                 allow_replace_partition_from_empty_source=1,
             )
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.barrier import fence_settings
+from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.gate import Gate
+from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, format_table_name
 from iscp_dagster.clickhouse.tables.staging import ATTEMPT, make_attempt_id
 from iscp_dagster.model.declared.kinds import list_view_suffixes
@@ -40,7 +40,7 @@ class IndexData:
             "WHERE database = {database:String} AND name = {view:String}"
         )
         selects = self._query_names(query, database=self.database, view=self.view)
-        return read_generation(self.view, selects[0]) if selects else None
+        return parse_generation(self.view, selects[0]) if selects else None
 
     def has_rows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
         """Whether a generation has rows of any of the tenants; without a `column`, any rows.
@@ -68,7 +68,7 @@ class IndexData:
         Rejects inserts still in flight. A delayed statement of this method cannot drop rows built
         later.
         """
-        for table, generation in self.tables().items():
+        for table, generation in self.list_tables().items():
             served = _get_role(table) == "rows"
             if served:
                 self.get_barrier(table, column).shut_out(tenants)
@@ -94,7 +94,7 @@ class IndexData:
                 f" FROM {source}",
                 {
                     "allow_replace_partition_from_empty_source": 1,
-                    **fence_settings(self.database, table),
+                    **build_epoch_settings(self.database, table),
                 },
             )
         finally:
@@ -109,28 +109,32 @@ class IndexData:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         for portion in split_names(partitions):
-            actions = ", ".join(f"{action} {text(partition)}{source}" for partition in portion)
+            actions = ", ".join(
+                f"{action} {quote_string(partition)}{source}" for partition in portion
+            )
             self._run_statement(
                 f"ALTER TABLE {quote_identifier(self.database, table)} {actions}", settings
             )
 
-    def get_barrier(self, table: str, column: str | None) -> Gate:
+    def get_barrier(self, table: str, column: str | None) -> TableBarrier:
         """Return the gate that inserts into the table must pass."""
-        return Gate(endpoint=self.endpoint, database=self.database, table=table, column=column)
+        return TableBarrier(
+            endpoint=self.endpoint, database=self.database, table=table, column=column
+        )
 
     def list_staging_tables(self) -> list[str]:
         """Return the staging tables, including those that dead runs left."""
-        return [name for name in self.tables() if _get_role(name) == "staging"]
+        return [name for name in self.list_tables() if _get_role(name) == "staging"]
 
     def drop_staging(self, table: str) -> None:
         """Drop the table of an attempt; a run that still uses it no longer finds it."""
         self._drop_table(table)
 
-    def drop(self) -> None:
+    def drop_index(self) -> None:
         """Drop the views, then the tables. A delayed statement cannot drop tables created later."""
         for view in (*(f"{self.view}_{end}" for end in list_view_suffixes()), self.view):
             self._run_statement(f"DROP VIEW IF EXISTS {quote_identifier(self.database, view)}")
-        for table, generation in self.tables().items():
+        for table, generation in self.list_tables().items():
             if _get_role(table) == "rows":
                 self._rename_and_drop(table, generation)
             else:
@@ -159,11 +163,11 @@ class IndexData:
 
     def drop_before(self, generation: int) -> None:
         """Drop the tables of earlier generations; queries that still read them run to the end."""
-        for table, table_generation in self.tables().items():
+        for table, table_generation in self.list_tables().items():
             if table_generation < generation:
                 self._drop_table(table)
 
-    def tables(self) -> dict[str, int]:
+    def list_tables(self) -> dict[str, int]:
         """Return the index's existing tables, staging first, with their generations."""
         heads = [format_table_name(self.view, role, 0) for role in ("staging", "rows")]
         query = (
@@ -206,13 +210,13 @@ class IndexData:
         return self._query_names(query, database=self.database, table=table)
 
     def _query_names(self, query: str, **parameters: object) -> list[str]:
-        with self.endpoint.errors(f"look for the data of {self.database}.{self.view}"):
-            result = self.endpoint.client().query(query, parameters=parameters)
+        with self.endpoint.translate_errors(f"look for the data of {self.database}.{self.view}"):
+            result = self.endpoint.get_client().query(query, parameters=parameters)
         return [str(name) for (name,) in result.result_rows]
 
     def _run_statement(self, statement: str, settings: Mapping[str, Any] | None = None) -> None:
-        with self.endpoint.errors(statement):
-            self.endpoint.client().command(statement, settings=dict(settings or {}))
+        with self.endpoint.translate_errors(statement):
+            self.endpoint.get_client().command(statement, settings=dict(settings or {}))
 
 
 def is_table_of(view: str, name: str) -> bool:
@@ -226,7 +230,7 @@ def _get_role(table: str) -> str:
     return match["role"] if match else ""
 
 
-def read_generation(view: str, select: str) -> int:
+def parse_generation(view: str, select: str) -> int:
     """Return the generation of the rows that a view's SELECT reads."""
     head = re.escape(format_table_name(view, "rows", 0))
     match = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
@@ -242,8 +246,8 @@ def find_unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
         "SELECT name, as_select, comment FROM system.tables "
         "WHERE database = {database:String} AND NOT is_temporary"
     )
-    with endpoint.errors(f"look for the indexes of {database}"):
-        rows = endpoint.client().query(query, {"database": database}).result_rows
+    with endpoint.translate_errors(f"look for the indexes of {database}"):
+        rows = endpoint.get_client().query(query, {"database": database}).result_rows
     selects = {name: select for name, select, _ in rows}
     outdated = {name for name, _, comment in rows if not _is_current_version(comment)}
     tables = [parts for name in selects if (parts := _TABLE.fullmatch(name))]
@@ -253,7 +257,7 @@ def find_unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
         if (view := parts["view"]) in selects
         and (
             view in outdated
-            or read_generation(view, selects[view]) != int(parts["generation"] or 0)
+            or parse_generation(view, selects[view]) != int(parts["generation"] or 0)
         )
     )
 

@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect import failures
-from iscp_dagster.clickhouse.connect.barrier import Barrier, Epochs, fence_settings
+from iscp_dagster.clickhouse.connect.barrier import Barrier, Epochs, build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
-from iscp_dagster.clickhouse.connect.gate import Gate
+from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
-from iscp_dagster.clickhouse.tables.generations import IndexData, read_generation
-from iscp_dagster.clickhouse.tables.owned import Existing, check_owned, find_existing_tables
+from iscp_dagster.clickhouse.tables.generations import IndexData, parse_generation
+from iscp_dagster.clickhouse.tables.owned import ExistingTable, check_owned, find_existing_tables
 from iscp_dagster.clickhouse.tables.staging import find_leftover_tables
 from iscp_dagster.clickhouse.types.nulls import format_flag_name
 from iscp_dagster.clickhouse.types.typetext import parse_type
@@ -34,7 +34,7 @@ from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.moment import Beginning, Moment
+from iscp_dagster.model.moment import HistoryStart, Moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +63,13 @@ class IndexStore:
             database=shape.database,
             table=self.staging if staged else shape.rows,
             epochs=self.epochs,
-            columns=shape.carried,
+            columns=shape.source_columns,
             flags=shape.flags,
             keys=shape.source.keys,
-            identity={name: shape.get_column_types()[name] for name in shape.order_by},
+            identity={name: shape.get_column_types()[name] for name in shape.identity_columns},
             tenant=shape.source.tenant,
-            stored=shape.stored,
-            buries=self._keeps_dead_letters,
+            stored_types=shape.stored_types,
+            keeps_dead_letters=self._keeps_dead_letters,
             index=index,
         )
 
@@ -83,7 +83,7 @@ class IndexStore:
             endpoint=self.endpoint,
             name=self._index_name,
             sharding=sharding,
-            stored={name: shape.stored[name] for name in sharding.key},
+            stored_types={name: shape.stored_types[name] for name in sharding.key},
         )
 
     def ensure(self) -> None:
@@ -95,7 +95,9 @@ class IndexStore:
         """
         existing = find_existing_tables(self.endpoint, self.shape)
         if self.shape.rows not in existing:
-            for statement in self.shape.create_statements(Barrier.create_initial(self.clock())):
+            for statement in self.shape.render_create_statements(
+                Barrier.create_initial(self.clock())
+            ):
                 self._run_statement(statement)
             existing = find_existing_tables(self.endpoint, self.shape)
         check_owned(self.shape, existing)
@@ -112,7 +114,7 @@ class IndexStore:
 
     def ensure_views(self) -> None:
         """Create or replace the views that a user queries."""
-        for statement in self.shape.view_statements(self.lost()):
+        for statement in self.shape.render_view_statements(self.list_lost_columns()):
             self._run_statement(statement)
 
     def renew_views(self) -> bool:
@@ -130,13 +132,13 @@ class IndexStore:
             self.ensure_views()
         return has_old
 
-    def _has_old_views(self, existing: Mapping[str, Existing]) -> bool:
+    def _has_old_views(self, existing: Mapping[str, ExistingTable]) -> bool:
         """Whether a view is missing, would be made differently now, or lacks columns."""
         shape, view, table = self.shape, existing[self.shape.view], existing.get(self.shape.rows)
         columns, types = table.columns if table else {}, shape.get_column_types()
         selects = shape.render_view_selects([name for name in columns if name not in types])
         return self._is_view_narrower(view.columns, columns) or any(
-            name not in existing or existing[name].comment != shape.view_comment(select)
+            name not in existing or existing[name].comment != shape.render_view_comment(select)
             for name, select in selects.items()
         )
 
@@ -144,11 +146,11 @@ class IndexStore:
         """Whether a delayed drop of an earlier index of this name dropped this one's view."""
         if self.shape.generation:
             return False
-        with self.endpoint.errors("look for rows that have no view"):
-            query = f"SELECT 1 FROM {self.shape.name(self.shape.rows)} LIMIT 1"
-            return bool(self.endpoint.client().query(query).result_rows)
+        with self.endpoint.translate_errors("look for rows that have no view"):
+            query = f"SELECT 1 FROM {self.shape.qualify_name(self.shape.rows)} LIMIT 1"
+            return bool(self.endpoint.get_client().query(query).result_rows)
 
-    def lost(self) -> list[str]:
+    def list_lost_columns(self) -> list[str]:
         """Return the stored columns that the source no longer has."""
         types = self.shape.get_column_types()
         return [name for name in self._read_columns() if name not in types]
@@ -163,10 +165,10 @@ class IndexStore:
         served = self.data.find_served_generation()
         shape = self.shape
         if served == shape.generation:
-            return shape.name(shape.view)
+            return shape.qualify_name(shape.view)
         return f"({shape.render_view_selects()[shape.view]})"
 
-    def size(self) -> int:
+    def count_rows(self) -> int:
         """Count the rows of all tenants, before merges; 0 without a table.
 
         This is cheap: ClickHouse keeps the sum (`system.tables`).
@@ -176,11 +178,13 @@ class IndexStore:
             "WHERE database = {database:String} AND name = {table:String}"
         )
         parameters = {"database": self.shape.database, "table": self.shape.rows}
-        with self.endpoint.errors("read the index's size"):
-            rows = self.endpoint.client().query(query, parameters=parameters).result_rows
+        with self.endpoint.translate_errors("read the index's size"):
+            rows = self.endpoint.get_client().query(query, parameters=parameters).result_rows
         return int(rows[0][0] or 0)
 
-    def kept(self, columns: Sequence[str], tenants: Collection[str]) -> Mapping[str, str]:
+    def find_filled_columns(
+        self, columns: Sequence[str], tenants: Collection[str]
+    ) -> Mapping[str, str]:
         """Return the first of the columns that already has values in a tenant's rows, by tenant."""
         stored_types, first_columns = self._read_columns(), dict[str, str]()
         for name in columns:
@@ -190,7 +194,7 @@ class IndexStore:
                 condition = (
                     f"NOT {quote_identifier(flag)}"
                     if has_flag
-                    else _render_given_condition(name, stored_types[name])
+                    else _render_filled_condition(name, stored_types[name])
                 )
                 counted = f"countIf({condition})"
                 counts = self._count_by_tenant(counted, self.shape.rows, tenants)
@@ -206,14 +210,14 @@ class IndexStore:
         return frozenset(tenant for tenant, (count,) in counts.items() if not count)
 
     @property
-    def gate(self) -> Gate:
+    def barrier(self) -> TableBarrier:
         """The gate that inserts into the served table must pass."""
         return self.data.get_barrier(self.shape.rows, self.shape.source.tenant)
 
     def enter(self) -> IndexStore:
         """Return a copy with the barriers' current epochs; see `Gate.read_epoch` for when."""
         letters = self._dead_letters.read_epoch() if self._keeps_dead_letters else 0
-        return replace(self, epochs=Epochs(rows=self.gate.read_epoch(), letters=letters))
+        return replace(self, epochs=Epochs(rows=self.barrier.read_epoch(), letters=letters))
 
     def shut_out(self, tenants: Collection[str]) -> IndexStore:
         """Reject whatever was sent for these tenants so far; return a copy with the new epochs."""
@@ -221,7 +225,7 @@ class IndexStore:
         if self._keeps_dead_letters:
             self._dead_letters.ensure()
             letters = self._dead_letters.shut_out(self._index_name, tenants)
-        return replace(self, epochs=Epochs(rows=self.gate.shut_out(tenants), letters=letters))
+        return replace(self, epochs=Epochs(rows=self.barrier.shut_out(tenants), letters=letters))
 
     def take_over(
         self, tenants: Collection[str], alive: Callable[[], Collection[str]]
@@ -276,7 +280,7 @@ class IndexStore:
         that ClickHouse refused. Check them first with `check_staged`. Empty tenants are replaced
         too: a delayed `DROP PARTITION` would drop rows that came later. Raises IscpError.
         """
-        source = f" FROM {self.shape.name(self.staging)}"
+        source = f" FROM {self.shape.qualify_name(self.staging)}"
         refused: dict[str, IscpError] = {}
         for empty in (False, True):
             settings = {"allow_replace_partition_from_empty_source": 1} if empty else {}
@@ -306,23 +310,25 @@ class IndexStore:
         ]
         if column:
             type_ = str(parse_type(self.shape.get_column_types()[column]).bare)
-            columns, values = [column, *columns], [f"CAST(tenant, {text(type_)})", *values]
+            columns, values = [column, *columns], [f"CAST(tenant, {quote_string(type_)})", *values]
         statement = (
-            f"INSERT INTO {self.shape.name(self.staging)} "
+            f"INSERT INTO {self.shape.qualify_name(self.staging)} "
             f"({', '.join(map(quote_identifier, columns))}) "
             f"SELECT {', '.join(values)} FROM (SELECT arrayJoin({{tenants:Array(String)}}) AS "
             "tenant)"
         )
         for portion in split_names(sorted(tenants)):
             bound = {"tenants": portion if column else [DEFAULT_TENANT], "gap": list(gap)}
-            shown_ = fence_settings(self.shape.database, self.staging, self.epochs.rows)
+            shown_ = build_epoch_settings(self.shape.database, self.staging, self.epochs.rows)
             places = {"version": at.version, "micros": at.micros}
             self._run_statement(statement, {**bound, **places}, **shown_)
 
-    def read_beginnings(self, tenants: Collection[str] | None = None) -> Mapping[str, Beginning]:
+    def read_beginnings(self, tenants: Collection[str] | None = None) -> Mapping[str, HistoryStart]:
         """Return where each tenant's history begins; a tenant not yet built is left out."""
         column = self.shape.source.tenant
-        tenant_text = f"toString({quote_identifier(column)})" if column else text(DEFAULT_TENANT)
+        tenant_text = (
+            f"toString({quote_identifier(column)})" if column else quote_string(DEFAULT_TENANT)
+        )
         where = f"AND {tenant_text} IN {{tenants:Array(String)}}" if tenants is not None else ""
         query = (
             f"SELECT {tenant_text}, {quote_identifier(VERSION)}, "
@@ -331,14 +337,14 @@ class IndexStore:
             f"= {ChangeKind.BEGIN} "
             f"{where}"
         )
-        with self.endpoint.errors("read where the index's histories begin"):
-            result = self.endpoint.client().query(
+        with self.endpoint.translate_errors("read where the index's histories begin"):
+            result = self.endpoint.get_client().query(
                 query,
                 parameters={"tenants": sorted(tenants or ())},
                 settings=self.endpoint.read_settings,
             )
             return {
-                tenant: Beginning(at=Moment(version, micros), gap=tuple(gap))
+                tenant: HistoryStart(at=Moment(version, micros), gap=tuple(gap))
                 for tenant, version, micros, gap in result.result_rows
             }
 
@@ -346,13 +352,15 @@ class IndexStore:
         """Count the tenant's staged rows, in the attempt that has the most."""
         counts = [0]
         for table in self.data.list_staging_tables():
-            query = f"SELECT count() FROM {self.shape.name(table)} {self._render_where()}"
+            query = f"SELECT count() FROM {self.shape.qualify_name(table)} {self._render_where()}"
             # It may have been published and dropped meanwhile.
             with suppress(failures.ClickHouseError):
                 counts.append(int(self._read_first_row(query, tenant)[0]))
         return max(counts)
 
-    def check_staged(self, rows: Mapping[str, int], *, version: int) -> Mapping[str, IscpError]:
+    def find_staged_errors(
+        self, rows: Mapping[str, int], *, version: int
+    ) -> Mapping[str, IscpError]:
         """Return an error for each staged tenant without exactly its `rows` at `version`.
 
         A KeyColumnError if a key is repeated, else a LostRowsError.
@@ -376,7 +384,7 @@ class IndexStore:
             )
         return errors
 
-    def check_appended(
+    def find_appended_errors(
         self, rows: Mapping[str, int], *, range_: Range
     ) -> Mapping[str, failures.LostRowsError | failures.DoubledRowsError]:
         """Return an error for each tenant of an append-only index without exactly its `rows`
@@ -426,17 +434,19 @@ class IndexStore:
             raise SchemaError(
                 f"Index {self._index_name}: {name} was {_format_option(made_as.get(name))} when "
                 "its table "
-                f"{shape.name(shape.rows)} was made, and is {_format_option(definition.get(name))} "
+                f"{shape.qualify_name(shape.rows)} was made, and is "
+                f"{_format_option(definition.get(name))} "
                 "now. "
                 f"{self._remedy}"
             )
 
-    def _check_generation(self, view: Existing | None) -> None:
+    def _check_generation(self, view: ExistingTable | None) -> None:
         """Refuse to build a generation before the one served, where nobody would see it."""
-        served = read_generation(view.name, view.as_select) if view else 0
+        served = parse_generation(view.name, view.as_select) if view else 0
         if served > self.shape.generation:
             raise SchemaError(
-                f"Index {self._index_name}: {self.shape.name(self.shape.view)} serves generation "
+                f"Index {self._index_name}: {self.shape.qualify_name(self.shape.view)} serves "
+                "generation "
                 f"{served}, but the ISCP log has {self.shape.generation}: the log was lost or "
                 f"restored, or the index was declared and rebuilt before. {self._remedy}"
             )
@@ -465,7 +475,7 @@ class IndexStore:
     def _derive_column_type(self, name: str, existing: str | None) -> str:
         """Return the column's type once the table, where it is `existing`, is made ready."""
         target = self.shape.get_column_types()[name]
-        return target if name in self.shape.order_by else keep_old_fields(existing, target)
+        return target if name in self.shape.identity_columns else keep_old_fields(existing, target)
 
     def _read_columns(self) -> Mapping[str, str]:
         """The served table's columns and their types; empty if there is no table."""
@@ -479,21 +489,23 @@ class IndexStore:
             return
         if existing is None:
             self._run_statement(
-                f"ALTER TABLE {self.shape.name(table)} ADD COLUMN IF NOT EXISTS {column}"
+                f"ALTER TABLE {self.shape.qualify_name(table)} ADD COLUMN IF NOT EXISTS {column}"
             )
-        elif can_widen(existing, target) and name not in self.shape.order_by:
-            self._run_statement(f"ALTER TABLE {self.shape.name(table)} MODIFY COLUMN {column}")
+        elif can_widen(existing, target) and name not in self.shape.identity_columns:
+            self._run_statement(
+                f"ALTER TABLE {self.shape.qualify_name(table)} MODIFY COLUMN {column}"
+            )
         else:
             raise SchemaError(
                 f"Column {name!r} of {self.shape.source.name!r} has become "
                 f"{self.shape.get_column_types()[name]}, and index {self.shape.index.name!r} holds "
-                f"{existing} (table {self.shape.name(table)}). {self._remedy}"
+                f"{existing} (table {self.shape.qualify_name(table)}). {self._remedy}"
             )
 
     def _describe_repeated_key(self, tenant: str) -> str:
         keys = ", ".join(map(quote_identifier, self.shape.source.keys))
         row = self._read_first_row(
-            f"SELECT {keys}, count() FROM {self.shape.name(self.staging)} "
+            f"SELECT {keys}, count() FROM {self.shape.qualify_name(self.staging)} "
             f"{self._render_where()} GROUP BY {keys} ORDER BY count() DESC, {keys} LIMIT 1",
             tenant,
         )
@@ -551,9 +563,9 @@ class IndexStore:
         """Run one statement for all of them; parts done before one fails are not undone."""
         names = {f"tenant{number}": tenant for number, tenant in enumerate(tenants)}
         parts = [f"{action} {self._render_partition(name)}{source}" for name in names]
-        statement = f"ALTER TABLE {self.shape.name(table)} {', '.join(parts)}"
+        statement = f"ALTER TABLE {self.shape.qualify_name(table)} {', '.join(parts)}"
         self._run_statement(
-            statement, names, **settings, **fence_settings(self.shape.database, table)
+            statement, names, **settings, **build_epoch_settings(self.shape.database, table)
         )
 
     def _render_partition(self, parameter: str) -> str:
@@ -562,8 +574,8 @@ class IndexStore:
     def _run_statement(
         self, statement: str, parameters: Mapping[str, Any] | None = None, **settings: Any
     ) -> None:
-        with self.endpoint.errors(_shorten_statement(statement)):
-            client = self.endpoint.client()
+        with self.endpoint.translate_errors(_shorten_statement(statement)):
+            client = self.endpoint.get_client()
             client.command(statement, parameters=parameters, settings=SETTINGS | settings)
 
     def _count_by_tenant(
@@ -571,12 +583,14 @@ class IndexStore:
     ) -> dict[str, tuple[Any, ...]]:
         """Return the `counted` values of each tenant that has rows in the table."""
         column = self.shape.source.tenant
-        rows = f"FROM {self.shape.name(table)}"
+        rows = f"FROM {self.shape.qualify_name(table)}"
         counts, external_ = f"tuple({counted}) AS counts", None
-        query = f"SELECT {text(DEFAULT_TENANT)}, {counts} {rows} HAVING count() > 0"
+        query = f"SELECT {quote_string(DEFAULT_TENANT)}, {counts} {rows} HAVING count() > 0"
         if column:
             type_ = str(parse_type(self.shape.get_column_types()[column]).bare)
-            tenant_values = f"(SELECT tenant, CAST(tenant, {text(type_)}) AS value FROM tenants)"
+            tenant_values = (
+                f"(SELECT tenant, CAST(tenant, {quote_string(type_)}) AS value FROM tenants)"
+            )
             groups = (
                 f"SELECT {quote_identifier(column)} AS value, {counts} {rows} "
                 f"WHERE value IN (SELECT value FROM {tenant_values}) GROUP BY value"
@@ -586,8 +600,8 @@ class IndexStore:
             query = f"SELECT tenant, counts FROM {joined}"
             names = pa.table({"tenant": pa.array(sorted(tenants), pa.string())})
             external_ = build_external_data("tenants", names, ["String"])
-        with self.endpoint.errors("count the index's rows"):
-            result = self.endpoint.client().query(
+        with self.endpoint.translate_errors("count the index's rows"):
+            result = self.endpoint.get_client().query(
                 query,
                 parameters=parameters,
                 external_data=external_,
@@ -596,8 +610,8 @@ class IndexStore:
             return dict(result.result_rows)
 
     def _read_first_row(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
-        with self.endpoint.errors("read the index's rows"):
-            result = self.endpoint.client().query(
+        with self.endpoint.translate_errors("read the index's rows"):
+            result = self.endpoint.get_client().query(
                 query,
                 parameters={"tenant": tenant, **parameters},
                 settings=self.endpoint.read_settings,
@@ -615,10 +629,11 @@ def _format_option(value: Any) -> str:
     return "not set" if value is None else repr(value)
 
 
-def _render_given_condition(column: str, type_: str) -> str:
+def _render_filled_condition(column: str, type_: str) -> str:
     """Return the condition that the column has a value other than its initial default."""
     if not type_.startswith(("Array(", "Map(", "Tuple(", "Nested(")):
         return f"{quote_identifier(column)} IS NOT NULL"
     return (
-        f"toString({quote_identifier(column)}) != toString(defaultValueOfTypeName({text(type_)}))"
+        f"toString({quote_identifier(column)}) != "
+        f"toString(defaultValueOfTypeName({quote_string(type_)}))"
     )

@@ -23,7 +23,7 @@ _EXISTING_QUERY = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Existing:
+class ExistingTable:
     """An existing table or view."""
 
     name: str
@@ -42,7 +42,7 @@ class Existing:
         return {}
 
 
-def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
+def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, ExistingTable]:
     """Return what exists under names of the index's views and tables, in any generation."""
     views = list(shape.views)
     heads = [format_table_name(shape.view, role, 0) for role in ("rows", "staging")]
@@ -52,8 +52,10 @@ def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, Exi
         "heads": heads,
         "shown": [shape.rows, shape.view],
     }
-    with endpoint.errors(f"look for tables named like {shape.database}.{shape.view}"):
-        rows = list(endpoint.client().query(_EXISTING_QUERY, parameters=parameters).named_results())
+    with endpoint.translate_errors(f"look for tables named like {shape.database}.{shape.view}"):
+        rows = list(
+            endpoint.get_client().query(_EXISTING_QUERY, parameters=parameters).named_results()
+        )
     matching = [row for row in rows if row["name"] in views or is_table_of(shape.view, row["name"])]
     return {row["name"]: _build_existing(row) for row in matching}
 
@@ -65,18 +67,18 @@ def read_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
         "WHERE database = {database:String} AND name = {table:String}"
     )
     parameters = {"database": shape.database, "table": shape.rows}
-    with endpoint.errors(f"look for {shape.database}.{shape.rows}"):
-        rows = endpoint.client().query(query, parameters=parameters).result_rows
+    with endpoint.translate_errors(f"look for {shape.database}.{shape.rows}"):
+        rows = endpoint.get_client().query(query, parameters=parameters).result_rows
     comment = rows[0][0] if rows else ""
-    return Existing(name=shape.rows, engine="", comment=comment, as_select="").definition
+    return ExistingTable(name=shape.rows, engine="", comment=comment, as_select="").definition
 
 
-def _build_existing(row: Mapping[str, Any]) -> Existing:
+def _build_existing(row: Mapping[str, Any]) -> ExistingTable:
     columns = {name: type_ for table, name, type_ in row["columns"] if table == row["name"]}
-    return Existing(**{**row, "columns": columns})
+    return ExistingTable(**{**row, "columns": columns})
 
 
-def check_owned(shape: IndexTable, existing: dict[str, Existing]) -> None:
+def check_owned(shape: IndexTable, existing: dict[str, ExistingTable]) -> None:
     """Reject tables and views that are not the index's own. Raises SchemaError."""
     for name, table in existing.items():
         owner = table.definition.get(OWNER)
@@ -89,6 +91,7 @@ def check_owned(shape: IndexTable, existing: dict[str, Existing]) -> None:
                 else f"is a {table.engine} that belongs to no index"
             )
             raise SchemaError(
-                f"Index {shape.owner}: {shape.name(name)} {problem}. Give the index another name, "
+                f"Index {shape.owner}: {shape.qualify_name(name)} {problem}. Give the index "
+                "another name, "
                 "or drop what is there."
             )

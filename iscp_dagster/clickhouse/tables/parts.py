@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from iscp_dagster.clickhouse.types.typetext import ChType
+from iscp_dagster.clickhouse.types.typetext import ClickHouseType
 from iscp_dagster.model.errors import SchemaError
 
 NULL = "null"
@@ -12,7 +12,7 @@ NULL = "null"
 _OF_A_MAP = ("keys", "values")
 
 
-def check_parts(table: str, types: Mapping[str, ChType]) -> None:
+def check_parts(table: str, types: Mapping[str, ClickHouseType]) -> None:
     """Reject columns that share the name of a part, and names that ClickHouse reserves.
 
     Raises SchemaError, which names them.
@@ -37,7 +37,7 @@ def _format_remedy(column: str) -> str:
     return f"rename it, or leave {column!r} out with columns=[...]."
 
 
-def _list_subcolumns(name: str, type_: ChType) -> Iterator[str]:
+def _list_subcolumns(name: str, type_: ClickHouseType) -> Iterator[str]:
     """Yield the names of the innermost parts that the column is kept in."""
     structure = type_.bare.structure
     if structure.name == "Map":
@@ -53,7 +53,7 @@ def _list_subcolumns(name: str, type_: ChType) -> Iterator[str]:
         yield name
 
 
-def _list_elements(type_: ChType) -> Iterator[str]:
+def _list_elements(type_: ClickHouseType) -> Iterator[str]:
     """Yield the names of tuples' elements, at any depth."""
     if type_.structure.name == "Tuple":
         yield from type_.structure.names

@@ -47,14 +47,16 @@ def derive_column_types(rows: pa.Table, existing: Mapping[str, str]) -> dict[str
     except Exception as error:
         raise SchemaError(f"The frame has a column of an unknown type: {error}.") from error
     types = {
-        field.name: to_clickhouse_type(field.type, nullable=field.nullable, at=field.name)
+        field.name: to_clickhouse_type(field.type, nullable=field.nullable, column=field.name)
         for field in fields
     }
-    types |= {name: _get_held_type(name, existing.get(name, ""), rows.num_rows) for name in void}
+    types |= {
+        name: _get_existing_type(name, existing.get(name, ""), rows.num_rows) for name in void
+    }
     return {name: types[name] for name in rows.column_names}
 
 
-def _get_held_type(name: str, existing: str, rows: int) -> str:
+def _get_existing_type(name: str, existing: str, rows: int) -> str:
     if not existing or (rows and not existing.startswith(_MAY_BE_NOTHING)):
         raise SchemaError(
             f"The frame's column {name!r} has no values, and so no type. Cast it to "

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from iscp_dagster.clickhouse.types.cells import CELLS
 from iscp_dagster.clickhouse.types.nulls import check_nulls
-from iscp_dagster.clickhouse.types.stored import OPEN
-from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parse_type
+from iscp_dagster.clickhouse.types.stored import DYNAMIC_TYPES
+from iscp_dagster.clickhouse.types.typetext import GEO, ClickHouseType, TypeTextError, parse_type
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 
 AROUND = ("Array", "Map", "Tuple", "Nested", "LowCardinality", "Nullable")
 """Types that contain other types."""
-KNOWN = frozenset(
-    [*OPEN, *GEO, *AROUND]
+KNOWN_TYPES = frozenset(
+    [*DYNAMIC_TYPES, *GEO, *AROUND]
     + [name for cells in CELLS.values() for cell in cells for name in cell.names]
 )
 
@@ -25,7 +25,7 @@ def check_types(source: SourceTable, index: Index) -> None:
     for column, requested in index.types.items():
         try:
             unknown = [
-                name for name in _list_type_names(parse_type(requested)) if name not in KNOWN
+                name for name in _list_type_names(parse_type(requested)) if name not in KNOWN_TYPES
             ]
             problem = f"no column can be kept as {unknown[0]!r}" if unknown else ""
         except TypeTextError as error:
@@ -37,8 +37,8 @@ def check_types(source: SourceTable, index: Index) -> None:
             )
 
 
-def _list_type_names(type_: ChType) -> Iterator[str]:
+def _list_type_names(type_: ClickHouseType) -> Iterator[str]:
     """Yield every type's name in it, except a Variant's members, which may be any type."""
     yield type_.name
-    for part in () if type_.name in OPEN else type_.parts:
+    for part in () if type_.name in DYNAMIC_TYPES else type_.parts:
         yield from _list_type_names(part)

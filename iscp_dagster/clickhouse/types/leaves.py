@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.types.typetext import ChType
+from iscp_dagster.clickhouse.types.typetext import ClickHouseType
 
-Fit = Callable[[pa.Array, ChType], pa.Array]
+Fit = Callable[[pa.Array, ClickHouseType], pa.Array]
 
 INTEGERS = {f"{sign}Int{bits}": (sign, bits) for sign in ("", "U") for bits in (8, 16, 32, 64)}
 FLOATS = {"Float32": pa.float32(), "Float64": pa.float64(), "BFloat16": pa.float32()}
@@ -51,11 +51,11 @@ def unify_floats(values: pa.Array) -> pa.Array:
     return values
 
 
-def as_it_is(values: pa.Array, _: ChType) -> pa.Array:
+def fit_any(values: pa.Array, _: ClickHouseType) -> pa.Array:
     return values
 
 
-def integer(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_integers(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert booleans, whole numbers and decimals to whole numbers."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
@@ -69,13 +69,13 @@ def integer(values: pa.Array, type_: ChType) -> pa.Array:
     return values.cast(pa.decimal128(38, 0))
 
 
-def boolean(values: pa.Array, _: ChType) -> pa.Array:
+def fit_booleans(values: pa.Array, _: ClickHouseType) -> pa.Array:
     """Convert the numbers 0 and 1."""
     _check_range(values, 0, 1)
     return values.cast(pa.bool_())
 
 
-def fit_floats(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_floats(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert numbers that the type holds exactly."""
     converted = values.cast(FLOATS[type_.name])
     if pa.types.is_floating(values.type) and converted.type != values.type:
@@ -88,7 +88,7 @@ def fit_floats(values: pa.Array, type_: ChType) -> pa.Array:
     return converted
 
 
-def decimal(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_decimals(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert whole numbers and decimals to decimals, without losing digits."""
     precision, scale = type_.numbers
     if pa.types.is_integer(values.type):
@@ -97,18 +97,18 @@ def decimal(values: pa.Array, type_: ChType) -> pa.Array:
     return values.cast(wide(precision, scale))
 
 
-def text(values: pa.Array, _: ChType) -> pa.Array:
+def fit_text(values: pa.Array, _: ClickHouseType) -> pa.Array:
     """Write values as text, as ClickHouse and Arrow both write them."""
     return values if pa.types.is_decimal(values.type) else values.cast(pa.string())
 
 
-def fit_fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_fixed_bytes(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     values = values.cast(pa.binary())
     _check_all(pc.equal(pc.binary_length(values), type_.numbers[0]))
     return values
 
 
-def fit_enum_members(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_enum_members(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Check that the values are names of the Enum's members."""
     names = pa.array([name.encode() for name in type_.names], pa.binary())
     encoded = values.cast(pa.binary())
@@ -116,7 +116,7 @@ def fit_enum_members(values: pa.Array, type_: ChType) -> pa.Array:
     return values
 
 
-def uuid(values: pa.Array, _: ChType) -> pa.Array:
+def fit_uuids(values: pa.Array, _: ClickHouseType) -> pa.Array:
     """Lower-case the UUIDs: keys that differ only in case are the same key."""
     return pc.ascii_lower(_check_pattern(values, UUID))
 
@@ -127,30 +127,30 @@ def lower_uuids(values: pa.Array) -> pa.Array:
     return pc.if_else(is_uuid, pc.ascii_lower(values), values)
 
 
-def fit_ipv4(values: pa.Array, _: ChType) -> pa.Array:
+def fit_ipv4(values: pa.Array, _: ClickHouseType) -> pa.Array:
     return _check_pattern(values, IPV4)
 
 
-def date(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_dates(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert days within the type's range; text holds the years 1 to 9999, numbers all days."""
     days = values.cast(pa.int32())
     if type_.name == "String":
         _check_range(days, *ALL_DAYS)
         return values.cast(pa.string())
     if type_.name in INTEGERS:
-        return integer(days, type_)
+        return fit_integers(days, type_)
     _check_range(days, *((0, 65_535) if type_.name == "Date" else DAYS))
     return values
 
 
-def fit_timestamps(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_timestamps(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert microseconds within the type's range and precision."""
     micros = values.cast(pa.int64())
     if type_.name == "String":
         _check_range(micros, *ALL_MICROS)
         return values.cast(pa.timestamp("us", tz=values.type.tz and "UTC")).cast(pa.string())
     if type_.name in INTEGERS:
-        return integer(micros, type_)
+        return fit_integers(micros, type_)
     digits = type_.numbers[0] if type_.name == "DateTime64" else 0
     if type_.name == "DateTime":
         _check_range(micros, 0, (2**32 - 1) * 10**6)

@@ -18,7 +18,7 @@ def format_flag_name(column: str) -> str:
     return f"{column}_is_null"
 
 
-def has_parts(type_: DeltaType) -> bool:
+def is_composite(type_: DeltaType) -> bool:
     """Whether ClickHouse has no nulls of the type."""
     return isinstance(type_, Array | Map | Struct)
 
@@ -62,7 +62,7 @@ def check_null_columns(source: SourceTable, index: Index, fields: Sequence[Delta
     _check_columns(where, index.nulls, types)
     for column, type_ in types.items():
         flag = format_flag_name(column)
-        if flag in types and has_parts(type_) and get_null_rule(source, index, column) == FLAG:
+        if flag in types and is_composite(type_) and get_null_rule(source, index, column) == FLAG:
             raise SchemaError(
                 f"{where}: nulls='flag' for {column!r} needs a column {flag!r}, which the source "
                 "has itself; rename it there, or give another rule for the column."
@@ -87,7 +87,7 @@ def _check_columns(
                 f"{where}: nulls names the column {column!r}, which it does not have; correct the "
                 f"name, or leave it out. It has: {', '.join(types)}."
             )
-        if not has_parts(types[column]):
+        if not is_composite(types[column]):
             raise SchemaError(
                 f"{where}: nulls names the column {column!r}, which is {types[column]}: ClickHouse "
                 "has nulls of it. Give nulls for arrays, maps and structs only."

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from iscp_dagster.clickhouse.types.cells import CELLS, Cell, find_cell, get_family
-from iscp_dagster.clickhouse.types.nulls import EMPTY, FLAG, JSON, has_parts
+from iscp_dagster.clickhouse.types.nulls import EMPTY, FLAG, JSON, is_composite
 from iscp_dagster.clickhouse.types.types import to_clickhouse_type
-from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, of, parse_type
+from iscp_dagster.clickhouse.types.typetext import (
+    ClickHouseType,
+    TypeTextError,
+    build_type,
+    parse_type,
+)
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 
-OPEN = ("Dynamic", "Variant")
+DYNAMIC_TYPES = ("Dynamic", "Variant")
 """Types that store each value's type with it, and hold nulls."""
-UNORDERED = (*OPEN, "JSON")
+UNORDERED = (*DYNAMIC_TYPES, "JSON")
 """Types that no key may have."""
 LOW_CARDINALITY = (
     *("String", "FixedString", "UUID", "IPv4", "IPv6", "Date", "Date32", "DateTime", "Bool"),
@@ -28,43 +33,43 @@ OPTIONS = {"max_dynamic_paths", "max_dynamic_types", "max_types"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredType:
     """Values of the Delta type `source`, kept as `type`."""
 
     source: DeltaType
-    type: ChType
-    as_written: bool = False
+    type: ClickHouseType
+    verbatim: bool = False
     """Whether to hold only values that ClickHouse returns exactly as written."""
-    key: bool = False
+    is_key: bool = False
     """Whether it names rows, so that values which Spark considers equal are written alike."""
     nulls: str = EMPTY
     """The rule for null arrays, maps and structs within it."""
 
     @property
-    def takes_nulls(self) -> bool:
+    def can_hold_null(self) -> bool:
         """Whether ClickHouse distinguishes a null here from a value."""
         return can_hold_null(self.type)
 
     @property
     def is_text(self) -> bool:
         """Whether an array, map or struct is kept as JSON text."""
-        return self.nulls == JSON and has_parts(self.source)
+        return self.nulls == JSON and is_composite(self.source)
 
     @property
-    def has_parts(self) -> bool:
+    def is_composite(self) -> bool:
         """Whether it is kept as an array, a map or a tuple."""
-        return has_parts(self.source) and not self.is_text
+        return is_composite(self.source) and not self.is_text
 
     @property
-    def fills(self) -> bool:
+    def fills_nulls(self) -> bool:
         """Whether an empty value stands for a null."""
-        return self.has_parts and self.nulls in {EMPTY, FLAG}
+        return self.is_composite and self.nulls in {EMPTY, FLAG}
 
     @property
-    def leaf(self) -> tuple[Cell, ChType]:
+    def leaf(self) -> tuple[Cell, ClickHouseType]:
         """How values of a type without parts are kept; Dynamic and Variant keep the default."""
         bare = self.type.bare
-        if bare.name in OPEN:
+        if bare.name in DYNAMIC_TYPES:
             bare = get_default_type(self.source)
         cell = find_cell(self.source, bare)
         if cell is None:
@@ -72,11 +77,11 @@ class Stored:
         return cell, bare
 
     @property
-    def members(self) -> tuple[Stored, ...]:
+    def members(self) -> tuple[StoredType, ...]:
         """The parts of an array, a map (key, value) or a struct, in order; else none."""
         parts = self.type.structure.parts
         return tuple(
-            Stored(source=inner, type=part, nulls=self.nulls)
+            StoredType(source=inner, type=part, nulls=self.nulls)
             for inner, part in zip(_list_inner_types(self.source), parts, strict=False)
         )
 
@@ -86,52 +91,57 @@ def resolve_stored_type(
     requested: str | None,
     *,
     nullable: bool,
-    at: str,
+    column: str,
     ordered: bool = False,
     nulls: str = EMPTY,
-) -> Stored:
+) -> StoredType:
     """Return how the column `at` is stored: as `requested`, or by default.
 
     `nullable` says whether the source has nulls in it; an `ordered` column needs a type with an
     order and without nulls. Raises SchemaError, which names the alternatives, for a type that
     cannot hold the source's.
     """
-    if nulls == JSON and has_parts(type_):
-        return _make_json_type(type_, requested, nullable=nullable, at=at)
+    if nulls == JSON and is_composite(type_):
+        return _make_json_type(type_, requested, nullable=nullable, column=column)
     if requested is None:
-        default = to_clickhouse_type(type_, nullable=nullable, at=at)
-        return Stored(source=type_, type=parse_type(default), nulls=nulls)
+        default = to_clickhouse_type(type_, nullable=nullable, column=column)
+        return StoredType(source=type_, type=parse_type(default), nulls=nulls)
     try:
         resolved = _resolve_override(
             type_, parse_type(requested), nullable=nullable, ordered=ordered
         )
     except (_TypeRefused, TypeTextError) as error:
         raise SchemaError(
-            f"Column {at!r} is {type_} and cannot be kept as {requested!r}: {error}. "
+            f"Column {column!r} is {type_} and cannot be kept as {requested!r}: {error}. "
             f"{_format_remedy(type_)}"
         ) from error
-    return Stored(source=type_, type=resolved, nulls=nulls)
+    return StoredType(source=type_, type=resolved, nulls=nulls)
 
 
-def _make_json_type(type_: DeltaType, requested: str | None, *, nullable: bool, at: str) -> Stored:
+def _make_json_type(
+    type_: DeltaType, requested: str | None, *, nullable: bool, column: str
+) -> StoredType:
     """Return the column as JSON text. Raises SchemaError if another type is requested."""
     if requested is not None:
         raise SchemaError(
-            f"Column {at!r} is to be kept as {requested!r} by types={{...}} and as JSON text by "
-            f"nulls='json'; leave out one of them, or give nulls={{{at!r}: 'empty'}} for it."
+            f"Column {column!r} is to be kept as {requested!r} by types={{...}} and as JSON text "
+            f"by "
+            f"nulls='json'; leave out one of them, or give nulls={{{column!r}: 'empty'}} for it."
         )
     text = parse_type("String")
-    return Stored(source=type_, type=of("Nullable", text) if nullable else text, nulls=JSON)
+    return StoredType(
+        source=type_, type=build_type("Nullable", text) if nullable else text, nulls=JSON
+    )
 
 
-def get_default_type(type_: DeltaType) -> ChType:
+def get_default_type(type_: DeltaType) -> ClickHouseType:
     """Return a type's default, without Nullable."""
-    return parse_type(to_clickhouse_type(type_, nullable=False, at=str(type_)))
+    return parse_type(to_clickhouse_type(type_, nullable=False, column=str(type_)))
 
 
-def can_hold_null(type_: ChType) -> bool:
+def can_hold_null(type_: ClickHouseType) -> bool:
     inner = type_.parts[0] if type_.name == "LowCardinality" else type_
-    return inner.name in {"Nullable", *OPEN}
+    return inner.name in {"Nullable", *DYNAMIC_TYPES}
 
 
 def _format_remedy(type_: DeltaType) -> str:
@@ -150,7 +160,7 @@ def _describe_allowed_types(type_: DeltaType) -> str:
     cells = CELLS.get(get_family(type_) or "", ())
     if not cells:
         return ""
-    names = [cell.shown.replace("`", "") for cell in cells]
+    names = [cell.label.replace("`", "") for cell in cells]
     return ", ".join([*names, "LowCardinality(...) of them", "Dynamic", "Variant(...)"])
 
 
@@ -159,16 +169,16 @@ class _TypeRefused(Exception):  # noqa: N818 - never leaves this module
 
 
 def _resolve_override(
-    type_: DeltaType, requested: ChType, *, nullable: bool, ordered: bool
-) -> ChType:
+    type_: DeltaType, requested: ClickHouseType, *, nullable: bool, ordered: bool
+) -> ClickHouseType:
     if ordered and (requested.bare.name in UNORDERED or can_hold_null(requested)):
         raise _TypeRefused("a key needs an ordered type without nulls")
     return _add_nullable(type_, requested, nullable=nullable, top=True)
 
 
 def _add_nullable(
-    type_: DeltaType, requested: ChType, *, nullable: bool, top: bool = False
-) -> ChType:
+    type_: DeltaType, requested: ClickHouseType, *, nullable: bool, top: bool = False
+) -> ClickHouseType:
     """Return `requested`, with Nullable where the source has nulls. Raises _TypeRefused."""
     if isinstance(type_, Primitive | Decimal):
         return _add_leaf_nullable(type_, requested, nullable=nullable, top=top)
@@ -192,31 +202,33 @@ def _add_nullable(
     return replace(requested, parts=parts) if requested.parts else requested
 
 
-def _add_leaf_nullable(type_: DeltaType, requested: ChType, *, nullable: bool, top: bool) -> ChType:
+def _add_leaf_nullable(
+    type_: DeltaType, requested: ClickHouseType, *, nullable: bool, top: bool
+) -> ClickHouseType:
     if requested.name == "Nullable" and len(requested.parts) == 1:
         return _add_leaf_nullable(type_, requested.parts[0], nullable=True, top=top)
     if requested.name == "LowCardinality" and len(requested.parts) == 1:
         inner = _add_leaf_nullable(type_, requested.parts[0], nullable=nullable, top=top)
         if inner.bare.name not in LOW_CARDINALITY:
             raise _TypeRefused(f"LowCardinality does not take {inner.bare.name}")
-        return of("LowCardinality", inner)
-    if requested.name in OPEN:
+        return build_type("LowCardinality", inner)
+    if requested.name in DYNAMIC_TYPES:
         return _check_open_type(type_, requested)
     cell = find_cell(type_, requested)
     if cell is None:
         raise _TypeRefused(f"{requested} does not hold it")
     _check_arguments(type_, requested, top=top)
-    return of("Nullable", requested) if nullable else requested
+    return build_type("Nullable", requested) if nullable else requested
 
 
-def _check_open_type(type_: DeltaType, requested: ChType) -> ChType:
+def _check_open_type(type_: DeltaType, requested: ClickHouseType) -> ClickHouseType:
     default = get_default_type(type_)
     if requested.name == "Variant" and default not in requested.parts:
         raise _TypeRefused(f"{default} is not among its members")
     return requested
 
 
-def _check_arguments(type_: DeltaType, requested: ChType, *, top: bool) -> None:
+def _check_arguments(type_: DeltaType, requested: ClickHouseType, *, top: bool) -> None:
     numbers = NUMBERS.get(requested.name, len(requested.names))
     if len(requested.numbers) != numbers or requested.parts:
         raise _TypeRefused(f"{requested.name} takes {numbers or 'no'} numeric argument(s)")

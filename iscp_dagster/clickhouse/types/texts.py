@@ -13,25 +13,25 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.types.leaves import Misfit
-from iscp_dagster.clickhouse.types.typetext import ChType
+from iscp_dagster.clickhouse.types.typetext import ClickHouseType
 
 DEEPEST = 50
 """Most levels of nested objects and arrays."""
 TIME = re.compile(r"[0-9]{4}[^0-9A-Za-z][0-9][0-9 T:./-]*")
 """Text that ClickHouse parses as a date or a time, and may write differently."""
 FIRST, LAST = date(1970, 1, 1), date(2149, 6, 6)
-WHOLE = range(-(2**63), 2**64)
+INTEGER_RANGE = range(-(2**63), 2**64)
 EXACT = 2**53
 """Up to here every whole number is exact as a double."""
 MAPPED, EMBEDDED = b"\0" * 10 + b"\xff\xff", b"\0" * 12
 """Prefixes of IPv6 addresses whose end is written as IPv4."""
 
 
-def fit_ipv6(values: pa.Array, _: ChType) -> pa.Array:
+def fit_ipv6(values: pa.Array, _: ClickHouseType) -> pa.Array:
     return _check_each(values, is_ipv6)
 
 
-def fit_json_objects(values: pa.Array, _: ChType) -> pa.Array:
+def fit_json_objects(values: pa.Array, _: ClickHouseType) -> pa.Array:
     """Check that the texts are objects that the type JSON holds; see `is_json`."""
     return _check_each(values, is_json)
 
@@ -144,7 +144,7 @@ def _is_preserved(value: Any, depth: int) -> bool:
     if isinstance(value, str):
         value.encode()  # a lone surrogate is not text
         return TIME.fullmatch(value) is None or _is_date(value)
-    return isinstance(value, bool) or not isinstance(value, int) or value in WHOLE
+    return isinstance(value, bool) or not isinstance(value, int) or value in INTEGER_RANGE
 
 
 def _list_leaves(values: list[Any]) -> Iterator[Any]:

@@ -28,22 +28,22 @@ PRIMITIVES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def to_clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
+def to_clickhouse_type(type_: DeltaType, *, nullable: bool, column: str) -> str:
     """Return the type that holds every value of `type_`; `at` is the column, for the message.
 
     ClickHouse has no null arrays, maps or tuples: `nullable` does not apply to them, but to a
     tuple's members, which are null where it is. Raises SchemaError for an unknown type.
     """
     if isinstance(type_, Array):
-        inner = to_clickhouse_type(type_.element, nullable=type_.nullable, at=f"{at}[]")
+        inner = to_clickhouse_type(type_.element, nullable=type_.nullable, column=f"{column}[]")
         return f"Array({inner})"
     if isinstance(type_, Map):
-        key = to_clickhouse_type(type_.key, nullable=False, at=f"{at}.key")
-        value = to_clickhouse_type(type_.value, nullable=type_.nullable, at=f"{at}.value")
+        key = to_clickhouse_type(type_.key, nullable=False, column=f"{column}.key")
+        value = to_clickhouse_type(type_.value, nullable=type_.nullable, column=f"{column}.value")
         return f"Map({key}, {value})"
     if isinstance(type_, Struct):
         parts = (
-            to_clickhouse_type(f.type, nullable=f.nullable or nullable, at=f"{at}.{f.name}")
+            to_clickhouse_type(f.type, nullable=f.nullable or nullable, column=f"{column}.{f.name}")
             for f in type_.fields
         )
         members = (
@@ -51,7 +51,7 @@ def to_clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
             for f, part in zip(type_.fields, parts, strict=True)
         )
         return f"Tuple({', '.join(members)})"
-    scalar = _to_scalar_type(type_, at)
+    scalar = _to_scalar_type(type_, column)
     return f"Nullable({scalar})" if nullable else scalar
 
 

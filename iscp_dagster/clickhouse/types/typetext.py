@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 
 TOKEN = re.compile(
     r"""\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>-?\d+)|(?P<text>'(?:[^'\\]|\\.|'')*')
@@ -41,11 +41,11 @@ class TypeTextError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChType:
+class ClickHouseType:
     """A ClickHouse type: `parts` are the types inside it, `names` its tuple or enum members'."""
 
     name: str
-    parts: tuple[ChType, ...] = ()
+    parts: tuple[ClickHouseType, ...] = ()
     names: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     """Precision and scale, length, or the numbers of an enum's members."""
@@ -57,26 +57,26 @@ class ChType:
         return f"{self.name}({arguments})" if arguments else self.name
 
     @property
-    def bare(self) -> ChType:
+    def bare(self) -> ClickHouseType:
         """The type without LowCardinality and Nullable around it."""
         if self.name in {"LowCardinality", "Nullable"}:
             return self.parts[0].bare
         return self
 
     @property
-    def fields(self) -> dict[str, ChType]:
+    def fields(self) -> dict[str, ClickHouseType]:
         """The types of a tuple's members by name; none where they have no names."""
         return dict(zip(self.names, self.parts, strict=True)) if self.names else {}
 
     @property
-    def structure(self) -> ChType:
+    def structure(self) -> ClickHouseType:
         """The Array or Tuple that Nested and the geo types stand for; any other type itself."""
         if self.name == "Nested":
-            return ChType(name="Array", parts=(replace(self, name="Tuple"),))
+            return ClickHouseType(name="Array", parts=(replace(self, name="Tuple"),))
         return parse_type(GEO[self.name]) if self.name in GEO else self
 
 
-def parse_type(written: str) -> ChType:
+def parse_type(written: str) -> ClickHouseType:
     """The type that `written` names. Raises TypeTextError."""
     tokens = _TokenReader(written)
     parsed = _parse_tokens(tokens)
@@ -85,9 +85,9 @@ def parse_type(written: str) -> ChType:
     return parsed
 
 
-def of(name: str, *parts: ChType) -> ChType:
+def build_type(name: str, *parts: ClickHouseType) -> ClickHouseType:
     """Build a type from its parts, such as `Nullable(...)` or `Array(...)`."""
-    return ChType(name=name, parts=parts)
+    return ClickHouseType(name=name, parts=parts)
 
 
 class _TokenReader:
@@ -108,7 +108,7 @@ class _TokenReader:
         self.at = match.end() if match else len(self.written)
         return token or ("", "")
 
-    def takes(self, mark: str) -> bool:
+    def take_mark(self, mark: str) -> bool:
         """Take `mark` if it is ahead; return whether it was."""
         return self.ahead == ("mark", mark) and bool(self.take())
 
@@ -122,19 +122,19 @@ class _TokenReader:
         return TypeTextError(f"expected {expected}, found {actual}")
 
 
-def _parse_tokens(tokens: _TokenReader) -> ChType:
+def _parse_tokens(tokens: _TokenReader) -> ClickHouseType:
     name = tokens.take_expected("word", "a type's name")
-    type_ = ChType(name=name)
-    if not tokens.takes("("):
+    type_ = ClickHouseType(name=name)
+    if not tokens.take_mark("("):
         return _normalize_type(type_)
-    while not tokens.takes(")"):
+    while not tokens.take_mark(")"):
         type_ = _add_argument(type_, tokens)
-        if not tokens.takes(",") and tokens.ahead != ("mark", ")"):
+        if not tokens.take_mark(",") and tokens.ahead != ("mark", ")"):
             raise tokens.make_error("',' or ')'")
     return _normalize_type(type_)
 
 
-def _add_argument(type_: ChType, tokens: _TokenReader) -> ChType:
+def _add_argument(type_: ClickHouseType, tokens: _TokenReader) -> ClickHouseType:
     kind, written = tokens.ahead or ("", "")
     if kind == "number":
         tokens.take()
@@ -144,24 +144,24 @@ def _add_argument(type_: ChType, tokens: _TokenReader) -> ChType:
         return _add_text(type_, _unquote_text(written), tokens)
     if type_.name in {"JSON", "Dynamic"}:
         option = tokens.take_expected("word", "an option's name")
-        if not tokens.takes("="):
+        if not tokens.take_mark("="):
             raise tokens.make_error("'='")
         value = int(tokens.take_expected("number", "a number"))
         return replace(type_, options=(*type_.options, (option, value)))
     return _add_part(type_, tokens)
 
 
-def _add_text(type_: ChType, value: str, tokens: _TokenReader) -> ChType:
+def _add_text(type_: ClickHouseType, value: str, tokens: _TokenReader) -> ClickHouseType:
     if not type_.name.startswith("Enum"):
         return replace(type_, zone=value)
     numbers = type_.numbers
     number = numbers[-1] + 1 if numbers else 1
-    if tokens.takes("="):
+    if tokens.take_mark("="):
         number = int(tokens.take_expected("number", "a number"))
     return replace(type_, names=(*type_.names, value), numbers=(*numbers, number))
 
 
-def _add_part(type_: ChType, tokens: _TokenReader) -> ChType:
+def _add_part(type_: ClickHouseType, tokens: _TokenReader) -> ClickHouseType:
     """Parse a type, and before it the name that a tuple's member may have."""
     name = ""
     if tokens.ahead and tokens.ahead[0] == "quoted":
@@ -182,10 +182,10 @@ def _unquote_text(written: str) -> str:
     return ESCAPED.sub(unescape_match, written[1:-1])
 
 
-def _normalize_type(type_: ChType) -> ChType:
+def _normalize_type(type_: ClickHouseType) -> ClickHouseType:
     """Return the one value for all texts of the type. Raises TypeTextError if it is impossible."""
     if type_.name in DECIMALS:
-        return ChType(name="Decimal", numbers=(DECIMALS[type_.name], *type_.numbers))
+        return ClickHouseType(name="Decimal", numbers=(DECIMALS[type_.name], *type_.numbers))
     if type_.name == "Decimal":
         return replace(
             type_, numbers=(*type_.numbers, 0) if len(type_.numbers) == 1 else type_.numbers
@@ -201,7 +201,7 @@ def _normalize_type(type_: ChType) -> ChType:
     return type_
 
 
-def _normalize_enum(type_: ChType) -> ChType:
+def _normalize_enum(type_: ClickHouseType) -> ClickHouseType:
     members = sorted(zip(type_.numbers, type_.names, strict=False))
     numbers, names = tuple(n for n, _ in members), tuple(name for _, name in members)
     if not members or len(set(numbers)) < len(numbers) or len(set(names)) < len(names):
@@ -211,13 +211,13 @@ def _normalize_enum(type_: ChType) -> ChType:
     return replace(type_, name=name, names=names, numbers=numbers)
 
 
-def _format_arguments(type_: ChType) -> list[str]:
+def _format_arguments(type_: ClickHouseType) -> list[str]:
     if type_.name.startswith("Enum"):
         members = zip(type_.names, type_.numbers, strict=True)
-        return [f"{text(name)} = {number}" for name, number in members]
+        return [f"{quote_string(name)} = {number}" for name, number in members]
     parts = list(map(str, type_.parts))
     if type_.names:
         parts = [f"{quote_identifier(n)} {p}" for n, p in zip(type_.names, parts, strict=True)]
-    zone = [] if type_.zone is None else [text(type_.zone)]
+    zone = [] if type_.zone is None else [quote_string(type_.zone)]
     options = [f"{name}={value}" for name, value in type_.options]
     return [*parts, *map(str, type_.numbers), *zone, *options]

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, of, parse_type
+from iscp_dagster.clickhouse.types.typetext import (
+    GEO,
+    ClickHouseType,
+    TypeTextError,
+    build_type,
+    parse_type,
+)
 
 INTEGER = re.compile(r"(U?)Int(\d+)")
 LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
@@ -42,13 +48,13 @@ def keep_old_fields(existing: str | None, target: str) -> str:
     return target if kept == after else str(kept)
 
 
-def _merge_types(before: ChType, after: ChType) -> ChType:
+def _merge_types(before: ClickHouseType, after: ClickHouseType) -> ClickHouseType:
     if before.name != after.name:
         return after
     if after.name == "Array":
-        return of("Array", *map(_merge_types, before.parts, after.parts))
+        return build_type("Array", *map(_merge_types, before.parts, after.parts))
     if after.name == "Map":
-        return of("Map", after.parts[0], _merge_types(before.parts[1], after.parts[1]))
+        return build_type("Map", after.parts[0], _merge_types(before.parts[1], after.parts[1]))
     if after.name != "Tuple" or not before.names or not after.names:
         return after
     old, new = before.fields, after.fields
@@ -56,7 +62,7 @@ def _merge_types(before: ChType, after: ChType) -> ChType:
     return replace(after, names=tuple(merged), parts=tuple(merged.values()))
 
 
-def _merge_field(before: ChType | None, after: ChType | None) -> ChType:
+def _merge_field(before: ClickHouseType | None, after: ClickHouseType | None) -> ClickHouseType:
     """Return the type of a field; where some rows lack it, it is null if it can be."""
     if before and after:
         merged = _merge_types(before, after)
@@ -65,19 +71,19 @@ def _merge_field(before: ChType | None, after: ChType | None) -> ChType:
     return _make_nullable(only)
 
 
-def _make_nullable(type_: ChType) -> ChType:
+def _make_nullable(type_: ClickHouseType) -> ClickHouseType:
     if type_.name == "LowCardinality":
-        return of("LowCardinality", _make_nullable(type_.parts[0]))
-    return type_ if type_.name in {"Nullable", *WITHOUT_NULLS} else of("Nullable", type_)
+        return build_type("LowCardinality", _make_nullable(type_.parts[0]))
+    return type_ if type_.name in {"Nullable", *WITHOUT_NULLS} else build_type("Nullable", type_)
 
 
-def _can_hold(before: ChType, after: ChType) -> bool:
+def _can_hold(before: ClickHouseType, after: ClickHouseType) -> bool:
     if _is_nullable(before) and not _is_nullable(after):
         return False
     return _is_wider(before.bare, after.bare)
 
 
-def _is_wider(before: ChType, after: ChType) -> bool:
+def _is_wider(before: ClickHouseType, after: ClickHouseType) -> bool:
     rule = RULES.get(after.name)
     return (
         before == after
@@ -91,11 +97,11 @@ def _is_wider_by_name(before: str, after: str) -> bool:
     return any(before in line and after in line[line.index(before) :] for line in LINES)
 
 
-def _can_hold_parts(before: ChType, after: ChType) -> bool:
+def _can_hold_parts(before: ClickHouseType, after: ClickHouseType) -> bool:
     return before.name == after.name and all(map(_can_hold, before.parts, after.parts))
 
 
-def _can_hold_fields(before: ChType, after: ChType) -> bool:
+def _can_hold_fields(before: ClickHouseType, after: ClickHouseType) -> bool:
     """Whether a named tuple has all fields of another; added ones must be nullable or may be empty.
 
     Every tenant is read again as a snapshot after its source's structures changed.
@@ -108,7 +114,7 @@ def _can_hold_fields(before: ChType, after: ChType) -> bool:
     return kept and all(_is_nullable(type_) or type_.name in WITHOUT_NULLS for type_ in added)
 
 
-def _has_digits(before: ChType, after: ChType) -> bool:
+def _has_digits(before: ClickHouseType, after: ClickHouseType) -> bool:
     """Whether a decimal has as many digits before and after the point."""
     precision, scale = after.numbers
     if integer := INTEGER.fullmatch(before.name):
@@ -120,23 +126,23 @@ def _has_digits(before: ChType, after: ChType) -> bool:
     return scale >= decimals and precision - scale >= digits - decimals
 
 
-def _has_days(before: ChType, after: ChType) -> bool:
+def _has_days(before: ClickHouseType, after: ClickHouseType) -> bool:
     is_day = before.name in {"Date", "Date32"}
     return is_day and after.zone == "UTC" and after.numbers[0] <= MOST_DIGITS
 
 
-def _has_integers(before: ChType, _after: ChType) -> bool:
+def _has_integers(before: ClickHouseType, _after: ClickHouseType) -> bool:
     integer = INTEGER.fullmatch(before.name)
     return integer is not None and int(integer[2]) <= EXACT_BITS
 
 
-def _has_members(before: ChType, after: ChType) -> bool:
+def _has_members(before: ClickHouseType, after: ClickHouseType) -> bool:
     if before.name not in {"Enum8", after.name}:
         return False
     return _get_members(before).items() <= _get_members(after).items()
 
 
-RULES: Mapping[str, Callable[[ChType, ChType], bool]] = MappingProxyType(
+RULES: Mapping[str, Callable[[ClickHouseType, ClickHouseType], bool]] = MappingProxyType(
     {
         "Array": _can_hold_parts,
         "Map": _can_hold_parts,
@@ -159,16 +165,16 @@ def _has_more_bits(before: str, after: str) -> bool:
     return int(narrow[2]) < int(wide[2]) and (bool(narrow[1]) or not wide[1])
 
 
-def _get_members(enum: ChType) -> Mapping[str, int]:
+def _get_members(enum: ClickHouseType) -> Mapping[str, int]:
     return dict(zip(enum.names, enum.numbers, strict=True))
 
 
-def _is_nullable(type_: ChType) -> bool:
+def _is_nullable(type_: ClickHouseType) -> bool:
     inner = type_.parts[0] if type_.name == "LowCardinality" else type_
     return inner.name == "Nullable"
 
 
-def _parse_known_type(written: str) -> ChType | None:
+def _parse_known_type(written: str) -> ClickHouseType | None:
     """Parse a type of the server's; None for one that no declaration can name."""
     try:
         return parse_type(written)

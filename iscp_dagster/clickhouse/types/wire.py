@@ -8,27 +8,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
-from iscp_dagster.clickhouse.types.cells import BLANKS, DEFAULT, get_family
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.types.cells import DEFAULT, FILLERS, get_family
 from iscp_dagster.clickhouse.types.jsontext import to_json_texts, to_json_texts_or_null
 from iscp_dagster.clickhouse.types.leaves import Misfit, unify_floats
-from iscp_dagster.clickhouse.types.stored import Stored, get_default_type
-from iscp_dagster.clickhouse.types.typetext import ChType, of, parse_type
+from iscp_dagster.clickhouse.types.stored import StoredType, get_default_type
+from iscp_dagster.clickhouse.types.typetext import ClickHouseType, build_type, parse_type
 from iscp_dagster.model.declared.schema import Array, Map, Struct
 
-Change = Callable[[pa.Array, Stored], pa.Array]
+Change = Callable[[pa.Array, StoredType], pa.Array]
 NO_NULL = "holds no null"
 """Follows the type in a Misfit's message."""
 
 
-def encode_column(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
+def encode_column(column: pa.ChunkedArray, stored: StoredType) -> pa.ChunkedArray:
     """Convert the column to what ClickHouse accepts. Raises Misfit, which says why."""
     chunks = [_encode_values(chunk, stored) for chunk in column.chunks]
     return pa.chunked_array(chunks) if chunks else column
 
 
 def find_misfits(
-    column: pa.ChunkedArray, stored: Stored, start: int = 0
+    column: pa.ChunkedArray, stored: StoredType, start: int = 0
 ) -> Iterator[tuple[int, str]]:
     """Yield each row whose value is not held, with the reason; search by halving."""
     try:
@@ -43,9 +43,9 @@ def find_misfits(
         yield from find_misfits(column.slice(half), stored, start + half)
 
 
-def make_filler(stored: Stored) -> Any:
+def make_filler(stored: StoredType) -> Any:
     """Return a value of the source's type that is held, as filler for a deleted row."""
-    if stored.takes_nulls:
+    if stored.can_hold_null:
         return None
     if stored.is_text or isinstance(stored.source, Array | Map):
         return []
@@ -59,16 +59,16 @@ def make_filler(stored: Stored) -> Any:
         return b"\0" * type_.numbers[0]
     if type_.names:
         return type_.names[0]
-    return BLANKS.get(get_family(stored.source) or "", 0) if cell.blank is None else cell.blank
+    return FILLERS.get(get_family(stored.source) or "", 0) if cell.filler is None else cell.filler
 
 
-def selected(name: str, stored: Stored) -> str:
+def render_select_item(name: str, stored: StoredType) -> str:
     """Return the expression that selects the column in a form that Arrow can read."""
     read = _get_read_type(stored)
     column = quote_identifier(name)
     # A structure may have more fields in the table than in the source.
     as_it_is = read == stored.type and not _has_fields(read)
-    return column if as_it_is else f"CAST({column}, {text(str(read))}) AS {column}"
+    return column if as_it_is else f"CAST({column}, {quote_string(str(read))}) AS {column}"
 
 
 def decode_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -80,26 +80,26 @@ def decode_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _get_read_type(stored: Stored) -> ChType:
+def _get_read_type(stored: StoredType) -> ClickHouseType:
     if stored.is_text:
         return stored.type
     members = stored.members
     if isinstance(stored.source, Array | Map):
-        return of(
+        return build_type(
             "Array" if isinstance(stored.source, Array) else "Map", *map(_get_read_type, members)
         )
     if isinstance(stored.source, Struct):
         names = tuple(field.name for field in stored.source.fields)
-        return ChType(name="Tuple", parts=tuple(map(_get_read_type, members)), names=names)
+        return ClickHouseType(name="Tuple", parts=tuple(map(_get_read_type, members)), names=names)
     cell, type_ = stored.leaf
-    if cell.read == DEFAULT:
+    if cell.read_type == DEFAULT:
         type_ = get_default_type(stored.source)
-    elif cell.read is not None:
-        type_ = parse_type(cell.read)
-    return of("Nullable", type_) if stored.takes_nulls else type_
+    elif cell.read_type is not None:
+        type_ = parse_type(cell.read_type)
+    return build_type("Nullable", type_) if stored.can_hold_null else type_
 
 
-def _has_fields(type_: ChType) -> bool:
+def _has_fields(type_: ClickHouseType) -> bool:
     return type_.name == "Tuple" or any(map(_has_fields, type_.parts))
 
 
@@ -115,54 +115,54 @@ def _to_text_type(type_: pa.DataType) -> pa.DataType:
     return pa.string() if binary else type_
 
 
-def respell_column(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
+def respell_column(column: pa.ChunkedArray, stored: StoredType) -> pa.ChunkedArray:
     """Rewrite the column's values as ClickHouse returns them, where that differs."""
     chunks = [_respell_values(chunk, stored) for chunk in column.chunks]
     return pa.chunked_array(chunks) if chunks else column
 
 
-def needs_respelling(stored: Stored) -> bool:
+def needs_respelling(stored: StoredType) -> bool:
     """Whether ClickHouse may return the column, or a part of it, written differently."""
-    if stored.has_parts:
-        return stored.fills or any(map(needs_respelling, stored.members))
+    if stored.is_composite:
+        return stored.fills_nulls or any(map(needs_respelling, stored.members))
     if stored.is_text:
         return True
-    return stored.leaf[0].respell is not None and not stored.as_written
+    return stored.leaf[0].respell is not None and not stored.verbatim
 
 
-def _respell_values(values: pa.Array, stored: Stored) -> pa.Array:
+def _respell_values(values: pa.Array, stored: StoredType) -> pa.Array:
     if stored.is_text:
         # A value without a JSON text is in no index, so it is not compared.
         return to_json_texts_or_null(values, stored.source)
-    if stored.has_parts:
+    if stored.is_composite:
         return _map_parts(_fill_nulls(values, stored), stored, _respell_values)
     respell = stored.leaf[0].respell
     return values if respell is None else respell(values)
 
 
-def _encode_values(values: pa.Array, stored: Stored) -> pa.Array:
+def _encode_values(values: pa.Array, stored: StoredType) -> pa.Array:
     values = _fill_nulls(values, stored)
-    if values.null_count and not stored.takes_nulls:
+    if values.null_count and not stored.can_hold_null:
         raise Misfit(f"{stored.type} {NO_NULL}")
     if stored.is_text:
         return to_json_texts(values, stored.source)
-    if stored.has_parts:
+    if stored.is_composite:
         return _map_parts(values, stored, _encode_values)
     cell, type_ = stored.leaf
-    holds = f"{type_} holds {cell.holds}"
-    values = unify_floats(values) if stored.key else values
+    holds = f"{type_} holds {cell.domain}"
+    values = unify_floats(values) if stored.is_key else values
     try:
-        encoded = cell.fit(values, type_)
+        encoded = cell.fit_values(values, type_)
     except (Misfit, pa.ArrowException) as error:
         raise Misfit(holds) from error
-    if stored.as_written and cell.respell is not None and not encoded.equals(values):
+    if stored.verbatim and cell.respell is not None and not encoded.equals(values):
         raise Misfit(holds)
     return encoded
 
 
-def _fill_nulls(values: pa.Array, stored: Stored) -> pa.Array:
+def _fill_nulls(values: pa.Array, stored: StoredType) -> pa.Array:
     """Put empty arrays and maps, and structs of nulls, in place of nulls, where `stored` does."""
-    if not (values.null_count and stored.fills):
+    if not (values.null_count and stored.fills_nulls):
         return values
     empty: Any = {} if isinstance(stored.source, Struct) else []
     rows = pa.array(range(len(values)), pa.int64())
@@ -170,7 +170,7 @@ def _fill_nulls(values: pa.Array, stored: Stored) -> pa.Array:
     return pa.concat_arrays([values, pa.array([empty], values.type)]).take(places)
 
 
-def _map_parts(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
+def _map_parts(values: pa.Array, stored: StoredType, change: Change) -> pa.Array:
     """Apply `change` to each part of the values; return the same values if no part changed."""
     old = _list_parts(values)
     new = [change(part, member) for part, member in zip(old, stored.members, strict=True)]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+Int64Array = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 ROWS_PER_CHUNK = 100_000
 BYTES_PER_CHUNK = 32 * 1024 * 1024
@@ -91,12 +91,12 @@ def cut_pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[i
         start = end
 
 
-def compute_row_sizes(rows: pa.Table) -> Numbers:
+def compute_row_sizes(rows: pa.Table) -> Int64Array:
     """Return the bytes of each row's values, whatever batches they come in."""
     return _add_columns([_compute_column_sizes(column) for column in rows.columns], rows.num_rows)
 
 
-def _compute_column_sizes(column: pa.ChunkedArray) -> Numbers:
+def _compute_column_sizes(column: pa.ChunkedArray) -> Int64Array:
     return np.concatenate([np.zeros(0, np.int64), *map(_compute_value_sizes, column.chunks)])
 
 
@@ -113,7 +113,7 @@ def cut_batches(rows: pa.Table) -> Iterator[pa.Table]:
     yield from (piece for _, piece in cut_pieces(rows, BYTES_AT_ONCE))
 
 
-def _compute_value_sizes(values: pa.Array) -> Numbers:
+def _compute_value_sizes(values: pa.Array) -> Int64Array:
     type_ = values.type
     if any(is_kind(type_) for is_kind in _TEXT_CHECKS):
         return _to_numbers(pc.binary_length(values))
@@ -139,7 +139,7 @@ _TEXT_CHECKS = (
 )
 
 
-def _sum_lists(values: pa.Array, inner: Numbers, lengths: pa.Array) -> Numbers:
+def _sum_lists(values: pa.Array, inner: Int64Array, lengths: pa.Array) -> Int64Array:
     """Return the sum of each list's members."""
     ends = np.concatenate([[0], np.cumsum(inner)])
     stops = np.cumsum(_to_numbers(lengths))
@@ -147,11 +147,11 @@ def _sum_lists(values: pa.Array, inner: Numbers, lengths: pa.Array) -> Numbers:
     return np.asarray(ends[stops] - ends[starts])
 
 
-def _add_columns(columns: Sequence[Numbers], length: int) -> Numbers:
+def _add_columns(columns: Sequence[Int64Array], length: int) -> Int64Array:
     return sum(columns, np.zeros(length, np.int64))
 
 
-def _to_numbers(values: pa.Array) -> Numbers:
+def _to_numbers(values: pa.Array) -> Int64Array:
     return np.asarray(pc.fill_null(values, 0).cast(pa.int64()).to_numpy(zero_copy_only=False))
 
 

@@ -14,13 +14,13 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.connect.barrier import fence_settings
+from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError, RefusedRowsError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.types.shown import format_row
 from iscp_dagster.clickhouse.write.chunks import cut_pieces, hash_rows
-from iscp_dagster.clickhouse.write.fitting import fit_keys, fitted
+from iscp_dagster.clickhouse.write.fitting import fit_keys, fit_rows
 from iscp_dagster.clickhouse.write.inserts import call_with_retries, insert
 from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, get_tenant
 from iscp_dagster.clickhouse.write.placement import Placement
@@ -45,7 +45,7 @@ class TooManyRefusedError(IscpError):
     code = 10_440
 
 
-TENANTS_OWN = (
+TENANT_ERRORS = (
     KeyColumnError,
     SchemaError,
     RefusedRowsError,
@@ -89,7 +89,7 @@ class IndexConsumer:
     def consume(self, retriever: DataRetriever) -> None:
         """Write all chunks. Raises IscpError if rows do not fit or ClickHouse refuses them."""
         numbers = Counter[frozenset[str]]()
-        while (chunk := retriever.marked()) is not None:
+        while (chunk := retriever.read_marked_rows()) is not None:
             owners = self._list_owners(retriever, chunk)
             place = _ChunkName(owners, numbers[owners])
             write = partial(self._write_piece, retriever, place)
@@ -121,13 +121,13 @@ class IndexConsumer:
         """
 
         def write_some(part: pa.Table) -> list[Refusal]:
-            if self.target.buries:
+            if self.target.keeps_dead_letters:
                 return list(isolate_refusals(write, part, start))
             write(part, start)
             return []
 
         def write_alone(part: pa.Table) -> list[Refusal]:
-            if self.target.buries:
+            if self.target.keeps_dead_letters:
                 return write_some(part)
             self._write_or_stop(write, part, start)
             return []
@@ -135,7 +135,7 @@ class IndexConsumer:
         column = self.target.tenant
         if column is None or len(retriever.tenants) == 1:
             return write_alone(rows)
-        refusals, errors = bisect_tenants(rows, column, write_some, TENANTS_OWN, write_alone)
+        refusals, errors = bisect_tenants(rows, column, write_some, TENANT_ERRORS, write_alone)
         for tenant, error in errors.items():
             retriever.refuse(tenant, error)
         return [refusal for part in refusals for refusal in part]
@@ -151,7 +151,7 @@ class IndexConsumer:
         except RefusedRowsError:
             deleted = []
             for refused in isolate_refusals(write, rows, start) if self.target.keys else ():
-                if not refused.row[self.target.deleted][0].as_py():
+                if not refused.row[self.target.deleted_column][0].as_py():
                     raise _make_stop_error(self.target, refused) from None
                 deleted.append(refused.row)
             if not deleted:
@@ -162,7 +162,7 @@ class IndexConsumer:
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
     ) -> None:
         try:
-            fit = fitted(self.target, rows)
+            fit = fit_rows(self.target, rows)
         except pa.ArrowException as error:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
@@ -188,7 +188,9 @@ class IndexConsumer:
             chunk=number,
         ):
             retriever.report_resend()
-        live = [refusal for refusal in refusals if not refusal.row[target.deleted][0].as_py()]
+        live = [
+            refusal for refusal in refusals if not refusal.row[target.deleted_column][0].as_py()
+        ]
         retriever.set_aside(Counter(get_tenant(refusal.row, target) for refusal in live))
         if retriever.data_type is DataType.TAIL:
             self._stop_serving(write, pa.concat_tables([refusal.row for refusal in refusals]))
@@ -228,13 +230,13 @@ class IndexConsumer:
         )
 
         def delete() -> None:
-            with self.endpoint.errors(f"delete from {target.database}.{target.table}"):
-                self.endpoint.client().command(
+            with self.endpoint.translate_errors(f"delete from {target.database}.{target.table}"):
+                self.endpoint.get_client().command(
                     statement,
                     parameters={"keys": keys, "before": before},
                     settings={
                         "lightweight_deletes_sync": 2,
-                        **fence_settings(target.database, target.table, target.epochs.rows),
+                        **build_epoch_settings(target.database, target.table, target.epochs.rows),
                     },
                 )
 

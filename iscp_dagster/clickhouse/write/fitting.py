@@ -8,16 +8,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.types.leaves import Misfit
-from iscp_dagster.clickhouse.types.nulls import REFUSE, has_parts
+from iscp_dagster.clickhouse.types.nulls import REFUSE, is_composite
 from iscp_dagster.clickhouse.types.shown import format_row, format_value
-from iscp_dagster.clickhouse.types.stored import Stored
+from iscp_dagster.clickhouse.types.stored import StoredType
 from iscp_dagster.clickhouse.types.wire import NO_NULL, encode_column, find_misfits, make_filler
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 
 
-def fitted(target: Target, chunk: pa.Table) -> pa.Table:
+def fit_rows(target: Target, chunk: pa.Table) -> pa.Table:
     """Return the chunk as `target` stores it. Raises KeyColumnError, SchemaError for misfits."""
     for column in (*target.keys, *([target.tenant] if target.tenant else [])):
         refuse_nulls(target.name, chunk, column, target.keys)
@@ -27,21 +27,23 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
         rows = _replace_column(rows, column, _fit_column(target, chunk, column))
     for flag, column in target.flags.items():
         rows = rows.append_column(flag, pc.is_null(chunk[column]))
-    return rows if target.index is None else target.index.fitted(target, rows)
+    return rows if target.index is None else target.index.fit_rows(target, rows)
 
 
 def fit_keys(target: Target, rows: pa.Table) -> pa.Table:
     """Return the identity columns as `target` stores them; drop rows whose key it cannot hold."""
     keys = _drop_unheld_keys(target, rows.select(list(target.identity)))
     for column in target.identity:
-        if column in target.stored:
-            keys = _replace_column(keys, column, encode_column(keys[column], target.stored[column]))
+        if column in target.stored_types:
+            keys = _replace_column(
+                keys, column, encode_column(keys[column], target.stored_types[column])
+            )
     return keys
 
 
 def _fit_column(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
     """Return the column to send; values of deleted rows that do not fit are blanked."""
-    stored, values = target.stored.get(column), chunk[column]
+    stored, values = target.stored_types.get(column), chunk[column]
     if stored is None:
         return values
     try:
@@ -56,7 +58,9 @@ def _fit_column(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray
         return encode_column(_fill_misfits(values, misfits, stored), stored)
 
 
-def _fill_misfits(values: pa.ChunkedArray, misfits: list[bool], stored: Stored) -> pa.ChunkedArray:
+def _fill_misfits(
+    values: pa.ChunkedArray, misfits: list[bool], stored: StoredType
+) -> pa.ChunkedArray:
     """Put blanks in place of the misfits; the other values stay."""
     filler = pa.array([make_filler(stored)], values.type)
     pieces = [*values.chunks, filler]
@@ -77,8 +81,8 @@ def _drop_unheld_keys(target: Target, rows: pa.Table, among: list[bool] | None =
     unheld = {
         row
         for column in target.identity
-        if column in target.stored
-        for row, _ in find_misfits(rows[column], target.stored[column])
+        if column in target.stored_types
+        for row, _ in find_misfits(rows[column], target.stored_types[column])
         if among is None or among[row]
     }
     if not unheld:
@@ -89,8 +93,8 @@ def _drop_unheld_keys(target: Target, rows: pa.Table, among: list[bool] | None =
 def _make_misfit_error(target: Target, row: pa.Table, column: str, reason: str) -> SchemaError:
     value, key = row[column][0], format_row(row.select(list(target.keys)))
     culprit = f"{target.name}: column {column!r} is"
-    stored = target.stored[column]
-    if stored.nulls == REFUSE and has_parts(stored.source) and reason.endswith(NO_NULL):
+    stored = target.stored_types[column]
+    if stored.nulls == REFUSE and is_composite(stored.source) and reason.endswith(NO_NULL):
         return SchemaError(
             f"{culprit} {format_value(value) if value.is_valid else 'null'} in row {key}, but "
             "ClickHouse has no null arrays, maps or tuples, and nulls='refuse' is set for it. Fill "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
-from iscp_dagster.clickhouse.connect.barrier import fence_settings
+from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, get_shared_client
 from iscp_dagster.clickhouse.connect.failures import TooManyPartsError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
     from clickhouse_connect.driver.summary import QuerySummary
 
-EXACTLY = {
+INSERT_SETTINGS = {
     "max_partitions_per_insert_block": 0,
     "async_insert": 0,
     "wait_end_of_query": 1,
@@ -85,10 +85,13 @@ def insert(
     def attempt() -> None:
         nonlocal sent
         sent += 1
-        with _get_insert_lock(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
-            client = endpoint.client()
+        with (
+            _get_insert_lock(endpoint.server),
+            endpoint.translate_errors(f"insert into {database}.{table}"),
+        ):
+            client = endpoint.get_client()
             settings = _read_insert_settings(endpoint) | endpoint.insert_settings
-            settings |= fence_settings(database, table, epoch)
+            settings |= build_epoch_settings(database, table, epoch)
             settings["insert_deduplication_token"] = token
             summary = _send_rows(client, database, table, rows, settings)
         # The count includes rows that a token drops, and those of materialized views.
@@ -122,8 +125,10 @@ def _send_rows(
 def _read_insert_settings(endpoint: Endpoint) -> dict[str, Any]:
     # The user's profile may truncate the client's own list of server settings.
     query = "SELECT count() FROM system.settings WHERE name = {name:String}"
-    ((supported,),) = endpoint.client().query(query, {"name": _SINCE_26}).result_rows
-    return {name: value for name, value in EXACTLY.items() if supported or name != _SINCE_26}
+    ((supported,),) = endpoint.get_client().query(query, {"name": _SINCE_26}).result_rows
+    return {
+        name: value for name, value in INSERT_SETTINGS.items() if supported or name != _SINCE_26
+    }
 
 
 def call_with_retries(call: Callable[[], T], sleep: Callable[[float], None]) -> T:

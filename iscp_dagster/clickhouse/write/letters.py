@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.engines import render_replacing_engine
-from iscp_dagster.clickhouse.connect.gate import Gate
+from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.types.shown import format_row
@@ -119,7 +119,7 @@ class DeadLetters:
 
     def ensure(self) -> None:
         """Create the table if it is missing, with a barrier."""
-        barrier = Barrier.create_initial(self.clock()).sql(_OWNER)
+        barrier = Barrier.create_initial(self.clock()).render_constraint(_OWNER)
         columns = ",\n    ".join(
             f"{quote_identifier(name)} {type_}" for name, type_ in _COLUMNS.items()
         )
@@ -156,7 +156,7 @@ class DeadLetters:
         place = [] if target.keys else [task, chunk]
         rows = []
         for refusal in refusals:
-            text = as_json(refusal.row, target)
+            text = to_json(refusal.row, target)
             tenant = get_tenant(refusal.row, target)
             registration = registrations[tenant]
             occurrences[text] += 1
@@ -176,7 +176,7 @@ class DeadLetters:
                     "code": refusal.error.code,
                     "reason": str(refusal.error),
                     "row": text,
-                    "arrow": as_arrow(refusal.row),
+                    "arrow": to_arrow(refusal.row),
                     "version": refusal.row[VERSION][0].as_py(),
                     "timestamp": refusal.row[TIMESTAMP].cast(pa.int64())[0].as_py(),
                 }
@@ -238,7 +238,7 @@ class DeadLetters:
             sleep=self.sleep,
         )
 
-    def found(
+    def list_letters(
         self, *, index: str | None = None, tenant: str | None = None, ids: Sequence[str] = ()
     ) -> list[DeadLetter]:
         """Return the letters, sorted by index and tenant; `ids` may be prefixes."""
@@ -248,22 +248,22 @@ class DeadLetters:
         query = f"SELECT {columns} FROM {self._quoted_name} FINAL {where} {order}"
         if not self._has_table():
             return []
-        with self.endpoint.errors("read the dead letters"):
+        with self.endpoint.translate_errors("read the dead letters"):
             rows = self._run_query(query, parameters).named_results()
             return [DeadLetter(registration=row.pop("job_id"), **row) for row in rows]
 
-    def rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
+    def read_rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
         """Return the row of each letter, as it was refused."""
         where, parameters = _build_filter(None, None, [letter.id for letter in letters])
         query = f"SELECT id, base64Encode(arrow) FROM {self._quoted_name} FINAL {where}"
-        with self.endpoint.errors("read the dead letters"):
+        with self.endpoint.translate_errors("read the dead letters"):
             arrow_by_id = dict(self._run_query(query, parameters).result_rows)
         return [_from_arrow(base64.b64decode(arrow_by_id[letter.id])) for letter in letters]
 
     def _run_query(self, query: str, parameters: dict[str, Any]) -> QueryResult:
         """Run a query that sees every confirmed letter, whichever replica answers."""
         settings = self.endpoint.read_settings
-        return self.endpoint.client().query(query, parameters=parameters, settings=settings)
+        return self.endpoint.get_client().query(query, parameters=parameters, settings=settings)
 
     def drop(self, letters: Sequence[DeadLetter]) -> None:
         """Delete the letters as they were found; one written since under a later epoch stays."""
@@ -310,8 +310,8 @@ class DeadLetters:
         if not self._has_table():
             return
         # The next reader must not see them, so wait until they are gone.
-        with self.endpoint.errors(f"delete from {self.database}.{TABLE}"):
-            self.endpoint.client().command(
+        with self.endpoint.translate_errors(f"delete from {self.database}.{TABLE}"):
+            self.endpoint.get_client().command(
                 f"ALTER TABLE {self._quoted_name} DELETE WHERE {where} AND epoch <= "
                 f"{{epoch:UInt64}}",
                 parameters=parameters | {"epoch": epoch},
@@ -322,17 +322,17 @@ class DeadLetters:
         query = (
             "SELECT count() FROM system.tables WHERE database = {db:String} AND name = {t:String}"
         )
-        with self.endpoint.errors("look for the dead letters"):
-            result = self.endpoint.client().query(query, {"db": self.database, "t": TABLE})
+        with self.endpoint.translate_errors("look for the dead letters"):
+            result = self.endpoint.get_client().query(query, {"db": self.database, "t": TABLE})
         return bool(result.result_rows[0][0])
 
     def _run_statement(self, statement: str) -> None:
-        with self.endpoint.errors(statement.partition("(")[0].strip()):
-            self.endpoint.client().command(statement)
+        with self.endpoint.translate_errors(statement.partition("(")[0].strip()):
+            self.endpoint.get_client().command(statement)
 
     @property
-    def _barrier(self) -> Gate:
-        return Gate(
+    def _barrier(self) -> TableBarrier:
+        return TableBarrier(
             endpoint=self.endpoint,
             database=self.database,
             table=TABLE,
@@ -360,7 +360,7 @@ def hash_key(row: pa.Table, target: Target) -> str | None:
     return hash_rows(row.select(list(target.identity))) if target.keys else None
 
 
-def as_json(row: pa.Table, target: Target) -> str:
+def to_json(row: pa.Table, target: Target) -> str:
     """Show the row's own columns to a person."""
     selected = row.select(list(target.columns))
     try:
@@ -370,7 +370,7 @@ def as_json(row: pa.Table, target: Target) -> str:
     return json.dumps(values, default=_to_text, ensure_ascii=False)
 
 
-def as_arrow(row: pa.Table) -> bytes:
+def to_arrow(row: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, row.schema) as stream:
         stream.write_table(row)

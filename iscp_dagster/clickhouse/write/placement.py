@@ -14,7 +14,7 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.types.stored import Stored
+from iscp_dagster.clickhouse.types.stored import StoredType
 from iscp_dagster.clickhouse.types.wire import encode_column, find_misfits
 from iscp_dagster.model.declared.sharding import Sharding
 
@@ -33,7 +33,7 @@ class Placement:
     name: str
     """The index's name, for messages."""
     sharding: Sharding
-    stored: Mapping[str, Stored]
+    stored_types: Mapping[str, StoredType]
     """How the columns of the sharding key are kept."""
 
     def select_rows(self, rows: pa.Table) -> pa.Table:
@@ -45,7 +45,7 @@ class Placement:
         numbers = pa.array(
             [n for n in all_rows if n not in unplaceable] if unplaceable else all_rows, pa.int64()
         )
-        chunks = [*self._query_own_rows(rows.select(list(self.stored)), numbers)]
+        chunks = [*self._query_own_rows(rows.select(list(self.stored_types)), numbers)]
         if self.sharding.shard == 0:
             chunks.append(pa.array(sorted(unplaceable), pa.int64()))
         own_rows = pa.chunked_array(chunks, pa.int64()).combine_chunks()
@@ -54,7 +54,7 @@ class Placement:
     def _find_unplaceable(self, rows: pa.Table) -> set[int]:
         """Return the rows whose key has no hash: it cannot be held, or is null."""
         unplaceable = set[int]()
-        for name, stored in self.stored.items():
+        for name, stored in self.stored_types.items():
             unplaceable |= {row for row, _ in find_misfits(rows[name], stored)}
             nulls = rows[name].is_null().to_pylist() if rows[name].null_count else []
             unplaceable |= {row for row, null in enumerate(nulls) if null}
@@ -67,12 +67,12 @@ class Placement:
         placed = keys if len(numbers) == keys.num_rows else keys.take(numbers)
         fit = {
             f"c{n}": encode_column(placed[name], column)
-            for n, (name, column) in enumerate(self.stored.items())
+            for n, (name, column) in enumerate(self.stored_types.items())
         }
-        types = [str(column.type.bare) for column in self.stored.values()]
-        hashed = hash_of(self.sharding, list(fit))
-        with self.endpoint.errors(f"place rows of {self.name}"):
-            result = self.endpoint.client().query_arrow(
+        types = [str(column.type.bare) for column in self.stored_types.values()]
+        hashed = render_hash(self.sharding, list(fit))
+        with self.endpoint.translate_errors(f"place rows of {self.name}"):
+            result = self.endpoint.get_client().query_arrow(
                 f"SELECT {_ROW} FROM {_TABLE} "
                 f"WHERE {hashed} % {{shards:UInt64}} = {{shard:UInt64}} ORDER BY {_ROW}",
                 parameters={"shards": self.sharding.shards, "shard": self.sharding.shard},
@@ -84,7 +84,7 @@ class Placement:
         return list(result[_ROW].chunks)
 
 
-def hash_of(sharding: Sharding, columns: Iterable[str]) -> str:
+def render_hash(sharding: Sharding, columns: Iterable[str]) -> str:
     """Return the hash, before the modulo, by which a Distributed table places a row."""
     called = f"{sharding.hash_function}({', '.join(map(quote_identifier, columns))})"
     function = sharding.function

@@ -68,8 +68,8 @@ def _find_served_keys(
     keys = fit_keys(target, fresh.select(list(target.identity)).drop_null())
     if not keys.num_rows:
         return []
-    with endpoint.errors(f"look for keys in {target.database}.{target.table}"):
-        result = endpoint.client().query(
+    with endpoint.translate_errors(f"look for keys in {target.database}.{target.table}"):
+        result = endpoint.get_client().query(
             _render_query(target),
             parameters={"version": since},
             external_data=_build_key_table(target, keys),
@@ -80,7 +80,11 @@ def _find_served_keys(
 
 def _render_query(target: Target) -> str:
     version, _, deleted = map(quote_identifier, SYSTEM_COLUMNS)
-    live = f"argMax({deleted}, {version}) = 0" if target.index is None else target.index.live()
+    live = (
+        f"argMax({deleted}, {version}) = 0"
+        if target.index is None
+        else target.index.render_live_condition()
+    )
     key = ", ".join(map(quote_identifier, target.identity))
     numbered = ", ".join(f"c{n}" for n, _ in enumerate(target.identity))
     return (

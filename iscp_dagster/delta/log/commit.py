@@ -94,7 +94,7 @@ class Commit:
     in_commit_micros: int | None = None
     operation: str = ""
     changed: Mapping[PartitionValues, Volume] | None = field(default_factory=dict)
-    taken: frozenset[PartitionValues] | None = frozenset()
+    rewritten: frozenset[PartitionValues] | None = frozenset()
     probes: tuple[Probe, ...] = ()
     feed: tuple[FeedFile, ...] | None = ()
     metadata: Metadata | None = None
@@ -125,7 +125,7 @@ def _parse_actions(version: int, content: bytes) -> Commit:
         in_commit_micros=_to_micros(info.get("inCommitTimestamp")),
         operation=str(info.get("operation", "")),
         changed=_sum_volumes(data),
-        taken=_list_taken_partitions(data),
+        rewritten=_list_taken_partitions(data),
         probes=tuple(_list_probes(action for _, action in data[:MAX_PROBES])),
         feed=_list_feed_files(data),
         metadata=next(map(_parse_metadata, actions["metaData"]), None),

@@ -31,7 +31,7 @@ class CommitLog:
     _moments: dict[int, Moment] = field(default_factory=dict, init=False, repr=False)
     """Of the commits in `_commits`."""
 
-    def commit(self, version: int) -> Commit | None:
+    def read_commit(self, version: int) -> Commit | None:
         """What the version did; None when the log no longer holds it."""
         if version not in self._commits:
             content = self.files.read(commit_name(version))
@@ -43,7 +43,7 @@ class CommitLog:
                 self._moments.pop(evicted, None)
         return self._commits[version]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._commits.clear()
         self._moments.clear()
 
@@ -54,11 +54,11 @@ class CommitLog:
         """
         if version in self._moments:
             return self._moments[version]
-        return self.marked(version)[1]
+        return self.read_mark_and_moment(version)[1]
 
-    def marked(self, version: int) -> tuple[FileMark, Moment]:
+    def read_mark_and_moment(self, version: int) -> tuple[FileMark, Moment]:
         """The mark of the commit's file, see `mark`, and the commit's moment."""
-        mark, commit = self.mark(version), self.commit(version)
+        mark, commit = self.mark(version), self.read_commit(version)
         stamped = None if commit is None else commit.in_commit_micros
         micros = self._compute_file_micros(version, mark) if stamped is None else stamped
         moment = Moment(version, micros)

@@ -19,7 +19,7 @@ from iscp_dagster.delta.log.commits import CommitLog, commit_name
 from iscp_dagster.delta.log.facts import (
     VECTORS,
     DataFile,
-    DeltaFacts,
+    SnapshotReader,
     TableFacts,
     TenantSize,
     parse_tenant,
@@ -62,7 +62,7 @@ class DeltaLog:
         default_factory=OrderedDict, init=False, repr=False
     )
     _index: tuple[int, int, _ByTenant] | None = field(default=None, init=False, repr=False)
-    _snapshot_reader: DeltaFacts | None = field(default=None, init=False, repr=False)
+    _snapshot_reader: SnapshotReader | None = field(default=None, init=False, repr=False)
     """Dropped by each `poll`, so that a runner of many tables keeps none of them open."""
     _checked_mark: LogMark | None = field(default=None, init=False, repr=False)
     _checked_at: float = field(default=0.0, init=False, repr=False)
@@ -102,7 +102,7 @@ class DeltaLog:
         """Whether `mark` is still the latest commit; changes nothing."""
         return self._is_mark_valid(mark) and self._is_last(mark.moment.version)
 
-    def latest(self) -> Moment:
+    def get_latest_moment(self) -> Moment:
         """The latest commit; after the first call it costs as much as `poll`, or nothing."""
         age = self.monotonic() - self._polled_at
         if self._mark is not None and not self.files.local and age < LATEST_SECONDS:
@@ -119,11 +119,11 @@ class DeltaLog:
 
     def get_facts(self, version: int | None = None) -> TableFacts:
         """Schema, partition columns, properties and protocol as of `version` (None: the latest)."""
-        target = self.latest().version if version is None else version
+        target = self.get_latest_moment().version if version is None else version
         if target not in self._facts:
-            self._facts[target] = self._derive_facts(target) or self._get_snapshot_reader().at(
+            self._facts[target] = self._derive_facts(
                 target
-            )
+            ) or self._get_snapshot_reader().read_facts(target)
             if len(self._facts) > MAX_FACTS_HELD:
                 self._facts.popitem(last=False)
         return self._facts[target]
@@ -132,7 +132,7 @@ class DeltaLog:
         """The commit's moment. Raises FeedGoneError when the log no longer holds the commit."""
         return self.log.get_moment(version)
 
-    def has(self, moment: Moment) -> bool:
+    def has_moment(self, moment: Moment) -> bool:
         """Whether the log contains the commit of that version and time, as far as it can tell.
 
         False where the log ends before it or has another commit there: it was restored to an
@@ -140,9 +140,9 @@ class DeltaLog:
         """
         if moment.version <= START.version:
             return True
-        if moment.version > self.latest().version:
+        if moment.version > self.get_latest_moment().version:
             return False
-        gone = self.log.commit(moment.version) is None
+        gone = self.log.read_commit(moment.version) is None
         return gone or self.get_moment(moment.version).micros == moment.micros
 
     def has_commit(self, version: int) -> bool:
@@ -152,7 +152,7 @@ class DeltaLog:
     def can_open(self, version: int) -> bool:
         """Whether the log still describes the table as of `version`: its cleanup ends that."""
         try:
-            self._get_snapshot_reader().at(version)
+            self._get_snapshot_reader().read_facts(version)
         except SourceError:
             return False
         return True
@@ -161,14 +161,14 @@ class DeltaLog:
         """Whether the log continues from the mark's commit; True if that was cleaned up since."""
         name = commit_name(mark.moment.version)
         return self._is_mark_valid(mark) or (
-            mark.moment < self.latest() and self.files.mark(name) is None
+            mark.moment < self.get_latest_moment() and self.files.mark(name) is None
         )
 
     def read_commits(self, after: int, upto: int) -> Iterator[Commit | None]:
         """The commits of (after, upto] in order; None for one that the log no longer holds."""
-        return map(self.log.commit, range(after + 1, upto + 1))
+        return map(self.log.read_commit, range(after + 1, upto + 1))
 
-    def changed_tenants(self, after: int, upto: int) -> set[str] | None:
+    def list_changed_tenants(self, after: int, upto: int) -> set[str] | None:
         """The tenants with changed rows in (after, upto]; None when the log does not say.
 
         Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant; rows without
@@ -186,11 +186,11 @@ class DeltaLog:
         """The size of the snapshot's rows without a tenant (`parse_tenant`); None if none."""
         if self.tenant_column is None:
             return None
-        column, at = self.partition_column(version), self.get_facts(version).version
+        column, at = self.get_tenant_column(version), self.get_facts(version).version
         reader = self._get_snapshot_reader()
         return (
             reader.get_tenant_sizes(column, at)[None]
-            if None in reader.tenants(column, at)
+            if None in reader.list_tenants(column, at)
             else None
         )
 
@@ -228,7 +228,7 @@ class DeltaLog:
                 return version
         return None
 
-    def written(
+    def list_written_volumes(
         self, after: int, upto: int, tenants: Collection[str]
     ) -> list[tuple[int, Volume]] | None:
         """(version, bytes and rows) of every change of these tenants; None if unknown."""
@@ -242,11 +242,11 @@ class DeltaLog:
         """Whether these tenants only gained rows in (after, upto]; False where that is unknown."""
         column, lacks_tenant = self._get_physical_tenant(upto), False
         for commit in self.read_commits(after, upto):
-            if commit is None or commit.taken is None:
+            if commit is None or commit.rewritten is None:
                 return False
-            lacks_tenant = lacks_tenant or _has_unnamed_tenant(commit.taken, column)
+            lacks_tenant = lacks_tenant or _has_unnamed_tenant(commit.rewritten, column)
             unsure = lacks_tenant and commit.metadata is not None
-            if unsure or any(_has_rows_of(values, column, tenants) for values in commit.taken):
+            if unsure or any(_has_rows_of(values, column, tenants) for values in commit.rewritten):
                 return False
         return True
 
@@ -255,7 +255,7 @@ class DeltaLog:
 
         Empty for a commit that the log no longer holds.
         """
-        column, commit = self._get_physical_tenant(version), self.log.commit(version)
+        column, commit = self._get_physical_tenant(version), self.log.read_commit(version)
         probes = () if commit is None else commit.probes
         return [(_get_reading_tenant(probe.place, column), probe.path) for probe in probes]
 
@@ -287,17 +287,19 @@ class DeltaLog:
         totals = self._sum_changed_bytes(after, upto) or {}
         return {tenant: size for tenant, size in totals.items() if tenant is not None}
 
-    def tenants(self, version: int | None = None) -> list[str]:
+    def list_tenants(self, version: int | None = None) -> list[str]:
         """All tenants in the snapshot that have a name, sorted."""
         facts = self.get_facts(version)
         if self.tenant_column is None:
             return [DEFAULT_TENANT]
-        tenants = self._get_snapshot_reader().tenants(self.partition_column(version), facts.version)
+        tenants = self._get_snapshot_reader().list_tenants(
+            self.get_tenant_column(version), facts.version
+        )
         return sorted(tenant for tenant in tenants if tenant is not None)
 
     def get_tenant_sizes(self, version: int | None = None) -> dict[str, TenantSize]:
         """Files, bytes and stored rows per tenant of the snapshot."""
-        column = None if self.tenant_column is None else self.partition_column(version)
+        column = None if self.tenant_column is None else self.get_tenant_column(version)
         sizes = self._get_snapshot_reader().get_tenant_sizes(
             column, self.get_facts(version).version
         )
@@ -311,24 +313,24 @@ class DeltaLog:
         files = self._get_snapshot_reader().list_data_files(version, vectors=vectors)
         if self.tenant_column is None:
             return files if DEFAULT_TENANT in tenants else []
-        column = self.partition_column(version)
-        return [file for file in files if file.tenant(column) in tenants]
+        column = self.get_tenant_column(version)
+        return [file for file in files if file.get_tenant(column) in tenants]
 
-    def row_counts(self, version: int, tenants: Collection[str]) -> dict[str, int]:
+    def count_rows(self, version: int, tenants: Collection[str]) -> dict[str, int]:
         """How many rows these tenants have at the version, by the statistics of their files.
 
         Leaves out tenants with a file whose row count, or deleted rows, are unknown.
         """
-        column = None if self.tenant_column is None else self.partition_column(version)
+        column = None if self.tenant_column is None else self.get_tenant_column(version)
         vectors = VECTORS in self.get_facts(version).reader_features
         counts: dict[str, int | None] = dict.fromkeys(tenants, 0)
         for file in self.list_data_files(version, tenants):
-            tenant = DEFAULT_TENANT if column is None else str(file.tenant(column))
+            tenant = DEFAULT_TENANT if column is None else str(file.get_tenant(column))
             total, live = counts[tenant], file.live_rows if vectors else file.rows
             counts[tenant] = None if total is None or live is None else total + live
         return {tenant: count for tenant, count in counts.items() if count is not None}
 
-    def partition_column(self, version: int | None = None) -> str:
+    def get_tenant_column(self, version: int | None = None) -> str:
         """The tenant column. Raises SourceError unless the table is partitioned by it."""
         facts = self.get_facts(version)
         columns, names = facts.metadata.partition_columns, [field.name for field in facts.fields]
@@ -395,7 +397,7 @@ class DeltaLog:
         """The tenant column as commits name it."""
         if self.tenant_column is None:
             return None
-        return self.get_facts(version).get_physical_name(self.partition_column(version))
+        return self.get_facts(version).get_physical_name(self.get_tenant_column(version))
 
     def _derive_facts(self, version: int) -> TableFacts | None:
         """The facts, derived without deltalake from another version's and the commits between."""
@@ -408,7 +410,7 @@ class DeltaLog:
         for commit in self.read_commits(earlier, version):
             if commit is None:
                 return None
-            facts = facts.after(commit)
+            facts = facts.apply_commit(commit)
         return facts
 
     def _derive_earlier_facts(self, version: int) -> TableFacts | None:
@@ -445,12 +447,12 @@ class DeltaLog:
         return self.files.mark(commit_name(version + 1)) is None
 
     def _make_mark(self, version: int) -> LogMark:
-        mark, moment = self.log.marked(version)
+        mark, moment = self.log.read_mark_and_moment(version)
         return LogMark(moment, LogMark.hash_table_id(self.get_table_id(version)), mark.identity)
 
-    def _get_snapshot_reader(self) -> DeltaFacts:
+    def _get_snapshot_reader(self) -> SnapshotReader:
         if self._snapshot_reader is None:
-            self._snapshot_reader = DeltaFacts(self.location, self.options)
+            self._snapshot_reader = SnapshotReader(self.location, self.options)
         return self._snapshot_reader
 
     def _clear_caches(self) -> None:
@@ -458,7 +460,7 @@ class DeltaLog:
         self._index = None
         self._snapshot_reader = None
         self._facts.clear()
-        self.log.forget()
+        self.log.clear()
 
 
 def _has_unnamed_tenant(places: Iterable[PartitionValues], column: str | None) -> bool:

@@ -34,7 +34,7 @@ class TableFacts:
     fields: tuple[DeltaField, ...]
     reader_features: frozenset[str] = frozenset()
 
-    def after(self, commit: Commit) -> TableFacts:
+    def apply_commit(self, commit: Commit) -> TableFacts:
         """The table as the next commit leaves it."""
         metadata = commit.metadata or self.metadata
         features = commit.reader_features
@@ -64,7 +64,7 @@ class TenantSize:
 
 
 @dataclass(frozen=True)
-class Unheld:
+class UnreadableValue:
     """A partition value that only Spark reads correctly, with its text in the log.
 
     A date in a year that Python does not support, or an empty text, which others read as null.
@@ -98,13 +98,13 @@ class DataFile:
             return None
         return self.rows - len(self.deleted) // PLACE_BYTES
 
-    def tenant(self, column: str | None) -> str | None:
+    def get_tenant(self, column: str | None) -> str | None:
         """The tenant, see `parse_tenant`; also None without a tenant column."""
         return None if column is None else _parse_typed_tenant(self.partition[column])
 
 
 @dataclass(frozen=True)
-class DeltaFacts:
+class SnapshotReader:
     """Opens the table at `location` (a path, or a URL with `options` for its store)."""
 
     location: str
@@ -112,7 +112,7 @@ class DeltaFacts:
     _tables: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The last table opened, by its version: opening one takes many requests."""
 
-    def at(self, version: int | None = None) -> TableFacts:
+    def read_facts(self, version: int | None = None) -> TableFacts:
         """The table as of `version` (None: the latest). Raises SourceError when it is not there."""
         with wrap_store_errors(self.location):
             table = self._open_table(version)
@@ -130,7 +130,7 @@ class DeltaFacts:
             reader_features=frozenset(protocol.reader_features or ()),
         )
 
-    def tenants(self, column: str, version: int | None = None) -> set[str | None]:
+    def list_tenants(self, column: str, version: int | None = None) -> set[str | None]:
         """The tenants of the snapshot, see `parse_tenant`."""
         with wrap_store_errors(self.location):
             partitions = self._open_table(version).partitions()
@@ -164,7 +164,7 @@ class DeltaFacts:
         """Per tenant (one entry None without a tenant column): files, bytes, stored rows."""
         grouped: dict[str | None, list[DataFile]] = defaultdict(list)
         for file in self.list_data_files(version):
-            grouped[file.tenant(column)].append(file)
+            grouped[file.get_tenant(column)].append(file)
         return {tenant: _sum_sizes(files) for tenant, files in grouped.items()}
 
     def _open_table(self, version: int | None = None) -> Any:
@@ -191,7 +191,7 @@ def _read_partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
         return partitions
     texts = (partition.items() for partition in table.partitions())
     replacements = dict.fromkeys(
-        (name for items in texts for name, text in items if text == ""), Unheld("")
+        (name for items in texts for name, text in items if text == ""), UnreadableValue("")
     )
     return [
         {
@@ -218,7 +218,9 @@ def _to_python(scalar: Any) -> Any:
         return scalar.as_py()
     except (ValueError, OverflowError):
         text = str(scalar.cast(pa.string())) if pa.types.is_date(scalar.type) else ""
-        return Unheld(f"+{text}" if len(text) > len("9999-12-31") and text[0] != "-" else text)
+        return UnreadableValue(
+            f"+{text}" if len(text) > len("9999-12-31") and text[0] != "-" else text
+        )
 
 
 def _read_deleted_rows(table: Any) -> dict[str, Places] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster.delta.log.files import LOG_FOLDER, PATIENCE, log_files, to_local_path
-from iscp_dagster.delta.log.unreadable import reason, translate_store_error
+from iscp_dagster.delta.log.unreadable import summarize_error, translate_store_error
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
@@ -61,7 +61,8 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
         checkpoint = "a checkpoint" if hint is None else f"checkpoint {hint}"
         raise SourceError(
             f"No Delta table can be opened at {location}: its {HINT} names {checkpoint}, which is "
-            f"missing ({reason(error)}). Delete that file: readers then look for the checkpoints "
+            f"missing ({summarize_error(error)}). Delete that file: readers then look for the "
+            "checkpoints "
             "that exist."
         ) from error
     return table
@@ -89,7 +90,7 @@ def _translate_error(location: str, version: int | None, error: Exception) -> Is
         )
     at_version = "" if version is None else f" at version {version}"
     return SourceError(
-        f"No Delta table can be opened at {location}{at_version}: {reason(error)}. "
+        f"No Delta table can be opened at {location}{at_version}: {summarize_error(error)}. "
         "Correct the path of the source table, or create and fill the table first."
     )
 

@@ -9,6 +9,6 @@ from iscp_dagster.model.errors import SourceError, UnavailableError
 def find_tenants(log: DeltaLog) -> frozenset[str] | None:
     """The tenants at the latest version; None where the table cannot be read."""
     try:
-        return frozenset(log.tenants())
+        return frozenset(log.list_tenants())
     except (SourceError, UnavailableError):
         return None

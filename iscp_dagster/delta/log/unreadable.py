@@ -51,7 +51,7 @@ def catch_panics() -> Iterator[None]:
 
 def translate_store_error(location: str, error: Exception) -> IscpError:
     """The project's error, with the same text for the same cause, so that it is reported once."""
-    place, cause = QUERY.sub("", location), reason(error)
+    place, cause = QUERY.sub("", location), summarize_error(error)
     if isinstance(error, OSError) or STORE_FAILED.search(str(error)):
         return UnavailableError(
             f"{place} cannot be read now: {cause}. It is retried automatically; check that its "
@@ -69,7 +69,7 @@ def translate_data_error(location: str, error: Exception) -> IscpError:
     return UnreadableError(str(translated))
 
 
-def reason(error: Exception) -> str:
+def summarize_error(error: Exception) -> str:
     """The error's text on one line, without the requests that were made."""
     text = COLOUR.sub("", str(error)).partition("\n   0:")[0]
     text = text.removeprefix("Kernel error -> ")

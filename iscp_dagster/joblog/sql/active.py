@@ -16,7 +16,7 @@ from iscp_dagster.joblog.sql.statements import split_for_statements, to_key_colu
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START, Moment
-from sql_transactions.given import escape_nul, given, insert_into
+from sql_transactions.given import build_rows_table, escape_nul, insert_into
 
 ISCP_ACTIVE_SETS = sa.Table(
     "iscp_active_sets",
@@ -91,7 +91,7 @@ def read_active_keys(
     by_digest = {_compute_digest(key): key for key in candidates}
     active: set[str] = set()
     for portion in split_for_statements(sorted(by_digest)):
-        digests = given(
+        digests = build_rows_table(
             connection.dialect, [_ROWS.digest], [{"digest": digest} for digest in portion]
         )
         query = sa.select(_ROWS.digest).where(*_match_job(ISCP_ACTIVE, job))
@@ -99,23 +99,23 @@ def read_active_keys(
     return frozenset(by_digest[digest] for digest in active)
 
 
-def keep(
+def store_active_set(
     connection: sa.Connection,
     job: JobKey,
     active_set: ActiveSet,
     *,
     added: Collection[str] = (),
     removed: Collection[str] = (),
-    anew: bool = False,
+    replace_all: bool = False,
 ) -> None:
     """Store the job's set, and change its active rows; with `anew`, `added` replaces all of them.
 
     `active_set.number` is the caller's count after the change. Idempotent.
     """
-    if anew:
+    if replace_all:
         connection.execute(sa.delete(ISCP_ACTIVE).where(*_match_job(ISCP_ACTIVE, job)))
     for portion in split_for_statements(sorted(removed)):
-        digests = given(
+        digests = build_rows_table(
             connection.dialect,
             [_ROWS.digest],
             [{"digest": _compute_digest(key)} for key in portion],
@@ -128,10 +128,10 @@ def keep(
             for key in portion
         ]
         _upsert_rows(connection, ISCP_ACTIVE, rows)
-    keep_sets(connection, {job: active_set})
+    store_active_sets(connection, {job: active_set})
 
 
-def keep_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
+def store_active_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
     """Store the sets of jobs whose active rows did not change. Idempotent."""
     for portion in split_for_statements(sorted(sets)):
         _upsert_rows(
@@ -141,7 +141,7 @@ def keep_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> No
         )
 
 
-def forget(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> None:
+def delete_active_sets(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> None:
     """Delete the sets and rows of these registrations, unless another registration has them now."""
     sets = read_active_sets(connection, registrations)
     unclaimed = [
@@ -175,7 +175,7 @@ def _match_jobs(
     connection: sa.Connection, table: sa.Table, jobs: Iterable[JobKey]
 ) -> sa.ColumnElement[bool]:
     key = [table.c.tenant, table.c.table_id, table.c.job_name]
-    keys = given(connection.dialect, key, map(to_key_columns, jobs))
+    keys = build_rows_table(connection.dialect, key, map(to_key_columns, jobs))
     return sa.tuple_(*key).in_(sa.select(keys))
 
 
@@ -183,7 +183,7 @@ def _upsert_rows(connection: sa.Connection, table: sa.Table, rows: list[dict[str
     """Insert the rows, or overwrite rows with the same key."""
     columns = [table.c[name] for name in rows[0]]
     # SQLite accepts `ON CONFLICT` after a SELECT only behind a WHERE.
-    query = sa.select(given(connection.dialect, columns, rows)).where(sa.true())
+    query = sa.select(build_rows_table(connection.dialect, columns, rows)).where(sa.true())
     insert = insert_into(connection.dialect, table).from_select(list(rows[0]), query)
     key = [column.key for column in table.primary_key]
     rest = {name: insert.excluded[name] for name in rows[0] if name not in key}

@@ -6,19 +6,21 @@ import sqlalchemy as sa
 
 import sql_transactions.engine
 from iscp_dagster.model.errors import ConfigError, UnavailableError
-from iscp_dagster.model.imports import need
+from iscp_dagster.model.imports import require_extra
 from iscp_dagster.model.variables import LOG_URL, STATE_STORE
-from sql_transactions.engine import Role
+from sql_transactions.engine import DatabaseRole
 
 ENSURE_LOCK = 0x15C9_106
 """The PostgreSQL advisory lock that `ensure` takes; an arbitrary constant."""
 
 _ERRORS = {"invalid": ConfigError, "unavailable": UnavailableError}
-LOG = Role(name="ISCP log", setting=LOG_URL, **_ERRORS)
-STATES = Role(name="state store", setting=STATE_STORE, **_ERRORS)
+LOG = DatabaseRole(name="ISCP log", setting=LOG_URL, **_ERRORS)
+STATES = DatabaseRole(name="state store", setting=STATE_STORE, **_ERRORS)
 
 
-def open_engine(url: str | sa.URL, role: Role = LOG, *, kept: bool = False) -> sa.Engine:
+def open_engine(
+    url: str | sa.URL, role: DatabaseRole = LOG, *, keep_open: bool = False
+) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
     With `kept` a connection stays open between transactions; not for processes that fork.
@@ -28,5 +30,5 @@ def open_engine(url: str | sa.URL, role: Role = LOG, *, kept: bool = False) -> s
     """
     parsed = sql_transactions.engine.parse_url(url, role)
     if parsed.get_backend_name() == "postgresql":
-        need("postgres", f"the {role.name} on PostgreSQL")
-    return sql_transactions.engine.open_engine(parsed, role, kept=kept)
+        require_extra("postgres", f"the {role.name} on PostgreSQL")
+    return sql_transactions.engine.open_engine(parsed, role, keep_open=keep_open)

@@ -13,7 +13,7 @@ from iscp_dagster.model.batch import Phase, Range
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from sql_transactions.given import given
+from sql_transactions.given import build_rows_table
 
 _FLUSHED = "iscp_flushed"
 _SINCE = sa.column("since", sa.BigInteger)
@@ -36,7 +36,7 @@ def flush(connection: sa.Connection, moves: Sequence[tuple[JobKey, Range]]) -> i
         }
         for key, range_ in moves
     ]
-    moving = given(connection.dialect, [*KEY, _SINCE, _TO, _TO_VERSION], rows)
+    moving = build_rows_table(connection.dialect, [*KEY, _SINCE, _TO, _TO_VERSION], rows)
     idle = sa.and_(
         *(column == moving.c[column.key] for column in KEY),
         COLUMNS.watermark_version == moving.c.since,

@@ -16,7 +16,7 @@ Now = sa.ColumnElement[float]
 NOW: Now = Seconds()
 
 
-def keep(connection: sa.Connection, names: Iterable[str], seconds: float, now: Now) -> None:
+def renew_leases(connection: sa.Connection, names: Iterable[str], seconds: float, now: Now) -> None:
     """Create or renew leases with these names, for `seconds` from now."""
     # Sorted, so that two callers cannot deadlock.
     rows = [{"name": name, "owner": ""} for name in sorted(set(names))]
@@ -72,6 +72,6 @@ def read_lease_expiry(
     return expiry
 
 
-def forget(connection: sa.Connection, age: float, now: Now) -> int:
+def delete_expired_leases(connection: sa.Connection, age: float, now: Now) -> int:
     """Delete leases that expired more than `age` seconds ago; returns how many."""
     return connection.execute(sa.delete(ISCP_LEASES).where(LEASES.until < now - age)).rowcount

@@ -14,12 +14,18 @@ import sqlalchemy as sa
 from iscp_dagster.joblog import iterations, lifecycle
 from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entry
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
-from iscp_dagster.joblog.protocol import Interruption, Touched
-from iscp_dagster.joblog.sharing import check_alone, joined
+from iscp_dagster.joblog.protocol import ChangedTenants, Interruption
+from iscp_dagster.joblog.sharing import check_shared_consumer, fit_spec
 from iscp_dagster.joblog.sql import active, leases
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, LOG, open_engine
 from iscp_dagster.joblog.sql.flush import flush
-from iscp_dagster.joblog.sql.past import history, prune, read_run_tenants, touched, usage
+from iscp_dagster.joblog.sql.past import (
+    prune,
+    read_changed_tenants,
+    read_history,
+    read_run_tenants,
+    read_usage,
+)
 from iscp_dagster.joblog.sql.standing import (
     delete_standing,
     insert_standing,
@@ -31,16 +37,16 @@ from iscp_dagster.joblog.sql.statements import (
     IS_ACTIVE,
     KEY,
     LIVE,
-    equal,
+    add_entries,
+    find_latest_job,
     insert_unless_live,
     is_one_of,
-    latest,
     lock,
     lock_jobs,
+    lock_names,
     match_name,
-    remember,
+    match_value,
     split_for_statements,
-    take_turns,
     write_back,
 )
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
@@ -52,13 +58,13 @@ from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
-from sql_transactions.engine import prepare, render_url, transaction, translate_errors
+from sql_transactions.engine import begin_transaction, prepare_engine, render_url, translate_errors
 from sql_transactions.tables import ensure_tables, find_missing_column
 
-Step = TypeVar("Step", bound="iterations.Done | iterations.Failed")
+Step = TypeVar("Step", bound="iterations.WrittenStep | iterations.FailedStep")
 Outcomes = TypeVar("Outcomes")
 
-FORGOTTEN = 86_400.0
+LEASE_RETENTION_SECONDS = 86_400.0
 """Seconds after which an expired lease is deleted."""
 
 
@@ -79,19 +85,19 @@ class SqlLog:
         *,
         clock: Clock = get_utc_now,
         new_id: NewId = make_id,
-        who: str = "",
+        actor: str = "",
         leases: Leases = DEFAULT_LEASES,
         lease_clock: Callable[[], float] | None = None,
     ) -> None:
-        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at), LOG)
+        self.engine = prepare_engine(at if isinstance(at, sa.Engine) else open_engine(at), LOG)
         self.leases = leases
         """How long leases last."""
         self._clock = clock
         self._new_id = new_id
-        self._who = who
+        self._actor = actor
         self._lease_clock = lease_clock
 
-    def within(self, connection: sa.Connection) -> SqlLog:
+    def bind(self, connection: sa.Connection) -> SqlLog:
         """The log, with every method in the caller's transaction.
 
         The connection must be to the log's database; on SQLite, from `engine`. Others see nothing
@@ -99,13 +105,13 @@ class SqlLog:
         """
         return _BoundLog(self, connection)
 
-    def writing(self) -> AbstractContextManager[sa.Connection]:
+    def begin_write(self) -> AbstractContextManager[sa.Connection]:
         """A transaction in the log's database, for `within`; an error rolls it back."""
-        return transaction(self.engine, writes=True)
+        return begin_transaction(self.engine, writes=True)
 
     def begin_read(self) -> AbstractContextManager[sa.Connection]:
         """A transaction that only reads."""
-        return transaction(self.engine, writes=False)
+        return begin_transaction(self.engine, writes=False)
 
     def ensure(self) -> None:
         """Create the log's tables. Idempotent, and safe from several processes at once."""
@@ -148,7 +154,7 @@ class SqlLog:
         if not new_jobs:
             return 0
         with self._begin_transaction(writes=True) as connection:
-            take_turns(connection, [row.name for row in new_jobs])
+            lock_names(connection, [row.name for row in new_jobs])
             standing = {} if revive else read_standing_specs(connection)
             new_jobs = [replace(row, spec=standing.get(row.name, row.spec)) for row in new_jobs]
             return self._register_jobs(connection, new_jobs, revive=revive, adopt=adopt)
@@ -159,9 +165,9 @@ class SqlLog:
         Without `table_id`, on every table that had that name (also one since recreated). With
         `tenant` None, drop every tenant's job, and end the standing registration of that name.
         """
-        where = (*match_name(tenant, name), *equal(COLUMNS.table_id, table_id))
+        where = (*match_name(tenant, name), *match_value(COLUMNS.table_id, table_id))
         with self._begin_transaction(writes=True) as connection:
-            take_turns(connection, [name])
+            lock_names(connection, [name])
             ended = tenant is None and delete_standing(connection, name)
             return bool(self._update_matching(connection, where, lifecycle.unregister_job)) or ended
 
@@ -184,13 +190,18 @@ class SqlLog:
         """
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
-            take_turns(connection, [name])
+            lock_names(connection, [name])
             spec = read_standing_specs(connection).get(name, declared) if tenant is None else None
             rows = lock(connection, (*match_name(tenant, name), LIVE))
             if not rows and spec is None:
                 return None
             for job in rows.values() if tenant is not None else []:
-                check_alone(name, change, job, latest(connection, name, but=job.key.tenant))
+                check_shared_consumer(
+                    name,
+                    change,
+                    job,
+                    find_latest_job(connection, name, except_tenant=job.key.tenant),
+                )
             new_spec = spec and change.apply_to(spec)
             if new_spec is not None and new_spec != spec:
                 put_standing(connection, name, new_spec, now)
@@ -231,8 +242,8 @@ class SqlLog:
         """
         jobs = list(rows)
         with self._begin_transaction(writes=True) as connection:
-            take_turns(connection, [name])
-            standing = joined(name, spec, latest(connection, name), adopt=False)
+            lock_names(connection, [name])
+            standing = fit_spec(name, spec, find_latest_job(connection, name), adopt=False)
             created = insert_standing(connection, name, standing, self._clock())
             return self._register_jobs(connection, jobs, revive=True, adopt=False) > 0 or created
 
@@ -241,7 +252,7 @@ class SqlLog:
         with self._begin_transaction(writes=False) as connection:
             return read_standing_specs(connection)
 
-    def jobs(
+    def list_jobs(
         self,
         *,
         table_id: str | None = None,
@@ -253,9 +264,9 @@ class SqlLog:
     ) -> list[Job]:
         """The rows that match, ordered by key; None matches all."""
         query = sa.select(ISCP_LOG).where(
-            *equal(COLUMNS.table_id, table_id),
-            *equal(COLUMNS.tenant, tenant),
-            *equal(COLUMNS.job_state, state),
+            *match_value(COLUMNS.table_id, table_id),
+            *match_value(COLUMNS.tenant, tenant),
+            *match_value(COLUMNS.job_state, state),
             *(() if name is None else match_name(None, name)),
             *(() if include_dropped else (LIVE,)),
         )
@@ -268,7 +279,7 @@ class SqlLog:
                 jobs += [from_row(row) for row in connection.execute(statement)]
         return sorted(jobs, key=lambda job: job.key)
 
-    def job(self, key: JobKey) -> Job | None:
+    def find_job(self, key: JobKey) -> Job | None:
         """The live job; None if there is none."""
         query = sa.select(ISCP_LOG).where(is_one_of(self.engine.dialect, [key]), LIVE)
         with self._begin_transaction(writes=False) as connection:
@@ -295,7 +306,7 @@ class SqlLog:
         """How many live jobs are in each state, 0 included."""
         query = (
             sa.select(COLUMNS.job_state, sa.func.count())
-            .where(LIVE, *equal(COLUMNS.table_id, table_id))
+            .where(LIVE, *match_value(COLUMNS.table_id, table_id))
             .group_by(COLUMNS.job_state)
         )
         with self._begin_transaction(writes=False) as connection:
@@ -314,10 +325,10 @@ class SqlLog:
             changed, errors = lifecycle.enqueue_jobs(rows, iteration, run_id, now)
             write_back(connection, rows, changed, entry_of=self._make_entry)
             if changed:
-                leases.keep(connection, [run_id], self.leases.queued, self._get_now())
+                leases.renew_leases(connection, [run_id], self.leases.queued, self._get_now())
             return errors
 
-    def queued(self, run_id: str) -> tuple[iterations.Iteration, ...]:
+    def list_queued(self, run_id: str) -> tuple[iterations.Iteration, ...]:
         """The iterations that still wait for `run_id`, ordered by start version.
 
         That is the enqueued one, without the jobs that others took since. Jobs that must be rebuilt
@@ -364,11 +375,11 @@ class SqlLog:
                 for key in iteration.jobs
             ]
             write_back(connection, rows, [job for job, _ in claimed], entry_of=self._make_entry)
-            leases.keep(connection, [run_id], self.leases.run, self._get_now())
+            leases.renew_leases(connection, [run_id], self.leases.run, self._get_now())
         return tuple(claim for _, claim in claimed)
 
     def advance(
-        self, steps: Collection[iterations.Done]
+        self, steps: Collection[iterations.WrittenStep]
     ) -> Mapping[JobKey, iterations.Claim | FenceError]:
         """Confirm that the claims' steps are written: move watermarks, record next steps BEFORE.
 
@@ -377,7 +388,7 @@ class SqlLog:
         """
         return self._update_claimed(steps, lifecycle.advance_jobs)
 
-    def complete(self, steps: Collection[iterations.Done]) -> Mapping[JobKey, FenceError]:
+    def complete(self, steps: Collection[iterations.WrittenStep]) -> Mapping[JobKey, FenceError]:
         """Confirm that the claims' last steps are written: AFTER, watermark, end, completed.
 
         Returns only the jobs that were taken. Raises BatchError, and changes nothing, for a claim
@@ -385,10 +396,10 @@ class SqlLog:
         """
         now = self._clock()
         return self._update_claimed(
-            steps, lambda rows, done: lifecycle.end_jobs(rows, done, lifecycle.completed, now)
+            steps, lambda rows, done: lifecycle.end_jobs(rows, done, lifecycle.complete_job, now)
         )
 
-    def fail(self, steps: Collection[iterations.Failed]) -> Mapping[JobKey, FenceError]:
+    def fail(self, steps: Collection[iterations.FailedStep]) -> Mapping[JobKey, FenceError]:
         """Record code and message; batches stay BEFORE, watermarks stay. Returns like `complete`.
 
         Code 1-9999: completed, to be planned again; 10000 and above: error.
@@ -399,19 +410,19 @@ class SqlLog:
         )
 
     def cancel(
-        self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
+        self, keys: Iterable[JobKey], *, expected_seqs: Mapping[JobKey, int] | None = None
     ) -> tuple[JobKey, ...]:
         """Cancel jobs that are pending or running; returns them. Idempotent.
 
         With `seen`, only jobs whose rows still have the `seq` that the caller saw.
         """
-        return self._update_jobs(keys, lifecycle.canceled, IS_ACTIVE, seen=seen)
+        return self._update_jobs(keys, lifecycle.cancel_job, IS_ACTIVE, expected_seqs=expected_seqs)
 
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """Fail the jobs pending for `run_id` before they could be claimed; returns them."""
 
         def refuse_job(job: Job, now: datetime) -> Job:
-            return lifecycle.refused(job, code, message, now)
+            return lifecycle.refuse_job(job, code, message, now)
 
         with self._begin_transaction(writes=True) as connection:
             return tuple(self._update_matching(connection, _match_queued(run_id), refuse_job))
@@ -419,7 +430,7 @@ class SqlLog:
     def list_active_runs(self, state: JobState | None = None) -> frozenset[str]:
         """The run ids of pending and running jobs, or of jobs in one of the two states."""
         query = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
-        query = query.where(*equal(COLUMNS.job_state, state))
+        query = query.where(*match_value(COLUMNS.job_state, state))
         with self._begin_transaction(writes=False) as connection:
             return frozenset(run for run in connection.scalars(query) if run is not None)
 
@@ -447,7 +458,7 @@ class SqlLog:
             with self._begin_transaction(writes=True) as connection:
                 locked = leases.lock_unleased_jobs(connection, portion, self._get_now())
                 rows = {job.key: job for job in locked}
-                released = [lifecycle.lost(job, now) for job in rows.values()]
+                released = [lifecycle.expire_job(job, now) for job in rows.values()]
                 write_back(connection, rows, released, entry_of=self._make_entry)
             reclaimed += rows
         return tuple(sorted(reclaimed))
@@ -457,11 +468,11 @@ class SqlLog:
         with self._begin_transaction(writes=False) as connection:
             return leases.find_unleased_runs(connection, self._get_now())
 
-    def keep(self, names: Collection[str], seconds: float) -> None:
+    def renew_leases(self, names: Collection[str], seconds: float) -> None:
         """Create or renew leases with these names, for `seconds` from now."""
         if names:
             with self._begin_transaction(writes=True) as connection:
-                leases.keep(connection, names, seconds, self._get_now())
+                leases.renew_leases(connection, names, seconds, self._get_now())
 
     def take(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
         """Take or renew leases for `owner`; returns the names that no other owner holds."""
@@ -474,7 +485,7 @@ class SqlLog:
         """The names whose lease has expired. A name without one gets one of `unseen` seconds."""
         with self._begin_transaction(writes=False) as connection:
             expiry = leases.read_lease_expiry(connection, names, self._get_now())
-        self.keep(set(names) - expiry.keys(), unseen)
+        self.renew_leases(set(names) - expiry.keys(), unseen)
         return frozenset(name for name, expired in expiry.items() if expired)
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
@@ -507,7 +518,7 @@ class SqlLog:
         """
         of_table = (COLUMNS.table_id == table_id, LIVE)
         with self._begin_transaction(writes=True) as connection:
-            take_turns(connection, _read_names(connection, of_table))
+            lock_names(connection, _read_names(connection, of_table))
             jobs = lock(connection, of_table)
             rows = lifecycle.migrate_jobs(jobs.values(), to)
             existing = lock_jobs(connection, [row.key for row in rows]).items()
@@ -552,7 +563,7 @@ class SqlLog:
         with self._begin_transaction(writes=False) as connection:
             return tuple(sorted(map(Moment.parse, connection.scalars(query))))
 
-    def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+    def list_tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         """The tenants with a live job of the table, or with one at a version before `behind`."""
         query = sa.select(COLUMNS.tenant).distinct().where(COLUMNS.table_id == table_id, LIVE)
         if behind is not None:
@@ -584,7 +595,7 @@ class SqlLog:
                 table_names |= {(db, table) for db, table in connection.execute(statement)}
         return frozenset(table_names)
 
-    def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+    def list_registered(self, table_id: str) -> frozenset[tuple[str, str]]:
         """The (tenant, job name) of every row of the table, including dropped ones."""
         query = sa.select(COLUMNS.tenant, COLUMNS.job_name)
         with self._begin_transaction(writes=False) as connection:
@@ -602,14 +613,14 @@ class SqlLog:
         with self._begin_transaction(writes=False) as connection:
             return frozenset(connection.scalars(query))
 
-    def touched(self, since: Bookmark | None) -> Touched:
+    def read_changed_tenants(self, since: Bookmark | None) -> ChangedTenants:
         """The jobs with history entries since a bookmark from an earlier call.
 
         No transaction is missed, whenever it commits and whatever clocks say; some are reported
         twice. None returns only a bookmark.
         """
         with self._begin_transaction(writes=False) as connection:
-            return touched(connection, since)
+            return read_changed_tenants(connection, since)
 
     def flush(self, moves: Mapping[JobKey, Range]) -> int:
         """Move idle jobs over ranges in which their tenants' data did not change.
@@ -622,13 +633,13 @@ class SqlLog:
         with self._begin_transaction(writes=True) as connection:
             return sum(flush(connection, portion) for portion in split_for_statements(ordered))
 
-    def dropped(self, before: datetime) -> list[Job]:
+    def list_dropped(self, before: datetime) -> list[Job]:
         """The rows dropped before that time, ordered by key."""
         query = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
             return [from_row(row) for row in connection.execute(query)]
 
-    def forget(self, jobs: Iterable[Job]) -> int:
+    def delete_dropped(self, jobs: Iterable[Job]) -> int:
         """Delete the rows that are still dropped; returns how many."""
         return self._execute_on_dropped(sa.delete(ISCP_LOG), list(jobs))
 
@@ -637,7 +648,7 @@ class SqlLog:
         statement = sa.update(ISCP_LOG).values(collected_at=self._clock())
         return self._execute_on_dropped(statement, list(jobs))
 
-    def history(
+    def read_history(
         self,
         *,
         tenant: str | None = None,
@@ -647,14 +658,14 @@ class SqlLog:
     ) -> list[HistoryEntry]:
         """The newest entries, at most `most`, oldest first."""
         with self._begin_transaction(writes=False) as connection:
-            return history(connection, tenant, name, since, most)
+            return read_history(connection, tenant, name, since, most)
 
-    def usage(
+    def read_usage(
         self, since: datetime | None = None, *, tenant: str | None = None, table: str | None = None
     ) -> list[Usage]:
         """What jobs used since then, ordered by tenant and job; `table` is `database.table`."""
         with self._begin_transaction(writes=False) as connection:
-            return usage(connection, since, tenant, table)
+            return read_usage(connection, since, tenant, table)
 
     def prune(self, before: datetime) -> int:
         """Delete history entries older than `before`, and old leases; returns how many entries.
@@ -662,11 +673,11 @@ class SqlLog:
         The newest entry stays: bookmarks refer to it.
         """
         with self._begin_transaction(writes=True) as connection:
-            leases.forget(connection, FORGOTTEN, self._get_now())
+            leases.delete_expired_leases(connection, LEASE_RETENTION_SECONDS, self._get_now())
             return prune(connection, before)
 
     def _begin_transaction(self, *, writes: bool) -> AbstractContextManager[sa.Connection]:
-        return transaction(self.engine, writes=writes)
+        return begin_transaction(self.engine, writes=writes)
 
     def _get_now(self) -> leases.Now:
         return leases.NOW if self._lease_clock is None else sa.literal(self._lease_clock())
@@ -683,10 +694,10 @@ class SqlLog:
         if not rows:
             return 0
         by_key = {row.key: row for row in reversed(rows)}
-        existing = {name: latest(connection, name) for name in {row.name for row in rows}}
+        existing = {name: find_latest_job(connection, name) for name in {row.name for row in rows}}
 
         def fit_row(row: NewJob, *, adopt: bool) -> NewJob:
-            spec = joined(row.name, row.spec, existing[row.name], adopt=adopt)
+            spec = fit_spec(row.name, row.spec, existing[row.name], adopt=adopt)
             return replace(row, spec=spec)
 
         # Sorted, so that two callers cannot deadlock.
@@ -700,14 +711,14 @@ class SqlLog:
         for key in created:
             # An existing row is unchanged; only new ones must fit.
             fit_row(by_key[key], adopt=adopt)
-        remember(connection, [self._make_entry(None, new_jobs[key]) for key in created])
+        add_entries(connection, [self._make_entry(None, new_jobs[key]) for key in created])
         return len(created)
 
     def _make_job(self, row: NewJob) -> Job:
-        return lifecycle.registered(row, registration=self._new_id(), seq=0, now=self._clock())
+        return lifecycle.register_job(row, registration=self._new_id(), seq=0, now=self._clock())
 
     def _make_entry(self, before: Job | None, after: Job) -> HistoryEntry | None:
-        return make_entry(before, after, at=self._clock(), who=self._who)
+        return make_entry(before, after, at=self._clock(), actor=self._actor)
 
     def _execute_on_dropped(self, statement: sa.Delete | sa.Update, jobs: Sequence[Job]) -> int:
         """Execute the statement on rows that are still dropped; returns how many.
@@ -721,7 +732,7 @@ class SqlLog:
             return 0
         same_key = (column == sa.bindparam(f"at_{column.key}") for column in key_columns)
         with self._begin_transaction(writes=True) as connection:
-            active.forget(connection, {job.key: job.registration for job in jobs})
+            active.delete_active_sets(connection, {job.key: job.registration for job in jobs})
             return connection.execute(statement.where(*same_key, ~LIVE), values).rowcount
 
     def _update_matching(
@@ -729,12 +740,12 @@ class SqlLog:
         connection: sa.Connection,
         where: Sequence[sa.ColumnElement[bool]],
         change: Callable[[Job, datetime], Job],
-        seen: Mapping[JobKey, int] | None = None,
+        expected_seqs: Mapping[JobKey, int] | None = None,
     ) -> list[JobKey]:
         now = self._clock()
         rows = lock(connection, (*where, LIVE))
-        if seen is not None:
-            rows = {key: job for key, job in rows.items() if job.seq == seen.get(key)}
+        if expected_seqs is not None:
+            rows = {key: job for key, job in rows.items() if job.seq == expected_seqs.get(key)}
         changed = [change(job, now) for job in rows.values()]
         write_back(connection, rows, changed, entry_of=self._make_entry)
         return list(rows)
@@ -744,13 +755,13 @@ class SqlLog:
         keys: Iterable[JobKey],
         change: Callable[[Job, datetime], Job],
         *where: sa.ColumnElement[bool],
-        seen: Mapping[JobKey, int] | None = None,
+        expected_seqs: Mapping[JobKey, int] | None = None,
     ) -> tuple[JobKey, ...]:
         changed: list[JobKey] = []
         with self._begin_transaction(writes=True) as connection:
             for portion in split_for_statements(sorted(set(keys))):
                 conditions = (is_one_of(connection.dialect, portion), *where)
-                changed += self._update_matching(connection, conditions, change, seen)
+                changed += self._update_matching(connection, conditions, change, expected_seqs)
         return tuple(sorted(changed))
 
     def _update_claimed(

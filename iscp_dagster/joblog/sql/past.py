@@ -8,8 +8,8 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from iscp_dagster.joblog.history import CUTS, ENDS, Bookmark, HistoryEntry, Usage
-from iscp_dagster.joblog.protocol import Touched
-from iscp_dagster.joblog.sql.statements import equal
+from iscp_dagster.joblog.protocol import ChangedTenants
+from iscp_dagster.joblog.sql.statements import match_value
 from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, from_entry_row
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import Event, JobState
@@ -18,7 +18,7 @@ EVENTS = ISCP_LOG_EVENTS.c
 _JOB = (EVENTS.tenant, EVENTS.db_name, EVENTS.table_name, EVENTS.job_name)
 
 
-def history(
+def read_history(
     connection: sa.Connection,
     tenant: str | None,
     name: JobID | None,
@@ -26,7 +26,9 @@ def history(
     most: int,
 ) -> list[HistoryEntry]:
     """The newest `most` entries that match, oldest first."""
-    query = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.tenant, tenant), *_match_since(since))
+    query = sa.select(ISCP_LOG_EVENTS).where(
+        *match_value(EVENTS.tenant, tenant), *_match_since(since)
+    )
     if name is not None:
         query = query.where(
             EVENTS.db_name == name.db, EVENTS.table_name == name.table, EVENTS.job_name == name.job
@@ -41,7 +43,7 @@ def read_run_tenants(connection: sa.Connection, names: Collection[str]) -> list[
     return list(connection.scalars(query))
 
 
-def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:
+def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> ChangedTenants:
     """The (table id, tenant) of jobs with history entries since the bookmark.
 
     On PostgreSQL a place is the oldest open transaction: entries of older transactions are visible,
@@ -51,12 +53,12 @@ def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:
     # Read the place first: entries written between the statements are read twice, not missed.
     upto = _read_bookmark(connection)
     if since is None:
-        return Touched(upto=upto)
+        return ChangedTenants(upto=upto)
     ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
     query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.place)
     tenants = frozenset(map(tuple, connection.execute(query)))
     complete = since.place <= upto.place and _read_sign(connection, since.number) == since.sign
-    return Touched(upto=upto, tenants=tenants, whole=complete)
+    return ChangedTenants(upto=upto, tenants=tenants, complete=complete)
 
 
 def _read_bookmark(connection: sa.Connection) -> Bookmark:
@@ -79,7 +81,7 @@ def _is_postgres(connection: sa.Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 
-def usage(
+def read_usage(
     connection: sa.Connection, since: datetime | None, tenant: str | None, table: str | None
 ) -> list[Usage]:
     """What ended iterations used, by tenant and job; `table` is `database.table`, None for all."""
@@ -100,8 +102,8 @@ def usage(
                 for column in (EVENTS.inserted, EVENTS.deleted, EVENTS.bytes, EVENTS.seconds)
             ),
         )
-        .where(sa.or_(ended, cut), *_match_since(since), *equal(EVENTS.tenant, tenant))
-        .where(*equal(EVENTS.db_name + "." + EVENTS.table_name, table))
+        .where(sa.or_(ended, cut), *_match_since(since), *match_value(EVENTS.tenant, tenant))
+        .where(*match_value(EVENTS.db_name + "." + EVENTS.table_name, table))
         .group_by(*_JOB)
         .order_by(*_JOB)
     )

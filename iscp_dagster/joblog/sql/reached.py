@@ -10,13 +10,13 @@ import sqlalchemy as sa
 
 from iscp_dagster.joblog.sql.statements import COLUMNS, LIVE, split_for_statements
 from iscp_dagster.model.jobs import JobID
-from sql_transactions.engine import transaction
+from sql_transactions.engine import begin_transaction
 
 _SELECTED = (COLUMNS.table_id, COLUMNS.tenant, COLUMNS.watermark_version, COLUMNS.job_id)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reached:
+class IndexWatermarks:
     """The watermarks of an index's live jobs on the most recently registered table."""
 
     table_id: str = ""
@@ -28,7 +28,7 @@ class Reached:
 
 def read_watermarks(
     engine: sa.Engine, name: JobID, tenants: Collection[str] | None = None
-) -> Reached:
+) -> IndexWatermarks:
     """Read the watermarks of all tenants or of some. Raises UnavailableError."""
     of_index = (
         COLUMNS.db_name == name.db,
@@ -37,7 +37,7 @@ def read_watermarks(
         LIVE,
     )
     query = sa.select(*_SELECTED).where(*of_index)
-    with transaction(engine, writes=False) as connection:
+    with begin_transaction(engine, writes=False) as connection:
         if tenants is None:
             return _select_newest_table(list(connection.execute(query)))
         statements = [
@@ -49,13 +49,13 @@ def read_watermarks(
         )
 
 
-def _select_newest_table(rows: Sequence[Any]) -> Reached:
+def _select_newest_table(rows: Sequence[Any]) -> IndexWatermarks:
     """Leave out jobs of tables that were replaced."""
     if not rows:
-        return Reached()
+        return IndexWatermarks()
     table_id = max(rows, key=lambda row: row.job_id).table_id
     newest = [row for row in rows if row.table_id == table_id]
-    return Reached(
+    return IndexWatermarks(
         table_id=table_id,
         versions={row.tenant: row.watermark_version for row in newest},
         registrations={row.tenant: row.job_id for row in newest},

@@ -14,7 +14,7 @@ from sql_transactions.given import insert_into
 STANDING = ISCP_STANDING.c
 
 
-def is_of(name: JobID) -> sa.ColumnElement[bool]:
+def match_standing(name: JobID) -> sa.ColumnElement[bool]:
     """Whether a row belongs to that job."""
     return sa.and_(
         STANDING.db_name == name.db,
@@ -39,13 +39,15 @@ def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: 
 def put_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: datetime) -> None:
     """Insert the registration, or change the spec of the existing one."""
     if not insert_standing(connection, name, spec, now):
-        statement = sa.update(ISCP_STANDING).where(is_of(name)).values(job_spec=spec.to_json())
+        statement = (
+            sa.update(ISCP_STANDING).where(match_standing(name)).values(job_spec=spec.to_json())
+        )
         connection.execute(statement)
 
 
 def delete_standing(connection: sa.Connection, name: JobID) -> bool:
     """Delete the registration; returns whether it existed."""
-    return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
+    return bool(connection.execute(sa.delete(ISCP_STANDING).where(match_standing(name))).rowcount)
 
 
 def read_standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:

@@ -14,7 +14,7 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import ACTIVE
-from sql_transactions.given import given, insert_into
+from sql_transactions.given import build_rows_table, insert_into
 
 EntryOf = Callable[[Job | None, Job], HistoryEntry | None]
 """Makes the history entry for the change from one row to another."""
@@ -77,7 +77,7 @@ def _select_for_update(
     return {job.key: job for job in jobs}
 
 
-def take_turns(connection: sa.Connection, names: Iterable[JobID]) -> None:
+def lock_names(connection: sa.Connection, names: Iterable[JobID]) -> None:
     """Let one transaction at a time decide an index's consumer; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         for name in sorted(set(names)):
@@ -89,9 +89,11 @@ def _compute_lock_number(name: JobID) -> int:
     return int.from_bytes(digest, signed=True)
 
 
-def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) -> list[Job]:
+def find_latest_job(
+    connection: sa.Connection, name: JobID, *, except_tenant: str | None = None
+) -> list[Job]:
     """A live job of that name, else the last dropped one; tenant `but` is left out."""
-    where = () if but is None else (COLUMNS.tenant != but,)
+    where = () if except_tenant is None else (COLUMNS.tenant != except_tenant,)
     query = sa.select(ISCP_LOG).where(*match_name(None, name), *where)
     order = (LIVE.desc(), COLUMNS.drop_at.desc())
     return [from_row(row) for row in connection.execute(query.order_by(*order).limit(1))]
@@ -110,7 +112,7 @@ def write_back(
     """
     jobs = [job for job in changes if job != before[job.key]]
     for portion in split_for_statements(jobs):
-        values = given(
+        values = build_rows_table(
             connection.dialect,
             [*COLUMNS, _AT, _AT_SEQ],
             [_to_guarded_row(before, job) for job in portion],
@@ -126,15 +128,15 @@ def write_back(
         if result.rowcount != len(portion):
             names = ", ".join(str(job.key) for job in portion)
             raise FenceError(f"Another writer changed a row of: {names}; plan again.")
-    remember(connection, [entry_of(before[job.key], job) for job in jobs])
+    add_entries(connection, [entry_of(before[job.key], job) for job in jobs])
 
 
-def remember(connection: sa.Connection, entries: Iterable[HistoryEntry | None]) -> None:
+def add_entries(connection: sa.Connection, entries: Iterable[HistoryEntry | None]) -> None:
     """Add the entries to the history, in order."""
     rows = [to_entry_row(entry) for entry in entries if entry is not None]
     for portion in split_for_statements(rows):
         columns = [ISCP_LOG_EVENTS.c[name] for name in portion[0]]
-        query = sa.select(given(connection.dialect, columns, portion))
+        query = sa.select(build_rows_table(connection.dialect, columns, portion))
         connection.execute(sa.insert(ISCP_LOG_EVENTS).from_select(list(portion[0]), query))
 
 
@@ -145,7 +147,7 @@ def _to_guarded_row(before: Mapping[JobKey, Job], job: Job) -> dict[str, Any]:
 
 def is_one_of(dialect: sa.Dialect, keys: Iterable[JobKey]) -> sa.ColumnElement[bool]:
     """Whether a row belongs to one of the jobs."""
-    return sa.tuple_(*KEY).in_(sa.select(given(dialect, KEY, map(to_key_columns, keys))))
+    return sa.tuple_(*KEY).in_(sa.select(build_rows_table(dialect, KEY, map(to_key_columns, keys))))
 
 
 def to_key_columns(key: JobKey) -> dict[str, str]:
@@ -159,11 +161,11 @@ def match_name(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool],
         COLUMNS.db_name == name.db,
         COLUMNS.table_name == name.table,
         COLUMNS.job_name == name.job,
-        *equal(COLUMNS.tenant, tenant),
+        *match_value(COLUMNS.tenant, tenant),
     )
 
 
-def equal(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:
+def match_value(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:
     """A condition on the column; no condition if `value` is None."""
     return () if value is None else (column == value,)
 

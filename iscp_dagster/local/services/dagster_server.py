@@ -49,7 +49,7 @@ _LONGEST_SOCKET = 100
 """Bytes of a socket's path; Linux allows 107."""
 
 
-def services(settings: StackSettings) -> list[Service]:
+def build_services(settings: StackSettings) -> list[Service]:
     """The code server, the run server, the daemon and the webserver; call `prepare` first."""
     socket, runs_socket = (
         _make_socket_path(settings, "code.sock"),
@@ -188,7 +188,7 @@ def main(socket: str) -> None:
     if Path(os.environ[DAGSTER_HOME], "history", "runs.db").exists():
         # The runs' processes died with their code server. The default launcher does not notice, so
         # they would hold their places in the queue for ever. The run server ends its own runs.
-        end_runs(lambda run: RunServerAddress.of(run) is None)
+        end_runs(lambda run: RunServerAddress.from_run(run) is None)
     # The code server holds the code in a child process, so a reload replaces only the child.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
     command += ["--module-name", _MODULE, "--location-name", dagster_health.LOCATION]

@@ -15,7 +15,7 @@ Probe = Callable[[float], Awaitable[bool]]
 """Whether a service that was started at the given time (seconds since 1970) is up."""
 
 
-class Stalled(str):
+class StalledProblem(str):
     """A problem that counts only if the service uses no processor; otherwise it is just busy."""
 
     __slots__ = ()

@@ -95,7 +95,7 @@ class StackSettings:
     spark_remote: str | None = None
     log_url: str | None = None
     services: tuple[str, ...] = SERVICES
-    asked: frozenset[str] = frozenset()
+    requested: frozenset[str] = frozenset()
     """The services whose port the user requested; others may get another at the next start."""
     secrets: Secrets = field(default_factory=Secrets)
     """The secrets that the stack's own services require."""

@@ -7,8 +7,8 @@ import time
 import uuid
 
 from iscp_dagster.local.services.rpc import Rpc, RpcError, encode_field
-from iscp_dagster.local.services.service import Stalled
-from iscp_dagster.spark.remote import Remote
+from iscp_dagster.local.services.service import StalledProblem
+from iscp_dagster.spark.remote import SparkRemote
 
 _SERVICE = "/spark.connect.SparkConnectService"
 _ANSWER_SECONDS = 5.0
@@ -27,13 +27,13 @@ class SparkHealth:
 
     def __init__(self, address: str, job_seconds: float = _JOB_SECONDS) -> None:
         self._job_seconds = job_seconds
-        remote = Remote.parse(address)
+        remote = SparkRemote.parse(address)
         self._rpc, self._job_rpc = (
             Rpc(remote.place, remote.headers, secure=remote.secure) for _ in range(2)
         )
         self._job: asyncio.Task[str] | None = None
         self._succeeded_at = 0.0
-        self._stalled = Stalled()
+        self._stalled = StalledProblem()
         self.jobs = 0
         self._session = encode_field(1, str(uuid.uuid4())) + _USER
 
@@ -61,8 +61,8 @@ class SparkHealth:
         if not self._job.done():
             return self._stalled
         job, self._job = self._job, None
-        self._stalled = Stalled()
-        if isinstance(problem := job.result(), Stalled):
+        self._stalled = StalledProblem()
+        if isinstance(problem := job.result(), StalledProblem):
             self._stalled = problem
         if not job.result():
             self._succeeded_at = time.monotonic()
@@ -76,7 +76,7 @@ class SparkHealth:
         except RpcError as error:
             self._renew_session()
             if error.late:
-                return Stalled(f"has run no job for {self._job_seconds:.0f} seconds")
+                return StalledProblem(f"has run no job for {self._job_seconds:.0f} seconds")
             return f"cannot run a job: {error}"
         self.jobs += 1
         return ""

@@ -59,13 +59,13 @@ def build_service(settings: StackSettings, environ: Mapping[str, str] = os.envir
         cores=get_default_cores(),
         python=sys.executable,
         java_options=parse_java_options(environ),
-        more=s3a.settings(environ) if s3_jars else {},
+        extra_settings=s3a.build_settings(environ) if s3_jars else {},
     )
     shutil.rmtree(server.local, ignore_errors=True)
     server.prepare()
     return Service(
         name=SPARK,
-        command=server.command(),
+        command=server.build_command(),
         address=redact_address(settings.spark),
         environment=server.build_environment(build_child_environment(settings))
         | {TOKEN_VARIABLE: settings.secrets.spark_token},

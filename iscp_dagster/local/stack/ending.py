@@ -23,9 +23,9 @@ def cancel_iterations(settings: StackSettings) -> int:
     shared, own_log = settings.log_url is not None, settings.home / "iscp_log.sqlite"
     if DAGSTER not in settings.services or not (shared or own_log.exists()):
         return 0
-    log = SqlLog(settings.log, who="iscp down")
+    log = SqlLog(settings.log, actor="iscp down")
     try:
-        active = [job for state in ACTIVE for job in log.jobs(state=state)]
+        active = [job for state in ACTIVE for job in log.list_jobs(state=state)]
         if shared:
             own_runs = _find_own_runs(settings, log.list_active_runs())
             active = [job for job in active if job.run_id in own_runs]

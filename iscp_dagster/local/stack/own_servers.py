@@ -18,7 +18,7 @@ from iscp_dagster.local.services.settings import (
 )
 
 
-def graphql(settings: StackSettings) -> Service:
+def build_graphql_service(settings: StackSettings) -> Service:
     """`iscp serve` at its port; it starts even if the location's tables cannot be served yet."""
     return _build_service(
         settings,
@@ -30,7 +30,7 @@ def graphql(settings: StackSettings) -> Service:
     )
 
 
-def invocations(settings: StackSettings) -> Service:
+def build_invocations_service(settings: StackSettings) -> Service:
     """`iscp invocations serve`, which also serves the stack's own services, `Iscp` and `Index`."""
     return _build_service(
         settings,

@@ -55,7 +55,7 @@ def resolve(
         spark_remote=environ.get(variables.SPARK_REMOTE) or None,
         log_url=environ.get(variables.LOG_URL) or None,
         services=services,
-        asked=frozenset(port.service for port in chosen_ports.values() if port.asked),
+        requested=frozenset(port.service for port in chosen_ports.values() if port.requested),
     )
     return replace(settings, secrets=credentials.ensure_secrets(home))
 
@@ -68,7 +68,7 @@ def describe_moved_ports(settings: StackSettings, now: StackState) -> list[str]:
     return [
         f"Port {USUAL[name]} is taken: {name} gets port {ports[name]} instead."
         for name in list_own_services(settings)
-        if name not in settings.asked and ports[name] != USUAL[name]
+        if name not in settings.requested and ports[name] != USUAL[name]
     ]
 
 
@@ -139,10 +139,12 @@ def select_services(only: Sequence[str]) -> tuple[str, ...]:
     return services
 
 
-def options(settings: StackSettings) -> list[str]:
+def format_options(settings: StackSettings) -> list[str]:
     """The options of `iscp up` that select these services and the requested ports."""
     services = [part for name in settings.services for part in ("--service", name)]
-    ports = {name: port for name, port in get_own_ports(settings).items() if name in settings.asked}
+    ports = {
+        name: port for name, port in get_own_ports(settings).items() if name in settings.requested
+    }
     return services + [
         part for name, port in ports.items() for part in (f"--{name}-port", str(port))
     ]

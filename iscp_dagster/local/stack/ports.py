@@ -42,7 +42,7 @@ class ChosenPort:
 
     service: str
     port: int
-    asked: bool = False
+    requested: bool = False
 
 
 def choose(
@@ -59,11 +59,11 @@ def choose(
                 f"port {requested}, requested for {service}, is taken; "
                 f"free it, or name another with --{service}-port or {VARIABLES[service]}"
             )
-        return ChosenPort(service=service, port=requested, asked=True)
+        return ChosenPort(service=service, port=requested, requested=True)
     usual = USUAL[service]
     if usual not in taken and is_free(usual):
         return ChosenPort(service=service, port=usual)
-    return ChosenPort(service=service, port=free_port())
+    return ChosenPort(service=service, port=find_free_port())
 
 
 def _read_port_variable(service: str, environ: Mapping[str, str]) -> int | None:
@@ -85,13 +85,13 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     try:
-        with kept([port]):
+        with reserve_ports([port]):
             return True
     except ConfigError:
         return False
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A free port of the loopback address.
 
     On Linux a socket stays bound to it, without listening, until this process ends: the kernel
@@ -116,7 +116,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def kept(ports: Iterable[int]) -> Iterator[None]:
+def reserve_ports(ports: Iterable[int]) -> Iterator[None]:
     """Bind the ports on ::1, so that no program listens there and clients try 127.0.0.1 next.
 
     Raises ConfigError when one is taken. Without IPv6 there is nothing to bind.

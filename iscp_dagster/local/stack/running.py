@@ -57,7 +57,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
         journal = _StateWriter(settings, watch)
         services = build(settings)
         try:
-            with ports.kept(plan.get_own_ports(settings).values()):
+            with ports.reserve_ports(plan.get_own_ports(settings).values()):
                 asyncio.run(_supervise_services(services, journal, lock, settings))
         finally:
             ending.cancel_iterations(settings)
@@ -75,11 +75,11 @@ def build(settings: StackSettings) -> list[Service]:
         services.append(spark_server.build_service(settings))
     if DAGSTER in settings.services:
         dagster_server.prepare(settings)
-        services += dagster_server.services(settings)
+        services += dagster_server.build_services(settings)
     if GRAPHQL in settings.services:
-        services.append(own_servers.graphql(settings))
+        services.append(own_servers.build_graphql_service(settings))
     if INVOCATIONS in settings.services:
-        services.append(own_servers.invocations(settings))
+        services.append(own_servers.build_invocations_service(settings))
     for service in services:
         logs.rotate(service.log)
     return services

@@ -103,7 +103,7 @@ def print_addresses(now: StackState) -> None:
             print_line(f"Warning: {service.note}")
 
 
-def table(now: StackState) -> None:
+def print_table(now: StackState) -> None:
     """Print every service's condition, address, process and log file."""
     console = _make_console()
     for service in now.services:

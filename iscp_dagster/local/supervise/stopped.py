@@ -13,7 +13,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from iscp_dagster.local.supervise.ward import find_descendants, processes
+from iscp_dagster.local.supervise.ward import find_descendants, list_processes
 
 _LOGGER = logging.getLogger(__name__)
 EVERY = 3.0
@@ -23,7 +23,7 @@ _STOPPED = b"T"
 """The state in /proc; a process that a debugger holds has `t`."""
 
 
-async def keep_going() -> None:
+async def resume_stopped() -> None:
     """Look every few seconds, for ever, and resume processes found stopped twice in a row.
 
     A process that keeps being stopped is left to the health check of its service.
@@ -41,6 +41,6 @@ async def keep_going() -> None:
 
 def find_stopped(pid: int) -> set[int]:
     """Every stopped process below the given one."""
-    process_table = processes()
+    process_table = list_processes()
     stopped = {process_id for process_id, _, _, state in process_table if state == _STOPPED}
     return stopped & set(find_descendants(pid, process_table)) if stopped else set()

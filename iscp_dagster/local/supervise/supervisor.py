@@ -14,9 +14,9 @@ from iscp_dagster.local.services import logs
 from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise import warded
-from iscp_dagster.local.supervise.stopped import keep_going
-from iscp_dagster.local.supervise.vigil import RestartPolicy, Vigil, read_note
-from iscp_dagster.local.supervise.warded import Warded
+from iscp_dagster.local.supervise.stopped import resume_stopped
+from iscp_dagster.local.supervise.vigil import HealthMonitor, RestartPolicy, read_note
+from iscp_dagster.local.supervise.warded import WardedProcess
 from iscp_dagster.model.errors import UnavailableError
 
 _LOGGER = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Backoff:
     longest: float = 10.0
     healthy: float = 30.0
 
-    def delay(self, failures: int) -> float:
+    def compute_delay(self, failures: int) -> float:
         """The wait after `failures` ends in a row (at least one)."""
         return float(min(self.longest, self.first * 2 ** min(failures - 1, 30)))
 
@@ -73,13 +73,13 @@ class Supervisor:
 
         Raises UnavailableError, with every child stopped, when a service does not come up.
         """
-        keepers = [_Keeper(service, self) for service in self._services]
+        keepers = [_ServiceRunner(service, self) for service in self._services]
         self._ready = {
             service.name: keeper.ready for service, keeper in self._match_services(keepers)
         }
-        tasks = [asyncio.create_task(keeper.keep()) for keeper in keepers]
+        tasks = [asyncio.create_task(keeper.keep_running()) for keeper in keepers]
         stopped = asyncio.create_task(stop.wait())
-        resuming = asyncio.create_task(keep_going())
+        resuming = asyncio.create_task(resume_stopped())
         started = asyncio.create_task(_wait_all([keeper.ready.wait() for keeper in keepers]))
         try:
             await asyncio.wait([started, stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +115,7 @@ class Supervisor:
         """The latest note on a service."""
         return self._states[service.name].note
 
-    async def start(self, service: Service, *, warm: bool = False) -> Warded:
+    async def start(self, service: Service, *, warm: bool = False) -> WardedProcess:
         return await warded.start(service, self._lock, warm=warm)
 
     @property
@@ -123,7 +123,7 @@ class Supervisor:
         return self._backoff
 
 
-class _Keeper:
+class _ServiceRunner:
     """Keeps one service running."""
 
     def __init__(self, service: Service, supervisor: Supervisor) -> None:
@@ -131,7 +131,7 @@ class _Keeper:
         self._supervisor = supervisor
         self.ready = asyncio.Event()
 
-    async def keep(self) -> None:
+    async def keep_running(self) -> None:
         """Run the service for ever; UnavailableError when its first start fails."""
         failures = restarts = 0
         await self._supervisor.wait_for_turn(self._service)
@@ -141,7 +141,7 @@ class _Keeper:
             restarts += 1
             lived = time.monotonic() - born
             failures = 1 if lived >= self._supervisor.backoff.healthy else failures + 1
-            delay = self._supervisor.backoff.delay(failures)
+            delay = self._supervisor.backoff.compute_delay(failures)
             _LOGGER.warning(
                 "%s ended with status %s after %.1f s; starting again in %.1f s",
                 self._service.name, status, lived, delay,
@@ -178,12 +178,12 @@ class _Keeper:
             self._supervisor.record_change(self._service, condition=Condition.DOWN, pid=None)
             raise
 
-    async def _watch_until_end(self, child: Warded, born: float) -> int:
+    async def _watch_until_end(self, child: WardedProcess, born: float) -> int:
         """Watch a service until it ends, or end it when it stays unwell; return its exit status."""
         change = partial(self._supervisor.record_change, self._service)
-        vigil = Vigil(self._service, child.pid, born, change, self._supervisor.patience)
+        vigil = HealthMonitor(self._service, child.pid, born, change, self._supervisor.patience)
         note = self._supervisor.note(self._service)
-        watching = asyncio.create_task(vigil.keep(note))
+        watching = asyncio.create_task(vigil.watch_until_unwell(note))
         ended = asyncio.create_task(child.wait_until_ended())
         try:
             await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -194,7 +194,9 @@ class _Keeper:
         finally:
             await _cancel_tasks([watching, ended])
 
-    async def _wait_until_ready(self, child: Warded, born: float, *, warm: bool) -> str | None:
+    async def _wait_until_ready(
+        self, child: WardedProcess, born: float, *, warm: bool
+    ) -> str | None:
         """Wait until the service is ready; return what went wrong, or None."""
         rising = asyncio.create_task(self._make_ready(born, warm=warm))
         ended = asyncio.create_task(child.wait_until_ended())

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iscp_dagster.local.services.service import Service, Stalled
+from iscp_dagster.local.services.service import Service, StalledProblem
 from iscp_dagster.local.services.state import Condition
-from iscp_dagster.local.supervise.ward import find_descendants, processes
+from iscp_dagster.local.supervise.ward import find_descendants, list_processes
 
 _LOGGER = logging.getLogger(__name__)
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -41,7 +41,7 @@ class RestartPolicy:
     """A service counts as busy when it uses more processors than this."""
 
 
-class Vigil:
+class HealthMonitor:
     """Watches a service that started at `since`; `change` reports its condition and note."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Vigil:
         self._last_usage: tuple[float, float] | None = None
         """When the processor time of the service and its processes was read last, and that time."""
 
-    async def keep(self, note: str) -> str:
+    async def watch_until_unwell(self, note: str) -> str:
         """Watch until the service needs a restart; return its problem."""
         self._last_note = note
         while True:
@@ -93,7 +93,7 @@ class Vigil:
         except Exception:
             _LOGGER.exception("the check of %s raised an error", self._service.name)
             return ""
-        only_busy = problem and isinstance(problem, Stalled) and self._is_working()
+        only_busy = problem and isinstance(problem, StalledProblem) and self._is_working()
         return "" if only_busy else problem
 
     def _is_working(self) -> bool:
@@ -152,7 +152,7 @@ async def read_note(service: Service) -> str:
 
 def measure_tree_cpu(pid: int) -> float:
     """The processor time of a process and of all living processes below it."""
-    return sum(map(measure_cpu, [pid, *find_descendants(pid, processes())]))
+    return sum(map(measure_cpu, [pid, *find_descendants(pid, list_processes())]))
 
 
 def measure_cpu(pid: int) -> float:

@@ -164,7 +164,7 @@ def _list_living_descendants(child: int) -> list[int]:
     if not _LINUX:
         return _list_group(child)
     return find_descendants(
-        os.getpid(), [process for process in processes() if process[3] not in _ENDED]
+        os.getpid(), [process for process in list_processes() if process[3] not in _ENDED]
     )
 
 
@@ -181,7 +181,7 @@ def find_descendants(ancestor: int, process_table: list[tuple[int, int, int, byt
     return descendants
 
 
-def processes() -> list[tuple[int, int, int, bytes]]:
+def list_processes() -> list[tuple[int, int, int, bytes]]:
     """(process id, parent's id, session, state) of each process, from Linux's /proc."""
     process_table = []
     for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib is slow to import)

@@ -12,14 +12,14 @@ from pathlib import Path
 from subprocess import PIPE
 
 from iscp_dagster.local.services.service import Service
-from iscp_dagster.local.supervise.ward import processes
+from iscp_dagster.local.supervise.ward import list_processes
 
 _WARD = Path(__file__).with_name("ward.py")
 _POLL = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warded:
+class WardedProcess:
     """A running command; `pid` is the command's own process, not its ward."""
 
     pid: int
@@ -58,7 +58,9 @@ class Warded:
 def _list_session(leader: int) -> list[int]:
     if sys.platform != "linux":
         return []
-    return [pid for pid, _, session, state in processes() if session == leader and state != b"Z"]
+    return [
+        pid for pid, _, session, state in list_processes() if session == leader and state != b"Z"
+    ]
 
 
 def _send_signal(pid: int, signum: int) -> None:
@@ -66,7 +68,7 @@ def _send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:
+async def start(service: Service, lock: int, *, warm: bool = False) -> WardedProcess:
     """Start the service, or its `warm` command, under a ward that keeps the `lock` file open.
 
     If this is canceled, nothing is left running.
@@ -80,7 +82,7 @@ async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:
         raise
 
 
-async def _spawn_ward(service: Service, lock: int, *, warm: bool) -> Warded:
+async def _spawn_ward(service: Service, lock: int, *, warm: bool) -> WardedProcess:
     command = service.warm or () if warm else service.command
     environment = (service.warm_environment if warm else None) or service.environment
     with service.log.open("ab") as log:
@@ -101,4 +103,4 @@ async def _spawn_ward(service: Service, lock: int, *, warm: bool) -> Warded:
         )
     line = await ward.stdout.readline() if ward.stdout else b""
     # A ward that was killed before it printed an id has no command, only its own session.
-    return Warded(pid=int(line or ward.pid), ward=ward)
+    return WardedProcess(pid=int(line or ward.pid), ward=ward)

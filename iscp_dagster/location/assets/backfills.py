@@ -21,7 +21,7 @@ LEASE_SECONDS = 60.0
 """How long other runs wait for one that died while it took over runs."""
 
 
-def take_over(
+def take_over_queued_runs(
     instance: DagsterInstance,
     run: DagsterRun,
     partitions_def: PartitionsDefinition[str],

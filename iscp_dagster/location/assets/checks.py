@@ -9,21 +9,25 @@ import dagster as dg
 
 from iscp_dagster.location.assets.backfills import list_taken_partitions
 from iscp_dagster.location.internals import Target
-from iscp_dagster.location.names import build_partitions_def, index_key, verify_op_name
+from iscp_dagster.location.names import (
+    build_partitions_def,
+    get_index_asset_key,
+    get_verify_op_name,
+)
 from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.verify import Failure, IndexVerdict, compare_indexes
+from iscp_dagster.upkeep.verify import ComparisonFailure, IndexVerdict, compare_indexes
 
 CHECK = "agrees_with_source"
 
 
-def index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
+def build_index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
     """One check per index: every tenant has the keys and values of the source."""
-    by_key = {index_key(source, index): index for index in source.indexes}
+    by_key = {get_index_asset_key(source, index): index for index in source.indexes}
 
     @dg.multi_asset_check(
-        name=verify_op_name(source),
+        name=get_verify_op_name(source),
         specs=[_build_check_spec(source, index) for index in source.indexes],
         can_subset=True,
         required_resource_keys={"iscp"},
@@ -31,7 +35,7 @@ def index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
     def verify_indexes(
         context: dg.AssetCheckExecutionContext,
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
-        deployment: Deployment = context.resources.iscp.deployment()
+        deployment: Deployment = context.resources.iscp.create_deployment()
         tenants = _list_run_tenants(context, source)
         selected = context.op_execution_context.selected_asset_check_keys
         for check in sorted(selected, key=str):
@@ -67,7 +71,7 @@ def _build_check_spec(source: SourceTable, index: Index) -> dg.AssetCheckSpec:
         warnings.simplefilter("ignore", dg.PreviewWarning)
         return dg.AssetCheckSpec(
             CHECK,
-            asset=index_key(source, index),
+            asset=get_index_asset_key(source, index),
             partitions_def=build_partitions_def(source),
             description=(
                 "Compares the tenant with the source VERSION AS OF its watermark: "
@@ -80,11 +84,11 @@ def _build_evaluations(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     tenants: Sequence[str],
-    results: Sequence[IndexVerdict | Failure],
+    results: Sequence[IndexVerdict | ComparisonFailure],
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """One evaluation per tenant, so that Dagster knows the tenant of each."""
     verdicts: dict[str, list[IndexVerdict]] = defaultdict(list)
-    failures: dict[str, Failure] = {}
+    failures: dict[str, ComparisonFailure] = {}
     for result in results:
         if isinstance(result, IndexVerdict):
             verdicts[result.tenant].append(result)
@@ -115,7 +119,7 @@ def _build_evaluations(
         )
 
 
-def _describe_result(failure: Failure | None, *, has_result: bool) -> str | None:
+def _describe_result(failure: ComparisonFailure | None, *, has_result: bool) -> str | None:
     if failure is not None:
         return f"Could not be compared: {failure}"
     return None if has_result else "Nothing of this tenant is built yet."

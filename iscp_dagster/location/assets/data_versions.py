@@ -40,7 +40,7 @@ def build_version_event(
     )
 
 
-def event_type(source: SourceTable) -> dg.DagsterEventType:
+def get_version_event_type(source: SourceTable) -> dg.DagsterEventType:
     """The type of the events that report versions; see `build_version_event`."""
     if source.load:
         return dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -51,10 +51,12 @@ def read_reported_versions(
     instance: dg.DagsterInstance, source: SourceTable, tenants: Collection[str]
 ) -> dict[str, str]:
     """The data version last reported for each tenant; tenants without one are left out."""
-    return latest(instance, get_source_asset_key(source), event_type(source), tenants)
+    return read_latest_versions(
+        instance, get_source_asset_key(source), get_version_event_type(source), tenants
+    )
 
 
-def latest(
+def read_latest_versions(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     kind: dg.DagsterEventType,

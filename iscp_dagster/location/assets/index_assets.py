@@ -7,25 +7,25 @@ from dataclasses import replace
 
 import dagster as dg
 
-from iscp_dagster.location.assets.backfills import list_taken_partitions, take_over
+from iscp_dagster.location.assets.backfills import list_taken_partitions, take_over_queued_runs
 from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.io_manager import get_index_writer, get_required_resources
 from iscp_dagster.location.assets.iterations import (
-    InStep,
+    InStepJob,
     Iterations,
-    Outcome,
+    JobOutcome,
     get_run_tenants,
-    report,
+    raise_failures,
 )
 from iscp_dagster.location.assets.metadata import try_read_event_counts
 from iscp_dagster.location.assets.provenance import get_view_keys, view_tags
 from iscp_dagster.location.assets.reporting import (
-    Reported,
-    Success,
-    agrees,
+    ReportedEvent,
+    ServedOutcome,
     build_materializations,
     build_news_events,
     build_observations,
+    get_agreed_version,
     store_events,
     sync_tenants,
 )
@@ -34,7 +34,7 @@ from iscp_dagster.location.names import (
     get_index_op_name,
     get_source_asset_key,
 )
-from iscp_dagster.location.outs import InOrder, build_asset_out
+from iscp_dagster.location.outs import ParentFirstOutputs, build_asset_out
 from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
@@ -43,7 +43,7 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 
-def index_assets(
+def build_index_assets(
     source: SourceTable, pool: str, databases: Sequence[str] = ()
 ) -> dg.AssetsDefinition:
     """All indexes and triggers of `source`; any subset can run, in `pool`, and shares one scan.
@@ -70,9 +70,9 @@ def index_assets(
         required_resource_keys=get_required_resources(source),
         pool=pool,
     )
-    def synchronize(context: dg.AssetExecutionContext) -> Iterator[dg.Output[Success]]:
-        deployment: Deployment = context.resources.iscp.deployment()
-        iterations = Iterations.of(
+    def synchronize(context: dg.AssetExecutionContext) -> Iterator[dg.Output[ServedOutcome]]:
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        iterations = Iterations.from_run(
             context.run,
             context.instance,
             deployment=deployment,
@@ -96,25 +96,27 @@ def index_assets(
             while added := set(_take_over_tenants(context, source, deployment)) - synced:
                 _, added_failed = sync_tenants(context, replace(iterations, tenants=sorted(added)))
                 failed, synced = [*failed, *added_failed], synced | added
-        report(failed)
+        raise_failures(failed)
 
     return synchronize
 
 
 def _sync_tenant(
     context: dg.AssetExecutionContext, iterations: Iterations
-) -> Generator[dg.Output[Success], None, list[Outcome]]:
+) -> Generator[dg.Output[ServedOutcome], None, list[JobOutcome]]:
     """Bring one tenant in step; yields the outputs of its jobs, and returns the failures."""
-    outputs = InOrder[dg.Output[Success]](
-        find_parents(iterations.source), {consumer.name for consumer in iterations.chosen}
+    outputs = ParentFirstOutputs[dg.Output[ServedOutcome]](
+        find_parents(iterations.source), {consumer.name for consumer in iterations.consumers}
     )
     declared = {consumer.name for consumer in iterations.source.consumers}
-    views, failed = get_view_keys(iterations.source), list[Outcome]()
+    views, failed = get_view_keys(iterations.source), list[JobOutcome]()
     with _report_in_background(context, iterations) as wait_for_report:
         try:
-            for outcome in (outcome for outcomes in iterations.outcomes() for outcome in outcomes):
+            for outcome in (
+                outcome for outcomes in iterations.iterate_jobs() for outcome in outcomes
+            ):
                 wait_for_report()
-                if not isinstance(outcome, PendingCommit | InStep):
+                if not isinstance(outcome, PendingCommit | InStepJob):
                     failed.append(outcome)
                     store_events(context, build_observations(iterations.source, [outcome]))
                 elif outcome.job_name in declared:
@@ -137,8 +139,8 @@ def _sync_tenant(
 
 
 def _build_output(
-    iterations: Iterations, outcome: Success, view: dg.AssetKey | None
-) -> dg.Output[Success]:
+    iterations: Iterations, outcome: ServedOutcome, view: dg.AssetKey | None
+) -> dg.Output[ServedOutcome]:
     counts = try_read_event_counts(iterations.deployment, iterations.source, outcome.job_name)
     return dg.Output(
         outcome,
@@ -146,7 +148,7 @@ def _build_output(
         metadata={**counts},
         data_version=dg.DataVersion(str(outcome.data_version)),
         # These replace the tags of the view that Dagster adds; it adds those of the source, too.
-        tags=view_tags(view, agrees(outcome)),
+        tags=view_tags(view, get_agreed_version(outcome)),
     )
 
 
@@ -169,7 +171,7 @@ def _report_in_background(
         future.result()
 
 
-def _report_versions(context: dg.AssetExecutionContext, news: Sequence[Reported]) -> None:
+def _report_versions(context: dg.AssetExecutionContext, news: Sequence[ReportedEvent]) -> None:
     store_events(context, news)
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
@@ -180,5 +182,5 @@ def _take_over_tenants(
 ) -> list[str]:
     """The tenants of the run, and of the runs that it takes over from its backfill."""
     tenants, partitions = get_run_tenants(context, source), build_partitions_def(source)
-    take_over(context.instance, context.run, partitions, deployment.log)
+    take_over_queued_runs(context.instance, context.run, partitions, deployment.log)
     return sorted({*tenants, *list_taken_partitions(context.instance, context.run, partitions)})

@@ -12,7 +12,7 @@ import dagster as dg
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.location.assets.iterations import InStep
+from iscp_dagster.location.assets.iterations import InStepJob
 from iscp_dagster.location.assets.metadata import build_consumer_metadata
 from iscp_dagster.location.frames import Frame, build_frame_table, get_database_and_table, to_arrow
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
@@ -32,7 +32,7 @@ class OutcomeIOManager(dg.IOManager):
     kind: ConsumerKind
 
     def handle_output(
-        self, context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes
+        self, context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes
     ) -> None:
         """Show on the output what was done; the watermarks have moved already."""
         _show_outcome(context, obj)
@@ -41,7 +41,7 @@ class OutcomeIOManager(dg.IOManager):
         """Raises ConfigError: there is no table."""
         name = context.asset_key.to_user_string()
         raise ConfigError(
-            f"The asset {name} is a {self.kind.called}, which keeps no rows; depend on it without "
+            f"The asset {name} is a {self.kind.noun}, which keeps no rows; depend on it without "
             f"loading it (deps=){self.kind.see and ', and '}{self.kind.see}."
         )
 
@@ -62,18 +62,18 @@ class ClickHouseIOManager(dg.IOManager):
         return IndexWriter(self._deployment())
 
     def handle_output(
-        self, context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes | Frame
+        self, context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes | Frame
     ) -> None:
         """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
         A frame replaces the rows of the run's partitions, or all rows if the asset has no
         partitions. Raises IscpError.
         """
-        if isinstance(obj, Outcomes):
+        if isinstance(obj, ConsumerOutcomes):
             self.writer.place(obj.delivered)
         elif isinstance(obj, PendingCommit):
             self.writer.place([obj])
-        elif not isinstance(obj, InStep):
+        elif not isinstance(obj, InStepJob):
             return context.add_output_metadata(self._store_frame(context, obj))
         return _show_outcome(context, obj)
 
@@ -87,7 +87,7 @@ class ClickHouseIOManager(dg.IOManager):
             )
         partitions = context.asset_partition_keys if table.partition is not None else []
         table.replace(rows, partitions=partitions, run_id=context.run_id)
-        return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.shown}
+        return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.qualified_name}
 
     def load_input(self, context: dg.InputContext) -> Any:
         """The rows of the input's partitions, as an Arrow table with the user's columns."""
@@ -106,14 +106,18 @@ class ClickHouseIOManager(dg.IOManager):
         )
         endpoint = self._deployment().endpoints[int(metadata.get(SHARD, 0))]
         view = quote_identifier(endpoint.resolve_database(database), name)
-        with endpoint.errors(f"read {view}"):
+        with endpoint.translate_errors(f"read {view}"):
             parameters = {"tenants": list(context.asset_partition_keys)} if column else {}
-            client = endpoint.client()
+            client = endpoint.get_client()
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
 
 
-def _show_outcome(context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes) -> None:
-    metadata = obj.summarize() if isinstance(obj, Outcomes) else build_outcome_metadata(obj, {})
+def _show_outcome(
+    context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes
+) -> None:
+    metadata = (
+        obj.summarize() if isinstance(obj, ConsumerOutcomes) else build_outcome_metadata(obj, {})
+    )
     context.add_output_metadata(metadata)
 
 
@@ -130,13 +134,13 @@ def get_index_writer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcomes:
+class ConsumerOutcomes:
     """What a run of several tenants stored in one index, or found in step.
 
     Each tenant's materialization is reported while the run continues (`reporting`).
     """
 
-    outcomes: Sequence[PendingCommit | InStep]
+    outcomes: Sequence[PendingCommit | InStepJob]
 
     @property
     def delivered(self) -> list[PendingCommit]:
@@ -144,7 +148,7 @@ class Outcomes:
 
     def summarize(self) -> dict[str, Any]:
         """The totals, for the run's page."""
-        invoked = sum(delivery.told_in_all.get("invocations", 0) for delivery in self.delivered)
+        invoked = sum(delivery.total_report.get("invocations", 0) for delivery in self.delivered)
         return {
             **({"invocations": invoked} if invoked else {}),
             "tenants": len({outcome.tenant for outcome in self.outcomes}),
@@ -168,13 +172,13 @@ def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
 
 
 def build_outcome_metadata(
-    outcome: PendingCommit | InStep, tables: dict[int, Mapping[str, Any]]
+    outcome: PendingCommit | InStepJob, tables: dict[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
     `tables` caches what ClickHouse says about a table, for deliveries that share it.
     """
-    if isinstance(outcome, InStep):
+    if isinstance(outcome, InStepJob):
         return dict(build_in_step_metadata(outcome.job))
     store = outcome.store
     if store is None:
@@ -205,7 +209,7 @@ def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
-        **build_consumer_metadata(delivery.told_in_all),
+        **build_consumer_metadata(delivery.total_report),
     }
 
 
@@ -227,7 +231,7 @@ def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
     lost_columns: list[str] = []
     # The rows are served already: a ClickHouse that has stopped since must not fail the run.
     with suppress(IscpError):
-        lost_columns = store.lost()
+        lost_columns = store.list_lost_columns()
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
         "dagster/column_schema": build_clickhouse_schema(store),

@@ -12,15 +12,15 @@ import dagster as dg
 
 from iscp_dagster.location import names
 from iscp_dagster.location.assets.io_manager import (
-    Outcomes,
+    ConsumerOutcomes,
     get_index_writer,
     get_required_resources,
 )
-from iscp_dagster.location.assets.iterations import InStep, Iterations, report
-from iscp_dagster.location.assets.reporting import Success, find_unreported_jobs, sync_tenants
+from iscp_dagster.location.assets.iterations import InStepJob, Iterations, raise_failures
+from iscp_dagster.location.assets.reporting import ServedOutcome, find_unreported_jobs, sync_tenants
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
 from iscp_dagster.location.working import renew_run_lease
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
@@ -35,11 +35,11 @@ FORGOTTEN = (
 )
 
 
-def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
+def build_sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
     """The Dagster job of the declared indexes and triggers; a run selects some of them."""
     keys = [names.get_job_asset_key(source, consumer.name) for consumer in source.consumers]
     return dg.define_asset_job(
-        names.sync_job_name(source),
+        names.get_sync_job_name(source),
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Brings indexes of `{source.name}` in step, one tenant per run.",
     )
@@ -57,20 +57,20 @@ def build_batch_sync_job(
         name=f"{names.get_batch_sync_job_name(source)}_op",
         out={
             consumer.name: dg.Out(
-                io_manager_key=consumer_kind(consumer.kind).io_manager, is_required=False
+                io_manager_key=get_consumer_kind(consumer.kind).io_manager, is_required=False
             )
             for consumer in source.consumers
         },
         required_resource_keys=get_required_resources(source),
         pool=pool,
     )
-    def iterate_tenants(context: dg.OpExecutionContext) -> Iterator[dg.Output[Outcomes]]:
-        deployment: Deployment = context.resources.iscp.deployment()
+    def iterate_tenants(context: dg.OpExecutionContext) -> Iterator[dg.Output[ConsumerOutcomes]]:
+        deployment: Deployment = context.resources.iscp.create_deployment()
         iterations = _build_iterations(context, deployment, source)
 
-        def select_unreported(served: Sequence[Success]) -> Sequence[Success]:
+        def select_unreported(served: Sequence[ServedOutcome]) -> Sequence[ServedOutcome]:
             """The outcomes that Dagster does not have yet: jobs in step are not reported again."""
-            in_step = [outcome.job for outcome in served if isinstance(outcome, InStep)]
+            in_step = [outcome.job for outcome in served if isinstance(outcome, InStepJob)]
             delivered = [outcome for outcome in served if isinstance(outcome, PendingCommit)]
             return [*delivered, *find_unreported_jobs(context.instance, source, in_step)]
 
@@ -79,8 +79,8 @@ def build_batch_sync_job(
             reported, failed = sync_tenants(context, iterations, select_unreported)
         for consumer in source.consumers:
             if outcomes := [outcome for outcome in reported if outcome.job_name == consumer.name]:
-                yield dg.Output(Outcomes(outcomes=outcomes), output_name=consumer.name)
-        report(failed)
+                yield dg.Output(ConsumerOutcomes(outcomes=outcomes), output_name=consumer.name)
+        raise_failures(failed)
 
     @dg.job(
         name=names.get_batch_sync_job_name(source),
@@ -103,7 +103,7 @@ def _build_iterations(
 
     A re-execution of a dispatched run has only its tenants.
     """
-    iterations = Iterations.of(
+    iterations = Iterations.from_run(
         context.run,
         context.instance,
         deployment=deployment,
@@ -138,12 +138,14 @@ def _read_repeated_tenants(iterations: Iterations, dispatch: str) -> list[str]:
 def _list_all_tenants(iterations: Iterations) -> list[str]:
     """All tenants with rows or jobs."""
     table_id = iterations.delta_log.get_table_id()
-    return sorted({*iterations.delta_log.tenants(), *iterations.deployment.log.tenants(table_id)})
+    return sorted(
+        {*iterations.delta_log.list_tenants(), *iterations.deployment.log.list_tenants(table_id)}
+    )
 
 
 def build_startable_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], pool: str
 ) -> list[Startable]:
     """All Dagster jobs that the runner may start."""
-    declared = [sync_job(source) for source in sources if source.consumers]
+    declared = [build_sync_job(source) for source in sources if source.consumers]
     return [*declared, *(build_batch_sync_job(source, resources, pool) for source in sources)]

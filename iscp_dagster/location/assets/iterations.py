@@ -13,18 +13,23 @@ from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 
 from iscp_dagster.delta.feed import ChangeFeed
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.iterations import Failed, Iteration, iterates_alone
+from iscp_dagster.joblog.iterations import FailedStep, Iteration, needs_own_scan
 from iscp_dagster.location.executor import format_no_tenant_message
 from iscp_dagster.location.internals import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
-from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.tables import Consuming, SourceTable
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
+from iscp_dagster.model.declared.tables import DeclaredConsumer, SourceTable
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
-from iscp_dagster.planning.joining import Due, bounded, joined, split_iteration
+from iscp_dagster.planning.joining import (
+    DueIteration,
+    bound_iteration,
+    join_iterations,
+    split_iteration,
+)
 from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, find_runs, get_run_names, is_first
@@ -43,7 +48,7 @@ LEFT_OUT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class InStep:
+class InStepJob:
     """A job that a person requested but that is in step already: its rows stay."""
 
     job: Job
@@ -63,13 +68,13 @@ class InStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class BusyJob:
     """A job that a person requested but that was left out, since another run is writing it."""
 
     job: Job
 
 
-Outcome = PendingCommit | Failed | InStep | LeftOut
+JobOutcome = PendingCommit | FailedStep | InStepJob | BusyJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +95,14 @@ class Iterations:
     """The name of the runner's iteration that the run is for; None if a person started it."""
     repeats: frozenset[str] = frozenset()
     """The names that the re-executed run may have in the ISCP log."""
-    chosen: Sequence[Consuming] = ()
+    consumers: Sequence[DeclaredConsumer] = ()
     undeclared: bool = False
     warn: Callable[[str], None]
     writer: IndexWriter | None = None
     """The IO manager's writer; None creates one."""
 
     @classmethod
-    def of(cls, run: DagsterRun, instance: DagsterInstance, **arguments: Any) -> Iterations:
+    def from_run(cls, run: DagsterRun, instance: DagsterInstance, **arguments: Any) -> Iterations:
         """The iterations of a Dagster run; only a dispatch's first run is the runner's."""
         dispatch, parent = run.tags.get(DISPATCH_TAG), run.tags.get(PARENT_RUN_ID_TAG)
         if dispatch is None or parent is not None or not is_first(instance, run, dispatch):
@@ -107,15 +112,15 @@ class Iterations:
     @cached_property
     def delta_log(self) -> DeltaLog:
         """The source's log."""
-        return self.deployment.delta_log(self.source)
+        return self.deployment.make_delta_log(self.source)
 
     @cached_property
-    def planned(self) -> tuple[Iteration, ...]:
+    def queued_iterations(self) -> tuple[Iteration, ...]:
         """What the runner has queued for the run, for the table that exists now."""
         return self._read_queued_iterations(self.dispatch) if self.dispatch else ()
 
     def _read_queued_iterations(self, dispatch: str) -> tuple[Iteration, ...]:
-        queued = self.deployment.log.queued(dispatch)
+        queued = self.deployment.log.list_queued(dispatch)
         return tuple(
             iteration for iteration in queued if iteration.table_id == self.delta_log.get_table_id()
         )
@@ -123,10 +128,10 @@ class Iterations:
     @cached_property
     def to(self) -> Moment:
         """The moment up to which the run iterates."""
-        ends = [iteration.to for iteration in self.planned]
-        return max(ends) if ends else self.delta_log.latest()
+        ends = [iteration.to for iteration in self.queued_iterations]
+        return max(ends) if ends else self.delta_log.get_latest_moment()
 
-    def outcomes(self) -> Iterator[Sequence[Outcome]]:
+    def iterate_jobs(self) -> Iterator[Sequence[JobOutcome]]:
         """Yield each scan's outcomes once all its claims have ended; deliveries are published.
 
         If an error ends a scan, its outcomes so far come before the error. Jobs that another run
@@ -138,9 +143,9 @@ class Iterations:
         else:
             yield from self._iterate_dispatched(self.dispatch)
 
-    def _iterate_dispatched(self, dispatch: str) -> Iterator[Sequence[Outcome]]:
+    def _iterate_dispatched(self, dispatch: str) -> Iterator[Sequence[JobOutcome]]:
         """Iterate the jobs that wait for the run; if another run takes one, claim the others."""
-        waiting = self.planned
+        waiting = self.queued_iterations
         while waiting:
             attempted, waiting = waiting, ()
             try:
@@ -152,7 +157,7 @@ class Iterations:
                 remaining = self._read_queued_iterations(dispatch)
                 waiting = () if remaining == attempted else remaining
 
-    def _iterate_by_hand(self) -> Iterator[Sequence[Outcome]]:
+    def _iterate_by_hand(self) -> Iterator[Sequence[JobOutcome]]:
         """Iterate in steps until the tenants' jobs reach `to`; yield only their last outcomes."""
         if not self.tenants:
             return
@@ -162,7 +167,7 @@ class Iterations:
             # Read again each time: another run may take a job, or end, meanwhile.
             running = [job for job in requested if job.state is JobState.RUNNING]
             claimable = [job for job in requested if job.state is not JobState.RUNNING]
-            due = joined(self._plan_next_jobs(claimable), self.delta_log)
+            due = join_iterations(self._plan_next_jobs(claimable), self.delta_log)
             if not due:
                 break
             try:
@@ -172,28 +177,31 @@ class Iterations:
                 if fences == refused_fences:
                     raise Failure(str(error), allow_retries=False) from error
                 refused_fences = fences
-                free(self.deployment, claimable)
+                make_startable(self.deployment, claimable)
         if requested:
-            yield [*(InStep(job=job) for job in claimable), *(LeftOut(job=job) for job in running)]
+            yield [
+                *(InStepJob(job=job) for job in claimable),
+                *(BusyJob(job=job) for job in running),
+            ]
 
     def _prepare_jobs(self) -> set[JobKey]:
         """Register, free and flush the requested jobs; returns their keys."""
         table_id = self.delta_log.get_table_id(self.to.version)
-        register(self.deployment, self.source, table_id, self.tenants, self.chosen)
+        register_jobs(self.deployment, self.source, table_id, self.tenants, self.consumers)
         jobs = self._read_jobs()
         requested = self._select_requested_keys(jobs)
-        free(self.deployment, [job for job in jobs if job.key in requested])
+        make_startable(self.deployment, [job for job in jobs if job.key in requested])
         jobs = self._read_jobs()
         flush_jobs(self.deployment.log, jobs, compute_effective_jobs(self.delta_log, jobs, self.to))
         return requested
 
     def _read_jobs(self) -> list[Job]:
         table_id = self.delta_log.get_table_id(self.to.version)
-        return self.deployment.log.jobs(table_id=table_id, tenants=self.tenants)
+        return self.deployment.log.list_jobs(table_id=table_id, tenants=self.tenants)
 
     def _take_steps(
-        self, due: Sequence[Due], remaining: set[JobKey]
-    ) -> Iterator[Sequence[Outcome]]:
+        self, due: Sequence[DueIteration], remaining: set[JobKey]
+    ) -> Iterator[Sequence[JobOutcome]]:
         """Take one step of each; removes finished jobs from `remaining`."""
         for step in due:
             step.flush(self.deployment.log)
@@ -203,13 +211,13 @@ class Iterations:
                 if ended:
                     yield ended
 
-    def _is_last(self, outcome: PendingCommit | Failed) -> bool:
-        return isinstance(outcome, Failed) or outcome.to.version >= self.to.version
+    def _is_last(self, outcome: PendingCommit | FailedStep) -> bool:
+        return isinstance(outcome, FailedStep) or outcome.to.version >= self.to.version
 
     def _select_requested_keys(self, jobs: Collection[Job]) -> set[JobKey]:
         """The keys of the jobs that the person requested."""
         declared_names = {consumer.name for consumer in self.source.consumers}
-        chosen_names = {consumer.name for consumer in self.chosen}
+        chosen_names = {consumer.name for consumer in self.consumers}
         return {
             job.key
             for job in jobs
@@ -218,16 +226,16 @@ class Iterations:
             or (self.undeclared and job.key.job_name not in declared_names)
         }
 
-    def _plan_next_jobs(self, jobs: Collection[Job]) -> list[Due]:
+    def _plan_next_jobs(self, jobs: Collection[Job]) -> list[DueIteration]:
         """What is due next: service consumers, whose handlers may be slow, after all others.
 
         Empty if no job lags.
         """
-        services = [job for job in jobs if iterates_alone(job)]
-        others = [job for job in jobs if not iterates_alone(job)]
+        services = [job for job in jobs if needs_own_scan(job)]
+        others = [job for job in jobs if not needs_own_scan(job)]
         return self._plan_lagging_jobs(others) or self._plan_lagging_jobs(services)
 
-    def _plan_lagging_jobs(self, jobs: Collection[Job]) -> list[Due]:
+    def _plan_lagging_jobs(self, jobs: Collection[Job]) -> list[DueIteration]:
         """Each tenant's jobs that lag most, due up to `to` or a first step; empty if none lags."""
         due, feed = [], ChangeFeed(log=self.delta_log)
         for _, group in groupby(sorted(jobs, key=_get_tenant), key=_get_tenant):
@@ -235,12 +243,12 @@ class Iterations:
             lowest = min(job.watermark.version for job in tenant_jobs)
             if lowest < self.to.version:
                 lagging = [job for job in tenant_jobs if job.watermark.version == lowest]
-                iteration = Iteration.of(lagging, self.to)
-                step = bounded(self.deployment, feed, iteration, lagging)
-                due.append(Due(iteration=step, jobs=lagging, cut=step.to < iteration.to))
+                iteration = Iteration.from_jobs(lagging, self.to)
+                step = bound_iteration(self.deployment, feed, iteration, lagging)
+                due.append(DueIteration(iteration=step, jobs=lagging, cut=step.to < iteration.to))
         return due
 
-    def _run_iteration(self, iteration: Iteration) -> Iterator[list[PendingCommit | Failed]]:
+    def _run_iteration(self, iteration: Iteration) -> Iterator[list[PendingCommit | FailedStep]]:
         for part in split_iteration(iteration, self.delta_log):
             outcomes = iterate(
                 self.deployment,
@@ -266,10 +274,10 @@ def _list_repeated_names(run: DagsterRun, instance: DagsterInstance) -> frozense
 
 
 def _gather_outcomes(
-    outcomes: Iterator[PendingCommit | Failed],
-) -> Iterator[list[PendingCommit | Failed]]:
+    outcomes: Iterator[PendingCommit | FailedStep],
+) -> Iterator[list[PendingCommit | FailedStep]]:
     """All outcomes at once; after an error, the outcomes before it, then the error."""
-    collected: list[PendingCommit | Failed] = []
+    collected: list[PendingCommit | FailedStep] = []
     error: Exception | None = None
     try:
         for outcome in outcomes:
@@ -282,40 +290,42 @@ def _gather_outcomes(
         raise error
 
 
-def register(
+def register_jobs(
     deployment: Deployment,
     source: SourceTable,
     table_id: str,
     tenants: Collection[str],
-    chosen: Sequence[Consuming],
+    consumers: Sequence[DeclaredConsumer],
 ) -> None:
     """Register the chosen jobs for the current table, and unregister jobs of earlier ones."""
     log = deployment.log
     check_sole(deployment, source, table_id, tenants)
-    declared, standing = make_job_specs(source, chosen), log.list_standing()
+    declared, standing = make_job_specs(source, consumers), log.list_standing()
     specs = {name: standing.get(name, spec) for name, spec in declared.items()}
     rows = make_new_jobs(table_id, tenants, specs)
     early_consumers = [
-        consumer for consumer in chosen if consumer_kind(consumer.kind).begins_before_first_commit
+        consumer
+        for consumer in consumers
+        if get_consumer_kind(consumer.kind).begins_before_first_commit
     ]
     if auto_names := {consumer.name for consumer in early_consumers if consumer.auto_register}:
-        delta_log = deployment.delta_log(source)
+        delta_log = deployment.make_delta_log(source)
         moments = find_latest_moments(log, delta_log, table_id)
         rows = set_first_watermarks(
             rows, log, delta_log, {name: moments[name] for name in auto_names & moments.keys()}
         )
     log.register_many(rows)
     for name in specs:
-        for job in log.jobs(tenants=tenants, name=name):
+        for job in log.list_jobs(tenants=tenants, name=name):
             if job.key.table_id != table_id:
                 log.unregister(job.key.tenant, name, job.key.table_id)
 
 
-def free(deployment: Deployment, jobs: Collection[Job]) -> None:
+def make_startable(deployment: Deployment, jobs: Collection[Job]) -> None:
     """Make the jobs startable by hand: cancel queued ones, repair ones in error."""
     queued = {job.key: job.seq for job in jobs if job.state is JobState.PENDING}
     # `seen` spares jobs whose run has started since.
-    deployment.log.cancel(queued, seen=queued)
+    deployment.log.cancel(queued, expected_seqs=queued)
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 
 
@@ -326,10 +336,12 @@ def get_run_tenants(context: AssetExecutionContext, source: SourceTable) -> list
     return list(context.partition_keys)
 
 
-def report(outcomes: Sequence[Outcome]) -> None:
+def raise_failures(outcomes: Sequence[JobOutcome]) -> None:
     """Raise Failure with what failed or was left out, if anything."""
     lines = [
-        _format_failure(outcome) for outcome in outcomes if isinstance(outcome, Failed | LeftOut)
+        _format_failure(outcome)
+        for outcome in outcomes
+        if isinstance(outcome, FailedStep | BusyJob)
     ]
     if lines:
         omitted = len(lines) - MOST_SHOWN
@@ -338,8 +350,8 @@ def report(outcomes: Sequence[Outcome]) -> None:
         raise Failure("\n".join(shown_lines), allow_retries=False)
 
 
-def _format_failure(outcome: Failed | LeftOut) -> str:
-    if isinstance(outcome, LeftOut):
+def _format_failure(outcome: FailedStep | BusyJob) -> str:
+    if isinstance(outcome, BusyJob):
         return LEFT_OUT.format(code=FenceError.code, job=outcome.job)
     claim = outcome.claim
     return f"[{outcome.code}] {claim.name}, tenant {claim.key.tenant!r}: {outcome.message}"

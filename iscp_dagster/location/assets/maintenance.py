@@ -8,9 +8,13 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from iscp_dagster.location.assets.data_versions import event_type
+from iscp_dagster.location.assets.data_versions import get_version_event_type
 from iscp_dagster.location.assets.reporting import report_indexes
-from iscp_dagster.location.names import get_batch_sync_job_name, get_source_asset_key, sync_job_name
+from iscp_dagster.location.names import (
+    get_batch_sync_job_name,
+    get_source_asset_key,
+    get_sync_job_name,
+)
 from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.variables import KEEP_RUNS_DAYS
@@ -19,12 +23,12 @@ from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.writing.serving import ServeResult, serve_all
 from iscp_dagster.upkeep import maintenance
-from iscp_dagster.upkeep.outbox import EVENTS, prune_events
+from iscp_dagster.upkeep.outbox import EVENT_RETENTION, prune_events
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
 REPORT = "iscp_report_indexes"
-RUN_BY = (sync_job_name, get_batch_sync_job_name)
+RUN_BY = (get_sync_job_name, get_batch_sync_job_name)
 MOST_RUNS = 2_000
 """The most runs pruned at a time; each takes Dagster about 20 ms."""
 
@@ -34,15 +38,15 @@ class CollectConfig(dg.Config):
 
     dry_run: bool = Field(default=False, description="List what would be deleted; delete nothing.")
     keep_hours: float = Field(
-        default=maintenance.KEPT / timedelta(hours=1),
+        default=maintenance.JOB_RETENTION / timedelta(hours=1),
         description="Hours to keep unregistered jobs and their data.",
     )
     history_days: float = Field(
-        default=maintenance.HISTORY / timedelta(days=1),
+        default=maintenance.HISTORY_RETENTION / timedelta(days=1),
         description="Days to keep the history of jobs.",
     )
     events_days: float = Field(
-        default=EVENTS / timedelta(days=1),
+        default=EVENT_RETENTION / timedelta(days=1),
         description="Days to keep events that were delivered or became dead letters.",
     )
 
@@ -66,17 +70,17 @@ def build_maintenance_jobs(
 
     @dg.op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: dg.OpExecutionContext) -> None:
-        deployment: Deployment = context.resources.iscp.deployment()
+        deployment: Deployment = context.resources.iscp.create_deployment()
         with renew_run_lease(deployment, context.run):
             flushed = maintenance.flush_watermarks(deployment, sources)
-        context.log.info("Moved %s.", flushed.moved)
-        context.add_output_metadata({"moved": sum(flushed.moved.values())})
+        context.log.info("Moved %s.", flushed.moved_jobs)
+        context.add_output_metadata({"moved": sum(flushed.moved_jobs.values())})
         if flushed.problems:
             raise dg.Failure("\n".join(flushed.problems), allow_retries=False)
 
     @dg.op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: dg.OpExecutionContext, config: CollectConfig) -> None:
-        deployment: Deployment = context.resources.iscp.deployment()
+        deployment: Deployment = context.resources.iscp.create_deployment()
         forgotten, pruned, events, served = 0, 0, 0, ServeResult()
         problems: list[str] = []
         with renew_run_lease(deployment, context.run):
@@ -111,7 +115,7 @@ def build_maintenance_jobs(
 
     @dg.op(name=f"{PRUNE}_op", required_resource_keys={"iscp"})
     def prune(context: dg.OpExecutionContext, config: PruneConfig) -> None:
-        deployment: Deployment = context.resources.iscp.deployment()
+        deployment: Deployment = context.resources.iscp.create_deployment()
         retention = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
         with renew_run_lease(deployment, context.run):
             pruned = prune_runs(
@@ -169,7 +173,7 @@ def _build_report_job(
 ) -> dg.JobDefinition:
     @dg.op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
     def report(context: dg.OpExecutionContext) -> None:
-        deployment: Deployment = context.resources.iscp.deployment()
+        deployment: Deployment = context.resources.iscp.create_deployment()
         with renew_run_lease(deployment, context.run):
             reported, problems = report_indexes(context, deployment, sources)
         context.add_output_metadata({"reported": sum(reported.values())})
@@ -199,7 +203,9 @@ def find_kept_event_types(
         for key in instance.get_asset_keys(prefix=[source.database])
         if key.path[-1].startswith(f"{source.table}_")
     }
-    return indexes | {get_source_asset_key(source): event_type(source) for source in sources}
+    return indexes | {
+        get_source_asset_key(source): get_version_event_type(source) for source in sources
+    }
 
 
 def build_hourly_schedules(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:

@@ -35,17 +35,17 @@ def build_delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
 def try_read_log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
     """The facts of `log_facts`; empty if unreadable, so that other news are still reported."""
     try:
-        return log_facts(delta_log, version)
+        return read_log_facts(delta_log, version)
     except Exception:  # noqa: BLE001 - the next reader of the log reports the error
         return {}
 
 
-def log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
+def read_log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
     """The table's commit, identity and columns as of `version` (None: the latest).
 
     Does not read its data files.
     """
-    commit = delta_log.latest() if version is None else delta_log.get_moment(version)
+    commit = delta_log.get_latest_moment() if version is None else delta_log.get_moment(version)
     return {
         "source_time": MetadataValue.timestamp(commit.at),
         "table_id": delta_log.get_table_id(version),

@@ -12,7 +12,10 @@ from dagster import AssetKey, DagsterInstance
 
 from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location import internals
-from iscp_dagster.location.assets.data_versions import event_type, read_reported_versions
+from iscp_dagster.location.assets.data_versions import (
+    get_version_event_type,
+    read_reported_versions,
+)
 from iscp_dagster.location.names import get_job_asset_key, get_source_asset_key
 from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
@@ -37,14 +40,14 @@ class Provenance:
     """The parent view of each view and trigger, by job name."""
 
     @classmethod
-    def of(
+    def read_instance(
         cls, instance: DagsterInstance, source: SourceTable, tenants: Collection[str], run_id: str
     ) -> Provenance:
         """Query the instance. Costs two statements per 5,000 tenants."""
         key, pointers = get_source_asset_key(source), dict[str, int]()
         for portion in split_for_statements(sorted(tenants)):
             pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(
-                key, event_type(source), set(portion)
+                key, get_version_event_type(source), set(portion)
             )
         versions = read_reported_versions(instance, source, tenants)
         return cls(

@@ -18,11 +18,15 @@ from uuid import uuid4
 
 import dagster as dg
 
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.sql.statements import split_for_statements
-from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, latest
+from iscp_dagster.location.assets.data_versions import (
+    AssetEvent,
+    DataVersions,
+    read_latest_versions,
+)
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
-from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome
+from iscp_dagster.location.assets.iterations import InStepJob, Iterations, JobOutcome
 from iscp_dagster.location.assets.metadata import build_consumer_metadata, try_read_event_counts
 from iscp_dagster.location.assets.provenance import Provenance
 from iscp_dagster.location.assets.source_check import build_check_evaluation
@@ -40,16 +44,16 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.effective import compute_effective_jobs
 from iscp_dagster.planning.problems import make_problem
 from iscp_dagster.planning.table_problems import find_problems
-from iscp_dagster.runs.named import WORKED
+from iscp_dagster.runs.named import ACTIVE_STATUSES
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
-Success = PendingCommit | InStep
+ServedOutcome = PendingCommit | InStepJob
 """An outcome whose rows are served."""
-Reported = AssetEvent | dg.AssetCheckEvaluation
-ReportOutcomes = Callable[[Sequence[Success], Sequence[Outcome]], None]
+ReportedEvent = AssetEvent | dg.AssetCheckEvaluation
+ReportOutcomes = Callable[[Sequence[ServedOutcome], Sequence[JobOutcome]], None]
 BATCH = 200
 """The most events that are made and stored at a time."""
 
@@ -57,22 +61,24 @@ BATCH = 200
 def sync_tenants(
     context: Context,
     iterations: Iterations,
-    select: Callable[[Sequence[Success]], Sequence[Success]] = list,
-) -> tuple[list[Success], list[Outcome]]:
+    select: Callable[[Sequence[ServedOutcome]], Sequence[ServedOutcome]] = list,
+) -> tuple[list[ServedOutcome], list[JobOutcome]]:
     """Bring the tenants in step and report each; returns what was served, and what failed.
 
     `select` picks the outcomes of a scan to report. If an error ends the run, what was served
     before is reported first.
     """
-    reported: list[Success] = []
-    failed: list[Outcome] = []
+    reported: list[ServedOutcome] = []
+    failed: list[JobOutcome] = []
     with report_in_background(context, iterations) as report_outcomes:
-        for outcomes in iterations.outcomes():
+        for outcomes in iterations.iterate_jobs():
             served = select(
-                [outcome for outcome in outcomes if isinstance(outcome, PendingCommit | InStep)]
+                [outcome for outcome in outcomes if isinstance(outcome, PendingCommit | InStepJob)]
             )
             failures = [
-                outcome for outcome in outcomes if not isinstance(outcome, PendingCommit | InStep)
+                outcome
+                for outcome in outcomes
+                if not isinstance(outcome, PendingCommit | InStepJob)
             ]
             if served or failures:
                 report_outcomes(served, failures)
@@ -93,10 +99,10 @@ def report_in_background(context: Context, iterations: Iterations) -> Iterator[R
     @cache
     def get_versions() -> DataVersions:
         # With a separate log, since two threads must not share one.
-        delta_log = iterations.deployment.delta_log(iterations.source)
+        delta_log = iterations.deployment.make_delta_log(iterations.source)
         return DataVersions(context.instance, iterations.source, delta_log, to.version)
 
-    def build_events(served: Sequence[Success]) -> Iterator[Iterable[Reported]]:
+    def build_events(served: Sequence[ServedOutcome]) -> Iterator[Iterable[ReportedEvent]]:
         yield build_news_events(
             iterations.deployment, get_versions(), {outcome.tenant for outcome in served}
         )
@@ -104,7 +110,7 @@ def report_in_background(context: Context, iterations: Iterations) -> Iterator[R
             context.instance, iterations.deployment, iterations.source, served, iterations.run_id
         )
 
-    def store(served: Sequence[Success], failures: Sequence[Outcome]) -> None:
+    def store(served: Sequence[ServedOutcome], failures: Sequence[JobOutcome]) -> None:
         for events in (
             *(build_events(served) if served else ()),
             build_observations(iterations.source, failures),
@@ -135,7 +141,7 @@ def _set_when_interrupted(event: threading.Event) -> Iterator[None]:
         raise
 
 
-def store_events(context: Context, events: Iterable[Reported]) -> None:
+def store_events(context: Context, events: Iterable[ReportedEvent]) -> None:
     """Store the events, each batch before the next is made.
 
     Dagster writes an asset's events of a batch together if DAGSTER_EVENT_BATCH_SIZE allows it.
@@ -145,19 +151,19 @@ def store_events(context: Context, events: Iterable[Reported]) -> None:
             _store_batch(context, list(batch))
 
 
-def _get_event_series(event: Reported) -> tuple[bool, str, str]:
+def _get_event_series(event: ReportedEvent) -> tuple[bool, str, str]:
     # Dagster takes a check as of the version before it.
     is_check = isinstance(event, dg.AssetCheckEvaluation)
     return is_check, type(event).__name__, event.asset_key.to_user_string()
 
 
-def _store_batch(context: Context, events: Sequence[Reported]) -> None:
+def _store_batch(context: Context, events: Sequence[ReportedEvent]) -> None:
     batch = str(uuid4())
     for number, event in enumerate(events, start=1):
         log_event(context, event, DagsterEventBatchMetadata(batch, number == len(events)))
 
 
-def log_event(context: Context, event: Reported, batch: DagsterEventBatchMetadata) -> None:
+def log_event(context: Context, event: ReportedEvent, batch: DagsterEventBatchMetadata) -> None:
     """Log one event, as `context.log_event` does, but as part of a batch."""
     step = context.get_step_execution_context()
     match event:
@@ -171,7 +177,7 @@ def log_event(context: Context, event: Reported, batch: DagsterEventBatchMetadat
 
 def build_news_events(
     deployment: Deployment, versions: DataVersions, tenants: Collection[str]
-) -> list[Reported]:
+) -> list[ReportedEvent]:
     """Events for the tenants' data versions that have not been reported yet.
 
     For a table that this location loads, adds its check, or Dagster would show the check as older.
@@ -189,18 +195,18 @@ def build_materializations(
     instance: dg.DagsterInstance,
     deployment: Deployment,
     source: SourceTable,
-    outcomes: Sequence[Success],
+    outcomes: Sequence[ServedOutcome],
     run_id: str,
 ) -> Iterator[dg.AssetMaterialization]:
     """One for each outcome, as a run for only that tenant would report it."""
     declared = {consumer.name for consumer in source.consumers}
     tenants = {outcome.tenant for outcome in outcomes if outcome.job_name in declared}
-    provenance = Provenance.of(instance, source, tenants, run_id)
+    provenance = Provenance.read_instance(instance, source, tenants, run_id)
     tables: dict[int, Mapping[str, Any]] = {}
     events = cache(partial(try_read_event_counts, deployment, source))
     for outcome in outcomes:
         tags = (
-            provenance.build_tags(outcome.job_name, outcome.tenant, agrees(outcome))
+            provenance.build_tags(outcome.job_name, outcome.tenant, get_agreed_version(outcome))
             if outcome.job_name in declared
             else {}
         )
@@ -213,22 +219,22 @@ def build_materializations(
 
 
 def build_observations(
-    source: SourceTable, failures: Iterable[Outcome]
+    source: SourceTable, failures: Iterable[JobOutcome]
 ) -> Iterator[dg.AssetObservation]:
     """One for each failed job whose handler was invoked, with these invocations."""
     for outcome in failures:
-        if isinstance(outcome, Failed) and INVOKED in outcome.told:
+        if isinstance(outcome, FailedStep) and INVOKED in outcome.reported:
             key = outcome.claim.key
             error = dg.MetadataValue.text(f"[{outcome.code}] {outcome.message}")
             yield dg.AssetObservation(
                 asset_key=get_job_asset_key(source, key.job_name),
                 partition=key.tenant,
-                metadata={**build_consumer_metadata(outcome.told), "error": error},
+                metadata={**build_consumer_metadata(outcome.reported), "error": error},
             )
 
 
 def mark_failed_partitions(
-    context: Context, source: SourceTable, failures: Iterable[Outcome]
+    context: Context, source: SourceTable, failures: Iterable[JobOutcome]
 ) -> None:
     """Have Dagster show the partitions of failed jobs as failed, until they are materialized.
 
@@ -236,7 +242,9 @@ def mark_failed_partitions(
     runs of assets plan by themselves; a run with a failed job fails.
     """
     _plan_partitions(
-        context, source, (outcome.claim.key for outcome in failures if isinstance(outcome, Failed))
+        context,
+        source,
+        (outcome.claim.key for outcome in failures if isinstance(outcome, FailedStep)),
     )
 
 
@@ -297,28 +305,30 @@ def _find_failed_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> se
 
 def find_unreported_jobs(
     instance: dg.DagsterInstance, source: SourceTable, jobs: Collection[Job]
-) -> list[InStep]:
+) -> list[InStepJob]:
     """The jobs whose served rows Dagster does not know about, since their runs ended early.
 
     Costs one statement per index and 5,000 tenants.
     """
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    unreported: list[InStep] = []
+    unreported: list[InStepJob] = []
     get_name = attrgetter("key.job_name")
     for name, group in groupby(sorted(jobs, key=get_name), key=get_name):
         served = [job for job in group if job.watermark.version > START.version]
-        reported = latest(
+        reported = read_latest_versions(
             instance, get_job_asset_key(source, name), kind, [job.key.tenant for job in served]
         )
         unreported += [
-            InStep(job=job) for job in served if _is_unreported(job, reported.get(job.key.tenant))
+            InStepJob(job=job)
+            for job in served
+            if _is_unreported(job, reported.get(job.key.tenant))
         ]
     return unreported
 
 
-def agrees(outcome: Success) -> int:
+def get_agreed_version(outcome: ServedOutcome) -> int:
     """The last source version that its rows are known to agree with."""
-    moment = outcome.job.watermark if isinstance(outcome, InStep) else outcome.to
+    moment = outcome.job.watermark if isinstance(outcome, InStepJob) else outcome.to
     return moment.version
 
 
@@ -327,7 +337,7 @@ def _is_unreported(job: Job, version: str | None) -> bool:
         return True
     # After a failed iteration, the row no longer has the version that was delivered last.
     ended = job.status.to is not None and job.status.to.version <= job.watermark.version
-    return ended and version != str(InStep(job=job).data_version)
+    return ended and version != str(InStepJob(job=job).data_version)
 
 
 def report_indexes(
@@ -356,18 +366,18 @@ def _report_table(
     context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> tuple[int, list[str]]:
     """How many jobs were reported as materialized, and a line for each reported as failed."""
-    delta_log, count, problems = deployment.delta_log(source), 0, list[str]()
-    table_id, to = delta_log.get_table_id(), delta_log.latest()
+    delta_log, count, problems = deployment.make_delta_log(source), 0, list[str]()
+    table_id, to = delta_log.get_table_id(), delta_log.get_latest_moment()
     versions = DataVersions(context.instance, source, delta_log, to.version)
-    for portion in split_for_statements(sorted(deployment.log.tenants(table_id))):
-        jobs = deployment.log.jobs(table_id=table_id, tenants=portion)
+    for portion in split_for_statements(sorted(deployment.log.list_tenants(table_id))):
+        jobs = deployment.log.list_jobs(table_id=table_id, tenants=portion)
         # Read after the jobs: a run that ended since has reported what it completed.
         working = _find_working_runs(context.instance)
         idle = [job for job in jobs if not job.active and job.run_id not in working]
         unreported = [
             in_step.job for in_step in find_unreported_jobs(context.instance, source, idle)
         ]
-        outcomes = [InStep(job=job) for job in compute_effective_jobs(delta_log, unreported, to)]
+        outcomes = [InStepJob(job=job) for job in compute_effective_jobs(delta_log, unreported, to)]
         store_events(
             context,
             build_news_events(deployment, versions, {outcome.tenant for outcome in outcomes}),
@@ -387,4 +397,4 @@ def _report_table(
 
 
 def _find_working_runs(instance: dg.DagsterInstance) -> set[str]:
-    return {run.run_id for run in instance.get_runs(dg.RunsFilter(statuses=list(WORKED)))}
+    return {run.run_id for run in instance.get_runs(dg.RunsFilter(statuses=list(ACTIVE_STATUSES)))}

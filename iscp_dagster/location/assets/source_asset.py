@@ -10,9 +10,9 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, build_version_event
 from iscp_dagster.location.assets.iterations import get_run_tenants
-from iscp_dagster.location.assets.metadata import log_facts
+from iscp_dagster.location.assets.metadata import read_log_facts
 from iscp_dagster.location.assets.source_check import build_check_evaluation
-from iscp_dagster.location.names import build_partitions_def, get_source_asset_key, load_op_name
+from iscp_dagster.location.names import build_partitions_def, get_load_op_name, get_source_asset_key
 from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.table_problems import find_problems
@@ -68,7 +68,7 @@ def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> d
     config = source.load_config
 
     @dg.multi_asset(
-        name=load_op_name(source),
+        name=get_load_op_name(source),
         specs=[build_source_spec(source)],
         backfill_policy=dg.BackfillPolicy.single_run(),
         config_schema=to_dagster_config(config).to_fields_dict() if config else None,
@@ -77,22 +77,24 @@ def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> d
     def load_source(
         context: dg.AssetExecutionContext,
     ) -> Iterator[AssetEvent | dg.AssetCheckEvaluation]:
-        deployment: Deployment = context.resources.iscp.deployment()
+        deployment: Deployment = context.resources.iscp.create_deployment()
         tenants = tuple(get_run_tenants(context, source))
         with renew_run_lease(deployment, context.run):
             with deployment.open_private_session() as spark:
                 load(
                     Load(
                         spark=spark,
-                        path=to_spark_path(deployment.path(source)),
+                        path=to_spark_path(deployment.get_table_path(source)),
                         tenants=tenants,
                         config=config(**context.op_execution_context.op_config) if config else None,
                         log=context.log,
                     )
                 )
-            delta_log = deployment.delta_log(source)
+            delta_log = deployment.make_delta_log(source)
             facts = dict(read_table_facts(delta_log))
-            versions = DataVersions(context.instance, source, delta_log, delta_log.latest().version)
+            versions = DataVersions(
+                context.instance, source, delta_log, delta_log.get_latest_moment().version
+            )
             # Not as the step's output, which would give every tenant the same version.
             for tenant in tenants:
                 current = versions.get_current_version(tenant)
@@ -115,7 +117,7 @@ def read_table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
     """The facts of `log_facts`, and the table's size."""
     sizes, orphans = delta_log.get_tenant_sizes(), delta_log.get_unnamed_size()
     return {
-        **log_facts(delta_log),
+        **read_log_facts(delta_log),
         "stored_rows": sum(size.rows or 0 for size in sizes.values()),
         "bytes": sum(size.bytes for size in sizes.values()),
         "tenants": len(sizes),

@@ -26,7 +26,7 @@ def build_source_check(source: SourceTable) -> dg.AssetChecksDefinition:
         required_resource_keys={"iscp"},
     )
     def can_be_followed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        deployment: Deployment = context.resources.iscp.deployment()
+        deployment: Deployment = context.resources.iscp.create_deployment()
         problems = find_problems(deployment, source)
         return dg.AssetCheckResult(
             passed=not problems,

@@ -15,7 +15,7 @@ from iscp_dagster.location.build import (
     build_table_definitions,
     filter_declarations,
 )
-from iscp_dagster.location.component.reading import parse_declarations, place
+from iscp_dagster.location.component.reading import format_position, parse_declarations
 from iscp_dagster.location.component.scaffold import SourceTableScaffolder
 from iscp_dagster.location.component.schema import build_table_model
 from iscp_dagster.location.resources.environment import resources_from_environment
@@ -23,7 +23,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.declared.together.attach import Declarations
-from iscp_dagster.model.declared.together.sound import Sound
+from iscp_dagster.model.declared.together.sound import ConsistentDeclarations
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 
@@ -79,7 +79,7 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
             views=declarations.views,
             triggers=declarations.triggers,
             endpoints=declarations.endpoints,
-            declared_at=place(context),
+            declared_at=format_position(context),
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
@@ -120,7 +120,7 @@ def _collect_declarations(components: Sequence[SourceTableComponent]) -> Declara
 
 
 @lru_cache(maxsize=1)
-def _filter_declarations(components: tuple[SourceTableComponent, ...]) -> Sound:
+def _filter_declarations(components: tuple[SourceTableComponent, ...]) -> ConsistentDeclarations:
     """Cached for the next component of the project: each one calls it."""
     return filter_declarations(_collect_declarations(components), os.environ)
 

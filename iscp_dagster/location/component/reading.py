@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.location.component.schema import is_template
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.kinds import load_kinds
 from iscp_dagster.model.declared.lineage import sort_views
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -125,7 +125,7 @@ def _find_table_or_view(
     )
 
 
-def place(context: ResolutionContext) -> str:
+def format_position(context: ResolutionContext) -> str:
     """The position of the attributes, such as `defs.yaml:3`; empty without a file."""
     tree = context.source_position_tree
     if tree is None:
@@ -139,10 +139,12 @@ def _build_index(context: ResolutionContext, entry: Any) -> Index:
         if isinstance(entry, Index):
             return entry
         kind = entry.get("kind") if isinstance(entry, Mapping) else None
-        if kind not in kinds():
-            raise ConfigError(f"{entry!r} is not an index; give its kind: {', '.join(kinds())}.")
+        if kind not in load_kinds():
+            raise ConfigError(
+                f"{entry!r} is not an index; give its kind: {', '.join(load_kinds())}."
+            )
         options = {name: value for name, value in entry.items() if name != "kind"}
-        index: Index = kinds()[str(kind)](**options)
+        index: Index = load_kinds()[str(kind)](**options)
         return index
 
 
@@ -152,7 +154,9 @@ def _locate_errors(context: ResolutionContext) -> Iterator[None]:
         yield
     except ConfigError as error:
         where = ".".join(map(str, context.path))
-        raise ConfigError(f"{', '.join(filter(None, (place(context), where)))}: {error}") from error
+        raise ConfigError(
+            f"{', '.join(filter(None, (format_position(context), where)))}: {error}"
+        ) from error
 
 
 def _get_given_attributes(model: Model) -> Mapping[str, Any]:

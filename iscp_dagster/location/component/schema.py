@@ -15,7 +15,7 @@ from pydantic_core import core_schema
 
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import INITIAL, Trigger
-from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.kinds import load_kinds
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.sharding import DEFAULT_HASH, FUNCTIONS
 from iscp_dagster.model.declared.tables import ERRORS, ON_REPLACE, SourceTable
@@ -119,7 +119,7 @@ def build_table_model() -> type[Model]:
     """The attributes of a table: the fields of `SourceTable`, and what is declared over it."""
     offered = {
         name: _build_model(kind.__name__, kind, {}, kind=(Literal[name], ...))
-        for name, kind in kinds().items()
+        for name, kind in load_kinds().items()
     }
     union: Any = Union[tuple(offered.values())]  # noqa: UP007 - known only at run time
     index_model: Any = Annotated[

@@ -55,7 +55,7 @@ class IscpLog(ConfigurableResource[SqlLog]):
 
 @lru_cache(maxsize=4)
 def _open_log(url: str) -> SqlLog:
-    log = SqlLog(url, who="dagster")
+    log = SqlLog(url, actor="dagster")
     log.ensure()
     return log
 
@@ -98,7 +98,7 @@ class Iscp(ConfigurableResource[Deployment]):
     )
     invocations_token: str = Field(default="", description="The bearer token that it requires.")
 
-    def deployment(self) -> Deployment:
+    def create_deployment(self) -> Deployment:
         """Make the deployment. Cheap: services are connected at first use."""
         return wire_deployment(
             shards=self.clickhouse.parse_endpoints(),
@@ -106,7 +106,7 @@ class Iscp(ConfigurableResource[Deployment]):
             log_url=self.log.url,
             state_store=self.state_store,
             tolerate_state_mismatch=self.tolerate_state_mismatch,
-            shared=self.spark.shared,
+            shared=self.spark.open_shared_session,
             private=self.spark.open_private_session,
             lake=self.lake.root,
             bounds=IterationBounds(versions=self.max_versions, bytes=self.max_bytes),
@@ -123,4 +123,4 @@ class ClickHouseTables(ConfigurableIOManagerFactory[ClickHouseIOManager]):
     def create_io_manager(self, context: object) -> ClickHouseIOManager:
         """The object that writes into ClickHouse, for iterations and for Dagster."""
         del context
-        return ClickHouseIOManager(self.iscp.deployment)
+        return ClickHouseIOManager(self.iscp.create_deployment)

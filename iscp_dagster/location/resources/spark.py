@@ -8,7 +8,7 @@ from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
-from iscp_dagster.spark.session import create_private_session, shared
+from iscp_dagster.spark.session import create_private_session, get_shared_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,9 +32,9 @@ class Spark(LazyPySparkResource):
         """A new session. Raises UnavailableError if nothing answers."""
         return create_private_session(self.remote, self.spark_config)
 
-    def shared(self) -> SparkSession:
+    def open_shared_session(self) -> SparkSession:
         """The session of all runs, for the project's own reads. Raises UnavailableError."""
-        return shared(self.remote, self.spark_config)
+        return get_shared_session(self.remote, self.spark_config)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Release the run's own session."""

@@ -14,7 +14,7 @@ from iscp_dagster.location.names import NEWS
 from iscp_dagster.location.sensor.runner import Lookout
 from iscp_dagster.location.sensor.trial import is_trial
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.reporter import News, Report
+from iscp_dagster.planning.reporter import NewsReport, TenantNews
 
 NOTHING = "There is nothing new to report."
 TRIAL = "A tick would report {count} changes."
@@ -37,7 +37,7 @@ def build_news_sensor(lookout: Lookout) -> dg.SensorDefinition:
     def iscp_news(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         with lookout.open_reporter(context) as reporter:
             report = reporter.report(context.cursor)
-            version_events = list(events(report.news, reporter.runner.get_delta_log))
+            version_events = list(build_version_events(report.news, reporter.runner.get_delta_log))
         asset_events = [*version_events, *build_check_results(report, lookout.sources)]
         if is_trial(context):
             return dg.SensorResult(
@@ -52,8 +52,8 @@ def build_news_sensor(lookout: Lookout) -> dg.SensorDefinition:
     return iscp_news
 
 
-def events(
-    news: Sequence[News], delta_log_of: Callable[[SourceTable], DeltaLog]
+def build_version_events(
+    news: Sequence[TenantNews], delta_log_of: Callable[[SourceTable], DeltaLog]
 ) -> Iterator[AssetEvent]:
     """A new data version for every changed tenant, so that Dagster shows its indexes as stale."""
     for table_news in news:
@@ -63,7 +63,7 @@ def events(
 
 
 def build_check_results(
-    report: Report, sources: Sequence[SourceTable]
+    report: NewsReport, sources: Sequence[SourceTable]
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """The check results of tables whose problems appeared, changed or ended, once each.
 
@@ -76,5 +76,5 @@ def build_check_results(
         if table_news.versions and table_news.source.load
     }
     for source in sources:
-        if source.name in report.risen | report.settled | rechecked:
-            yield build_check_evaluation(source, report.of(source.name))
+        if source.name in report.new_problem_tables | report.settled | rechecked:
+            yield build_check_evaluation(source, report.list_problems(source.name))

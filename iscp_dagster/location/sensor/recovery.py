@@ -14,13 +14,13 @@ from iscp_dagster.location.names import (
     get_batch_sync_job_name,
     get_job_asset_key,
     get_source_asset_key,
-    sync_job_name,
+    get_sync_job_name,
 )
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.runs.cancel import end
-from iscp_dagster.runs.named import WORKED, find_runs, get_run_names
+from iscp_dagster.runs.cancel import report_orphan
+from iscp_dagster.runs.named import ACTIVE_STATUSES, find_runs, get_run_names
 from iscp_dagster.sync.deployment import Deployment
 
 GONE = "This run's process is gone or hangs. The next iteration continues its work."
@@ -28,7 +28,7 @@ UNBEGUN = "Run {run} failed before its work began; its page in Dagster says why.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ours:
+class LocationRuns:
     """Recognizes the runs of a location among an instance's: they run nothing else."""
 
     tables: frozenset[str]
@@ -38,10 +38,14 @@ class Ours:
     """Its name, if known; another location may have Dagster jobs with the same names."""
 
     @classmethod
-    def of(cls, sources: Sequence[SourceTable], location: str | None = None) -> Ours:
+    def from_sources(
+        cls, sources: Sequence[SourceTable], location: str | None = None
+    ) -> LocationRuns:
         names = {FLUSH, COLLECT, PRUNE, REPORT}
         names |= {
-            name(source) for source in sources for name in (sync_job_name, get_batch_sync_job_name)
+            name(source)
+            for source in sources
+            for name in (get_sync_job_name, get_batch_sync_job_name)
         }
         keys = {get_source_asset_key(source) for source in sources}
         keys |= {
@@ -77,7 +81,7 @@ class Recovery:
     """
 
     deployment: Deployment
-    ours: Ours
+    own_runs: LocationRuns
     monotonic: Callable[[], float] = time.monotonic
     _since: float | None = None
 
@@ -92,10 +96,10 @@ class Recovery:
     def _recover_runs(self, instance: DagsterInstance) -> None:
         now = self.monotonic()
         self._since = now if self._since is None else self._since
-        sure = now - self._since >= self.deployment.log.leases.run
-        self._end_orphans(instance, sure=sure)
+        grace_over = now - self._since >= self.deployment.log.leases.run
+        self._end_orphans(instance, grace_over=grace_over)
         self._process_queued_jobs(instance)
-        self.deployment.log.reclaim(None if sure else self._list_finished_runs(instance))
+        self.deployment.log.reclaim(None if grace_over else self._list_finished_runs(instance))
 
     def _list_finished_runs(self, instance: DagsterInstance) -> list[str]:
         """Runs of this instance that hold jobs although Dagster has recorded their end."""
@@ -103,16 +107,18 @@ class Recovery:
         runs = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
         return [run.run_id for run in runs if run.is_finished]
 
-    def _end_orphans(self, instance: DagsterInstance, *, sure: bool) -> None:
+    def _end_orphans(self, instance: DagsterInstance, *, grace_over: bool) -> None:
         """End orphans: Dagster's default launcher does not detect them; they block the queue."""
         log = self.deployment.log
-        runs = {run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
-        run_ids = [run_id for run_id, run in runs.items() if self.ours.has(run)]
+        runs = {
+            run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(ACTIVE_STATUSES)))
+        }
+        run_ids = [run_id for run_id, run in runs.items() if self.own_runs.has(run)]
         lapsed = log.find_expired_leases(run_ids, log.leases.unseen)
-        for run_id in sorted(lapsed) if sure else ():
+        for run_id in sorted(lapsed) if grace_over else ():
             run = instance.get_run_by_id(run_id)
-            if run is not None and run.status in WORKED:
-                end(instance, run, GONE)
+            if run is not None and run.status in ACTIVE_STATUSES:
+                report_orphan(instance, run, GONE)
 
     def _process_queued_jobs(self, instance: DagsterInstance) -> None:
         """Keep jobs that wait for a run of this instance; free those whose run has ended.
@@ -128,7 +134,7 @@ class Recovery:
         awaited = [
             name for run in runs if not run.is_finished for name in get_run_names(run) & queued
         ]
-        log.keep(awaited, log.leases.queued)
+        log.renew_leases(awaited, log.leases.queued)
         for run in runs:
             if run.is_finished:
                 self._free_jobs(run, get_run_names(run) & queued - set(awaited))

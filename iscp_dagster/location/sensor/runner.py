@@ -23,17 +23,17 @@ from iscp_dagster.location.names import (
     get_batch_sync_job_name,
     get_job_asset_key,
     get_partitions_name,
-    sync_job_name,
+    get_sync_job_name,
 )
-from iscp_dagster.location.sensor.recovery import Ours, Recovery
+from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
 from iscp_dagster.location.sensor.trial import (
     build_partition_requests,
-    by_hand,
+    drop_dispatch_tag,
     is_trial,
     take_trial_look,
 )
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import Dispatch, Look
+from iscp_dagster.planning.look import Dispatch, LookResult
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.ending import is_ending
@@ -70,7 +70,7 @@ class Lookout:
     _turn: int = 0
     """Counts the ticks; a newer tick ends the wait of earlier ones."""
 
-    def looks(self, context: dg.SensorEvaluationContext) -> Iterator[Look]:
+    def take_looks(self, context: dg.SensorEvaluationContext) -> Iterator[LookResult]:
         """Yield the looks of one tick until one finds something; only the last one counts.
 
         Only one look if the daemon runs sensors without threads, so that other sensors do not wait.
@@ -85,7 +85,11 @@ class Lookout:
             yield look
             cursor, seconds = look.cursor, self.monotonic() - start
             rest_end = self.monotonic() + RESTS * seconds
-            if not (look.quiet and self._wait_for_reason(turn, rest_end, end) and is_on(context)):
+            if not (
+                look.quiet
+                and self._wait_for_reason(turn, rest_end, end)
+                and is_sensor_running(context)
+            ):
                 return
 
     @contextmanager
@@ -95,7 +99,7 @@ class Lookout:
             _, runner = self._get_recovery_and_runner(context)
             yield Reporter(runner)
 
-    def _take_look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> Look:
+    def _take_look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> LookResult:
         with self._lock:
             recovery, runner = self._get_recovery_and_runner(context)
             recovery.look(context.instance)
@@ -105,9 +109,11 @@ class Lookout:
         self, context: dg.SensorEvaluationContext
     ) -> tuple[Recovery, Runner]:
         if self._recovery_and_runner is None:
-            deployment: Deployment = context.resources.iscp.deployment()
+            deployment: Deployment = context.resources.iscp.create_deployment()
             origin = context.code_location_origin
-            ours = Ours.of(self.sources, None if origin is None else origin.location_name)
+            ours = LocationRuns.from_sources(
+                self.sources, None if origin is None else origin.location_name
+            )
             runner = Runner(
                 deployment,
                 self.sources,
@@ -156,7 +162,7 @@ def build_runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.Senso
     def iscp_runner(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if is_trial(context):
             return _evaluate_trial(context, lookout.sources)
-        for latest in lookout.looks(context):
+        for latest in lookout.take_looks(context):
             look = latest
             add_partitions(context.instance, lookout.sources, look.present)
         for line in _format_new_problems(look):
@@ -175,9 +181,9 @@ def _evaluate_trial(
     context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]
 ) -> dg.SensorResult:
     """What a tick would request now; the cursor stays: a trial changes nothing."""
-    look = take_trial_look(context.resources.iscp.deployment(), sources, context.cursor)
+    look = take_trial_look(context.resources.iscp.create_deployment(), sources, context.cursor)
     return dg.SensorResult(
-        run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
+        run_requests=[drop_dispatch_tag(run_request(dispatch)) for dispatch in look.dispatches],
         skip_reason=None if look.dispatches else _format_skip_reason(look),
         cursor=context.cursor,
         dynamic_partitions_requests=list(
@@ -213,7 +219,7 @@ def run_request(dispatch: Dispatch) -> dg.RunRequest:
         )
     return dg.RunRequest(
         run_key=dispatch.name,
-        job_name=sync_job_name(source),
+        job_name=get_sync_job_name(source),
         partition_key=tenant,
         asset_selection=selected,
         # None would also run the assets' checks, which compare every row.
@@ -236,7 +242,7 @@ def add_partitions(
                 instance.add_dynamic_partitions(get_partitions_name(source), portion)
 
 
-def _list_dispatched_tenants(look: Look) -> Mapping[str, Sequence[str]]:
+def _list_dispatched_tenants(look: LookResult) -> Mapping[str, Sequence[str]]:
     """Dispatched tenants by table, including tenants with jobs but no rows yet."""
     tenants_by_table: dict[str, list[str]] = {}
     for dispatch in look.dispatches:
@@ -244,17 +250,17 @@ def _list_dispatched_tenants(look: Look) -> Mapping[str, Sequence[str]]:
     return tenants_by_table
 
 
-def _format_new_problems(look: Look) -> list[str]:
+def _format_new_problems(look: LookResult) -> list[str]:
     """The problems that no earlier tick has reported."""
     cursor_problems = [FORGOT] if look.forgot else []
     return [
         *cursor_problems,
-        *(str(problem) for problem in look.problems if problem.table in look.risen),
+        *(str(problem) for problem in look.problems if problem.table in look.new_problem_tables),
     ]
 
 
-def _format_skip_reason(look: Look) -> str:
-    reported = sorted({problem.table for problem in look.problems} - look.risen)
+def _format_skip_reason(look: LookResult) -> str:
+    reported = sorted({problem.table for problem in look.problems} - look.new_problem_tables)
     reminder = f"Still wrong, as reported before (see the table's check): {', '.join(reported)}."
     lines = [*_format_new_problems(look), *([reminder] if reported else [])]
     if look.elsewhere:
@@ -263,7 +269,7 @@ def _format_skip_reason(look: Look) -> str:
     return "\n".join(lines) or "Every index is in step, or its iteration is under way."
 
 
-def is_on(context: dg.SensorEvaluationContext) -> bool:
+def is_sensor_running(context: dg.SensorEvaluationContext) -> bool:
     """Whether nobody switched the sensor off since its tick began."""
     origin = context.code_location_origin
     return all(

@@ -16,7 +16,7 @@ import dagster as dg
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import Dispatch, Look
+from iscp_dagster.planning.look import Dispatch, LookResult
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
@@ -35,16 +35,16 @@ def is_trial(context: dg.SensorEvaluationContext) -> bool:
 
 def take_trial_look(
     deployment: Deployment, sources: Sequence[SourceTable], cursor: str | None
-) -> Look:
+) -> LookResult:
     """What the runner would find now; reads only."""
     with TemporaryDirectory() as folder:
         log = SqlLog(f"sqlite:///{folder}/log.sqlite", clock=deployment.clock)
         log.ensure()
-        log.fill(deployment.log.jobs(include_dropped=True), deployment.log.list_standing())
+        log.fill(deployment.log.list_jobs(include_dropped=True), deployment.log.list_standing())
         return Runner(replace(deployment, log=log), sources).look(cursor)
 
 
-def by_hand(request: dg.RunRequest) -> dg.RunRequest:
+def drop_dispatch_tag(request: dg.RunRequest) -> dg.RunRequest:
     """The same request without its dispatch tag, whose dispatch is in no log."""
     tags = {name: value for name, value in request.tags.items() if name != DISPATCH_TAG}
     return dg.RunRequest(

@@ -14,11 +14,11 @@ from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.declared.services import SERVICE
-from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable
+from iscp_dagster.model.declared.tables import DeclaredConsumer, Index, SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import load_object
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.model.moment import Beginning
+from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import ConsumerInfo
 
 CONSUMERS = "iscp_dagster.consumers"
@@ -27,8 +27,8 @@ GROUP = "iscp_dagster.consumer_kinds"
 """The entry point group in which packages offer kinds; an entry's name is the type of its jobs."""
 INDEX = "iscp_dagster.clickhouse.kinds.indexes:Indexes"
 DECLARED = {
-    TRIGGER: "iscp_dagster.eventtriggers.kind:EventTriggers",
-    SERVICE: "iscp_dagster.serviceconsumers.kind:ServiceConsumers",
+    TRIGGER: "iscp_dagster.eventtriggers.kind:EventTriggerKind",
+    SERVICE: "iscp_dagster.serviceconsumers.kind:ServiceConsumerKind",
 }
 
 
@@ -59,7 +59,7 @@ class ConsumerKind(ABC):
 
     type: str
     """The type that the jobs' specs name."""
-    called: ClassVar[str] = "consumer"
+    noun: ClassVar[str] = "consumer"
     """What people call one of its consumers, in sentences."""
     declare: ClassVar[str] = ""
     """How a consumer named `{name}` is declared, if only a declaration makes it."""
@@ -85,7 +85,7 @@ class ConsumerKind(ABC):
         """The type as tables of jobs show it."""
         return self.type
 
-    def declared(self, source: SourceTable) -> Sequence[Consuming]:
+    def list_declared(self, source: SourceTable) -> Sequence[DeclaredConsumer]:
         """Return what the table declares of the kind."""
         del source
         return ()
@@ -96,12 +96,12 @@ class ConsumerKind(ABC):
     def check_importable(self, info: ConsumerInfo) -> None:  # noqa: B027
         """Raise ConfigError for a consumer that cannot be imported here."""
 
-    def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
         """Return what its image rows are read from; None: it gets none. Raises ConfigError."""
         del source, info
         return None
 
-    def columns(
+    def list_columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
         """Return the source columns that it gets, in the source's order; not called for images.
@@ -111,10 +111,12 @@ class ConsumerKind(ABC):
         return source.select_columns(Index(name=info.job, columns=info.columns or None), available)
 
     @abstractmethod
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         """Make the consumer of one scan. Raises ConfigError for one that cannot be made."""
 
-    def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
+    def find_history_start(
+        self, source: SourceTable, job: Job, deployment: Any
+    ) -> HistoryStart | None:
         """Return where a tenant's history begins; None: it keeps none, or is not built.
 
         Raises IscpError.
@@ -124,29 +126,29 @@ class ConsumerKind(ABC):
 
     def describe(self, source: SourceTable, declared: Any) -> tuple[str, Mapping[str, Any]]:
         """Describe a declared consumer in a sentence, with its settings, for its asset."""
-        return f"The {self.called} {declared.name!r} of {source.name!r}.", {}
+        return f"The {self.noun} {declared.name!r} of {source.name!r}.", {}
 
 
 class DeclaredKind(ConsumerKind):
     """A kind whose consumers the location declares."""
 
     def check(self, source: SourceTable, info: ConsumerInfo) -> None:
-        declared = self.declared(source)
+        declared = self.list_declared(source)
         head = f"Job {source.name}/{info.job}"
         if all(consumer.name != info.job for consumer in declared):
             names = ", ".join(consumer.name for consumer in declared) or "none"
             raise ConfigError(
-                f"{head}: no {self.called} of that name is declared on the table or its views "
+                f"{head}: no {self.noun} of that name is declared on the table or its views "
                 f"(there are: {names}); declare {self.declare.format(name=repr(info.job))}."
             )
         if info.columns or info.options:
             raise ConfigError(
-                f"{head}: a {self.called}'s columns and options are those of its declaration; "
+                f"{head}: a {self.noun}'s columns and options are those of its declaration; "
                 "change them there."
             )
 
 
-class OwnConsumers(ConsumerKind):
+class CustomConsumerKind(ConsumerKind):
     """Classes of users and other packages, by their import paths or as entry points."""
 
     def check(self, source: SourceTable, info: ConsumerInfo) -> None:
@@ -162,7 +164,7 @@ class OwnConsumers(ConsumerKind):
     def check_importable(self, info: ConsumerInfo) -> None:
         _load_factory(info)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         del scan
         factory = _load_factory(info)
         try:
@@ -185,24 +187,24 @@ class BrokenKind(ConsumerKind):
         del source, info
         raise self.error
 
-    def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
         del source, info
         raise self.error
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         del source, info, scan
         raise self.error
 
 
 @cache
-def consumer_kind(type_: str) -> ConsumerKind:
+def get_consumer_kind(type_: str) -> ConsumerKind:
     """Return the kind of a job type."""
     if type_ in list_kind_names():
         return _load_kind(INDEX)(type_)
     if type_ in DECLARED:
         return _load_kind(DECLARED[type_])(type_)
     if type_ not in _list_offered():
-        return OwnConsumers(type_)
+        return CustomConsumerKind(type_)
     try:
         return _load_kind(type_)(type_)
     except ConfigError as error:
@@ -211,12 +213,12 @@ def consumer_kind(type_: str) -> ConsumerKind:
 
 def list_declared_kinds() -> Iterator[ConsumerKind]:
     """Yield the kinds of declared consumers other than indexes."""
-    yield from map(consumer_kind, DECLARED)
+    yield from map(get_consumer_kind, DECLARED)
 
 
 def is_index(info: ConsumerInfo) -> bool:
     """Whether the consumer is an index."""
-    return consumer_kind(info.type).keeps_index
+    return get_consumer_kind(info.type).keeps_index
 
 
 def _list_offered() -> frozenset[str]:

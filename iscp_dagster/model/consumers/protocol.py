@@ -15,13 +15,13 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID
 
-Told = Mapping[str, Any]
+ConsumerReport = Mapping[str, Any]
 """What a consumer reports besides rows, see `DataRetriever.tell`."""
 MOST_LISTED = 50
 """How many of a list's latest entries are kept."""
 
 
-def merge_facts(earlier: Told, later: Told) -> Told:
+def merge_facts(earlier: ConsumerReport, later: ConsumerReport) -> ConsumerReport:
     """Merge the reports of two steps: add numbers, join lists, else keep the later value."""
     return {
         **earlier,
@@ -101,10 +101,10 @@ class DataRetriever(Protocol):
         and FenceError when other runs have taken all tenants; the whole range then comes again.
         """
 
-    def by_tenant(self, batch: Any | None) -> Mapping[str, Any]:
+    def split_by_tenant(self, batch: Any | None) -> Mapping[str, Any]:
         """Split a batch into one for each tenant; an absent batch gives none."""
 
-    def marked(self) -> Any | None:
+    def read_marked_rows(self) -> Any | None:
         """The same rows as one table with a column `_deleted`, in the scan's order; None: no more.
 
         For consumers that store deletes as rows: a tail's deletes also have the inserts' columns.
@@ -116,7 +116,7 @@ class DataRetriever(Protocol):
     def refuse(self, tenant: str, error: IscpError) -> None:
         """Reject one tenant's rows: only its job fails, and no more of its rows come."""
 
-    def tell(self, tenant: str, facts: Told) -> None:
+    def report(self, tenant: str, facts: ConsumerReport) -> None:
         """Report what the iteration did for a tenant: shown with its outcome, merged with the
         reports of its earlier ranges; numbers are counts that the job's status keeps too.
         """

@@ -18,7 +18,7 @@ INITIAL = ("skip", "fire")
 
 
 @runtime_checkable
-class Watched(Protocol):
+class TriggerSource(Protocol):
     """What a trigger can be on: a source table, or a view."""
 
     @property
@@ -42,7 +42,7 @@ class Trigger:
 
     name: str
     _: KW_ONLY
-    on: Watched
+    on: TriggerSource
     """The source table or view whose rows it looks at."""
     match: str
     """A condition in Spark SQL; NULL counts as not met."""
@@ -67,7 +67,7 @@ class Trigger:
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        if not isinstance(self.on, Watched):
+        if not isinstance(self.on, TriggerSource):
             raise ConfigError(
                 f"Trigger {self.name!r}: on={self.on!r} is neither a source table nor a view; "
                 "give one of them, not its name."

@@ -43,7 +43,7 @@ def check_kind(where: str, index: Any) -> None:
 
 
 @cache
-def kinds() -> Mapping[str, type[Any]]:
+def load_kinds() -> Mapping[str, type[Any]]:
     """The class that declares an index of each kind, derived from `IndexKind`.
 
     Raises ConfigError for one that cannot be imported, or whose `kind` is not its offered name.
@@ -63,4 +63,4 @@ def kinds() -> Mapping[str, type[Any]]:
 @cache
 def list_view_suffixes() -> tuple[str, ...]:
     """The suffixes of the index views that kinds have beside the first."""
-    return tuple(sorted({suffix for kind in kinds().values() for suffix in kind.beside}))
+    return tuple(sorted({suffix for kind in load_kinds().values() for suffix in kind.beside}))

@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from iscp_dagster.model.declared.services import ServiceConsumer
-from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable
+from iscp_dagster.model.declared.tables import DeclaredConsumer, Index, SourceTable
 from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.errors import ConfigError
 
@@ -57,7 +57,7 @@ def get_definition(index: Index) -> list[Any]:
     return list(getattr(index, "view", ())) if index.kind == CHANGES else []
 
 
-def _find_parent(consumer: Consuming, definitions: Mapping[str, list[Any]]) -> str | None:
+def _find_parent(consumer: DeclaredConsumer, definitions: Mapping[str, list[Any]]) -> str | None:
     if isinstance(consumer, Index):
         parent = get_definition(consumer)[:-1]
         return next((name for name, view in definitions.items() if view == parent), None)

@@ -135,7 +135,7 @@ def parse_sharding(index: str, declared: object) -> Sharding:
         raise ConfigError(f"Index {index!r}: {error}") from error
 
 
-def shard_of(options: Mapping[str, Any]) -> int | None:
+def get_shard(options: Mapping[str, Any]) -> int | None:
     """The shard in a consumer's options; None for an index that is not sharded."""
     shard = options.get(SHARD)
     return shard if isinstance(shard, int) and not isinstance(shard, bool) else None

@@ -78,7 +78,7 @@ class Index:
     kind: ClassVar[str] = ""
     of_images: ClassVar[bool] = False
     """Whether it keeps both images of each changed row, rather than the last row of each key."""
-    beside: ClassVar[tuple[str, ...]] = ()
+    view_suffixes: ClassVar[tuple[str, ...]] = ()
     """Each index view that the kind has beside its first is named `<index view>_<one of these>`."""
 
     def __post_init__(self) -> None:
@@ -145,10 +145,10 @@ class Index:
         return definition | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
-Consuming = Index | Trigger | ServiceConsumer
+DeclaredConsumer = Index | Trigger | ServiceConsumer
 """What is declared to consume a table's rows."""
 
-T = TypeVar("T", bound=Consuming)
+T = TypeVar("T", bound=DeclaredConsumer)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class SourceTable:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
     @property
-    def consumers(self) -> tuple[Consuming, ...]:
+    def consumers(self) -> tuple[DeclaredConsumer, ...]:
         """All that is declared to get a job for each tenant: indexes, triggers, services."""
         return (*self.indexes, *self.triggers, *self.services)
 
@@ -236,11 +236,11 @@ class SourceTable:
         """What determines its rows, as for a view; empty: all rows."""
         return []
 
-    def index(self, name: str) -> Index:
+    def get_index(self, name: str) -> Index:
         """The index of that name. Raises ConfigError naming the declared ones."""
         return self._find_declared(name, "index", self.indexes)
 
-    def trigger(self, name: str) -> Trigger:
+    def get_trigger(self, name: str) -> Trigger:
         """The event trigger of that name. Raises ConfigError naming the declared ones."""
         return self._find_declared(name, "trigger", self.triggers)
 

@@ -16,7 +16,7 @@ from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import DEFAULT_TYPE
 
-Trigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
+JobTrigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
 """Plans for the jobs of one type, table and tenant: (jobs ordered by name, latest, now).
 
 Pure: the same rows, version and time give the same iterations. A trigger may have a method
@@ -38,7 +38,7 @@ GROUP = "iscp_dagster.triggers"
 
 
 @lru_cache(maxsize=64)
-def load_trigger(job_type: str) -> Trigger:
+def load_trigger(job_type: str) -> JobTrigger:
     """The trigger of a type: built in, an entry point of `GROUP`, or `package.module:Name`.
 
     A class is instantiated, and the instance is called to plan. Raises ConfigError.
@@ -50,7 +50,7 @@ def load_trigger(job_type: str) -> Trigger:
     trigger = _create_trigger(job_type, loaded) if isclass(loaded) else loaded
     if not callable(trigger):
         raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")
-    return cast("Trigger", trigger)
+    return cast("JobTrigger", trigger)
 
 
 def schedule_settings(job_type: str) -> tuple[str, ...]:

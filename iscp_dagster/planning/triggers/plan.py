@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from itertools import groupby
 
-from iscp_dagster.joblog.iterations import Iteration, iterates_alone
-from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.sharding import shard_of
+from iscp_dagster.joblog.iterations import Iteration, needs_own_scan
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
+from iscp_dagster.model.declared.sharding import get_shard
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import START, Moment
@@ -17,7 +17,7 @@ from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
 from iscp_dagster.planning.triggers.backoff import is_backing_off
 from iscp_dagster.planning.triggers.loading import (
     BUILT_IN,
-    Trigger,
+    JobTrigger,
     load_trigger,
     schedule_settings,
 )
@@ -28,12 +28,12 @@ def raise_error(error: ConfigError) -> None:
     raise error
 
 
-def plan(
+def plan_iterations(
     jobs: Collection[Job],
     latest: Moment,
     now: datetime,
     *,
-    load: Callable[[str], Trigger] = load_trigger,
+    load: Callable[[str], JobTrigger] = load_trigger,
     refuse: Callable[[ConfigError], None] = raise_error,
 ) -> tuple[Iteration, ...]:
     """The iterations due for the jobs of one table and tenant when the table is at `latest`.
@@ -62,7 +62,7 @@ def plan(
     return tuple(planned)
 
 
-def check_trigger(spec: TriggerSpec, load: Callable[[str], Trigger] = load_trigger) -> None:
+def check_trigger(spec: TriggerSpec, load: Callable[[str], JobTrigger] = load_trigger) -> None:
     """Raise ConfigError for a trigger that could never plan."""
     trigger = load_trigger(spec.job_type) if spec.job_type in BUILT_IN else load(spec.job_type)
     if (check := getattr(trigger, "check_schedule", None)) is not None:
@@ -90,7 +90,7 @@ def _can_take_part(job: Job, now: datetime) -> bool:
 
 
 def _run_trigger(
-    trigger: Trigger, job_type: str, jobs: tuple[Job, ...], latest: Moment, now: datetime
+    trigger: JobTrigger, job_type: str, jobs: tuple[Job, ...], latest: Moment, now: datetime
 ) -> tuple[Iteration, ...]:
     try:
         return tuple(trigger(jobs, latest, now))
@@ -134,7 +134,7 @@ def plan_iteration(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
     The jobs share one watermark. The iteration gets their highest priority.
     """
     due = [job for job in jobs if job.state in STARTABLE and get_job_version(job) < to.version]
-    return (Iteration.of(due, to),) if due else ()
+    return (Iteration.from_jobs(due, to),) if due else ()
 
 
 def plan_each_alone(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
@@ -158,8 +158,8 @@ def plan_together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
 
     First iterations that are due together have the same range, so they share one scan.
     """
-    lone_jobs = [job for job in jobs if iterates_alone(job)]
-    sharing_jobs = [job for job in jobs if not iterates_alone(job)]
+    lone_jobs = [job for job in jobs if needs_own_scan(job)]
+    sharing_jobs = [job for job in jobs if not needs_own_scan(job)]
     # Shared scans first: they are short, and run slots are few.
     return (*_plan_sharing(sharing_jobs, latest), *plan_each_alone(lone_jobs, latest))
 
@@ -193,7 +193,7 @@ def is_fresh(job: Job) -> bool:
 
 def _has_only_beginning(job: Job) -> bool:
     """Whether its watermark is where it begins, and its first iteration is still to come."""
-    early = consumer_kind(job.spec.detail.consumer.type).begins_before_first_commit
+    early = get_consumer_kind(job.spec.detail.consumer.type).begins_before_first_commit
     return early and job.status.start_at is None
 
 
@@ -224,7 +224,7 @@ def _group_by_shard(jobs: Sequence[Job]) -> list[list[Job]]:
     """The jobs by shard; the jobs of one never wait for those of another."""
     by_shard: dict[int | None, list[Job]] = {}
     for job in jobs:
-        by_shard.setdefault(shard_of(job.spec.detail.consumer.options), []).append(job)
+        by_shard.setdefault(get_shard(job.spec.detail.consumer.options), []).append(job)
     return list(by_shard.values())
 
 

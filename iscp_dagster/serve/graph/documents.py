@@ -21,9 +21,9 @@ from graphql import (
 from graphql.validation.validate import ValidationAbortedError
 
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.graph.schemas import Ready
+from iscp_dagster.serve.graph.schemas import ServedSchema
 
-PARSE, VALIDATION, INPUT = "GRAPHQL_PARSE_FAILED", "GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT"
+PARSE, VALIDATION, BAD_INPUT = "GRAPHQL_PARSE_FAILED", "GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT"
 TOO_COMPLEX, NOT_BUILT = "QUERY_TOO_COMPLEX", "NOT_BUILT"
 MOST_ERRORS = 10
 
@@ -61,32 +61,35 @@ class ValidatedDocument:
 
 
 def validate_document(
-    ready: Ready, text: str, operation_name: str | None, limits: DocumentLimits | None = None
+    served_schema: ServedSchema,
+    text: str,
+    operation_name: str | None,
+    limits: DocumentLimits | None = None,
 ) -> ValidatedDocument:
     """Parse and validate a document. Raises DocumentError."""
     limits = limits or DocumentLimits()
     try:
         document = _parse_document(text, limits)
-        _check_built(ready, document)
+        _check_built(served_schema, document)
         _check_shape(document, limits)
-        errors = validate(ready.schema, document, max_errors=MOST_ERRORS)
+        errors = validate(served_schema.schema, document, max_errors=MOST_ERRORS)
     except RecursionError:
-        raise refused(TOO_COMPLEX, "The document is nested too deeply.") from None
+        raise make_document_error(TOO_COMPLEX, "The document is nested too deeply.") from None
     if errors:
         # Too many errors, and too many comparisons of fields, abort in the same way.
         if len(errors) == 1 and isinstance(errors[0], ValidationAbortedError):
-            raise refused(
+            raise make_document_error(
                 TOO_COMPLEX, "The document repeats the same fields too often; select each once."
             )
         raise DocumentError(errors[0].message, [add_code(error, VALIDATION) for error in errors])
     operation = get_operation_ast(document, operation_name)
     if operation is None:
-        raise refused(
-            INPUT,
+        raise make_document_error(
+            BAD_INPUT,
             f"There is no operation {operation_name!r}; name one of the document's operations.",
         )
-    if ready.schema.get_root_type(operation.operation) is None:
-        raise refused(VALIDATION, f"This server has no {operation.operation.value}s.")
+    if served_schema.schema.get_root_type(operation.operation) is None:
+        raise make_document_error(VALIDATION, f"This server has no {operation.operation.value}s.")
     return ValidatedDocument(document=document, operation=operation, introspects="__" in text)
 
 
@@ -96,7 +99,7 @@ def add_code(error: GraphQLError, code: str) -> GraphQLError:
     return error
 
 
-def refused(code: str, message: str) -> DocumentError:
+def make_document_error(code: str, message: str) -> DocumentError:
     """Return the error of a document that is refused for one reason."""
     return DocumentError(message, [GraphQLError(message, extensions={"code": code})])
 
@@ -111,16 +114,16 @@ def _parse_document(text: str, limits: DocumentLimits) -> DocumentNode:
         raise DocumentError(error.message, [coded_error]) from error
 
 
-def _check_built(ready: Ready, document: DocumentNode) -> None:
+def _check_built(served_schema: ServedSchema, document: DocumentNode) -> None:
     """Distinguish an index that is not built yet from one that does not exist."""
     for operation in document.definitions:
         if isinstance(operation, OperationDefinitionNode):
             for selection in operation.selection_set.selections:
                 if (
                     isinstance(selection, FieldNode)
-                    and selection.name.value in ready.catalog.unbuilt
+                    and selection.name.value in served_schema.catalog.unbuilt
                 ):
-                    raise refused(
+                    raise make_document_error(
                         NOT_BUILT,
                         f"The index behind {selection.name.value} is declared, but not built yet, "
                         "or its table cannot be read; retry when its first iteration has ended.",
@@ -136,14 +139,14 @@ def _check_shape(document: DocumentNode, limits: DocumentLimits) -> None:
     meter = _SelectionMeter(fragments, limits.depth)
     for definition in document.definitions:
         if isinstance(definition, OperationDefinitionNode):
-            depth, fields, roots = meter.of(definition.selection_set)
+            depth, fields, roots = meter.measure_selections(definition.selection_set)
             for unit, count, cap in (
                 ("levels", depth, limits.depth),
                 ("fields", fields, limits.fields),
                 ("fields of the operation", roots, limits.roots),
             ):
                 if count > cap:
-                    raise refused(
+                    raise make_document_error(
                         TOO_COMPLEX,
                         f"The document has more than {cap:,} {unit}, this server's cap; ask for "
                         "less.",
@@ -157,7 +160,7 @@ class _SelectionMeter:
         self._fragments, self._deepest = fragments, deepest
         self._sizes: dict[str, tuple[int, int, int]] = {}
 
-    def of(self, selections: SelectionSetNode) -> tuple[int, int, int]:
+    def measure_selections(self, selections: SelectionSetNode) -> tuple[int, int, int]:
         """The depth, the number of fields, and the number of top-level fields."""
         parts = list(self._measure_parts(selections))
         return (
@@ -171,16 +174,20 @@ class _SelectionMeter:
             if isinstance(selection, FragmentSpreadNode):
                 yield self._measure_fragment(selection.name.value)
             elif isinstance(selection, FieldNode):
-                inner = self.of(selection.selection_set) if selection.selection_set else (0, 0, 0)
+                inner = (
+                    self.measure_selections(selection.selection_set)
+                    if selection.selection_set
+                    else (0, 0, 0)
+                )
                 yield inner[0] + 1, inner[1] + 1, 1
             else:
                 inner_set: SelectionSetNode = selection.selection_set  # type: ignore[attr-defined]
-                yield self.of(inner_set)
+                yield self.measure_selections(inner_set)
 
     def _measure_fragment(self, name: str) -> tuple[int, int, int]:
         if name not in self._sizes:
             # A cycle ends here; validation reports it.
             self._sizes[name] = (0, 0, 0)
             if name in self._fragments:
-                self._sizes[name] = self.of(self._fragments[name].selection_set)
+                self._sizes[name] = self.measure_selections(self._fragments[name].selection_set)
         return self._sizes[name]

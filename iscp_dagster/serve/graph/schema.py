@@ -22,13 +22,13 @@ from graphql import (
 from graphql.execution.collect_fields import collect_sub_fields
 
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
-from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, Catalog
+from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, ServedCatalog
 from iscp_dagster.serve.columns import Column
-from iscp_dagster.serve.graph.types import Types
-from iscp_dagster.serve.reads.caps import Asking
-from iscp_dagster.serve.reads.nearest import Near, build_distance_column, read_nearest
-from iscp_dagster.serve.reads.order import Order
-from iscp_dagster.serve.reads.selecting import RowSelection, selected
+from iscp_dagster.serve.graph.types import GraphQLTypes
+from iscp_dagster.serve.reads.caps import RequestContext
+from iscp_dagster.serve.reads.nearest import NearestQuery, build_distance_column, read_nearest
+from iscp_dagster.serve.reads.order import OrderTerm
+from iscp_dagster.serve.reads.selecting import RowSelection, read_rows
 from iscp_dagster.serve.scalars import BadValueError
 from iscp_dagster.serve.served import NAMES_FIELD, ServedIndex
 from iscp_dagster.serve.where import Row
@@ -38,12 +38,12 @@ Subscribe = Callable[[ServedIndex, Mapping[str, Any], Any], Any]
 after, snapshot, progress) and the request's context."""
 
 
-def create_schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
+def create_schema(catalog: ServedCatalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
     """Return the schema; names in the catalog are unique.
 
     Without `subscribe`, subscriptions exist for `--print-schema`, but fail.
     """
-    types = Types()
+    types = GraphQLTypes()
     queries = {
         name: _build_query_field(types, served) for name, served in sorted(catalog.queries.items())
     }
@@ -63,18 +63,18 @@ def create_schema(catalog: Catalog, subscribe: Subscribe | None = None) -> Graph
     )
 
 
-def _describe_catalog(catalog: Catalog) -> str:
+def _describe_catalog(catalog: ServedCatalog) -> str:
     head = "Rows of the indexes that ClickHouse keeps in step with their Delta tables."
-    return "\n".join([head, *catalog.waiting, *catalog.notes])
+    return "\n".join([head, *catalog.unbuilt_notes, *catalog.notes])
 
 
-def _build_query_field(types: Types, served: ServedIndex) -> GraphQLField:
-    if (neighbourhood := served.index.neighbourhood()) is not None:
+def _build_query_field(types: GraphQLTypes, served: ServedIndex) -> GraphQLField:
+    if (neighbourhood := served.index.get_neighbourhood()) is not None:
         return _build_nearest_field(types, served, neighbourhood)
     row = types.get_row_type(served)
 
     def resolve(_root: Any, info: GraphQLResolveInfo, **args: Any) -> list[Row]:
-        return selected(_get_context(info), _build_selection(served, info, args))
+        return read_rows(_get_context(info), _build_selection(served, info, args))
 
     searches = {
         name: GraphQLArgument(types.get_argument_type(column), description=search.description)
@@ -87,14 +87,14 @@ def _build_query_field(types: Types, served: ServedIndex) -> GraphQLField:
 
 
 def _build_nearest_field(
-    types: Types, served: ServedIndex, neighbourhood: Neighbourhood
+    types: GraphQLTypes, served: ServedIndex, neighbourhood: Neighbourhood
 ) -> GraphQLField:
     distance = build_distance_column(served)
     row = types.get_row_type(served, distance)
 
     def resolve(_root: Any, info: GraphQLResolveInfo, **args: Any) -> list[Row]:
         names = _list_shown_fields(info)
-        near = Near(
+        near = NearestQuery(
             served=served,
             neighbourhood=neighbourhood,
             columns=_list_shown_columns(served, names),
@@ -111,7 +111,7 @@ def _build_nearest_field(
     if served.source.tenant:
         arguments["tenant"] = GraphQLArgument(GraphQLNonNull(GraphQLString))
     arguments["where"] = GraphQLArgument(
-        types.where(served), description="Which rows are neighbours at all."
+        types.get_where_type(served), description="Which rows are neighbours at all."
     )
     arguments["limit"] = GraphQLArgument(GraphQLInt)
     return GraphQLField(
@@ -119,13 +119,13 @@ def _build_nearest_field(
     )
 
 
-def _build_page_arguments(types: Types, served: ServedIndex) -> dict[str, GraphQLArgument]:
-    order = types.order(served)
+def _build_page_arguments(types: GraphQLTypes, served: ServedIndex) -> dict[str, GraphQLArgument]:
+    order = types.build_order_type(served)
     ordering = {}
     if order is not None:
         ordering["order_by"] = GraphQLArgument(GraphQLList(GraphQLNonNull(order)))
     return {
-        "where": GraphQLArgument(types.where(served)),
+        "where": GraphQLArgument(types.get_where_type(served)),
         **ordering,
         "limit": GraphQLArgument(GraphQLInt),
         "offset": GraphQLArgument(GraphQLInt, default_value=0),
@@ -142,8 +142,8 @@ def _describe_index(served: ServedIndex) -> str:
     return f"{summary} {details}" if details else summary
 
 
-def _get_context(info: GraphQLResolveInfo) -> Asking:
-    asking: Asking = info.context
+def _get_context(info: GraphQLResolveInfo) -> RequestContext:
+    asking: RequestContext = info.context
     return asking
 
 
@@ -154,7 +154,7 @@ def _build_selection(
     return RowSelection(
         served=served,
         columns=_list_shown_columns(served, names),
-        width=len(names),
+        values_per_row=len(names),
         where=args.get("where"),
         order=tuple(_parse_order(served, args.get("order_by") or ())),
         limit=args.get("limit"),
@@ -163,7 +163,7 @@ def _build_selection(
     )
 
 
-def _parse_order(served: ServedIndex, parts: Sequence[Mapping[str, Any]]) -> Iterator[Order]:
+def _parse_order(served: ServedIndex, parts: Sequence[Mapping[str, Any]]) -> Iterator[OrderTerm]:
     for part in parts:
         if len(part) != 1 or None in part.values():
             raise BadValueError(
@@ -171,7 +171,7 @@ def _parse_order(served: ServedIndex, parts: Sequence[Mapping[str, Any]]) -> Ite
             )
         for name, (descending, nulls_first) in part.items():
             column = served.by_field[name]
-            yield Order(column=column, descending=descending, nulls_first=nulls_first)
+            yield OrderTerm(column=column, descending=descending, nulls_first=nulls_first)
 
 
 def _list_shown_fields(info: GraphQLResolveInfo) -> list[str]:
@@ -192,7 +192,7 @@ def _list_shown_columns(served: ServedIndex, names: Collection[str]) -> tuple[Co
 
 
 def _build_subscription_field(
-    types: Types, served: ServedIndex, subscribe: Subscribe | None
+    types: GraphQLTypes, served: ServedIndex, subscribe: Subscribe | None
 ) -> GraphQLField:
     def begin(_root: Any, info: GraphQLResolveInfo, **args: Any) -> Any:
         if subscribe is None:
@@ -202,7 +202,7 @@ def _build_subscription_field(
         return subscribe(served, args, info.context)
 
     arguments = {
-        "where": GraphQLArgument(types.where(served)),
+        "where": GraphQLArgument(types.get_where_type(served)),
         "after": GraphQLArgument(
             GraphQLString, description="The cursor of the last message received."
         ),
@@ -226,9 +226,9 @@ def _build_subscription_field(
     )
 
 
-def _build_message_type(types: Types, served: ServedIndex) -> GraphQLObjectType:
+def _build_message_type(types: GraphQLTypes, served: ServedIndex) -> GraphQLObjectType:
     name = f"{served.field}_change"
-    types.take(name, served)
+    types.reserve_name(name, served)
     return GraphQLObjectType(
         name,
         {

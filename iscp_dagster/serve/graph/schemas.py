@@ -21,7 +21,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.catalog import Catalog, read_catalog
+from iscp_dagster.serve.catalog import ServedCatalog, read_catalog
 from iscp_dagster.serve.graph.schema import Subscribe, create_schema
 from iscp_dagster.serve.served import ServedIndex
 
@@ -30,30 +30,30 @@ REFRESH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class ServedSchema:
     """A schema, and the catalog that it was made from."""
 
-    catalog: Catalog
+    catalog: ServedCatalog
     schema: GraphQLSchema
 
 
 @dataclass
-class Schemas:
+class SchemaCache:
     """Keeps the schema; `load` reads the catalog. Safe for threads.
 
     `get_schema` looks for changes if the last look is `every` seconds old. A failed look is logged
     and keeps the schema; without any schema yet it raises.
     """
 
-    load: Callable[[], Catalog]
+    load: Callable[[], ServedCatalog]
     subscribe: Subscribe | None = None
-    every: float = REFRESH_SECONDS
+    refresh_seconds: float = REFRESH_SECONDS
     clock: Callable[[], float] = time.monotonic
-    _ready: Ready | None = None
+    _ready: ServedSchema | None = None
     _refreshed_at: float = 0.0
     _refresh_lock: Lock = field(default_factory=Lock)
 
-    def get_schema(self) -> Ready:
+    def get_schema(self) -> ServedSchema:
         """Return the schema; may query ClickHouse. Raises IscpError if there never was one."""
         ready = self._ready
         if ready is not None and not self._is_due():
@@ -70,13 +70,15 @@ class Schemas:
         return self._ready
 
     def _is_due(self) -> bool:
-        return self.clock() - self._refreshed_at >= self.every
+        return self.clock() - self._refreshed_at >= self.refresh_seconds
 
     def _refresh_schema(self) -> None:
         try:
             catalog = self.load()
             if self._ready is None or catalog != self._ready.catalog:
-                self._ready = Ready(catalog=catalog, schema=create_schema(catalog, self.subscribe))
+                self._ready = ServedSchema(
+                    catalog=catalog, schema=create_schema(catalog, self.subscribe)
+                )
         except IscpError as error:
             if self._ready is None:
                 raise
@@ -85,7 +87,7 @@ class Schemas:
 
 
 @dataclass
-class Loader:
+class CatalogLoader:
     """Reads the catalog of declared tables; reads a Delta log again only if columns change."""
 
     tables: Sequence[SourceTable]
@@ -95,9 +97,9 @@ class Loader:
     _binary_columns: dict[tuple[str, str], tuple[Mapping[str, str], Collection[str]]] = field(
         default_factory=dict
     )
-    _latest: Catalog | None = None
+    _latest: ServedCatalog | None = None
 
-    def __call__(self) -> Catalog:
+    def __call__(self) -> ServedCatalog:
         """Raises IscpError when no server answers."""
         self._latest = read_catalog(
             self.tables, self.endpoints, self._find_binary_columns, self._latest
@@ -137,7 +139,7 @@ def read_calculated_fields(served: ServedIndex) -> Sequence[DeltaField]:
     """A view's calculated columns, as when its table was made."""
     if not served.index.of_images:
         return ()
-    shard = served.places[0]
+    shard = served.shards[0]
     data = IndexData(endpoint=shard.endpoint, database=shard.database, view=served.view)
     shape = IndexTable(
         source=served.source,

@@ -10,7 +10,7 @@ from graphql import GraphQLError
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.serve.access import UnauthenticatedError
-from iscp_dagster.serve.graph.documents import INPUT, TOO_COMPLEX
+from iscp_dagster.serve.graph.documents import BAD_INPUT, TOO_COMPLEX
 from iscp_dagster.serve.reads.caps import TooComplexError
 from iscp_dagster.serve.reads.nearest import ForbiddenError
 from iscp_dagster.serve.scalars import BadValueError
@@ -22,7 +22,7 @@ _TIMEOUT_EXCEEDED = {159, 160, 209, 394}
 _TOO_MANY = {158, 307, 396, 241}
 """ClickHouse's codes for rows, bytes and memory beyond a query's limits."""
 _CLIENT_CODES = {
-    BadValueError: INPUT,
+    BadValueError: BAD_INPUT,
     TooComplexError: TOO_COMPLEX,
     ForbiddenError: FORBIDDEN,
     UnauthenticatedError: UNAUTHENTICATED,
@@ -41,7 +41,7 @@ def format_error(error: GraphQLError) -> dict[str, Any]:
     cause = error.original_error
     # GraphQL's own errors, also of a variable's value, are made for clients.
     if cause is None or isinstance(cause, GraphQLError):
-        error.extensions = {"code": INPUT, **(error.extensions or {})}
+        error.extensions = {"code": BAD_INPUT, **(error.extensions or {})}
         return dict(error.formatted)
     message, code = describe_error(cause)
     public_error = GraphQLError(message, error.nodes, path=error.path, extensions={"code": code})

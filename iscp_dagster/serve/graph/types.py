@@ -28,7 +28,7 @@ from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import OPERATORS
 from iscp_dagster.serve.scalars import BadValueError, Scalar
-from iscp_dagster.serve.served import BUILT_IN, COMPARISON, ServedIndex
+from iscp_dagster.serve.served import COMPARISON_SUFFIX, RESERVED_NAMES, ServedIndex
 
 ORDERS = {
     f"{way}{suffix}": (way == "desc", nulls_first)
@@ -45,7 +45,7 @@ OPERATIONS = ("INSERT", "UPDATE", "DELETE", "PROGRESS")
 _BUILT_IN = {"Int": GraphQLInt, "String": GraphQLString, "Boolean": GraphQLBoolean}
 
 
-class Types:
+class GraphQLTypes:
     """Makes types, each once."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Types:
 
     def get_scalar_type(self, scalar: Scalar) -> GraphQLScalarType:
         """Return the scalar's type."""
-        if not scalar.own:
+        if not scalar.is_custom:
             return _BUILT_IN[scalar.name]
         if scalar.name not in self._scalars:
             self._scalars[scalar.name] = _build_scalar_type(scalar)
@@ -83,7 +83,7 @@ class Types:
             if row_columns == columns:
                 return type_
             name = f"{name}_data"
-        self.take(name, served)
+        self.reserve_name(name, served)
         row_type = self._build_row_type(name, served, columns)
         self._rows.setdefault(name, (columns, row_type))
         return row_type
@@ -97,20 +97,20 @@ class Types:
             description=served.index.description or served.source.description,
         )
 
-    def where(self, served: ServedIndex) -> GraphQLInputObjectType:
+    def get_where_type(self, served: ServedIndex) -> GraphQLInputObjectType:
         """Return the type of `where`, shared like the type of rows."""
         row = self.get_row_type(served)
         if row.name in self._wheres:
             return self._wheres[row.name]
         type_name = f"{row.name}_bool_exp"
-        self.take(type_name, served)
+        self.reserve_name(type_name, served)
 
-        def fields() -> dict[str, GraphQLInputField]:
+        def build_fields() -> dict[str, GraphQLInputField]:
             nested = GraphQLInputField(GraphQLList(GraphQLNonNull(where_type)))
             comparisons = {
                 column.field: GraphQLInputField(self._get_comparison_type(column))
                 for column in served.columns
-                if column.compares or column.nulls
+                if column.is_comparable or column.is_null_only
             }
             return {
                 "_and": nested,
@@ -119,32 +119,32 @@ class Types:
                 **comparisons,
             }
 
-        where_type = GraphQLInputObjectType(type_name, fields)
+        where_type = GraphQLInputObjectType(type_name, build_fields)
         self._wheres[row.name] = where_type
         return where_type
 
-    def order(self, served: ServedIndex) -> GraphQLInputObjectType | None:
+    def build_order_type(self, served: ServedIndex) -> GraphQLInputObjectType | None:
         """Return the type of a part of `order_by`; None if no column has an order."""
         fields = {
             column.field: GraphQLInputField(self.order_by)
             for column in served.columns
-            if column.compares
+            if column.is_comparable
         }
         if not fields:
             return None
         type_name = f"{served.field}_order_by"
-        self.take(type_name, served)
+        self.reserve_name(type_name, served)
         return GraphQLInputObjectType(type_name, fields)
 
-    def take(self, name: str, served: ServedIndex) -> None:
+    def reserve_name(self, name: str, served: ServedIndex) -> None:
         """Reserve a type's name for the index; the catalog has left out all clashes."""
         owner = f"{served.source.name}/{served.index.shown}"
         assert self._owners.setdefault(name, owner) == owner, (name, owner)
-        assert name not in BUILT_IN, name
+        assert name not in RESERVED_NAMES, name
 
     def get_argument_type(self, column: Column) -> Any:
         """Return the type of an optional argument for the column."""
-        if not column.lists:
+        if not column.list_depth:
             return self.get_scalar_type(column.scalar)
         element = self.get_argument_type(column.element)
         takes_null = column.element.nullable
@@ -152,13 +152,13 @@ class Types:
 
     def _build_output_type(self, column: Column) -> Any:
         output_type: Any = self.get_scalar_type(column.scalar)
-        for _ in range(column.lists):
+        for _ in range(column.list_depth):
             output_type = GraphQLList(output_type)
         return output_type if column.nullable else GraphQLNonNull(output_type)
 
     def _get_comparison_type(self, column: Column) -> GraphQLInputObjectType:
-        scalar_type = self.get_scalar_type(column.scalar) if column.compares else None
-        name = f"{scalar_type.name if scalar_type else 'null'}{COMPARISON}"
+        scalar_type = self.get_scalar_type(column.scalar) if column.is_comparable else None
+        name = f"{scalar_type.name if scalar_type else 'null'}{COMPARISON_SUFFIX}"
         if name not in self._comparisons:
             fields = {"_is_null": GraphQLInputField(GraphQLBoolean)}
             if scalar_type is not None:
@@ -171,7 +171,7 @@ class Types:
 
 def _build_scalar_type(scalar: Scalar) -> GraphQLScalarType:
     def check_value(value: Any) -> Any:
-        scalar.read(value)
+        scalar.parse(value)
         return value
 
     def parse_literal(node: ValueNode, _variables: dict[str, Any] | None = None) -> Any:
@@ -184,7 +184,7 @@ def _build_scalar_type(scalar: Scalar) -> GraphQLScalarType:
 
     return GraphQLScalarType(
         scalar.name,
-        description=scalar.says,
+        description=scalar.description,
         serialize=_keep_value,
         parse_value=check_value,
         parse_literal=parse_literal,

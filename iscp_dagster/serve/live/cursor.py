@@ -35,7 +35,7 @@ _NUMBERS = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class CursorOrigin:
     """What a cursor's positions refer to: `database.table/name`, its table and its generation."""
 
     index: str
@@ -57,17 +57,17 @@ class SubscriptionCursor:
     it; None: no snapshot is under way.
     """
 
-    named: Positions
-    others: ChangePosition | None = None
-    newest: int = 0
+    positions: Positions
+    common_position: ChangePosition | None = None
+    newest_registration: int = 0
     row: tuple[str, ...] | None = None
 
-    def of(self, tenant: str, registration: int) -> ChangePosition:
+    def get_position(self, tenant: str, registration: int) -> ChangePosition:
         """The tenant's position; START for a new one."""
-        if tenant in self.named:
-            return self.named[tenant]
-        if self.others is not None and registration <= self.newest:
-            return self.others
+        if tenant in self.positions:
+            return self.positions[tenant]
+        if self.common_position is not None and registration <= self.newest_registration:
+            return self.common_position
         return START
 
     def move_to_row(self, row: tuple[str, ...]) -> SubscriptionCursor:
@@ -78,19 +78,21 @@ class SubscriptionCursor:
         """The cursor with other positions of the tenants that are `ahead`."""
         if not ahead:
             return self
-        return replace(self, named=dict(self.named) | dict(ahead))
+        return replace(self, positions=dict(self.positions) | dict(ahead))
 
 
-def build_cursor(positions: Positions, newest: int = 0) -> SubscriptionCursor:
+def build_cursor(positions: Positions, newest_registration: int = 0) -> SubscriptionCursor:
     """A cursor with these positions; `newest` is the newest registration among all tenants'."""
     if len(positions) <= MOST_NAMED:
-        return SubscriptionCursor(named=dict(positions))
+        return SubscriptionCursor(positions=dict(positions))
     ((common, _),) = Counter(positions.values()).most_common(1)
     named_positions = {tenant: at for tenant, at in positions.items() if at != common}
-    return SubscriptionCursor(named=named_positions, others=common, newest=newest)
+    return SubscriptionCursor(
+        positions=named_positions, common_position=common, newest_registration=newest_registration
+    )
 
 
-def written(cursor: SubscriptionCursor, origin: Origin) -> str:
+def encode_cursor(cursor: SubscriptionCursor, origin: CursorOrigin) -> str:
     """The cursor as text for a client."""
     content = json.dumps(_to_json(cursor), ensure_ascii=False, separators=(",", ":")).encode()
     packed = zlib.compress(content, 1)
@@ -99,7 +101,7 @@ def written(cursor: SubscriptionCursor, origin: Origin) -> str:
     return base64.urlsafe_b64encode(data + _compute_digest(data)).decode().rstrip("=")
 
 
-def read(text: str, origin: Origin) -> SubscriptionCursor:
+def decode_cursor(text: str, origin: CursorOrigin) -> SubscriptionCursor:
     """Read what `written` wrote.
 
     Raises PositionInvalidError for an invalid text, or a cursor of another table or view, and
@@ -152,13 +154,13 @@ def _unpack_body(body: bytes) -> bytes:
 def _to_json(cursor: SubscriptionCursor) -> list[Any]:
     """As JSON: tenants grouped by position, then the optional parts."""
     tenants_by_position = defaultdict(list)
-    for tenant, at in cursor.named.items():
+    for tenant, at in cursor.positions.items():
         tenants_by_position[at].append(tenant)
     groups = [[*at, sorted(tenants_by_position[at])] for at in sorted(tenants_by_position)]
     row = None if cursor.row is None else list(cursor.row)
-    if cursor.others is None:
+    if cursor.common_position is None:
         return [groups] if row is None else [groups, row]
-    return [groups, row, *cursor.others, cursor.newest]
+    return [groups, row, *cursor.common_position, cursor.newest_registration]
 
 
 def _from_json(parsed: list[Any]) -> SubscriptionCursor:
@@ -172,7 +174,9 @@ def _from_json(parsed: list[Any]) -> SubscriptionCursor:
         (_parse_position(others[0], others[1]), int(others[2])) if others else (None, 0)
     )
     key = None if row is None else tuple(map(str, row))
-    return SubscriptionCursor(named=named_positions, others=common, newest=newest, row=key)
+    return SubscriptionCursor(
+        positions=named_positions, common_position=common, newest_registration=newest, row=key
+    )
 
 
 def _parse_position(version: Any, ordinal: Any) -> ChangePosition:

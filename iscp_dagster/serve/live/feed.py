@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from iscp_dagster.joblog.sql.reached import Reached
+from iscp_dagster.joblog.sql.reached import IndexWatermarks
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.live.cursor import Origin, build_cursor, written
+from iscp_dagster.serve.live.cursor import CursorOrigin, build_cursor, encode_cursor
 from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
-from iscp_dagster.serve.live.reading import FeedPage, FeedStep, History, read_next_page
-from iscp_dagster.serve.live.ring import PATIENCE, Ring, RingEntry, Sight
+from iscp_dagster.serve.live.reading import ChangeHistory, FeedPage, FeedStep, read_next_page
+from iscp_dagster.serve.live.ring import PATIENCE_SECONDS, Ring, RingEntry, TenantScope
 
 LOGGER = logging.getLogger(__name__)
 PAGE = 1_000
@@ -35,13 +35,13 @@ async def run_in_thread(read: Callable[..., Result], *arguments: Any) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_THREADS, read, *arguments)
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """Reads an index's state from the ISCP log and ClickHouse. Blocks; raises IscpError."""
 
-    def read_watermarks(self, tenants: Collection[str] | None) -> Reached:
+    def read_watermarks(self, tenants: Collection[str] | None) -> IndexWatermarks:
         """The watermarks of all tenants' jobs, or of some."""
 
-    def open_history(self) -> tuple[int, History]:
+    def open_history(self) -> tuple[int, ChangeHistory]:
         """The newest generation, and its rows."""
 
 
@@ -53,16 +53,16 @@ class IndexFeed:
     """
 
     index: str
-    source: Source
+    source: FeedSource
     ring: Ring = field(default_factory=Ring)
-    page: int = PAGE
-    patience: float = PATIENCE
+    page_size: int = PAGE
+    patience: float = PATIENCE_SECONDS
     pause: Pause = asyncio.sleep
-    at: dict[str, ChangePosition] = field(default_factory=dict, init=False)
+    positions: dict[str, ChangePosition] = field(default_factory=dict, init=False)
     registrations: dict[str, int] = field(default_factory=dict, init=False)
-    origin: Origin | None = field(default=None, init=False)
-    history: History | None = field(default=None, init=False)
-    readings: int = field(default=0, init=False)
+    origin: CursorOrigin | None = field(default=None, init=False)
+    history: ChangeHistory | None = field(default=None, init=False)
+    read_count: int = field(default=0, init=False)
     """How often it has queried ClickHouse."""
     _dirty: set[str] | None = field(default_factory=set, init=False)
     """The tenants to look at; None: all."""
@@ -129,31 +129,33 @@ class IndexFeed:
             await self.pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def get_visible_positions(self, sight: Sight) -> Positions:
+    def get_visible_positions(self, scope: TenantScope) -> Positions:
         """The positions of the visible tenants."""
-        if sight is None:
-            return self.at
-        return {tenant: self.at[tenant] for tenant in sight if tenant in self.at}
+        if scope is None:
+            return self.positions
+        return {tenant: self.positions[tenant] for tenant in scope if tenant in self.positions}
 
-    def cursor(self, positions: Positions) -> str:
+    def format_cursor(self, positions: Positions) -> str:
         """The text of a cursor at these positions."""
         if self.origin is None:
             return ""
-        return written(build_cursor(positions, self._get_newest_registration()), self.origin)
+        return encode_cursor(build_cursor(positions, self._get_newest_registration()), self.origin)
 
     def _get_newest_registration(self) -> int:
         return max(self.registrations.values(), default=0)
 
-    def _read_state(self) -> tuple[Reached, int, History]:
+    def _read_state(self) -> tuple[IndexWatermarks, int, ChangeHistory]:
         watermarks = self.source.read_watermarks(None)
         return (watermarks, *self.source.open_history())
 
-    def _begin(self, watermarks: Reached, generation: int, history: History) -> None:
-        self.origin = Origin(index=self.index, table_id=watermarks.table_id, generation=generation)
+    def _begin(self, watermarks: IndexWatermarks, generation: int, history: ChangeHistory) -> None:
+        self.origin = CursorOrigin(
+            index=self.index, table_id=watermarks.table_id, generation=generation
+        )
         self.history = history
         self.registrations = dict(watermarks.registrations)
-        self.at = _to_positions(watermarks.versions)
-        self._upto = dict(self.at)
+        self.positions = _to_positions(watermarks.versions)
+        self._upto = dict(self.positions)
 
     async def _follow(self, dirty: Collection[str] | None) -> None:
         if self.origin is None or (dirty is not None and not dirty):
@@ -168,12 +170,14 @@ class IndexFeed:
             new_ends = _to_positions(watermarks.versions)
         self.registrations |= watermarks.registrations
         self._upto |= new_ends
-        if new_ends or any(self.at.get(tenant, START) < end for tenant, end in self._upto.items()):
+        if new_ends or any(
+            self.positions.get(tenant, START) < end for tenant, end in self._upto.items()
+        ):
             await self._read_pages(watermarks)
 
-    async def _read_pages(self, watermarks: Reached) -> None:
+    async def _read_pages(self, watermarks: IndexWatermarks) -> None:
         while True:
-            self.readings += 1
+            self.read_count += 1
             # Both at once; a page of a generation that is not the newest is dropped.
             (generation, history), page = await asyncio.gather(
                 run_in_thread(self.source.open_history), run_in_thread(self._read_next_page)
@@ -185,13 +189,13 @@ class IndexFeed:
             if not page.steps and not page.gaps:
                 return
             await self._append_page(page)
-            if all(self.at.get(tenant, START) >= end for tenant, end in self._upto.items()):
+            if all(self.positions.get(tenant, START) >= end for tenant, end in self._upto.items()):
                 return
 
     def _read_next_page(self) -> FeedPage:
         if self.history is None:
             return FeedPage()
-        return read_next_page(self.history, dict(self.at), dict(self._upto), self.page)
+        return read_next_page(self.history, dict(self.positions), dict(self._upto), self.page_size)
 
     def _is_replaced(self, generation: int, table_id: str) -> bool:
         origin = self.origin
@@ -215,29 +219,37 @@ class IndexFeed:
         sights = self.ring.list_scopes()
         moved_tenants: set[str] = set()
         for step in page.steps:
-            self.at[step.tenant] = step.at
-            if step.stamped is None:
+            self.positions[step.tenant] = step.position
+            if step.timed_change is None:
                 moved_tenants.add(step.tenant)
             else:
                 self._append_change(step, sights)
         self._append_progress(moved_tenants, sights)
         for tenant, begin in page.gaps.items():
-            self.at[tenant] = ChangePosition.after(begin)
+            self.positions[tenant] = ChangePosition.from_commit(begin)
             visible_to = [sight for sight in sights if _can_see(sight, tenant)]
-            oldest = {sight: self.cursor(self.get_visible_positions(sight)) for sight in visible_to}
+            oldest = {
+                sight: self.format_cursor(self.get_visible_positions(sight)) for sight in visible_to
+            }
             self.ring.append(RingEntry(tenant=tenant, gap=True, cursors=oldest))
         self.ring.wake()
 
-    def _append_change(self, step: FeedStep, sights: Collection[Sight]) -> None:
-        visible_to = [sight for sight in sights if _can_see(sight, step.tenant)]
-        cursors = {sight: self.cursor(self.get_visible_positions(sight)) for sight in visible_to}
-        self.ring.append(RingEntry(tenant=step.tenant, stamped=step.stamped, cursors=cursors))
+    def _append_change(self, step: FeedStep, scopes: Collection[TenantScope]) -> None:
+        visible_to = [sight for sight in scopes if _can_see(sight, step.tenant)]
+        cursors = {
+            sight: self.format_cursor(self.get_visible_positions(sight)) for sight in visible_to
+        }
+        self.ring.append(
+            RingEntry(tenant=step.tenant, timed_change=step.timed_change, cursors=cursors)
+        )
 
-    def _append_progress(self, moved_tenants: Collection[str], sights: Collection[Sight]) -> None:
+    def _append_progress(
+        self, moved_tenants: Collection[str], scopes: Collection[TenantScope]
+    ) -> None:
         """Report moved positions, once for all tenants."""
         cursors = {
-            sight: self.cursor(self.get_visible_positions(sight))
-            for sight in sights
+            sight: self.format_cursor(self.get_visible_positions(sight))
+            for sight in scopes
             if any(_can_see(sight, tenant) for tenant in moved_tenants)
         }
         if cursors:
@@ -246,10 +258,10 @@ class IndexFeed:
 
 def _to_positions(versions: Mapping[str, int]) -> dict[str, ChangePosition]:
     return {
-        tenant: START if version < 0 else ChangePosition.after(version)
+        tenant: START if version < 0 else ChangePosition.from_commit(version)
         for tenant, version in versions.items()
     }
 
 
-def _can_see(sight: Sight, tenant: str) -> bool:
-    return sight is None or tenant in sight
+def _can_see(scope: TenantScope, tenant: str) -> bool:
+    return scope is None or tenant in scope

@@ -12,26 +12,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.joblog.history import Bookmark
-from iscp_dagster.joblog.protocol import Touched
+from iscp_dagster.joblog.protocol import ChangedTenants
 from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, IndexFeed, Pause, run_in_thread
 
 LOGGER = logging.getLogger(__name__)
-EVERY = 0.08
+POLL_SECONDS = 0.08
 """Seconds between two looks at the log."""
-WHOLE = 10.0
+REFRESH_SECONDS = 10.0
 """Seconds between two looks at all watermarks: idle tenants' watermarks move without an entry."""
 
 
 @dataclass(kw_only=True)
-class Hub:
+class FeedHub:
     """The feeds that have subscribers, by name; `touched` queries the log, and may block."""
 
-    touched: Callable[[Bookmark | None], Touched]
-    every: float = EVERY
-    whole: float = WHOLE
+    find_touched: Callable[[Bookmark | None], ChangedTenants]
+    poll_seconds: float = POLL_SECONDS
+    refresh_seconds: float = REFRESH_SECONDS
     pause: Pause = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
-    looks: int = field(default=0, init=False)
+    poll_count: int = field(default=0, init=False)
     """How often it has queried the log."""
     feeds: dict[str, IndexFeed] = field(default_factory=dict, init=False)
     _users: Counter[str] = field(default_factory=Counter, init=False)
@@ -76,21 +76,21 @@ class Hub:
         bookmark, pause, next_refresh = None, FIRST_PAUSE, self.clock()
         while True:
             try:
-                touched = await run_in_thread(self.touched, bookmark)
+                touched = await run_in_thread(self.find_touched, bookmark)
             except Exception as error:  # noqa: BLE001 - subscribers must not go silent
                 LOGGER.warning("%s; looking again in %.1f s", error, pause)
                 await self.pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
-            self.looks += 1
-            refresh_all = bookmark is None or not touched.whole or self.clock() >= next_refresh
+            self.poll_count += 1
+            refresh_all = bookmark is None or not touched.complete or self.clock() >= next_refresh
             if refresh_all:
-                next_refresh = self.clock() + self.whole
+                next_refresh = self.clock() + self.refresh_seconds
             self._touch_feeds(touched, refresh_all=refresh_all)
             bookmark, pause = touched.upto, FIRST_PAUSE
-            await self.pause(self.every)
+            await self.pause(self.poll_seconds)
 
-    def _touch_feeds(self, touched: Touched, *, refresh_all: bool) -> None:
+    def _touch_feeds(self, touched: ChangedTenants, *, refresh_all: bool) -> None:
         for feed in self.feeds.values():
             if refresh_all:
                 feed.touch(None)

@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import format_table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parse_type
-from iscp_dagster.events.changes import RowChange, Stamped
+from iscp_dagster.clickhouse.types.typetext import FLOATS, ClickHouseType, parse_type
+from iscp_dagster.events.changes import RowChange, StampedChange
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.serve.columns import BINARY, Column, build_column
+from iscp_dagster.serve.columns import BINARY_TYPES, Column, build_column
 from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
-from iscp_dagster.serve.rows import Limits, rows
+from iscp_dagster.serve.rows import QueryLimits, query_rows
 from iscp_dagster.serve.sql import Parameters, render_condition
-from iscp_dagster.serve.where import EVERYTHING, Expression
+from iscp_dagster.serve.where import EVERYTHING, WhereExpression
 
-LIMITS = Limits(rows=100_000)
+IMAGE_LIMITS = QueryLimits(rows=100_000)
 BEGIN = int(ChangeKind.BEGIN)
 _TOO_LARGE = {158, 307, 396}
 """ClickHouse's codes for answers beyond the limits."""
@@ -52,12 +52,12 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ChangePage:
     """Changes that were read; `whole` if there are no more."""
 
-    stamped: tuple[Stamped, ...] = ()
-    whole: bool = True
-    begins: Mapping[str, int] = field(default_factory=dict)
+    timed_changes: tuple[StampedChange, ...] = ()
+    complete: bool = True
+    beginnings: Mapping[str, int] = field(default_factory=dict)
     """By tenant, the version that its history begins with."""
 
 
@@ -65,12 +65,12 @@ class Found:
 class SnapshotPage:
     """Rows of a snapshot with their keys; the next page is after `upto`; None: it is the last."""
 
-    rows: tuple[tuple[tuple[str, ...], Stamped], ...] = ()
+    rows: tuple[tuple[tuple[str, ...], StampedChange], ...] = ()
     upto: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class ImageReader:
     """The rows of the index `view` in `database`, of one generation. Blocks while it reads.
 
     `columns` are the view's; `keys` and `tenant` name columns of the table, of the types in
@@ -84,30 +84,32 @@ class Images:
     keys: Sequence[str]
     types: Mapping[str, str]
     tenant: str | None = None
-    lone: str = "default"
+    default_tenant: str = "default"
     """The name of the only tenant of a table without tenants."""
     generation: int = 0
 
-    def newest(self) -> int | None:
+    def find_newest_generation(self) -> int | None:
         """The generation that jobs write; None while there is none."""
-        tables = IndexData(endpoint=self.endpoint, database=self.database, view=self.view).tables()
+        tables = IndexData(
+            endpoint=self.endpoint, database=self.database, view=self.view
+        ).list_tables()
         generations = [number for name, number in tables.items() if "__rows" in name]
         return max(generations, default=None)
 
-    def of(self, generation: int) -> Images:
+    def select_generation(self, generation: int) -> ImageReader:
         """The same index in another generation."""
         return replace(self, generation=generation)
 
     def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with; leaves out tenants without one."""
-        return self.changes(
+        return self.read_changes(
             [Span(tenant=tenant, after=START, upto=START) for tenant in tenants], 1
-        ).begins
+        ).beginnings
 
-    def read_base(self, tenant: str, version: int, offset: int, max_rows: int) -> Found:
+    def read_base(self, tenant: str, version: int, offset: int, max_rows: int) -> ChangePage:
         """The rows as of `version` that the history begins with, after the first `offset`."""
 
-        def read(limit: int) -> Found:
+        def read(limit: int) -> ChangePage:
             parameters = Parameters()
             query = (
                 f"SELECT {self._select_sql} FROM {self._table_sql} WHERE `_change` = 0 "
@@ -117,11 +119,13 @@ class Images:
                 f"LIMIT {limit:d} OFFSET {offset:d}"
             )
             rows = self._query_rows(query, parameters, self._all_columns)
-            return Found(stamped=tuple(self._combine_images(rows)), whole=len(rows) < limit)
+            return ChangePage(
+                timed_changes=tuple(self._combine_images(rows)), complete=len(rows) < limit
+            )
 
         return _read_within_limits(read, max_rows)
 
-    def changes(self, spans: Sequence[Span], max_changes: int) -> Found:
+    def read_changes(self, spans: Sequence[Span], max_changes: int) -> ChangePage:
         """Where the histories begin, and the oldest changes of the spans, at most `max_changes`.
 
         Both are read at one moment. Each tenant's changes are its oldest. Pass no more spans than
@@ -129,7 +133,7 @@ class Images:
         """
         return _read_within_limits(lambda limit: self._query_changes(spans, limit), max_changes)
 
-    def _query_changes(self, spans: Sequence[Span], limit: int) -> Found:
+    def _query_changes(self, spans: Sequence[Span], limit: int) -> ChangePage:
         parameters = Parameters()
         parts = [
             f"({self._render_tenant_filter(tenants, parameters)} AND (`_change` = {BEGIN} OR "
@@ -147,10 +151,16 @@ class Images:
         rows = self._query_rows(query, parameters, self._all_columns)
         begins = {row["_owner"]: int(row["_version"]) for row in rows if row["_change"] == BEGIN}
         changes = list(self._combine_images(row for row in rows if row["_change"] != BEGIN))
-        return Found(stamped=tuple(changes[:limit]), whole=len(changes) < limit, begins=begins)
+        return ChangePage(
+            timed_changes=tuple(changes[:limit]), complete=len(changes) < limit, beginnings=begins
+        )
 
     def read_snapshot(
-        self, at: Positions, row: tuple[str, ...], max_keys: int, where: Expression = EVERYTHING
+        self,
+        at: Positions,
+        row: tuple[str, ...],
+        max_keys: int,
+        where: WhereExpression = EVERYTHING,
     ) -> SnapshotPage:
         """The rows as of these positions, by key, after the row with the key `row`.
 
@@ -161,7 +171,7 @@ class Images:
         )
 
     def _query_snapshot(
-        self, at: Positions, row: tuple[str, ...], limit: int, where: Expression
+        self, at: Positions, row: tuple[str, ...], limit: int, where: WhereExpression
     ) -> SnapshotPage:
         upto = self._find_page_end(at, row, limit)
         parameters = Parameters()
@@ -210,7 +220,11 @@ class Images:
 
     @property
     def _tenant_sql(self) -> str:
-        return f"toString({quote_identifier(self.tenant)})" if self.tenant else text(self.lone)
+        return (
+            f"toString({quote_identifier(self.tenant)})"
+            if self.tenant
+            else quote_string(self.default_tenant)
+        )
 
     @property
     def _keys_sql(self) -> str:
@@ -233,17 +247,18 @@ class Images:
     def _render_key_column(self, name: str) -> str:
         """One column as a text; what may be bytes is in base64, and times are in UTC."""
         quoted, type_ = quote_identifier(name), parse_type(self.types[name])
-        if type_.name in BINARY:
+        if type_.name in BINARY_TYPES:
             return f"base64Encode(toString({quoted}))"
-        return f"toString({f'toTimeZone({quoted}, {text(_UTC)})' if _is_time(type_) else quoted})"
+        in_utc = f"toTimeZone({quoted}, {quote_string(_UTC)})"
+        return f"toString({in_utc if _is_time(type_) else quoted})"
 
     def _render_key_value(self, name: str, value: str) -> str:
         """The value that `_render_key_column` made a text of."""
         type_ = parse_type(self.types[name])
-        if type_.name in BINARY:
+        if type_.name in BINARY_TYPES:
             value = f"base64Decode({value})"
-        time_type = f"{type_.name}({', '.join([*map(str, type_.numbers), text(_UTC)])})"
-        return f"CAST({value}, {text(time_type if _is_time(type_) else str(type_))})"
+        time_type = f"{type_.name}({', '.join([*map(str, type_.numbers), quote_string(_UTC)])})"
+        return f"CAST({value}, {quote_string(time_type if _is_time(type_) else str(type_))})"
 
     def _render_sides(self, name: str, value: str) -> list[tuple[str, str]]:
         """The pairs to compare in turn for the column's order; NaN comes last."""
@@ -272,15 +287,16 @@ class Images:
             f"{computed.get(name, quote_identifier(name))} AS {quote_identifier(name)}"
             for name in _SYSTEM_COLUMNS
         ]
-        return ", ".join([*(column.selected for column in self.columns), *system])
+        return ", ".join([*(column.select_sql for column in self.columns), *system])
 
     def _render_tenant_filter(self, tenants: Collection[str], parameters: Parameters) -> str:
         if not self.tenant:
-            return "1" if self.lone in tenants else "0"
+            return "1" if self.default_tenant in tenants else "0"
         type_ = self.types[self.tenant]
         names = parameters.bind("Array(String)", _to_array(sorted(tenants)))
         return (
-            f"{quote_identifier(self.tenant)} IN (SELECT CAST(arrayJoin({names}), {text(type_)}))"
+            f"{quote_identifier(self.tenant)} IN (SELECT CAST(arrayJoin({names}), "
+            f"{quote_string(type_)}))"
         )
 
     def _render_key_comparison(
@@ -324,9 +340,9 @@ class Images:
     def _query_rows(
         self, query: str, parameters: Parameters, columns: Sequence[Column]
     ) -> list[dict[str, Any]]:
-        return rows(self.endpoint, query, parameters.values, columns, LIMITS)
+        return query_rows(self.endpoint, query, parameters.values, columns, IMAGE_LIMITS)
 
-    def _combine_images(self, images: Iterable[dict[str, Any]]) -> Iterable[Stamped]:
+    def _combine_images(self, images: Iterable[dict[str, Any]]) -> Iterable[StampedChange]:
         """Changes of image rows in order; an update that a limit cut in half is left out."""
         before: dict[str, Any] | None = None
         for row in images:
@@ -339,7 +355,7 @@ class Images:
                 yield self._build_change(row, operation, before, row)
                 before = None
 
-    def _build_single_change(self, row: dict[str, Any], operation: ChangeKind) -> Stamped:
+    def _build_single_change(self, row: dict[str, Any], operation: ChangeKind) -> StampedChange:
         is_delete = operation == ChangeKind.DELETE
         return self._build_change(
             row, operation, row if is_delete else None, None if is_delete else row
@@ -351,7 +367,7 @@ class Images:
         operation: ChangeKind,
         before: dict[str, Any] | None,
         after: dict[str, Any] | None,
-    ) -> Stamped:
+    ) -> StampedChange:
         change = RowChange(
             tenant=row["_owner"],
             key="\0".join(row["_row"]),
@@ -406,7 +422,7 @@ def _render_upper_bound(position: ChangePosition) -> str:
     return f"(`_version`, `_ordinal`) <= ({position.version:d}, {position.ordinal:d})"
 
 
-def _is_time(type_: ChType) -> bool:
+def _is_time(type_: ClickHouseType) -> bool:
     return type_.name in {"DateTime", "DateTime64"}
 
 

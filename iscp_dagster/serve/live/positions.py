@@ -20,7 +20,7 @@ class ChangePosition(NamedTuple):
     ordinal: int = -1
 
     @classmethod
-    def after(cls, version: int) -> ChangePosition:
+    def from_commit(cls, version: int) -> ChangePosition:
         """The position after the whole commit."""
         return cls(version + 1)
 
@@ -30,7 +30,7 @@ class ChangePosition(NamedTuple):
         return cls(version, _OF_BASE + sent)
 
     @property
-    def base_told(self) -> int | None:
+    def base_sent(self) -> int | None:
         """How many of those rows have been sent; None if all."""
         if self == START:
             return 0
@@ -52,6 +52,6 @@ def is_kept(position: ChangePosition, begin: int | None) -> bool:
     """
     if begin is None or position == START:
         return True
-    if position.base_told is not None:
+    if position.base_sent is not None:
         return position.version == begin
-    return position >= ChangePosition.after(begin)
+    return position >= ChangePosition.from_commit(begin)

@@ -6,26 +6,26 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from iscp_dagster.events.changes import Stamped
-from iscp_dagster.serve.live.images import Found, SnapshotPage, Span, limit_spans
+from iscp_dagster.events.changes import StampedChange
+from iscp_dagster.serve.live.images import ChangePage, SnapshotPage, Span, limit_spans
 from iscp_dagster.serve.live.positions import START, ChangePosition, Positions, is_kept
-from iscp_dagster.serve.where import Expression
+from iscp_dagster.serve.where import WhereExpression
 
 
-class History(Protocol):
+class ChangeHistory(Protocol):
     """The image rows of an index; see `Images`."""
 
     def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with."""
 
-    def read_base(self, tenant: str, version: int, offset: int, max_rows: int) -> Found:
+    def read_base(self, tenant: str, version: int, offset: int, max_rows: int) -> ChangePage:
         """The rows that the history begins with."""
 
-    def changes(self, spans: Sequence[Span], max_changes: int) -> Found:
+    def read_changes(self, spans: Sequence[Span], max_changes: int) -> ChangePage:
         """Where the histories begin, and the oldest changes of the spans, at one moment."""
 
     def read_snapshot(
-        self, at: Positions, row: tuple[str, ...], max_keys: int, where: Expression
+        self, at: Positions, row: tuple[str, ...], max_keys: int, where: WhereExpression
     ) -> SnapshotPage:
         """The rows as of the positions, by key, after one of them."""
 
@@ -35,8 +35,8 @@ class FeedStep:
     """A tenant's next position, and the change that leads there, if any."""
 
     tenant: str
-    at: ChangePosition
-    stamped: Stamped | None = None
+    position: ChangePosition
+    timed_change: StampedChange | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,25 +51,29 @@ class FeedPage:
     """By tenant, the version that its history begins with."""
 
 
-def read_next_page(history: History, at: Positions, upto: Positions, max_changes: int) -> FeedPage:
+def read_next_page(
+    history: ChangeHistory, positions: Positions, upto: Positions, max_changes: int
+) -> FeedPage:
     """Read at most `max_changes` changes after the positions `at`, of each tenant up to `upto`.
 
     A tenant that `at` does not have is at START. Raises what the history raises.
     """
-    pending_ends = {tenant: end for tenant, end in upto.items() if at.get(tenant, START) < end}
+    pending_ends = {
+        tenant: end for tenant, end in upto.items() if positions.get(tenant, START) < end
+    }
     if not pending_ends:
         return FeedPage()
     all_spans = [
-        Span(tenant=tenant, after=at.get(tenant, START), upto=end)
+        Span(tenant=tenant, after=positions.get(tenant, START), upto=end)
         for tenant, end in pending_ends.items()
     ]
     spans = limit_spans(all_spans)
-    changes = history.changes(spans, max_changes)
-    gaps = _find_gaps(spans, changes.begins)
+    changes = history.read_changes(spans, max_changes)
+    gaps = _find_gaps(spans, changes.beginnings)
     readable = [span for span in spans if span.tenant not in gaps]
-    steps = _read_base_steps(history, readable, changes.begins, max_changes) or _build_change_steps(
-        readable, changes
-    )
+    steps = _read_base_steps(
+        history, readable, changes.beginnings, max_changes
+    ) or _build_change_steps(readable, changes)
     return FeedPage(steps=tuple(steps), gaps=gaps)
 
 
@@ -82,44 +86,52 @@ def _find_gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, in
 
 
 def _read_base_steps(
-    history: History, spans: Sequence[Span], begins: Mapping[str, int], max_rows: int
+    history: ChangeHistory, spans: Sequence[Span], begins: Mapping[str, int], max_rows: int
 ) -> list[FeedStep]:
     """The rows that a tenant's history begins with, if some are left to send."""
     for span in spans:
-        sent, begin = span.after.base_told, begins.get(span.tenant)
+        sent, begin = span.after.base_sent, begins.get(span.tenant)
         # The rows of an unconfirmed commit may be incomplete.
-        if sent is None or begin is None or ChangePosition.after(begin) > span.upto:
+        if sent is None or begin is None or ChangePosition.from_commit(begin) > span.upto:
             continue
         # If the history was replaced meanwhile there are none, and the next page has the gap.
         base = history.read_base(span.tenant, begin, sent, max_rows)
         steps = [
             FeedStep(
-                tenant=span.tenant, at=ChangePosition.from_base(begin, sent + number), stamped=row
+                tenant=span.tenant,
+                position=ChangePosition.from_base(begin, sent + number),
+                timed_change=row,
             )
-            for number, row in enumerate(base.stamped, start=1)
+            for number, row in enumerate(base.timed_changes, start=1)
         ]
         last_step = (
-            [FeedStep(tenant=span.tenant, at=ChangePosition.after(begin))] if base.whole else []
+            [FeedStep(tenant=span.tenant, position=ChangePosition.from_commit(begin))]
+            if base.complete
+            else []
         )
         return [*steps, *last_step]
     return []
 
 
-def _build_change_steps(spans: Sequence[Span], changes: Found) -> list[FeedStep]:
+def _build_change_steps(spans: Sequence[Span], changes: ChangePage) -> list[FeedStep]:
     """The changes of tenants whose first rows have been sent."""
     ends = {
         span.tenant: span.upto
         for span in spans
-        if span.after.base_told is None or span.tenant not in changes.begins
+        if span.after.base_sent is None or span.tenant not in changes.beginnings
     }
-    steps = [step for step in _to_steps(changes.stamped) if step.tenant in ends]
+    steps = [step for step in _to_steps(changes.timed_changes) if step.tenant in ends]
     return [
         *steps,
-        *(FeedStep(tenant=tenant, at=end) for tenant, end in ends.items() if changes.whole),
+        *(
+            FeedStep(tenant=tenant, position=end)
+            for tenant, end in ends.items()
+            if changes.complete
+        ),
     ]
 
 
-def _to_steps(changes: Sequence[Stamped]) -> Iterator[FeedStep]:
+def _to_steps(changes: Sequence[StampedChange]) -> Iterator[FeedStep]:
     for change, timestamp in changes:
         at = ChangePosition(timestamp.version, timestamp.ordinal)
-        yield FeedStep(tenant=change.tenant or "", at=at, stamped=(change, timestamp))
+        yield FeedStep(tenant=change.tenant or "", position=at, timed_change=(change, timestamp))

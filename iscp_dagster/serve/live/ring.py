@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from iscp_dagster.events.changes import Stamped
+from iscp_dagster.events.changes import StampedChange
 
 MOST_ENTRIES = 16_384
-PATIENCE = 5.0
+PATIENCE_SECONDS = 5.0
 """Seconds that a reading waits for readers that are still at the oldest changes."""
 
-Sight = frozenset[str] | None
+TenantScope = frozenset[str] | None
 """The tenants that a reader sees; None: all."""
 
 
@@ -31,8 +31,8 @@ class RingEntry:
     """
 
     tenant: str = ""
-    stamped: Stamped | None = None
-    cursors: Mapping[Sight, str] = field(default_factory=dict)
+    timed_change: StampedChange | None = None
+    cursors: Mapping[TenantScope, str] = field(default_factory=dict)
     gap: bool = False
 
 
@@ -40,8 +40,8 @@ class RingEntry:
 class RingReader:
     """A subscriber's place in the ring. `on_lost` is called once, when it has lost its place."""
 
-    sight: Sight
-    at: int
+    scope: TenantScope
+    next_entry: int
     on_lost: Callable[[], None]
     lost: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,16 +63,16 @@ class Ring:
         return self._first + len(self._entries)
 
     @property
-    def readers(self) -> int:
+    def reader_count(self) -> int:
         return len(self._readers)
 
-    def list_scopes(self) -> frozenset[Sight]:
+    def list_scopes(self) -> frozenset[TenantScope]:
         """The distinct sights of its readers."""
-        return frozenset(reader.sight for reader in self._readers)
+        return frozenset(reader.scope for reader in self._readers)
 
-    def join(self, sight: Sight, on_lost: Callable[[], None]) -> RingReader:
+    def join(self, scope: TenantScope, on_lost: Callable[[], None]) -> RingReader:
         """A new reader of the entries from now on; the caller must `leave`."""
-        reader = RingReader(sight=sight, at=self.end, on_lost=on_lost)
+        reader = RingReader(scope=scope, next_entry=self.end, on_lost=on_lost)
         self._readers.add(reader)
         return reader
 
@@ -81,7 +81,7 @@ class Ring:
         self._readers.discard(reader)
         self._readers_moved.set()
 
-    async def make_room(self, entries: int, patience: float = PATIENCE) -> None:
+    async def make_room(self, entries: int, patience: float = PATIENCE_SECONDS) -> None:
         """Wait until there is room, or evict the readers that make none in time."""
         with_room = self.end + entries - self.most
         with anyio.move_on_after(patience) as scope:
@@ -90,7 +90,7 @@ class Ring:
             self._evict_readers(with_room)
 
     async def _wait_for_room(self, first: int) -> None:
-        while any(reader.at < first for reader in self._readers):
+        while any(reader.next_entry < first for reader in self._readers):
             self._readers_moved.clear()
             await self._readers_moved.wait()
 
@@ -117,9 +117,9 @@ class Ring:
 
         Stops early when the reader has lost its place.
         """
-        while not reader.lost and reader.at < self.end:
-            yield self._entries[reader.at - self._first]
-            reader.at += 1
+        while not reader.lost and reader.next_entry < self.end:
+            yield self._entries[reader.next_entry - self._first]
+            reader.next_entry += 1
             self._readers_moved.set()
 
     async def wait_for_entries(self, reader: RingReader, seconds: float | None = None) -> None:
@@ -128,12 +128,12 @@ class Ring:
             await self._wait_until_new(reader)
 
     async def _wait_until_new(self, reader: RingReader) -> None:
-        while not reader.lost and reader.at >= self.end:
+        while not reader.lost and reader.next_entry >= self.end:
             reader.woken.clear()
             await reader.woken.wait()
 
     def _evict_readers(self, first: int) -> None:
-        for reader in [reader for reader in self._readers if reader.at < first]:
+        for reader in [reader for reader in self._readers if reader.next_entry < first]:
             self._readers.discard(reader)
             reader.lost = True
             reader.woken.set()

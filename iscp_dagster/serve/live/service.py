@@ -9,24 +9,24 @@ from functools import partial
 from typing import Any
 
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.joblog.sql.reached import Reached, read_watermarks
+from iscp_dagster.joblog.sql.reached import IndexWatermarks, read_watermarks
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.serve.access import Viewer
 from iscp_dagster.serve.live.errors import SubscriptionError
 from iscp_dagster.serve.live.feed import PAGE, IndexFeed
-from iscp_dagster.serve.live.hub import Hub
-from iscp_dagster.serve.live.images import Images
-from iscp_dagster.serve.live.reading import History
-from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE, Ring
+from iscp_dagster.serve.live.hub import FeedHub
+from iscp_dagster.serve.live.images import ImageReader
+from iscp_dagster.serve.live.reading import ChangeHistory
+from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE_SECONDS, Ring
 from iscp_dagster.serve.live.subscription import PROGRESS_SECONDS, Subscription
-from iscp_dagster.serve.live.telling import ChangeMessage, Wanted
+from iscp_dagster.serve.live.telling import ChangeFilter, ChangeMessage
 from iscp_dagster.serve.served import ServedIndex
-from iscp_dagster.serve.where import parse
+from iscp_dagster.serve.where import parse_where
 
 
 @dataclass(kw_only=True)
-class Listening:
+class SubscriberContext:
     """A subscriber; `on_lost` gets its position when it has become too slow."""
 
     viewer: Viewer
@@ -46,50 +46,52 @@ class IndexSource:
 
     log: SqlLog
     job: JobID
-    images: Images
+    images: ImageReader
 
-    def read_watermarks(self, tenants: Collection[str] | None) -> Reached:
+    def read_watermarks(self, tenants: Collection[str] | None) -> IndexWatermarks:
         """The watermarks of all tenants' jobs, or of some."""
         return read_watermarks(self.log.engine, self.job, tenants)
 
-    def open_history(self) -> tuple[int, History]:
+    def open_history(self) -> tuple[int, ChangeHistory]:
         """The newest generation, and its rows."""
-        generation = self.images.newest() or 0
-        return generation, self.images.of(generation)
+        generation = self.images.find_newest_generation() or 0
+        return generation, self.images.select_generation(generation)
 
 
 @dataclass(kw_only=True)
-class Live:
+class SubscriptionService:
     """All subscriptions of one server."""
 
     log: SqlLog
     entries: int = MOST_ENTRIES
     page: int = PAGE
-    patience: float = PATIENCE
+    patience: float = PATIENCE_SECONDS
     progress_seconds: float = PROGRESS_SECONDS
-    hub: Hub = field(init=False)
+    hub: FeedHub = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hub = Hub(touched=self.log.touched)
+        self.hub = FeedHub(find_touched=self.log.read_changed_tenants)
 
     async def subscribe(
-        self, served: ServedIndex, args: Mapping[str, Any], context: Listening
+        self, served: ServedIndex, args: Mapping[str, Any], context: SubscriberContext
     ) -> AsyncGenerator[ChangeMessage, None]:
         """Stream the changes of an index. Raises SubscriptionError, BadValueError."""
         field_names = {column.name: column.field for column in served.columns}
-        where = parse(served.by_field, args.get("where"))
-        change_filter = Wanted(where=where, tenants=context.viewer.tenants, named=field_names)
+        where = parse_where(served.by_field, args.get("where"))
+        change_filter = ChangeFilter(
+            where=where, tenants=context.viewer.tenants, field_names=field_names
+        )
         # Subscribers with other columns keep a feed of their own.
         name = f"{served.field} {hash(served.columns)}"
         async with self.hub.follow_feed(name, partial(self._build_feed, served)) as feed:
             subscription = context.subscription = Subscription(
                 feed=feed,
-                wanted=change_filter,
+                change_filter=change_filter,
                 after=args.get("after"),
                 snapshot=bool(args.get("snapshot")),
                 progress=bool(args.get("progress")),
                 on_lost=context.on_lost,
-                every=self.progress_seconds,
+                progress_seconds=self.progress_seconds,
             )
             async with aclosing(subscription.stream_messages()) as messages:
                 async for message in messages:
@@ -102,26 +104,26 @@ class Live:
             index=f"{source.name}/{index.shown}",
             source=IndexSource(log=self.log, job=job, images=build_image_reader(served)),
             ring=Ring(self.entries),
-            page=min(self.page, self.entries // 2),
+            page_size=min(self.page, self.entries // 2),
             patience=self.patience,
         )
 
 
-def build_image_reader(served: ServedIndex) -> Images:
+def build_image_reader(served: ServedIndex) -> ImageReader:
     """The image rows of a changes index. Raises SubscriptionError if it is spread over shards."""
-    if len(served.places) != 1:
+    if len(served.shards) != 1:
         raise SubscriptionError(
-            f"{served.field} is kept in {len(served.places)} shards, and the changes of several "
+            f"{served.field} is kept in {len(served.shards)} shards, and the changes of several "
             "shards have no order; declare its Changes() without sharding=."
         )
-    (shard,) = served.places
-    return Images(
+    (shard,) = served.shards
+    return ImageReader(
         endpoint=shard.endpoint,
         database=shard.database,
         view=served.view,
         columns=served.columns,
         keys=served.keys,
-        types={column.name: str(column.type.bare) for column in served.identity},
+        types={column.name: str(column.type.bare) for column in served.identity_columns},
         tenant=served.source.tenant,
-        lone=DEFAULT_TENANT,
+        default_tenant=DEFAULT_TENANT,
     )

@@ -8,15 +8,21 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from iscp_dagster.events.changes import Stamped
+from iscp_dagster.events.changes import StampedChange
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.live.cursor import Origin, SubscriptionCursor, build_cursor, read, written
+from iscp_dagster.serve.live.cursor import (
+    CursorOrigin,
+    SubscriptionCursor,
+    build_cursor,
+    decode_cursor,
+    encode_cursor,
+)
 from iscp_dagster.serve.live.errors import PositionExpiredError, SubscriberTooSlowError
 from iscp_dagster.serve.live.feed import IndexFeed
 from iscp_dagster.serve.live.positions import START, ChangePosition, Positions, is_kept
-from iscp_dagster.serve.live.reading import History, read_next_page
+from iscp_dagster.serve.live.reading import ChangeHistory, read_next_page
 from iscp_dagster.serve.live.ring import RingEntry, RingReader
-from iscp_dagster.serve.live.telling import INSERT, PROGRESS, ChangeMessage, Wanted
+from iscp_dagster.serve.live.telling import INSERT, PROGRESS, ChangeFilter, ChangeMessage
 
 OLDEST = "oldest"
 PROGRESS_SECONDS = 1.0
@@ -28,22 +34,22 @@ class Subscription:
     """One subscriber of an open `feed`. `on_lost` is called when it has become too slow."""
 
     feed: IndexFeed
-    wanted: Wanted
+    change_filter: ChangeFilter
     after: str | None = None
     snapshot: bool = False
     progress: bool = False
     on_lost: Callable[[str], None] = lambda _: None
-    every: float = PROGRESS_SECONDS
-    at: dict[str, ChangePosition] = field(default_factory=dict, init=False)
+    progress_seconds: float = PROGRESS_SECONDS
+    positions: dict[str, ChangePosition] = field(default_factory=dict, init=False)
     """How far it has come, until it follows the feed's ring."""
     position: str = field(default="", init=False)
     """The cursor after what it has received; a message counts when the next is requested."""
-    _origin: Origin = field(init=False)
+    _origin: CursorOrigin = field(init=False)
     _row: tuple[str, ...] | None = field(default=None, init=False)
     """The last row sent of an unfinished snapshot."""
 
     def __post_init__(self) -> None:
-        self._origin = self.feed.origin or Origin(index=self.feed.index, table_id="")
+        self._origin = self.feed.origin or CursorOrigin(index=self.feed.index, table_id="")
 
     async def stream_messages(self) -> AsyncGenerator[ChangeMessage, None]:
         """Yield until the caller stops. Raises SubscriptionError, ClickHouseError."""
@@ -59,16 +65,16 @@ class Subscription:
         history, origin = self.feed.history, self.feed.origin
         if error.extensions.get(OLDEST) or history is None or origin is None:
             return error
-        visible = tuple(self.feed.get_visible_positions(self.wanted.tenants))
+        visible = tuple(self.feed.get_visible_positions(self.change_filter.tenants))
         with suppress(IscpError):
             begins = await self.feed.read_with_retries(partial(history.read_beginnings, visible))
             at = {
-                tenant: ChangePosition.after(begins[tenant]) if tenant in begins else START
+                tenant: ChangePosition.from_commit(begins[tenant]) if tenant in begins else START
                 for tenant in visible
             }
             newest = max(self.feed.registrations.values(), default=0)
             return PositionExpiredError(
-                str(error), oldest=written(build_cursor(at, newest), origin)
+                str(error), oldest=encode_cursor(build_cursor(at, newest), origin)
             )
         return error
 
@@ -93,15 +99,16 @@ class Subscription:
             self.feed.ring.leave(reader)
 
     async def _begin(self) -> None:
-        visible = self.feed.get_visible_positions(self.wanted.tenants)
+        visible = self.feed.get_visible_positions(self.change_filter.tenants)
         if self.after is None:
-            self.at = dict(visible)
+            self.positions = dict(visible)
             self._row = () if self.snapshot else None
         else:
-            cursor = read(self.after, self._origin)
+            cursor = decode_cursor(self.after, self._origin)
             registrations = self.feed.registrations
-            self.at = {
-                tenant: cursor.of(tenant, registrations.get(tenant, 0)) for tenant in visible
+            self.positions = {
+                tenant: cursor.get_position(tenant, registrations.get(tenant, 0))
+                for tenant in visible
             }
             self._row, self.snapshot = cursor.row, cursor.row is not None
             await self._check_kept()
@@ -109,7 +116,7 @@ class Subscription:
 
     async def _check_kept(self) -> None:
         """Refuse positions whose changes are gone. Raises PositionExpiredError."""
-        history, at = self._check_origin(), self.at
+        history, at = self._check_origin(), self.positions
         begins = (
             await self.feed.read_with_retries(partial(history.read_beginnings, tuple(at)))
             if at
@@ -121,16 +128,16 @@ class Subscription:
         if gaps:
             raise self._make_gap_error(gaps)
 
-    def _check_origin(self) -> History:
+    def _check_origin(self) -> ChangeHistory:
         """Return the rows to read. Raises PositionExpiredError if the index was rebuilt."""
         if self.feed.history is None or self.feed.origin != self._origin:
             raise self._make_expired_error("", "")
         return self.feed.history
 
     def _make_gap_error(self, begins: Mapping[str, int]) -> PositionExpiredError:
-        oldest = {tenant: ChangePosition.after(begin) for tenant, begin in begins.items()}
+        oldest = {tenant: ChangePosition.from_commit(begin) for tenant, begin in begins.items()}
         return self._make_expired_error(
-            min(begins), self._encode_cursor(build_cursor(self.at | oldest))
+            min(begins), self._encode_cursor(build_cursor(self.positions | oldest))
         )
 
     def _make_expired_error(self, tenant: str, oldest: str) -> PositionExpiredError:
@@ -145,12 +152,16 @@ class Subscription:
     async def _stream_snapshot(self) -> AsyncGenerator[ChangeMessage, None]:
         """The rows as of the positions, by key."""
         at = {
-            tenant: position for tenant, position in self.at.items() if position.base_told is None
+            tenant: position
+            for tenant, position in self.positions.items()
+            if position.base_sent is None
         }
         while self._row is not None and at:
             history, row = self._check_origin(), self._row
             page = await self.feed.read_with_retries(
-                partial(history.read_snapshot, at, row, self.feed.page, self.wanted.where)
+                partial(
+                    history.read_snapshot, at, row, self.feed.page_size, self.change_filter.where
+                )
             )
             await self._check_kept()
             for key, stamped in page.rows:
@@ -163,8 +174,8 @@ class Subscription:
         self._row = None
         self.position = self._format_cursor()
 
-    def _build_insert(self, stamped: Stamped) -> ChangeMessage:
-        change, timestamp = stamped
+    def _build_insert(self, timed_change: StampedChange) -> ChangeMessage:
+        change, timestamp = timed_change
         return ChangeMessage(
             operation=INSERT, data=change.row, timestamp=timestamp, cursor=self._format_cursor()
         )
@@ -172,38 +183,48 @@ class Subscription:
     async def _stream_missed(self) -> AsyncGenerator[ChangeMessage, None]:
         """What the feed has read since the positions."""
         while self._is_behind():
-            upto = dict(self.feed.get_visible_positions(self.wanted.tenants))
+            upto = dict(self.feed.get_visible_positions(self.change_filter.tenants))
             page = await self.feed.read_with_retries(
-                partial(read_next_page, self._check_origin(), dict(self.at), upto, self.feed.page)
+                partial(
+                    read_next_page,
+                    self._check_origin(),
+                    dict(self.positions),
+                    upto,
+                    self.feed.page_size,
+                )
             )
             if page.gaps:
                 raise self._make_gap_error(page.gaps)
             for step in page.steps:
-                self.at[step.tenant] = step.at
+                self.positions[step.tenant] = step.position
                 cursor = self._format_cursor()
-                message = step.stamped and self.wanted.build_message(step.stamped, cursor)
+                message = step.timed_change and self.change_filter.build_message(
+                    step.timed_change, cursor
+                )
                 if message:
                     yield message
                 self.position = cursor
 
     def _is_behind(self) -> bool:
-        visible = self.feed.get_visible_positions(self.wanted.tenants)
-        return any(self.at.get(tenant, START) < position for tenant, position in visible.items())
+        visible = self.feed.get_visible_positions(self.change_filter.tenants)
+        return any(
+            self.positions.get(tenant, START) < position for tenant, position in visible.items()
+        )
 
     def _join_ring(self) -> RingReader:
-        return self.feed.ring.join(self.wanted.tenants, self._report_lost)
+        return self.feed.ring.join(self.change_filter.tenants, self._report_lost)
 
     def _report_lost(self) -> None:
         self.on_lost(self.position)
 
     async def _stream_live(self, reader: RingReader) -> AsyncGenerator[ChangeMessage, None]:
-        visible = self.feed.get_visible_positions(self.wanted.tenants)
+        visible = self.feed.get_visible_positions(self.change_filter.tenants)
         ahead = {
             tenant: position
-            for tenant, position in self.at.items()
+            for tenant, position in self.positions.items()
             if position > visible.get(tenant, START)
         }
-        self.at = {}
+        self.positions = {}
         loop, quiet_since, moved = asyncio.get_running_loop(), 0.0, False
         while True:
             for entry in self.feed.ring.take_entries(reader):
@@ -217,7 +238,7 @@ class Subscription:
                 self.position = cursor
             if reader.lost:
                 raise self._make_slow_error()
-            due = quiet_since + self.every - loop.time()
+            due = quiet_since + self.progress_seconds - loop.time()
             if self.progress and moved and due <= 0:
                 yield ChangeMessage(operation=PROGRESS, cursor=self.position)
                 quiet_since, moved = loop.time(), False
@@ -226,7 +247,7 @@ class Subscription:
 
     def _find_cursor(self, entry: RingEntry, ahead: Positions) -> str | None:
         """The cursor after an entry; None if its tenants are not visible."""
-        cursor = entry.cursors.get(self.wanted.tenants)
+        cursor = entry.cursors.get(self.change_filter.tenants)
         if cursor is not None and entry.gap:
             raise self._make_expired_error(entry.tenant, cursor)
         return self._advance_cursor(cursor, ahead) if cursor and ahead else cursor
@@ -234,24 +255,26 @@ class Subscription:
     def _build_message(
         self, entry: RingEntry, ahead: Positions, cursor: str
     ) -> ChangeMessage | None:
-        if entry.stamped is None or (ahead and self._is_already_sent(entry, ahead)):
+        if entry.timed_change is None or (ahead and self._is_already_sent(entry, ahead)):
             return None
-        return self.wanted.build_message(entry.stamped, cursor)
+        return self.change_filter.build_message(entry.timed_change, cursor)
 
     def _is_already_sent(self, entry: RingEntry, ahead: Positions) -> bool:
         """Whether the subscriber has it already, from a reader that was further ahead."""
-        if entry.stamped is None or entry.tenant not in ahead:
+        if entry.timed_change is None or entry.tenant not in ahead:
             return False
-        change, timestamp = entry.stamped
+        change, timestamp = entry.timed_change
         begin = timestamp.version if change.before is None and change.operation == 0 else None
         if not is_kept(ahead[entry.tenant], begin):
             raise self._make_expired_error(entry.tenant, self.position)
         return ChangePosition(timestamp.version, timestamp.ordinal) <= ahead[entry.tenant]
 
     def _advance_cursor(self, cursor: str, ahead: Positions) -> str:
-        decoded = read(cursor, self._origin)
+        decoded = decode_cursor(cursor, self._origin)
         latest_positions = {
-            tenant: max(position, decoded.of(tenant, self.feed.registrations.get(tenant, 0)))
+            tenant: max(
+                position, decoded.get_position(tenant, self.feed.registrations.get(tenant, 0))
+            )
             for tenant, position in ahead.items()
         }
         return self._encode_cursor(decoded.move_positions(latest_positions))
@@ -264,8 +287,8 @@ class Subscription:
         )
 
     def _format_cursor(self) -> str:
-        cursor = build_cursor(self.at, max(self.feed.registrations.values(), default=0))
+        cursor = build_cursor(self.positions, max(self.feed.registrations.values(), default=0))
         return self._encode_cursor(cursor if self._row is None else cursor.move_to_row(self._row))
 
     def _encode_cursor(self, cursor: SubscriptionCursor) -> str:
-        return written(cursor, self._origin)
+        return encode_cursor(cursor, self._origin)

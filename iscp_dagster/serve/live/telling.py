@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.events.changes import Row, RowChange, Stamped
+from iscp_dagster.events.changes import Row, RowChange, StampedChange
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.serve.where import EVERYTHING, Expression, predicate
+from iscp_dagster.serve.where import EVERYTHING, WhereExpression, compile_predicate
 
 INSERT, UPDATE, DELETE, PROGRESS = "INSERT", "UPDATE", "DELETE", "PROGRESS"
 
@@ -35,23 +35,23 @@ class ChangeMessage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ChangeFilter:
     """The rows of a subscription: those of visible tenants that meet `where`."""
 
-    where: Expression = EVERYTHING
+    where: WhereExpression = EVERYTHING
     tenants: frozenset[str] | None = None
     """None: all."""
-    named: Mapping[str, str] = field(default_factory=dict)
+    field_names: Mapping[str, str] = field(default_factory=dict)
     """The GraphQL names of the served columns; empty: all, under their own names."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_meets", predicate(self.where))
+        object.__setattr__(self, "_meets", compile_predicate(self.where))
 
     def can_see(self, tenant: str) -> bool:
         """Whether the tenant is visible."""
         return self.tenants is None or tenant in self.tenants
 
-    def build_message(self, stamped: Stamped, cursor: str) -> ChangeMessage | None:
+    def build_message(self, stamped: StampedChange, cursor: str) -> ChangeMessage | None:
         """The message of a change of a visible tenant; None if no row of it changed.
 
         An UPDATE of only columns that are not served is ignored.
@@ -63,13 +63,15 @@ class Wanted:
             return None
         operation, row = outcome
         fields = tuple(change.fields or ()) if operation == UPDATE else ()
-        changed_fields = tuple(self.named[name] for name in fields if name in self.named)
-        if self.named and fields and not changed_fields:
+        changed_fields = tuple(
+            self.field_names[name] for name in fields if name in self.field_names
+        )
+        if self.field_names and fields and not changed_fields:
             return None
         return ChangeMessage(
             operation=operation,
             data=row,
-            fields=changed_fields if self.named else fields,
+            fields=changed_fields if self.field_names else fields,
             timestamp=timestamp,
             cursor=cursor,
         )

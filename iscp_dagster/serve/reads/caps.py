@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.access import Viewer
-from iscp_dagster.serve.rows import Limits
+from iscp_dagster.serve.rows import QueryLimits
 from iscp_dagster.serve.scalars import BadValueError
 
 
@@ -32,7 +32,7 @@ class Caps:
     """For the whole request, and so for ClickHouse."""
     bytes: int = 64 * 1024 * 1024
     """Bytes of all rows, as ClickHouse writes them."""
-    told: int = 300_000
+    introspection_fields: int = 300_000
     """Fields of introspection."""
     default_rows: int = 100
 
@@ -47,13 +47,13 @@ class Caps:
 
 
 @dataclass(kw_only=True)
-class Asking:
+class RequestContext:
     """One request: its viewer, and what remains of its caps."""
 
     viewer: Viewer
     caps: Caps = field(default_factory=Caps)
     clock: Callable[[], float] = time.monotonic
-    told: int = 0
+    introspected_fields: int = 0
     """Fields of introspection so far."""
     _cells: int = 0
     _bytes: int = 0
@@ -62,7 +62,7 @@ class Asking:
     def __post_init__(self) -> None:
         self._began = self.clock()
 
-    def charge(self, cells: int) -> None:
+    def charge_cells(self, cells: int) -> None:
         """Count values before they are read. Raises TooComplexError beyond the cap."""
         self._cells += cells
         if self._cells > self.caps.cells:
@@ -71,14 +71,14 @@ class Asking:
                 f"server reads at most {self.caps.cells:,}; lower `limit`, or select fewer columns."
             )
 
-    def limits(self, max_rows: int) -> Limits:
+    def compute_limits(self, max_rows: int) -> QueryLimits:
         """Return what ClickHouse may spend on the next query."""
         elapsed = self.clock() - (self._began or 0)
-        return Limits(
+        return QueryLimits(
             seconds=max(0.1, self.caps.seconds - elapsed),
             rows=max_rows,
             bytes=max(1, self.caps.bytes - self._bytes),
-            spend=self._charge_bytes,
+            charge_bytes=self._charge_bytes,
         )
 
     def _charge_bytes(self, count: int) -> None:

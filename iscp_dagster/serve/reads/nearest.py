@@ -15,13 +15,13 @@ from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import to_sort_key
 from iscp_dagster.serve.reads import tenancy
-from iscp_dagster.serve.reads.caps import Asking
-from iscp_dagster.serve.reads.order import Order
-from iscp_dagster.serve.rows import rows, select_list
+from iscp_dagster.serve.reads.caps import RequestContext
+from iscp_dagster.serve.reads.order import OrderTerm
+from iscp_dagster.serve.rows import query_rows, render_select_list
 from iscp_dagster.serve.scalars import BadValueError
 from iscp_dagster.serve.served import ServedIndex, Shard
 from iscp_dagster.serve.sql import Parameters, is_column_value, render_condition
-from iscp_dagster.serve.where import EVERYTHING, Row, parse
+from iscp_dagster.serve.where import EVERYTHING, Row, parse_where
 
 
 class ForbiddenError(IscpError):
@@ -31,7 +31,7 @@ class ForbiddenError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Near:
+class NearestQuery:
     """A query for the rows nearest to a vector."""
 
     served: ServedIndex
@@ -48,15 +48,15 @@ class Near:
     """How many values of a row are shown."""
 
 
-def read_nearest(asking: Asking, near: Near) -> list[Row]:
+def read_nearest(context: RequestContext, near: NearestQuery) -> list[Row]:
     """Return the rows nearest to a vector, nearest first, each with its distance.
 
     Raises ForbiddenError for a tenant that the viewer may not see, and BadValueError for a vector
     of another length than the index has.
     """
-    served, limit = near.served, asking.caps.check_page(near.limit, 0)
-    asking.charge(limit * near.width)
-    if served.source.tenant and not asking.viewer.can_see(near.tenant or ""):
+    served, limit = near.served, context.caps.check_page(near.limit, 0)
+    context.charge_cells(limit * near.width)
+    if served.source.tenant and not context.viewer.can_see(near.tenant or ""):
         raise ForbiddenError(f"The token may not see the tenant {near.tenant!r}.")
     if served.tenant is not None and not _is_tenant_name(served.tenant, near.tenant or ""):
         raise BadValueError(f"tenant: {near.tenant!r} is not a valid {served.tenant.type.bare}.")
@@ -67,15 +67,15 @@ def read_nearest(asking: Asking, near: Near) -> list[Row]:
         raise BadValueError(f"near: the vector has {numbers}, and the index's have {dimension}.")
     if any(abs(number) > LARGEST for number in near.vector):
         raise BadValueError(f"near: a number is beyond {LARGEST:g}, the largest of 32 bits.")
-    if not limit or not tenancy.can_see_rows(served, asking.viewer):
+    if not limit or not tenancy.can_see_rows(served, context.viewer):
         return []
     distance = build_distance_column(served)
     neighbours = [
-        row for shard in served.places for row in _read_neighbours(asking, near, limit, shard)
+        row for shard in served.shards for row in _read_neighbours(context, near, limit, shard)
     ]
-    return sorted(neighbours, key=lambda row: to_sort_key(distance.value(row[distance.field])))[
-        :limit
-    ]
+    return sorted(
+        neighbours, key=lambda row: to_sort_key(distance.to_comparable(row[distance.field]))
+    )[:limit]
 
 
 def _is_tenant_name(tenant: Column, name: str) -> bool:
@@ -83,11 +83,13 @@ def _is_tenant_name(tenant: Column, name: str) -> bool:
     return tenant.grid is None or is_column_value(tenant, name)
 
 
-def _read_neighbours(asking: Asking, near: Near, limit: int, shard: Shard) -> list[Row]:
+def _read_neighbours(
+    context: RequestContext, near: NearestQuery, limit: int, shard: Shard
+) -> list[Row]:
     served, distance, parameters = near.served, build_distance_column(near.served), Parameters()
     columns = (distance, *near.columns)
     vector = ",".join(repr(float(number)) for number in near.vector)
-    where = parse(served.by_field, near.where)
+    where = parse_where(served.by_field, near.where)
     arguments = [f"query = {parameters.bind('Array(Float32)', f'[{vector}]')}"]
     if where == EVERYTHING:
         arguments.append(f"k = {parameters.bind('UInt32', str(limit))}")
@@ -97,13 +99,17 @@ def _read_neighbours(asking: Asking, near: Near, limit: int, shard: Shard) -> li
     neighbourhood = near.neighbourhood
     suffix = neighbourhood.nearest if where == EVERYTHING else neighbourhood.distances
     view = quote_identifier(shard.database, f"{served.view}_{suffix}")
-    keys = [Order(column=column).sql for column in served.identity if column.compares]
+    keys = [
+        OrderTerm(column=column).sql for column in served.identity_columns if column.is_comparable
+    ]
     order = ", ".join((quote_identifier(distance.name), *keys))
     query = (
-        f"SELECT {select_list(columns)} FROM {view}({', '.join(arguments)}) "
+        f"SELECT {render_select_list(columns)} FROM {view}({', '.join(arguments)}) "
         f"WHERE {render_condition(where, parameters)} ORDER BY {order} LIMIT {limit}"
     )
-    return list(rows(shard.endpoint, query, parameters.values, columns, asking.limits(limit)))
+    return list(
+        query_rows(shard.endpoint, query, parameters.values, columns, context.compute_limits(limit))
+    )
 
 
 def build_distance_column(served: ServedIndex) -> Column:

@@ -15,7 +15,7 @@ from iscp_dagster.serve.where import Row
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class OrderTerm:
     """One part of `order_by`."""
 
     column: Column
@@ -24,7 +24,7 @@ class Order:
 
     @property
     def sql(self) -> str:
-        expression = self.column.ordered
+        expression = self.column.order_sql
         nulls = "NULLS FIRST" if self.nulls_first else "NULLS LAST"
         direction = f"{'DESC' if self.descending else 'ASC'} {nulls}"
         parts = (
@@ -33,22 +33,26 @@ class Order:
         return ", ".join([*parts, f"{expression} {direction}"])
 
 
-def complete_order(served: ServedIndex, requested: Sequence[Order]) -> tuple[Order, ...]:
+def complete_order(served: ServedIndex, requested: Sequence[OrderTerm]) -> tuple[OrderTerm, ...]:
     """Return the requested order, then by tenant and key, so that pages do not overlap."""
     names = {part.column.name for part in requested}
-    rest = served.identity if served.keys else (*served.identity, *served.columns)
+    rest = served.identity_columns if served.keys else (*served.identity_columns, *served.columns)
     return (
         *requested,
-        *(Order(column=column) for column in rest if column.name not in names and column.compares),
+        *(
+            OrderTerm(column=column)
+            for column in rest
+            if column.name not in names and column.is_comparable
+        ),
     )
 
 
-def render_order_by(order: Sequence[Order]) -> str:
+def render_order_by(order: Sequence[OrderTerm]) -> str:
     """Return the ORDER BY clause."""
     return f"ORDER BY {', '.join(part.sql for part in order)}" if order else ""
 
 
-def merge_rows(rows: Iterable[Row], order: Sequence[Order]) -> list[Row]:
+def merge_rows(rows: Iterable[Row], order: Sequence[OrderTerm]) -> list[Row]:
     """Return rows of several shards in order."""
 
     def compare_rows(first: Row, second: Row) -> int:
@@ -61,10 +65,10 @@ def merge_rows(rows: Iterable[Row], order: Sequence[Order]) -> list[Row]:
     return sorted(rows, key=cmp_to_key(compare_rows))
 
 
-def _compare_fields(order: Order, first: Any, second: Any) -> int:
+def _compare_fields(order: OrderTerm, first: Any, second: Any) -> int:
     if first is None or second is None:
         null_sign = -1 if order.nulls_first else 1
         return 0 if first is second else null_sign if first is None else -null_sign
-    first, second = order.column.value(first), order.column.value(second)
+    first, second = order.column.to_comparable(first), order.column.to_comparable(second)
     sign = compare("_lt", first, second) - compare("_gt", first, second)
     return sign if order.descending else -sign

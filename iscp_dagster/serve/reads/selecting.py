@@ -11,12 +11,12 @@ from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.serve.access import Viewer
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.reads import tenancy
-from iscp_dagster.serve.reads.caps import Asking
-from iscp_dagster.serve.reads.order import Order, complete_order, merge_rows, render_order_by
-from iscp_dagster.serve.rows import rows, select_list
+from iscp_dagster.serve.reads.caps import RequestContext
+from iscp_dagster.serve.reads.order import OrderTerm, complete_order, merge_rows, render_order_by
+from iscp_dagster.serve.rows import query_rows, render_select_list
 from iscp_dagster.serve.served import ServedIndex, Shard
 from iscp_dagster.serve.sql import Parameters, bind_value, render_condition
-from iscp_dagster.serve.where import Row, parse
+from iscp_dagster.serve.where import Row, parse_where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +27,22 @@ class RowSelection:
     columns: tuple[Column, ...]
     """The columns to show."""
     where: Mapping[str, Any] | None = None
-    order: tuple[Order, ...] = ()
+    order: tuple[OrderTerm, ...] = ()
     limit: int | None = None
     offset: int = 0
     searches: Mapping[str, Any] = field(default_factory=dict)
     """The searches of its kind of index, by argument."""
-    width: int = 1
+    values_per_row: int = 1
     """How many values of a row are shown; one may be shown under several names."""
 
 
-def selected(asking: Asking, selection: RowSelection) -> list[Row]:
+def read_rows(asking: RequestContext, selection: RowSelection) -> list[Row]:
     """Return the rows that a viewer may see. Raises BadValueError, TooComplexError and the like."""
     limit = asking.caps.check_page(selection.limit, selection.offset)
-    asking.charge(limit * selection.width)
+    asking.charge_cells(limit * selection.values_per_row)
     if not limit or not tenancy.can_see_rows(selection.served, asking.viewer):
         return []
-    shards, order = selection.served.places, complete_order(selection.served, selection.order)
+    shards, order = selection.served.shards, complete_order(selection.served, selection.order)
     if len(shards) == 1:
         columns = selection.columns or selection.served.columns[:1]
         return _read_shard(asking, selection, columns, (limit, selection.offset), shards[0])
@@ -58,7 +58,7 @@ def selected(asking: Asking, selection: RowSelection) -> list[Row]:
 
 
 def _read_shard(
-    asking: Asking,
+    context: RequestContext,
     selection: RowSelection,
     columns: Sequence[Column],
     page: tuple[int, int],
@@ -67,13 +67,15 @@ def _read_shard(
     parameters = Parameters()
     limit, offset = page
     query = (
-        f"SELECT {select_list(columns)} "
-        f"FROM {_render_source(selection.served, shard, asking.viewer, parameters)} "
-        f"WHERE {_render_conditions(selection, asking.viewer, parameters)} "
+        f"SELECT {render_select_list(columns)} "
+        f"FROM {_render_source(selection.served, shard, context.viewer, parameters)} "
+        f"WHERE {_render_conditions(selection, context.viewer, parameters)} "
         f"{render_order_by(complete_order(selection.served, selection.order))} "
         f"LIMIT {limit} OFFSET {offset}"
     )
-    return list(rows(shard.endpoint, query, parameters.values, columns, asking.limits(limit)))
+    return list(
+        query_rows(shard.endpoint, query, parameters.values, columns, context.compute_limits(limit))
+    )
 
 
 def _render_source(
@@ -83,7 +85,7 @@ def _render_source(
     view = quote_identifier(shard.database, served.view)
     if not served.index.of_images:
         return view
-    keys = ", ".join(quote_identifier(column.name) for column in served.identity)
+    keys = ", ".join(quote_identifier(column.name) for column in served.identity_columns)
     visible = tenancy.render_tenant_condition(served, viewer, parameters)
     latest = f"ORDER BY {quote_identifier(VERSION)} DESC, `_image` DESC LIMIT 1 BY {keys}"
     return f"(SELECT * FROM (SELECT * FROM {view} WHERE {visible} {latest}) WHERE `_image` = 1)"
@@ -94,5 +96,7 @@ def _render_conditions(selection: RowSelection, viewer: Viewer, parameters: Para
     for name, value in selection.searches.items():
         search, argument = selection.served.searches[name]
         parts.append(search.condition(bind_value(argument, value, parameters)))
-    parts.append(render_condition(parse(selection.served.by_field, selection.where), parameters))
+    parts.append(
+        render_condition(parse_where(selection.served.by_field, selection.where), parameters)
+    )
     return " AND ".join(parts)

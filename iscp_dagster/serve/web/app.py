@@ -15,17 +15,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from asgi_guards.admission import Admission, Guard, is_loopback, parse_names
-from asgi_guards.draining import Draining
+from asgi_guards.draining import DrainMiddleware
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.access import Access, OpenAccess
-from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.web.graphiql import GraphiQLPage, is_page_request
 from iscp_dagster.serve.web.graphql_http import GraphQLOverHTTP, HttpBounds
 
-PATH = "/graphql"
-HEALTH = "/health"
-Beside = Callable[[], AbstractAsyncContextManager[Any]]
+GRAPHQL_PATH = "/graphql"
+HEALTH_PATH = "/health"
+BackgroundService = Callable[[], AbstractAsyncContextManager[Any]]
 """Something that runs while the application does."""
 
 
@@ -33,13 +33,13 @@ Beside = Callable[[], AbstractAsyncContextManager[Any]]
 class GraphQLServerSettings:
     """The settings of an application."""
 
-    schemas: Schemas
+    schemas: SchemaCache
     access: Access = field(default_factory=OpenAccess)
     bounds: HttpBounds = field(default_factory=HttpBounds)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     routes: Sequence[BaseRoute] = ()
     """Routes besides the one for queries, such as the websocket's at PATH."""
-    beside: Sequence[Beside] = ()
+    background: Sequence[BackgroundService] = ()
 
 
 def create_app(settings: GraphQLServerSettings) -> Starlette:
@@ -48,7 +48,7 @@ def create_app(settings: GraphQLServerSettings) -> Starlette:
     Without tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
     """
     endpoint = GraphQLOverHTTP(settings.schemas, settings.access, settings.bounds)
-    page = GraphiQLPage(PATH, settings.access)
+    page = GraphiQLPage(GRAPHQL_PATH, settings.access)
 
     async def answer(request: Request) -> Response:
         return page.show() if is_page_request(request) else await endpoint(request)
@@ -56,20 +56,20 @@ def create_app(settings: GraphQLServerSettings) -> Starlette:
     @asynccontextmanager
     async def run_background(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as running:
-            for factory in settings.beside:
+            for factory in settings.background:
                 await running.enter_async_context(factory())
             yield
 
     hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
     admission = Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS)
-    guards = [Middleware(Guard, admission=admission)] if settings.access.open else []
+    guards = [Middleware(Guard, admission=admission)] if settings.access.is_open else []
     routes: list[BaseRoute] = [
-        Route(PATH, answer, methods=["GET", "POST"]),
-        Route(HEALTH, _answer_health),
+        Route(GRAPHQL_PATH, answer, methods=["GET", "POST"]),
+        Route(HEALTH_PATH, _answer_health),
     ]
     routes += [*page.list_routes(), *settings.routes]
     return Starlette(
-        routes=routes, middleware=[Middleware(Draining), *guards], lifespan=run_background
+        routes=routes, middleware=[Middleware(DrainMiddleware), *guards], lifespan=run_background
     )
 
 
@@ -79,7 +79,7 @@ async def _answer_health(_request: Request) -> Response:
 
 def check_host(host: str, access: Access) -> None:
     """Reject an address beyond loopback without tokens. Raises ConfigError."""
-    if access.open and not is_loopback(host):
+    if access.is_open and not is_loopback(host):
         raise ConfigError(
             f"--host {host!r} is not a loopback address, and no tokens are configured: "
             "everybody who reaches it would see every tenant. Name a file of tokens "

@@ -14,13 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iscp_dagster.api.discovery import DEFAULT
+from iscp_dagster.api.discovery import DEFAULT_PACKAGE
 from iscp_dagster.model.imports import ASSETS
 
 if TYPE_CHECKING:
     import uvicorn
 
-SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Between two looks at the files."""
 _LOGGER = logging.getLogger(__name__)
 _LOAD = """
@@ -34,16 +34,16 @@ except IscpError as error:
     sys.exit(str(error))
 """
 
-Marks = Mapping[str, tuple[int, int]]
+FileMarks = Mapping[str, tuple[int, int]]
 
 
-def read_marks(environ: Mapping[str, str]) -> Marks:
+def read_marks(environ: Mapping[str, str]) -> FileMarks:
     """Time and size of each file of the package that declares the location's tables.
 
     Empty if there is no such package.
     """
     try:
-        spec = find_spec(environ.get(ASSETS) or DEFAULT)
+        spec = find_spec(environ.get(ASSETS) or DEFAULT_PACKAGE)
     except (ImportError, ValueError):
         return {}
     folders = list(spec.submodule_search_locations or ()) if spec else []
@@ -68,7 +68,7 @@ def end_when_changed(
 
 @contextmanager
 def watch_declarations(
-    environ: Mapping[str, str], changed: Callable[[], None], seconds: float = SECONDS
+    environ: Mapping[str, str], on_change: Callable[[], None], seconds: float = POLL_SECONDS
 ) -> Iterator[None]:
     """Call `changed` once when a file is changed, added or removed, while the context is open.
 
@@ -84,7 +84,7 @@ def watch_declarations(
                 continue
             last_marks = marks
             if not (mistake := find_mistake(environ)):
-                changed()
+                on_change()
                 return
             _LOGGER.warning("The declarations before the last change are kept: %s", mistake)
 

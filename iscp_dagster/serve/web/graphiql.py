@@ -71,7 +71,7 @@ class GraphiQLPage:
     def __init__(self, path: str, access: Access) -> None:
         self._path, self._files = path, _find_files()
         data = {"query": _QUERY}
-        if not access.open:
+        if not access.is_open:
             data["headers"] = json.dumps({"Authorization": "Bearer "}, indent=2)
         self._text = _render_page(path, data)
 

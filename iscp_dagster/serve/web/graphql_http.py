@@ -18,7 +18,7 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
 from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
-from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.graph.told import (
     INTERNAL,
     TIMEOUT,
@@ -26,16 +26,16 @@ from iscp_dagster.serve.graph.told import (
     describe_error,
     format_error,
 )
-from iscp_dagster.serve.reads.caps import Asking, Caps
+from iscp_dagster.serve.reads.caps import Caps, RequestContext
 from iscp_dagster.serve.web.requests import (
     RESPONSE,
     GraphQLRequest,
-    RefusedError,
-    body,
+    RefusedRequestError,
     check_content,
     choose_media_type,
     parse_body,
     parse_url_parameters,
+    read_body,
 )
 
 _BODY_SECONDS = 20
@@ -48,24 +48,24 @@ _GRACE_SECONDS = 2
 class HttpBounds:
     """The limits of one server."""
 
-    body: int = 256 * 1024
+    body_bytes: int = 256 * 1024
     """Bytes of a request."""
-    together: int = 16
+    max_running: int = 16
     """Requests that are executed at the same time."""
-    waiting: int = 1_000
+    max_waiting: int = 1_000
     """Requests that wait for that."""
-    patience: float = 5.0
+    wait_seconds: float = 5.0
     """Seconds for which they wait."""
-    shape: DocumentLimits = field(default_factory=DocumentLimits)
+    document_limits: DocumentLimits = field(default_factory=DocumentLimits)
     caps: Caps = field(default_factory=Caps)
 
 
 class GraphQLOverHTTP:
     """The endpoint of queries."""
 
-    def __init__(self, schemas: Schemas, access: Access, bounds: HttpBounds) -> None:
+    def __init__(self, schemas: SchemaCache, access: Access, bounds: HttpBounds) -> None:
         self._schemas, self._access, self._bounds = schemas, access, bounds
-        self._slots = CapacityLimiter(bounds.together)
+        self._slots = CapacityLimiter(bounds.max_running)
         self._request_count = 0
 
     async def __call__(self, request: Request) -> Response:
@@ -76,7 +76,7 @@ class GraphQLOverHTTP:
             viewer = await self._identify_viewer(request)
             graphql_request = await self._read_request(request)
             return await self._accept_request(viewer, graphql_request, _get_method(request), media)
-        except RefusedError as refused:
+        except RefusedRequestError as refused:
             return _build_refusal(refused, media)
 
     async def _identify_viewer(self, request: Request) -> Viewer:
@@ -85,23 +85,23 @@ class GraphQLOverHTTP:
             return await to_thread.run_sync(self._access.identify_viewer, token)
         except UnauthenticatedError as error:
             headers = {"WWW-Authenticate": "Bearer"}
-            raise RefusedError(401, UNAUTHENTICATED, str(error), headers) from error
+            raise RefusedRequestError(401, UNAUTHENTICATED, str(error), headers) from error
         except Exception as error:
-            raise RefusedError(500, INTERNAL, describe_error(error)[0]) from error
+            raise RefusedRequestError(500, INTERNAL, describe_error(error)[0]) from error
 
     async def _read_request(self, request: Request) -> GraphQLRequest:
         if _get_method(request) == "GET":
             return parse_url_parameters(request.query_params)
         check_content(request.headers.get("content-type"))
         with anyio.move_on_after(_BODY_SECONDS):
-            return parse_body(await body(request, self._bounds.body))
-        raise RefusedError(408, "REQUEST_TIMEOUT", "The request did not arrive in time.")
+            return parse_body(await read_body(request, self._bounds.body_bytes))
+        raise RefusedRequestError(408, "REQUEST_TIMEOUT", "The request did not arrive in time.")
 
     async def _accept_request(
         self, viewer: Viewer, graphql_request: GraphQLRequest, method: str, media: str
     ) -> Response:
         # The limiter counts waiting requests only once they wait.
-        if self._request_count >= self._bounds.together + self._bounds.waiting:
+        if self._request_count >= self._bounds.max_running + self._bounds.max_waiting:
             raise _make_busy_error()
         self._request_count += 1
         try:
@@ -113,7 +113,7 @@ class GraphQLOverHTTP:
     @asynccontextmanager
     async def _acquire_slot(self) -> AsyncIterator[None]:
         """Hold one of the slots. Raises RefusedError if none is free in time."""
-        with anyio.move_on_after(self._bounds.patience) as scope:
+        with anyio.move_on_after(self._bounds.wait_seconds) as scope:
             await self._slots.acquire()
         if scope.cancelled_caught:
             raise _make_busy_error()
@@ -125,7 +125,7 @@ class GraphQLOverHTTP:
     async def _execute_in_time(
         self, viewer: Viewer, graphql_request: GraphQLRequest, method: str, media: str
     ) -> Response:
-        asking = Asking(viewer=viewer, caps=self._bounds.caps)
+        asking = RequestContext(viewer=viewer, caps=self._bounds.caps)
         with anyio.move_on_after(self._bounds.caps.seconds + _GRACE_SECONDS):
             # The thread writes the JSON, too: it may be large, and others are served meanwhile.
             return await to_thread.run_sync(
@@ -133,13 +133,13 @@ class GraphQLOverHTTP:
                 limiter=CapacityLimiter(1),
                 abandon_on_cancel=True,
             )
-        raise RefusedError(504, TIMEOUT, "The query took longer than this server allows.")
+        raise RefusedRequestError(504, TIMEOUT, "The query took longer than this server allows.")
 
     def _execute_request(
-        self, asking: Asking, graphql_request: GraphQLRequest, method: str, media: str
+        self, context: RequestContext, graphql_request: GraphQLRequest, method: str, media: str
     ) -> Response:
         try:
-            status, answer = self._answer_query(asking, graphql_request, method)
+            status, answer = self._answer_query(context, graphql_request, method)
         except DocumentError as refused:
             status, answer = 400, {"errors": [dict(error.formatted) for error in refused.errors]}
         return _build_response(
@@ -147,13 +147,16 @@ class GraphQLOverHTTP:
         )
 
     def _answer_query(
-        self, asking: Asking, graphql_request: GraphQLRequest, method: str
+        self, context: RequestContext, graphql_request: GraphQLRequest, method: str
     ) -> tuple[int, dict[str, Any]]:
         """Return the answer, and the status that it has as application/graphql-response+json."""
         try:
             ready = self._schemas.get_schema()
             document = validate_document(
-                ready, graphql_request.query, graphql_request.operation, self._bounds.shape
+                ready,
+                graphql_request.query,
+                graphql_request.operation,
+                self._bounds.document_limits,
             )
         except DocumentError:
             raise
@@ -161,18 +164,18 @@ class GraphQLOverHTTP:
             message, code = describe_error(error)
             return 503, _format_failure(message, code)
         if document.operation.operation is not OperationType.QUERY:
-            raise RefusedError(
+            raise RefusedRequestError(
                 405 if method == "GET" else 400,
                 "BAD_REQUEST",
                 "Subscriptions come by websocket, with the subprotocol graphql-transport-ws.",
                 {"Allow": "POST"} if method == "GET" else None,
             )
-        return _format_result(execute_query(ready, document, asking, graphql_request.variables))
+        return _format_result(execute_query(ready, document, context, graphql_request.variables))
 
 
-def _make_busy_error() -> RefusedError:
+def _make_busy_error() -> RefusedRequestError:
     headers = {"Retry-After": "1"}
-    return RefusedError(503, "OVERLOADED", "The server is busy; ask again.", headers)
+    return RefusedRequestError(503, "OVERLOADED", "The server is busy; ask again.", headers)
 
 
 def _get_method(request: Request) -> str:
@@ -191,7 +194,7 @@ def _format_failure(message: str, code: str) -> dict[str, Any]:
     return {"errors": [dict(GraphQLError(message, extensions={"code": code}).formatted)]}
 
 
-def _build_refusal(refused: RefusedError, media: str) -> Response:
+def _build_refusal(refused: RefusedRequestError, media: str) -> Response:
     answer = _format_failure(str(refused), refused.code)
     return _build_response(answer, media, refused.status, refused.headers)
 

@@ -13,7 +13,7 @@ from asgi_guards import strictjson
 RESPONSE, JSON = "application/graphql-response+json", "application/json"
 
 
-class RefusedError(Exception):
+class RefusedRequestError(Exception):
     """A request that is answered without being executed, with its HTTP status."""
 
     def __init__(
@@ -45,7 +45,7 @@ def choose_media_type(accept: str | None) -> str:
         if media_type in {RESPONSE, JSON} and quality > 0:
             candidates.append((-quality, position, JSON if name == "*/*" else media_type))
     if not candidates:
-        raise RefusedError(406, "NOT_ACCEPTABLE", f"Accept {RESPONSE} or {JSON}.")
+        raise RefusedRequestError(406, "NOT_ACCEPTABLE", f"Accept {RESPONSE} or {JSON}.")
     return min(candidates)[2]
 
 
@@ -68,12 +68,14 @@ def check_content(content_type: str | None) -> None:
         if "charset=" in parameter
     }
     if name != JSON or charsets - {"utf-8", "utf8"}:
-        raise RefusedError(415, "UNSUPPORTED_MEDIA_TYPE", f"Send the query as {JSON}, in UTF-8.")
+        raise RefusedRequestError(
+            415, "UNSUPPORTED_MEDIA_TYPE", f"Send the query as {JSON}, in UTF-8."
+        )
 
 
-async def body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """Return the body. Raises RefusedError beyond `max_bytes`, which are not read."""
-    too_large = RefusedError(
+    too_large = RefusedRequestError(
         413,
         "PAYLOAD_TOO_LARGE",
         f"The request is larger than {max_bytes:,} bytes; ask for less, or in several requests.",
@@ -129,5 +131,5 @@ def _build_request(fields: Mapping[str, Any]) -> GraphQLRequest:
     return GraphQLRequest(query=query, variables=variables or {}, operation=operation or None)
 
 
-def _make_bad_request(message: str) -> RefusedError:
-    return RefusedError(400, "BAD_REQUEST", message)
+def _make_bad_request(message: str) -> RefusedRequestError:
+    return RefusedRequestError(400, "BAD_REQUEST", message)

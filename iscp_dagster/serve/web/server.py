@@ -12,21 +12,27 @@ from functools import partial
 import uvicorn
 from starlette.routing import WebSocketRoute
 
-from asgi_guards.connections import options
+from asgi_guards.connections import make_uvicorn_options
 from iscp_dagster.api.discovery import load_endpoints, load_tables
 from iscp_dagster.api.environment import get_endpoints, get_user
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE, LOG_URL
-from iscp_dagster.serve.access import access
-from iscp_dagster.serve.catalog import Catalog
+from iscp_dagster.serve.access import load_access
+from iscp_dagster.serve.catalog import ServedCatalog
 from iscp_dagster.serve.graph.schema import create_schema
-from iscp_dagster.serve.graph.schemas import Loader, Schemas
-from iscp_dagster.serve.live.service import Live
-from iscp_dagster.serve.live.transport.socket import Sockets
-from iscp_dagster.serve.web.app import PATH, Beside, GraphQLServerSettings, check_host, create_app
+from iscp_dagster.serve.graph.schemas import CatalogLoader, SchemaCache
+from iscp_dagster.serve.live.service import SubscriptionService
+from iscp_dagster.serve.live.transport.socket import SocketServer
+from iscp_dagster.serve.web.app import (
+    GRAPHQL_PATH,
+    BackgroundService,
+    GraphQLServerSettings,
+    check_host,
+    create_app,
+)
 from iscp_dagster.serve.web.following import end_when_changed
-from iscp_dagster.webhooks.service import SenderService, beside
+from iscp_dagster.webhooks.service import SenderService, run_service
 
 HOST, PORT = "127.0.0.1", 4000
 TOKENS_VARIABLE = "ISCP_GRAPHQL_TOKENS"
@@ -43,16 +49,16 @@ class LazyCatalogLoader:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._loader: Loader | None = None
+        self._loader: CatalogLoader | None = None
 
-    def __call__(self) -> Catalog:
+    def __call__(self) -> ServedCatalog:
         """Raises ConfigError when the declarations or the settings are wrong."""
         if self._loader is None:
             self._loader = _build_loader(self._environ)
         return self._loader()
 
 
-def _build_loader(environ: Mapping[str, str]) -> Loader:
+def _build_loader(environ: Mapping[str, str]) -> CatalogLoader:
     if not (environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)):
         raise ConfigError(
             f"{CLICKHOUSE_URL} is not set, and no stack is up. Start one with `iscp up`, or name "
@@ -60,7 +66,9 @@ def _build_loader(environ: Mapping[str, str]) -> Loader:
         )
     timeouts = {"connect_timeout": _CONNECT_SECONDS, "query_timeout": _ANSWER_SECONDS}
     endpoints = get_endpoints(environ, **timeouts)
-    return Loader(tables=load_tables(environ), endpoints=endpoints, lake=environ.get(LAKE, ""))
+    return CatalogLoader(
+        tables=load_tables(environ), endpoints=endpoints, lake=environ.get(LAKE, "")
+    )
 
 
 def render_schema(environ: Mapping[str, str]) -> str:
@@ -76,18 +84,20 @@ def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> GraphQ
     With an ISCP log, which records how far each index has come, changes are streamed, and events
     are delivered to the declared endpoints.
     """
-    token_access = access(tokens or environ.get(TOKENS_VARIABLE, ""))
+    token_access = load_access(tokens or environ.get(TOKENS_VARIABLE, ""))
     check_host(host, token_access)
     log = environ.get(LOG_URL)
-    live = Live(log=SqlLog(log, who=get_user())) if log else None
-    schemas = Schemas(load=LazyCatalogLoader(environ), subscribe=live.subscribe if live else None)
-    sockets = Sockets(schemas=schemas, access=token_access)
+    live = SubscriptionService(log=SqlLog(log, actor=get_user())) if log else None
+    schemas = SchemaCache(
+        load=LazyCatalogLoader(environ), subscribe=live.subscribe if live else None
+    )
+    sockets = SocketServer(schemas=schemas, access=token_access)
     return GraphQLServerSettings(
         schemas=schemas,
         access=token_access,
         environ=environ,
-        routes=[WebSocketRoute(PATH, sockets.endpoint)],
-        beside=[sockets.beside, *_list_senders(environ)],
+        routes=[WebSocketRoute(GRAPHQL_PATH, sockets.serve_websocket)],
+        background=[sockets.watch_connections, *_list_senders(environ)],
     )
 
 
@@ -96,11 +106,11 @@ def build_sender(environ: Mapping[str, str]) -> SenderService | None:
     return SenderService(environ, load_endpoints(environ)) if environ.get(LOG_URL) else None
 
 
-def _list_senders(environ: Mapping[str, str]) -> list[Beside]:
+def _list_senders(environ: Mapping[str, str]) -> list[BackgroundService]:
     def load() -> SenderService:
         return SenderService(environ, load_endpoints(environ))
 
-    return [partial(beside, load)] if environ.get(LOG_URL) else []
+    return [partial(run_service, load)] if environ.get(LOG_URL) else []
 
 
 def serve(
@@ -118,10 +128,10 @@ def serve(
     """
     with open_listener(host, port) as listener:
         url_host = f"[{host}]" if ":" in host else host
-        announce(f"GraphQL: http://{url_host}:{listener.getsockname()[1]}{PATH}")
+        announce(f"GraphQL: http://{url_host}:{listener.getsockname()[1]}{GRAPHQL_PATH}")
         config = uvicorn.Config(
             create_app(settings),
-            **options(),
+            **make_uvicorn_options(),
             ws="websockets-sansio",
             ws_max_size=WEBSOCKET_BYTES,
             # A slow client gets a reason before it counts as gone.

@@ -27,7 +27,7 @@ from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAM
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.serviceconsumers.errors import as_job_errors
+from iscp_dagster.serviceconsumers.errors import raise_job_errors
 
 AHEAD = 2
 """Batches that wait for a slow consumer before the scan does."""
@@ -43,7 +43,7 @@ class ConsumerError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class ConsumerScan:
     """What one job gets of a scan; picklable, so that Spark can ship it with its consumer."""
 
     job: JobID
@@ -61,7 +61,7 @@ class Share:
     """The consumer that runs where the rows are; None: it is made in the run's process."""
     others: bool = False
     """Whether the scan has rows of other tenants too."""
-    found: Mapping[str, str] = field(default_factory=dict)
+    scan_names: Mapping[str, str] = field(default_factory=dict)
     """By column, its name in the scan, if that differs."""
 
     @property
@@ -71,7 +71,7 @@ class Share:
 
     def get_scan_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """The scan's names of these columns."""
-        return tuple(self.found.get(name, name) for name in names)
+        return tuple(self.scan_names.get(name, name) for name in names)
 
     @property
     def name(self) -> str:
@@ -87,32 +87,32 @@ class Retriever:
     `seconds` the time that the consumer took.
     """
 
-    share: Share
+    share: ConsumerScan
     task: int = 0
-    mine: Callable[[pa.Table], pa.Table] | None = None
+    select_rows: Callable[[pa.Table], pa.Table] | None = None
     """Selects the consumer's rows from the scan's; None: all. The consumer gets its errors."""
     fences: Mapping[str, int] = field(default_factory=dict)
-    lost: Callable[[], Mapping[str, IscpError]] = dict
+    find_lost: Callable[[], Mapping[str, IscpError]] = dict
     """The tenants whose jobs the run no longer holds, with the error."""
-    settle: Callable[[Any, Retriever], Mapping[Any, Any]] | None = None
+    move_watermarks: Callable[[Any, Retriever], Mapping[Any, Any]] | None = None
     """Moves the watermarks in the transaction of a connection, and returns the claims of the next
     steps by job; None: no transaction can be shared.
     """
     inserted: Counter[str] = field(default_factory=Counter)
     deleted: Counter[str] = field(default_factory=Counter)
-    aside: Counter[str] = field(default_factory=Counter)
+    dead_letters: Counter[str] = field(default_factory=Counter)
     """Rows by tenant that are dead letters; `inserted` does not count them."""
     bytes: Counter[str] = field(default_factory=Counter)
     refused: dict[str, IscpError] = field(default_factory=dict)
     """The tenants whose rows are no longer handed out, and why."""
-    told: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """By tenant, what the consumer reports besides rows."""
     chunks: int = 0
     seconds: float = 0.0
-    settled: Mapping[Any, Any] | None = None
+    next_claims: Mapping[Any, Any] | None = None
     """What `settle` returned."""
     drained: bool = False
-    again: bool = False
+    resent: bool = False
     """Whether rows were sent more than once."""
     broken: bool = False
     """Whether the scan failed, or its run was interrupted: its rows do not count."""
@@ -158,7 +158,7 @@ class Retriever:
         self._handed_at = time.perf_counter()
         return batches
 
-    def by_tenant(self, batch: pa.RecordBatch | None) -> Mapping[str, pa.RecordBatch]:
+    def split_by_tenant(self, batch: pa.RecordBatch | None) -> Mapping[str, pa.RecordBatch]:
         """See `model.consumers.DataRetriever`."""
         column = self.share.tenant_column
         if batch is None:
@@ -169,7 +169,7 @@ class Retriever:
         parts = split_by_tenant(rows, get_row_tenants(rows, column))
         return {part.tenant: part.rows.combine_chunks().to_batches()[0] for part in parts}
 
-    def marked(self) -> pa.Table | None:
+    def read_marked_rows(self) -> pa.Table | None:
         """See `model.consumers.DataRetriever`."""
         rows = self._take_rows()
         if rows is not None:
@@ -199,7 +199,7 @@ class Retriever:
 
     def _drop_lost(self, rows: pa.Table | None) -> pa.Table | None:
         """The rows without those of jobs that the run lost. Raises FenceError if it lost all."""
-        lost = self.lost()
+        lost = self.find_lost()
         self.refused |= lost
         if lost and lost.keys() >= self.tenants:
             raise next(iter(lost.values()))
@@ -224,7 +224,9 @@ class Retriever:
                 )
                 self._pending = list(cut_batches(selected))
             piece = self._pending.pop(0)
-            rows = self._filter_tenants(piece if self.mine is None else self.mine(piece))
+            rows = self._filter_tenants(
+                piece if self.select_rows is None else self.select_rows(piece)
+            )
             if rows.num_rows:
                 return rows
 
@@ -252,25 +254,25 @@ class Retriever:
             "inserted": self.inserted[tenant],
             "deleted": self.deleted[tenant],
             "bytes": self.bytes[tenant],
-            **{k: v for k, v in self.told.get(tenant, {}).items() if isinstance(v, int)},
+            **{k: v for k, v in self.reports.get(tenant, {}).items() if isinstance(v, int)},
         }
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """See `model.consumers.DataRetriever`."""
-        self.aside.update(rows)
+        self.dead_letters.update(rows)
         self.inserted.subtract(rows)
 
     def refuse(self, tenant: str, error: IscpError) -> None:
         """See `model.consumers.DataRetriever`."""
         self.refused[tenant] = error
 
-    def tell(self, tenant: str, facts: Mapping[str, Any]) -> None:
+    def report(self, tenant: str, facts: Mapping[str, Any]) -> None:
         """See `model.consumers.DataRetriever`."""
-        self.told[tenant] = facts
+        self.reports[tenant] = facts
 
     def report_resend(self) -> None:
         """See `model.consumers.DataRetriever`."""
-        self.again = True
+        self.resent = True
 
     def update_watermark(self, connection: Any = None) -> None:
         """See `model.consumers.DataRetriever`."""
@@ -279,8 +281,8 @@ class Retriever:
                 f"Consumer of {self.job}: the watermark moves only when everything is read; call "
                 "next() until it reports the end."
             )
-        if connection is not None and self.settle is not None and self.settled is None:
-            self.settled = self.settle(connection, self)
+        if connection is not None and self.move_watermarks is not None and self.next_claims is None:
+            self.next_claims = self.move_watermarks(connection, self)
 
     def _split_rows(
         self, rows: pa.Table, *, delete_first: bool
@@ -328,7 +330,7 @@ class Retriever:
             counter[count["values"]] += count["counts"]
 
 
-class Worker:
+class ConsumerThread:
     """A thread that runs one consumer; what it raised is in `failure`."""
 
     def __init__(self, make: Callable[[], Consumer], retriever: Retriever) -> None:
@@ -343,11 +345,11 @@ class Worker:
         self._thread.start()
 
     @property
-    def share(self) -> Share:
+    def share(self) -> ConsumerScan:
         return self.retriever.share
 
     @property
-    def going(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it takes more rows."""
         return self._thread.is_alive()
 
@@ -388,7 +390,7 @@ class Worker:
         try:
             consumer = self._make_consumer()
             self.made = True
-            with as_job_errors():
+            with raise_job_errors():
                 consumer.consume(self.retriever)
         except IscpError as error:
             self.failure = error

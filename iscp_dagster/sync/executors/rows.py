@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.types.stored import Stored
+from iscp_dagster.clickhouse.types.stored import StoredType
 from iscp_dagster.clickhouse.types.texts import normalize_json_columns
 from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.spark.columns import Mapped
 
 
-def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches as Spark gives them: they already are the rows."""
     return iter(batches)
 
@@ -43,8 +43,8 @@ class IndexRead:
         parameters = {"slice": slice_, "tenants": list(self.tenants)}
         settings = {"output_format_arrow_string_as_string": 0, **self.endpoint.read_settings}
         with (
-            self.endpoint.errors("read the index"),
-            self.endpoint.client().query_arrow_stream(
+            self.endpoint.translate_errors("read the index"),
+            self.endpoint.get_client().query_arrow_stream(
                 query, parameters=parameters, settings=settings
             ) as stream,
         ):
@@ -61,7 +61,7 @@ def make_json_rewriter(json: tuple[str, ...]) -> Mapped:
     return rows
 
 
-def make_value_rewriter(stored: Mapping[str, Stored], flags: Mapping[str, str]) -> Mapped:
+def make_value_rewriter(stored: Mapping[str, StoredType], flags: Mapping[str, str]) -> Mapped:
     """A function that rewrites these columns as ClickHouse gives them back.
 
     It adds the `flags`: by name, the column whose nulls the flag marks.

@@ -29,8 +29,8 @@ from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, exclude_ten
 from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.spark.columns import Mapped
-from iscp_dagster.sync.executors.retriever import Retriever, Share, Worker
-from iscp_dagster.sync.executors.rows import as_they_are
+from iscp_dagster.sync.executors.retriever import ConsumerScan, ConsumerThread, Retriever
+from iscp_dagster.sync.executors.rows import pass_through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,9 @@ SCAN_SCHEMA = RECEIPT_SCHEMA.append(pa.field("payload", pa.binary()))
 ROWS_PER_RELAY = 20_000
 
 
-def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> Receipt:
+def make_failure_receipt(
+    target: str, partition: int, error: IscpError, tenant: str = ""
+) -> Receipt:
     """The receipt of a task that failed, for one tenant or all.
 
     An empty target means that relaying rows failed.
@@ -81,14 +83,14 @@ def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writer:
+class TaskWriter:
     """Hands a task's rows, cut into chunks, to every consumer; picklable, like all it holds.
 
     A consumer that fails gets no more rows of the task; the others continue. `stamp` is the
     (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
     """
 
-    shares: Sequence[Share]
+    shares: Sequence[ConsumerScan]
     """Each with its consumer."""
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
@@ -98,7 +100,7 @@ class Writer:
     a replay."""
     tenant_column: str | None = None
     """Identifies the tenants whose changes are unclear; None: unclear changes end the scan."""
-    apart: str | None = None
+    sort_column: str | None = None
     """The column that rows are sorted by; each chunk has one value of it, so one tenant's rows."""
     stamp: tuple[int, int] | None = None
     exact: Sequence[str] | None = None
@@ -107,11 +109,11 @@ class Writer:
 
     def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
         receipts: list[Receipt] = []
-        for _ in self.written(partition, batches, receipts):
+        for _ in self.write_chunks(partition, batches, receipts):
             pass
         return receipts
 
-    def written(
+    def write_chunks(
         self, partition: int, batches: Iterable[pa.RecordBatch], receipts: list[Receipt]
     ) -> Iterator[pa.Table]:
         """Yield each chunk once it is handed on; at the end, add what was written to `receipts`.
@@ -139,7 +141,7 @@ class Writer:
             receipts += _make_receipts(worker, partition, unclear)
 
     def _drop_unclear(
-        self, workers: Sequence[Worker], rows: pa.Table, unclear: dict[str, IscpError]
+        self, workers: Sequence[ConsumerThread], rows: pa.Table, unclear: dict[str, IscpError]
     ) -> pa.Table:
         """The rows as the source has them, without tenants whose changes are `unclear`.
 
@@ -153,7 +155,7 @@ class Writer:
         unclear.update(failures)
         return pa.concat_tables(tables) if tables else rows.slice(0, 0)
 
-    def _prepare_chunk(self, workers: Sequence[Worker], rows: pa.Table) -> pa.Table:
+    def _prepare_chunk(self, workers: Sequence[ConsumerThread], rows: pa.Table) -> pa.Table:
         """The rows with their system columns, as the source has them. Raises FeedGoneError."""
         chunk = self._normalize_rows(rows)
         if chunk.num_rows:
@@ -173,8 +175,8 @@ class Writer:
             yield from cut_sized_chunks(batches)
             return
         numbers = Counter[Any]()
-        for chunk in cut_chunks(batches, rows, apart=self.apart):
-            value = None if self.apart is None else chunk[self.apart][0].as_py()
+        for chunk in cut_chunks(batches, rows, apart=self.sort_column):
+            value = None if self.sort_column is None else chunk[self.sort_column][0].as_py()
             numbers[value] += 1
             if numbers[value] > self.most_chunks:
                 raise FeedGoneError(
@@ -184,12 +186,12 @@ class Writer:
                 )
             yield chunk
 
-    def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
+    def _refuse_twins(self, workers: Sequence[ConsumerThread], chunk: pa.Table) -> None:
         """Reject inserts of existing keys, by a query to one working target for each tenant.
 
         All targets of a tenant have the same keys; a shard has only its own, so each is queried.
         """
-        live = [worker for worker in workers if worker.going]
+        live = [worker for worker in workers if worker.is_alive]
         unsharded = [worker for worker in live if _get_consumer(worker.share).placement is None]
         sharded = [[worker] for worker in live if _get_consumer(worker.share).placement is not None]
         for group in filter(None, [unsharded, *sharded]):
@@ -205,8 +207,8 @@ class Writer:
             refuse_twins(None, None, chunk, None)
 
     def _assign_checks(
-        self, workers: Sequence[Worker], chunk: pa.Table
-    ) -> Iterator[tuple[Share, pa.Table]]:
+        self, workers: Sequence[ConsumerThread], chunk: pa.Table
+    ) -> Iterator[tuple[ConsumerScan, pa.Table]]:
         """The shares to query and their rows, so that each tenant's rows are checked once."""
         unchecked = frozenset[str]().union(*(worker.share.tenants for worker in workers))
         for share in (worker.share for worker in workers):
@@ -216,36 +218,36 @@ class Writer:
                 yield share, chunk if column is None else filter_tenants(chunk, column, tenants)
             unchecked -= tenants
 
-    def _check_twins(self, share: Share, chunk: pa.Table) -> None:
+    def _check_twins(self, share: ConsumerScan, chunk: pa.Table) -> None:
         since = share.range.from_.version if self.stamp is None else None
         consumer = _get_consumer(share)
         refuse_twins(consumer.endpoint, consumer.target, chunk, since)
 
 
-def _get_consumer(share: Share) -> IndexConsumer:
+def _get_consumer(share: ConsumerScan) -> IndexConsumer:
     assert share.consumer is not None
     return share.consumer
 
 
-def _start_thread(share: Share, task: int) -> Worker:
+def _start_thread(share: ConsumerScan, task: int) -> ConsumerThread:
     consumer = _get_consumer(share)
     select = consumer.select_rows if consumer.placement else None
-    return Worker(lambda: consumer, Retriever(share=share, task=task, mine=select))
+    return ConsumerThread(lambda: consumer, Retriever(share=share, task=task, select_rows=select))
 
 
 def _make_receipts(
-    worker: Worker, task: int, unclear: Mapping[str, IscpError]
+    worker: ConsumerThread, task: int, unclear: Mapping[str, IscpError]
 ) -> Iterator[Receipt]:
     target = worker.share.name
     if worker.failure is not None:
-        yield refused(target, task, worker.failure)
+        yield make_failure_receipt(target, task, worker.failure)
         return
     retriever = worker.retriever
     stopped = {
         tenant: unclear[tenant] for tenant in unclear.keys() & worker.share.tenants
     } | retriever.refused
     for tenant, error in sorted(stopped.items()):
-        yield refused(target, task, error, tenant)
+        yield make_failure_receipt(target, task, error, tenant)
     for number, tenant in enumerate(
         sorted((retriever.inserted | retriever.deleted).keys() - stopped.keys())
     ):
@@ -259,11 +261,13 @@ def _make_receipts(
             bytes=retriever.bytes[tenant],
             chunks=retriever.chunks if number == 0 else 0,
             seconds=retriever.seconds if number == 0 else 0.0,
-            again=retriever.again,
+            again=retriever.resent,
         )
 
 
-def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, ...] = ()) -> Mapped:
+def make_scan_task(
+    writer: TaskWriter, rows: Mapped = pass_through, *, relayed: tuple[str, ...] = ()
+) -> Mapped:
     """`writer` for `mapInArrow`: batches in, which `rows` turns into rows; receipts out.
 
     Columns `relayed` to the run's process go out too, each chunk as an Arrow stream, before the
@@ -277,14 +281,14 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
         partition = context.partitionId() if context else 0
         receipts: list[Receipt] = []
         try:
-            for chunk in writer.written(partition, rows(batches), receipts):
+            for chunk in writer.write_chunks(partition, rows(batches), receipts):
                 if relayed:
                     yield from _pack_rows(chunk.select(list(relayed)))
             if context and context.attemptNumber():
                 receipts = [replace(receipt, again=True) for receipt in receipts]
         except IscpError as error:
             targets = [share.name for share in writer.shares] + ([""] if relayed else [])
-            receipts = [refused(name, partition, error) for name in targets]
+            receipts = [make_failure_receipt(name, partition, error) for name in targets]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [
             pa.array(values, type=field_.type)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from iscp_dagster.delta.plans import ReadPlan
-from iscp_dagster.joblog.iterations import Claim, Failed
+from iscp_dagster.joblog.iterations import Claim, FailedStep
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.iteration.narrowing import Trial
-from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, Written
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.iteration.narrowing import ScanGroup
+from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, WriteResult
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 Claims = tuple[Claim, ...]
 
@@ -25,7 +25,7 @@ class ScanResult:
     """What a scan wrote for one job name: the claims of its tenants."""
 
     claims: Claims
-    written: Written
+    written: WriteResult
 
     @property
     def job(self) -> str:
@@ -33,14 +33,14 @@ class ScanResult:
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordSteps:
     """Record the claims' steps as BEFORE in the state store, if there is one: Recorded."""
 
     claims: Claims
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanReads:
     """Plan how to read the claims' steps, which all begin at the same version: Planned."""
 
     claims: Claims
@@ -54,11 +54,11 @@ class Plan:
 class ScanClaims:
     """Read the range and write it for all claims: Scanned or ScanFailed."""
 
-    trial: Trial
+    trial: ScanGroup
 
 
 @dataclass(frozen=True)
-class Check:
+class VerifyScan:
     """Compare ClickHouse's rows with those sent, settle steps that write none: ScanVerified."""
 
     part: ScanResult
@@ -75,35 +75,35 @@ class PlaceRows:
 
 
 @dataclass(frozen=True)
-class Move:
+class MoveWatermarks:
     """Move the watermarks to the ends of the claims, or to where the next steps begin: Moved."""
 
     deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
-class Serve:
+class ServeIndex:
     """Have readers see the index's generation, if that is complete: IndexServed."""
 
     deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
-class Discard:
+class DropStaging:
     """Drop what the scan staged, whose rows are in place or never will be: Discarded."""
 
 
 @dataclass(frozen=True)
-class Fail:
+class RecordFailures:
     """Record the failures in the ISCP log: FailuresRecorded."""
 
-    failures: tuple[Failed, ...]
+    failures: tuple[FailedStep, ...]
     rebuild: frozenset[JobKey] = frozenset()
     """The jobs whose next iteration starts over."""
 
 
 @dataclass(frozen=True)
-class Give:
+class ReturnOutcomes:
     """Hand the outcomes to the caller."""
 
     outcomes: tuple[Outcome, ...]
@@ -117,54 +117,54 @@ class AbortIteration:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseClaims:
     """Release the claims, so that the jobs are planned again at once: Discarded."""
 
     claims: Claims
 
 
 Command = (
-    Record
-    | Plan
+    RecordSteps
+    | PlanReads
     | ScanClaims
-    | Check
+    | VerifyScan
     | PlaceRows
-    | Move
-    | Serve
-    | Discard
-    | Fail
-    | Give
+    | MoveWatermarks
+    | ServeIndex
+    | DropStaging
+    | RecordFailures
+    | ReturnOutcomes
     | AbortIteration
-    | Release
+    | ReleaseClaims
 )
 
 
 @dataclass(frozen=True)
-class Claimed:
+class JobsClaimed:
     """The run holds these claims."""
 
     claims: Claims
 
 
 @dataclass(frozen=True)
-class Recorded:
+class StepsRecorded:
     """The state store has the claims' steps, except those that another run took."""
 
     lost: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Planned:
+class ReadsPlanned:
     """The readings of the claims."""
 
-    readings: tuple[tuple[Reading, Claims], ...]
+    readings: tuple[tuple[ReadRequest, Claims], ...]
 
 
 @dataclass(frozen=True)
-class Scanned:
+class ScanFinished:
     """The scan ended, and wrote this for each job name."""
 
-    trial: Trial
+    trial: ScanGroup
     parts: tuple[ScanResult, ...]
 
 
@@ -172,7 +172,7 @@ class Scanned:
 class ScanFailed:
     """The scan wrote for none of its jobs."""
 
-    trial: Trial
+    trial: ScanGroup
     error: IscpError
 
 
@@ -181,9 +181,9 @@ class ScanVerified:
     """The rows of the part are counted."""
 
     part: ScanResult
-    passed: Mapping[JobKey, Outcome] = field(default_factory=dict)
+    outcomes: Mapping[JobKey, Outcome] = field(default_factory=dict)
     """The outcomes of the steps for which nothing is written: skipped or set aside."""
-    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
     """The jobs whose rows are not exactly those sent."""
     rebuild: frozenset[JobKey] = frozenset()
     """Wrong jobs for which ClickHouse would drop a replay."""
@@ -193,25 +193,25 @@ class ScanVerified:
 class FailuresRecorded:
     """The failures are in the log; a job that was taken meanwhile fails with the FenceError."""
 
-    failures: tuple[Failed, ...]
+    failures: tuple[FailedStep, ...]
 
 
 @dataclass(frozen=True)
-class Placed:
+class RowsPlaced:
     """The rows are in place, except the failed jobs' rows."""
 
     deliveries: tuple[PendingCommit, ...]
-    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Moved:
+class WatermarksMoved:
     """The watermarks have moved, except the failed jobs' watermarks."""
 
     deliveries: tuple[PendingCommit, ...]
     claims: Claims = ()
     """The next steps; none after the last one."""
-    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -223,17 +223,17 @@ class IndexServed:
 
 
 @dataclass(frozen=True)
-class Discarded:
+class CleanupDone:
     """The scan has no staged rows left, or the run holds no claim any more."""
 
 
 @dataclass(frozen=True)
-class Idle:
+class CommandsDone:
     """All commands are executed."""
 
 
 @dataclass(frozen=True)
-class Broken:
+class IterationFailed:
     """An error ended the iteration early."""
 
     error: Exception
@@ -245,18 +245,18 @@ class RunInterrupted:
 
 
 IterationEvent = (
-    Claimed
-    | Recorded
-    | Planned
-    | Scanned
+    JobsClaimed
+    | StepsRecorded
+    | ReadsPlanned
+    | ScanFinished
     | ScanFailed
     | ScanVerified
     | FailuresRecorded
-    | Placed
-    | Moved
+    | RowsPlaced
+    | WatermarksMoved
     | IndexServed
-    | Discarded
-    | Idle
-    | Broken
+    | CleanupDone
+    | CommandsDone
+    | IterationFailed
     | RunInterrupted
 )

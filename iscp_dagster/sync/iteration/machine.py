@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.joblog.iterations import Claim, Failed
-from iscp_dagster.model.batch import WRITES, Action, Range
-from iscp_dagster.model.consumers.protocol import Told, merge_facts
+from iscp_dagster.joblog.iterations import Claim, FailedStep
+from iscp_dagster.model.batch import WRITES, BatchAction, Range
+from iscp_dagster.model.consumers.protocol import ConsumerReport, merge_facts
 from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.iteration import commands, narrowing
 from iscp_dagster.sync.iteration.outcomes import (
-    Error,
+    ErrorDetail,
     Outcome,
     PendingCommit,
-    Written,
+    WriteResult,
     make_failure,
 )
 
@@ -43,13 +43,13 @@ class IterationState:
 
     open: Mapping[JobKey, Claim] = field(default_factory=dict)
     """The claims that have not ended, each with the step that it is at."""
-    told: Mapping[JobKey, Told] = field(default_factory=dict)
+    reports: Mapping[JobKey, ConsumerReport] = field(default_factory=dict)
     """What their consumers reported of earlier steps."""
-    trials: tuple[narrowing.Trial, ...] = ()
+    trials: tuple[narrowing.ScanGroup, ...] = ()
     """The scans to make before other claims' turn, in order."""
     unclear: Mapping[JobKey, str] = field(default_factory=dict)
     """Why the changes of some jobs cannot be read: they get a snapshot after the trials."""
-    known: narrowing.Known = field(default_factory=dict)
+    scan_history: narrowing.ScanHistory = field(default_factory=dict)
     """What the trials of this step have shown."""
     many: bool = False
     """Whether the iteration has several tenants."""
@@ -60,50 +60,50 @@ class IterationState:
         remaining = {key: claim for key, claim in self.open.items() if key not in ended}
         return replace(self, open=remaining)
 
-    def of(self, keys: Iterable[JobKey]) -> commands.Claims:
+    def get_claims(self, keys: Iterable[JobKey]) -> commands.Claims:
         """The open claims of these jobs."""
         requested = set(keys)
         return tuple(claim for key, claim in self.open.items() if key in requested)
 
 
-def step(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
+def handle_event(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
     """The next state, and the commands that the event leads to."""
     match event:
-        case commands.Claimed(claims):
+        case commands.JobsClaimed(claims):
             return _begin_claims(state, claims)
-        case commands.Recorded(lost):
+        case commands.StepsRecorded(lost):
             return state, _make_fail_command(
                 _make_failure(state, key, error) for key, error in lost.items()
             )
-        case commands.Planned(readings):
+        case commands.ReadsPlanned(readings):
             trials = [
-                narrowing.Trial(reading=reading, claims=claims) for reading, claims in readings
+                narrowing.ScanGroup(reading=reading, claims=claims) for reading, claims in readings
             ]
             return replace(state, trials=(*trials, *state.trials)), ()
-        case commands.Scanned(trial, parts):
+        case commands.ScanFinished(trial, parts):
             return _handle_scan(state, trial, parts)
         case commands.ScanFailed(trial, error):
             return _handle_scan_failure(state, trial, error)
         case commands.ScanVerified():
             return _handle_verified(state, event)
         case commands.FailuresRecorded(failures):
-            return state.end_claims(failures), (commands.Give(failures),)
-        case commands.Placed(deliveries, wrong):
+            return state.end_claims(failures), (commands.ReturnOutcomes(failures),)
+        case commands.RowsPlaced(deliveries, wrong):
             return state, _handle_placed(deliveries, wrong)
-        case commands.Moved():
+        case commands.WatermarksMoved():
             return _handle_moved(state, event)
         case commands.IndexServed(deliveries, at):
             served = tuple(replace(delivery, published=at) for delivery in deliveries)
-            return state.end_claims(served), (commands.Give(served),)
-        case commands.Discarded():
+            return state.end_claims(served), (commands.ReturnOutcomes(served),)
+        case commands.CleanupDone():
             return state, ()
-        case commands.Idle():
+        case commands.CommandsDone():
             return _choose_next(state)
-        case commands.Broken(error):
+        case commands.IterationFailed(error):
             return _fail_open_claims(state, error)
         case commands.RunInterrupted():
             return IterationState(), (
-                commands.Release(tuple(state.open.values())),
+                commands.ReleaseClaims(tuple(state.open.values())),
             ) if state.open else ()
 
 
@@ -114,12 +114,12 @@ def _begin_claims(state: IterationState, claims: commands.Claims) -> Next:
         open={claim.key: claim for claim in claims},
         many=len(narrowing.get_tenants(claims)) > 1,
     )
-    rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
+    rejected = [claim for claim in claims if claim.step.action is BatchAction.REJECT]
     failures = [make_failure(claim, BatchError(MISMATCH.format(claim=claim))) for claim in rejected]
-    accepted = tuple(claim for claim in claims if claim.step.action is not Action.REJECT)
+    accepted = tuple(claim for claim in claims if claim.step.action is not BatchAction.REJECT)
     return state, (
         *_make_fail_command(failures),
-        *([commands.Record(accepted)] if accepted else []),
+        *([commands.RecordSteps(accepted)] if accepted else []),
     )
 
 
@@ -128,20 +128,20 @@ def _choose_next(state: IterationState) -> Next:
     if state.trials:
         trial, *later_trials = state.trials
         state = replace(state, trials=tuple(later_trials))
-        if not trial.failed:
+        if not trial.errors:
             return state, (commands.ScanClaims(trial),)
         state, failures = _split_group(state, trial)
         return (state, failures) if failures else _choose_next(state)
     if state.unclear:
-        claims = state.of(state.unclear)
+        claims = state.get_claims(state.unclear)
         plan = UNCLEAR
         if len(narrowing.get_tenants(claims)) == 1:
             # A reason may name a key of one tenant, which the others must not see.
             plan = replace(UNCLEAR, reason=state.unclear[claims[0].key])
-        return replace(state, unclear={}), (commands.Plan(claims, plan=plan),)
+        return replace(state, unclear={}), (commands.PlanReads(claims, plan=plan),)
     if state.open:
-        return replace(state, known={}), (
-            commands.Plan(_select_earliest(list(state.open.values()))),
+        return replace(state, scan_history={}), (
+            commands.PlanReads(_select_earliest(list(state.open.values()))),
         )
     return state, ()
 
@@ -165,15 +165,15 @@ def _get_versions(range_: Range) -> tuple[int, int]:
 
 
 def _split_group(
-    state: IterationState, trial: narrowing.Trial
-) -> tuple[IterationState, tuple[commands.Fail, ...]]:
+    state: IterationState, trial: narrowing.ScanGroup
+) -> tuple[IterationState, tuple[commands.RecordFailures, ...]]:
     """Smaller trials instead of a failed one; claims given up fail, or are read whole."""
-    smaller, given_up = narrowing.split_group(state.known, trial)
-    claim_errors = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
+    smaller, given_up = narrowing.split_group(state.scan_history, trial)
+    claim_errors = [(claim, trial.errors[claim.key.job_name]) for claim in given_up]
     unclear = {
         claim.key: error.message
         for claim, error in claim_errors
-        if error.code == FeedGoneError.code and not trial.reading.staged
+        if error.code == FeedGoneError.code and not trial.reading.is_snapshot
     }
     state = replace(
         state,
@@ -187,17 +187,23 @@ def _split_group(
     )
 
 
-def _handle_scan_failure(state: IterationState, trial: narrowing.Trial, error: IscpError) -> Next:
+def _handle_scan_failure(
+    state: IterationState, trial: narrowing.ScanGroup, error: IscpError
+) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
-    reason, reading = Error.of(error), trial.reading
+    reason, reading = ErrorDetail.from_error(error), trial.reading
     imaged = reading.transitions is not None
-    if not (state.many or imaged) or not (reason.unsure or isinstance(error, FenceError)):
+    if not (state.many or imaged) or not (
+        reason.tenant_may_be_cause or isinstance(error, FenceError)
+    ):
         return state, (commands.AbortIteration(error),)
     jobs = {claim.key.job_name for claim in _filter_writing(trial.claims)}
-    if imaged and len(jobs) > 1 and reason.unsure:
-        return state, (commands.Plan(trial.claims, plan=reading.plan, apart=True),)
-    failed = Written(reading=reading, error=reason, unsure=reason.unsure)
-    unread = Written(reading=reading)
+    if imaged and len(jobs) > 1 and reason.tenant_may_be_cause:
+        return state, (commands.PlanReads(trial.claims, plan=reading.plan, apart=True),)
+    failed = WriteResult(
+        reading=reading, error=reason, tenant_may_be_cause=reason.tenant_may_be_cause
+    )
+    unread = WriteResult(reading=reading)
     parts = tuple(
         commands.ScanResult(claims=claims, written=failed if job in jobs else unread)
         for job, claims in group_by_job(trial.claims).items()
@@ -206,10 +212,10 @@ def _handle_scan_failure(state: IterationState, trial: narrowing.Trial, error: I
 
 
 def _handle_scan(
-    state: IterationState, trial: narrowing.Trial, parts: Sequence[commands.ScanResult]
+    state: IterationState, trial: narrowing.ScanGroup, parts: Sequence[commands.ScanResult]
 ) -> Next:
     """Check what was written; claims that failed together are tried again, in smaller sets."""
-    joint_errors: dict[str, Error] = {}
+    joint_errors: dict[str, ErrorDetail] = {}
     to_split: list[Claim] = []
     to_rescan: list[Claim] = []
     checks: list[commands.Command] = []
@@ -221,45 +227,48 @@ def _handle_scan(
         else:
             state = _remember_scan(state, trial, part)
         state, readable = _exclude_unclear(state, _exclude_claims(part, suspects))
-        checks += [commands.Check(readable)] if readable.claims else []
+        checks += [commands.VerifyScan(readable)] if readable.claims else []
     new_trials = (
         replace(trial, claims=tuple(to_rescan)),
-        replace(trial, claims=tuple(to_split), failed=joint_errors),
+        replace(trial, claims=tuple(to_split), errors=joint_errors),
     )
     trials = (*(trial for trial in new_trials if trial.claims), *state.trials)
-    return replace(state, trials=trials), (*checks, commands.Discard())
+    return replace(state, trials=trials), (*checks, commands.DropStaging())
 
 
-def _find_suspects(trial: narrowing.Trial, part: commands.ScanResult) -> list[Claim]:
+def _find_suspects(trial: narrowing.ScanGroup, part: commands.ScanResult) -> list[Claim]:
     """The claims that may have caused the error of all; empty if no single one can have caused it.
 
     The only tenant of one index may fail by the rows of another's tenant, which the scan reads too.
     """
     single_tenant = len(narrowing.get_tenants(_filter_writing(trial.claims))) == 1
-    if part.written.error is None or not part.written.unsure or single_tenant:
+    if part.written.error is None or not part.written.tenant_may_be_cause or single_tenant:
         return []
     return [
         claim
         for claim in _filter_writing(part.claims)
-        if claim.key.tenant not in part.written.stopped
+        if claim.key.tenant not in part.written.tenant_errors
     ]
 
 
-def _has_lost_jobs(written: Written) -> bool:
+def _has_lost_jobs(written: WriteResult) -> bool:
     """Whether it failed only because some of its jobs were taken: it can serve the others."""
     code = FenceError.code
-    lost = any(error.code == code for error in written.stopped.values())
+    lost = any(error.code == code for error in written.tenant_errors.values())
     return lost and written.error is not None and written.error.code == code
 
 
 def _remember_scan(
-    state: IterationState, trial: narrowing.Trial, part: commands.ScanResult
+    state: IterationState, trial: narrowing.ScanGroup, part: commands.ScanResult
 ) -> IterationState:
     """Remember how the scan ended for one tenant, or well for all."""
     number, succeeded = len(_filter_writing(part.claims)), part.written.error is None
     if number == 1 or (number and succeeded):
         return replace(
-            state, known=narrowing.record_scan(state.known, trial, part.job, served=succeeded)
+            state,
+            scan_history=narrowing.record_scan(
+                state.scan_history, trial, part.job, served=succeeded
+            ),
         )
     return state
 
@@ -273,7 +282,7 @@ def _exclude_unclear(
     state: IterationState, part: commands.ScanResult
 ) -> tuple[IterationState, commands.ScanResult]:
     """Leave out the claims whose changes turned out to be unreadable: they get a snapshot."""
-    if part.written.reading.staged:
+    if part.written.reading.is_snapshot:
         return state, part
     errors = {
         claim.key: part.written.get_error(claim.key.tenant)
@@ -291,13 +300,13 @@ def _exclude_unclear(
 def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Next:
     """Put the correct rows in place, and record what failed."""
     outcomes = [_make_outcome(state, event, claim) for claim in event.part.claims]
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, FailedStep)]
     deliveries = [outcome for outcome in outcomes if isinstance(outcome, PendingCommit)]
     # A watermark that a consumer settled has already moved.
-    settled = event.part.written.settled
+    settled = event.part.written.next_claims
     if settled is not None:
         claims = tuple(claim for claim in settled.values() if claim is not None)
-        state, following = _handle_moved(state, commands.Moved(tuple(deliveries), claims))
+        state, following = _handle_moved(state, commands.WatermarksMoved(tuple(deliveries), claims))
     else:
         # Watermarks that move together end together.
         final = tuple(delivery for delivery in deliveries if delivery.claim.last)
@@ -310,33 +319,38 @@ def _handle_placed(
     deliveries: Sequence[PendingCommit], errors: Mapping[JobKey, IscpError]
 ) -> tuple[commands.Command, ...]:
     remaining = tuple(delivery for delivery in deliveries if delivery.claim.key not in errors)
-    return (*([commands.Move(remaining)] if remaining else []), *_fail_commits(deliveries, errors))
+    return (
+        *([commands.MoveWatermarks(remaining)] if remaining else []),
+        *_fail_commits(deliveries, errors),
+    )
 
 
-def _handle_moved(state: IterationState, event: commands.Moved) -> Next:
+def _handle_moved(state: IterationState, event: commands.WatermarksMoved) -> Next:
     """Serve what has ended, and record the next steps of the others."""
-    remaining = [delivery for delivery in event.deliveries if delivery.claim.key not in event.wrong]
+    remaining = [
+        delivery for delivery in event.deliveries if delivery.claim.key not in event.errors
+    ]
     final = tuple(delivery for delivery in remaining if delivery.claim.last)
     reported = {
-        delivery.claim.key: delivery.told_in_all
+        delivery.claim.key: delivery.total_report
         for delivery in remaining
         if not delivery.claim.last
     }
     state = replace(
         state,
         open={**state.open, **{claim.key: claim for claim in event.claims}},
-        told={**state.told, **reported},
+        reports={**state.reports, **reported},
     )
     return state, (
-        *([commands.Serve(final)] if final else []),
-        *([commands.Record(event.claims)] if event.claims else []),
-        *_fail_commits(event.deliveries, event.wrong, late=True),
+        *([commands.ServeIndex(final)] if final else []),
+        *([commands.RecordSteps(event.claims)] if event.claims else []),
+        *_fail_commits(event.deliveries, event.errors, late=True),
     )
 
 
 def _fail_commits(
     deliveries: Iterable[PendingCommit], errors: Mapping[JobKey, IscpError], *, late: bool = False
-) -> tuple[commands.Fail, ...]:
+) -> tuple[commands.RecordFailures, ...]:
     """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
     snapshot may have replaced a later one.
     """
@@ -348,7 +362,7 @@ def _fail_commits(
     ]
     return _make_fail_command(
         [
-            make_failure(delivery.claim, errors[delivery.claim.key], delivery.told_in_all)
+            make_failure(delivery.claim, errors[delivery.claim.key], delivery.total_report)
             for delivery in failed
         ],
         frozenset(rebuild),
@@ -358,24 +372,24 @@ def _fail_commits(
 def _make_outcome(state: IterationState, event: commands.ScanVerified, claim: Claim) -> Outcome:
     """How the claim's step ended."""
     written, tenant = event.part.written, claim.key.tenant
-    earlier = state.told.get(claim.key, {})
-    passed = event.passed.get(claim.key)
-    row_error, error = event.wrong.get(claim.key), written.get_error(tenant)
-    if isinstance(passed, Failed):
-        return replace(passed, told=merge_facts(earlier, passed.told))
+    earlier = state.reports.get(claim.key, {})
+    passed = event.outcomes.get(claim.key)
+    row_error, error = event.errors.get(claim.key), written.get_error(tenant)
+    if isinstance(passed, FailedStep):
+        return replace(passed, reported=merge_facts(earlier, passed.reported))
     if passed is not None:
         return replace(passed, earlier=earlier)
     if row_error is not None:
         return make_failure(claim, row_error, earlier)
     if error is not None:
-        return make_failure(claim, error, merge_facts(earlier, written.told.get(tenant, {})))
+        return make_failure(claim, error, merge_facts(earlier, written.reports.get(tenant, {})))
     return PendingCommit(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
 
 
-def _keep_last_step(claim: Claim, written: Written) -> Claim:
+def _keep_last_step(claim: Claim, written: WriteResult) -> Claim:
     """Make a snapshot that covers the whole claim its last step."""
     reading = written.reading
-    if claim.last or not reading.staged or reading.range.to.version < claim.range.to.version:
+    if claim.last or not reading.is_snapshot or reading.range.to.version < claim.range.to.version:
         return claim
     return replace(claim, steps=claim.steps[-1:])
 
@@ -384,25 +398,25 @@ def _fail_open_claims(state: IterationState, error: Exception) -> Next:
     """The open claims fail with the error; what was done for some is still reported."""
     code = error.code if isinstance(error, IscpError) else IscpError.code
     text = str(error) if isinstance(error, IscpError) else f"{type(error).__name__}: {error}"
-    reason = Error(code=code, message=text)
+    reason = ErrorDetail(code=code, message=text)
     failures = tuple(_make_failure(state, key, reason) for key in state.open)
-    reported = tuple(failure for failure in failures if failure.told)
+    reported = tuple(failure for failure in failures if failure.reported)
     return IterationState(), (
         *_make_fail_command(failures),
-        *([commands.Give(reported)] if reported else []),
+        *([commands.ReturnOutcomes(reported)] if reported else []),
     )
 
 
-def _make_failure(state: IterationState, key: JobKey, error: IscpError | Error) -> Failed:
+def _make_failure(state: IterationState, key: JobKey, error: IscpError | ErrorDetail) -> FailedStep:
     """The claim's failure, with what was done in earlier steps."""
-    return make_failure(state.open[key], error, state.told.get(key, {}))
+    return make_failure(state.open[key], error, state.reports.get(key, {}))
 
 
 def _make_fail_command(
-    failed: Iterable[Failed], rebuild: frozenset[JobKey] = frozenset()
-) -> tuple[commands.Fail, ...]:
+    failed: Iterable[FailedStep], rebuild: frozenset[JobKey] = frozenset()
+) -> tuple[commands.RecordFailures, ...]:
     failures = tuple(failed)
-    return (commands.Fail(failures, rebuild=rebuild),) if failures else ()
+    return (commands.RecordFailures(failures, rebuild=rebuild),) if failures else ()
 
 
 def _filter_writing(claims: Iterable[Claim]) -> list[Claim]:

@@ -15,8 +15,8 @@ from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.portions import split_into_halves
-from iscp_dagster.sync.iteration.outcomes import Error
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.iteration.outcomes import ErrorDetail
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 TENANTS_TRIED = 8
 """How many tenants in a row must each fail alone before the failure is taken to concern all."""
@@ -29,41 +29,41 @@ class UntriedError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ScanGroup:
     """Claims to scan together."""
 
-    reading: Reading
+    reading: ReadRequest
     claims: tuple[Claim, ...]
-    failed: Mapping[str, Error] = field(default_factory=dict)
+    errors: Mapping[str, ErrorDetail] = field(default_factory=dict)
     """By job name, how they failed together: scan smaller sets instead."""
 
 
-Known = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
+ScanHistory = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
 """By job name and kind of reading, whether each scan succeeded, in order; without scans in which
 several tenants failed together."""
 
 
-def record_scan(history: Known, trial: Trial, job: str, *, served: bool) -> Known:
+def record_scan(history: ScanHistory, trial: ScanGroup, job: str, *, served: bool) -> ScanHistory:
     """The history with a scan: of all its tenants if `served`, else of its only one."""
     key = _get_history_key(trial, job)
     return {**history, key: (*history.get(key, ()), served)}
 
 
-def split_group(history: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
+def split_group(history: ScanHistory, trial: ScanGroup) -> tuple[list[ScanGroup], list[Claim]]:
     """The smaller trials to make of a failed one, and the claims that are given up."""
     remaining = [claim for claim in trial.claims if not _is_hopeless(history, trial, claim)]
     given_up = [claim for claim in trial.claims if _is_hopeless(history, trial, claim)]
     served = all(any(_get_results(history, trial, claim)) for claim in remaining)
     ordered = sorted(get_tenants(remaining), key=lambda tenant: _rank_tenant(remaining[0], tenant))
     first = set(split_into_halves(ordered)[0] if served and ordered else ordered[:1])
-    first_trial = replace(trial, claims=_filter_claims(remaining, first), failed={})
+    first_trial = replace(trial, claims=_filter_claims(remaining, first), errors={})
     last_trial = replace(trial, claims=_filter_claims(remaining, set(ordered) - first))
     if served or len(ordered) - len(first) == 1:
-        last_trial = replace(last_trial, failed={})
+        last_trial = replace(last_trial, errors={})
     return [smaller for smaller in (first_trial, last_trial) if smaller.claims], given_up
 
 
-def make_untried_error(claim: Claim, error: Error) -> UntriedError:
+def make_untried_error(claim: Claim, error: ErrorDetail) -> UntriedError:
     """Why the claim fails for now: `error` belongs to a set of tenants.
 
     It has only the error's code, since the text may name a key of another tenant.
@@ -80,16 +80,16 @@ def get_tenants(claims: Collection[Claim]) -> frozenset[str]:
     return frozenset(claim.key.tenant for claim in claims)
 
 
-def _is_hopeless(history: Known, trial: Trial, claim: Claim) -> bool:
+def _is_hopeless(history: ScanHistory, trial: ScanGroup, claim: Claim) -> bool:
     results = _get_results(history, trial, claim)[-TENANTS_TRIED:]
     return len(results) == TENANTS_TRIED and not any(results)
 
 
-def _get_results(history: Known, trial: Trial, claim: Claim) -> Sequence[bool]:
+def _get_results(history: ScanHistory, trial: ScanGroup, claim: Claim) -> Sequence[bool]:
     return history.get(_get_history_key(trial, claim.key.job_name), ())
 
 
-def _get_history_key(trial: Trial, job: str) -> tuple[str, ReadKind]:
+def _get_history_key(trial: ScanGroup, job: str) -> tuple[str, ReadKind]:
     return job, trial.reading.plan.kind
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.types.nulls import REFUSE, get_null_rule, has_parts
+from iscp_dagster.clickhouse.types.nulls import REFUSE, get_null_rule, is_composite
 from iscp_dagster.clickhouse.write.chunks import (
     FEWEST_TASKS,
     MOST_CHUNKS,
@@ -27,13 +27,13 @@ from iscp_dagster.delta import reader as delta_reader
 from iscp_dagster.delta import transitions as delta_transitions
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
 from iscp_dagster.delta.failures import wrap_spark_errors
-from iscp_dagster.delta.feed import read_range
+from iscp_dagster.delta.feed import plan_read
 from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.plans import ReadKind, ReadPlan, group_by_plan, read_as
+from iscp_dagster.delta.plans import ReadKind, ReadPlan, group_by_plan, select_tenants
 from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
-from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
+from iscp_dagster.model.consumers.kinds import get_consumer_kind, is_index
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable
@@ -44,8 +44,8 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.spark.columns import Mapped, to_spark_schema
 from iscp_dagster.spark.session import count_cores
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.executors.rows import as_they_are
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.executors.rows import pass_through
+from iscp_dagster.sync.reading.readings import ReadRequest
 from iscp_dagster.sync.reading.transitions import (
     check_timestamps,
     get_transitions,
@@ -87,12 +87,12 @@ def make_build_name() -> str:
     return secrets.token_hex(8)
 
 
-def get_rows_per_chunk(reading: Reading) -> int:
+def get_rows_per_chunk(reading: ReadRequest) -> int:
     """The rows of each chunk but the last, as recorded with the batch."""
     return int(reading.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
 
 
-def get_max_chunks(reading: Reading) -> int:
+def get_max_chunks(reading: ReadRequest) -> int:
     """The most chunks of changes of one task."""
     if reading.transitions is not None:
         # A tenant's images are in one task, and changes read as a snapshot leave a gap.
@@ -100,7 +100,7 @@ def get_max_chunks(reading: Reading) -> int:
     return compute_chunks_per_task(int(reading.layout.get(PARTITIONS, 1)))
 
 
-def build_of(reading: Reading) -> str:
+def build_of(reading: ReadRequest) -> str:
     """The batch's name, which is part of its chunks' tokens."""
     return str(reading.layout.get("build", ""))
 
@@ -110,7 +110,7 @@ class MappedFrame:
     """A frame, and the function that turns its batches into rows in the executors."""
 
     frame: Any
-    unpack: Mapped = as_they_are
+    unpack: Mapped = pass_through
     names: tuple[str, ...] | None = None
     """The frame's columns; None: Spark knows them."""
     few: bool = False
@@ -180,10 +180,10 @@ class SourceReader:
     def _plan_range(self, range_: Range, tenants: frozenset[str]) -> ReadPlan:
         after = range_.from_
         # Not in an object store: it takes requests, and the look that found the range did it.
-        if self.delta_log.files.local and not self.delta_log.has(after):
+        if self.delta_log.files.local and not self.delta_log.has_moment(after):
             reason = f"commit {after.version} of the table is not the one that was last followed"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
-        return read_range(self.delta_log, after.version, range_.to.version, tenants)
+        return plan_read(self.delta_log, after.version, range_.to.version, tenants)
 
     def _list_read_columns(self, version: int) -> list[str]:
         """The columns that some consumer gets and that the latest version still has."""
@@ -193,7 +193,7 @@ class SourceReader:
         for info in self.consumers:
             # A consumer that needs a missing column fails on its own.
             with suppress(ConfigError):
-                read_columns |= set(self.columns(info, version))
+                read_columns |= set(self.list_columns(info, version))
         return [name for name in names if name in read_columns]
 
     def _explain_not_null(self, range_: Range) -> str:
@@ -210,11 +210,11 @@ class SourceReader:
 
     def _is_null_for_old_rows(self, info: ConsumerInfo, column: DeltaField) -> bool:
         """Whether an index has null, or its substitute, for rows from before the column."""
-        if not has_parts(column.type) or not is_index(info):
+        if not is_composite(column.type) or not is_index(info):
             return True
         # An index that cannot be loaded fails on its own.
         with suppress(IscpError):
-            index = index_of(self.source, info)
+            index = resolve_index(self.source, info)
             declared = column.name in index.types or column.name in index.needed_columns
             return not declared and get_null_rule(self.source, index, column.name) != REFUSE
         return True
@@ -235,11 +235,11 @@ class SourceReader:
         The others can be read as before, or are due for a snapshot anyway.
         """
         plans = group_by_plan(self.tenants, lambda tenants: self._plan_range(range_, tenants))
-        unreadable = read_as(ReadKind.SNAPSHOT, plans)
+        unreadable = select_tenants(ReadKind.SNAPSHOT, plans)
         if not unreadable or range_.to.version >= to.version:
             return unreadable
         rest = Range(from_=range_.to, to=to)
-        return read_as(ReadKind.TAIL, replace(self, tenants=unreadable).plan_tenants(rest))
+        return select_tenants(ReadKind.TAIL, replace(self, tenants=unreadable).plan_tenants(rest))
 
     def find_readd_errors(
         self, info: ConsumerInfo, range_: Range
@@ -261,7 +261,11 @@ class SourceReader:
             # Its rows keep the values that they had in an earlier column.
             return {}
         added = [column.name for column in self._list_added_columns(range_)]
-        return self.store(info, range_.to.version).kept(added, self.tenants) if added else {}
+        return (
+            self.store(info, range_.to.version).find_filled_columns(added, self.tenants)
+            if added
+            else {}
+        )
 
     def _list_added_columns(self, range_: Range) -> list[DeltaField]:
         """The columns added within the range, even with the name of an earlier one."""
@@ -272,21 +276,21 @@ class SourceReader:
             if column.physical not in earlier
         ]
 
-    def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
+    def list_columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
         """The columns that a consumer gets, the source's in its order. Raises ConfigError."""
         available = [field.name for field in self.get_schema(version)]
         transitions = get_transitions(self.source, info)
         if transitions is not None:
             return list_image_columns(self.source, info, transitions, available)
-        return consumer_kind(info.type).columns(self.source, info, available)
+        return get_consumer_kind(info.type).list_columns(self.source, info, available)
 
     def store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
-        index, schema = index_of(self.source, info), self.get_schema(version)
+        index, schema = resolve_index(self.source, info), self.get_schema(version)
         calculated = None
         if index.transitions is not None:
             calculated = self.get_view_columns(info, index.transitions, version)
-        store = self.deployment.store
+        store = self.deployment.make_index_store
         return store(self.source, index, schema, info.generation, calculated=calculated)
 
     def index_store(self, info: ConsumerInfo, version: int) -> IndexStore | None:
@@ -300,14 +304,14 @@ class SourceReader:
         owner = f"Job {self.source.name}/{info.job}"
         return self.deployment.analyze_view_columns(owner, self.get_schema(version), transitions)
 
-    def check_images(self, info: ConsumerInfo, reading: Reading) -> None:
+    def check_images(self, info: ConsumerInfo, reading: ReadRequest) -> None:
         """Refuse to read image rows that would have no time, or that cannot be evaluated.
 
         Raises SourceError and ConfigError.
         """
         transitions = get_transitions(self.source, info)
         if transitions is not None:
-            check_timestamps(self.delta_log, reading.range, staged=reading.staged)
+            check_timestamps(self.delta_log, reading.range, staged=reading.is_snapshot)
             self.get_view_columns(info, transitions, reading.range.to.version)
 
     def plan_layout(self, range_: Range) -> Layout:
@@ -319,7 +323,7 @@ class SourceReader:
         # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
             # The latest version first: the table opened for it serves the earlier ones too.
-            self.delta_log.latest()
+            self.delta_log.get_latest_moment()
             if not range_.initial:
                 layout[PARTITIONS] = self._count_new_tasks(range_)
         return layout
@@ -336,12 +340,17 @@ class SourceReader:
         with suppress(IscpError):
             snapshot_layout = {**layout, SNAPSHOT: True}
             return dict.fromkeys(
-                read_as(ReadKind.SNAPSHOT, self.plan_tenants(range_)), snapshot_layout
+                select_tenants(ReadKind.SNAPSHOT, self.plan_tenants(range_)), snapshot_layout
             )
         return {}
 
-    def rows(
-        self, spark: SparkSession, reading: Reading, columns: Sequence[str], *, through_spark: bool
+    def make_frame(
+        self,
+        spark: SparkSession,
+        reading: ReadRequest,
+        columns: Sequence[str],
+        *,
+        through_spark: bool,
     ) -> MappedFrame:
         """The rows of the range; changes have the system columns, a snapshot does not.
 
@@ -358,15 +367,17 @@ class SourceReader:
         partitions = self._get_recorded_tasks(reading)
         feed_scan = self._plan_feed(range_, selection) if partitions == 1 else None
         if feed_scan is not None and not through_spark:
-            return _make_task_frame(spark, 1, feed_scan.rows)
+            return _make_task_frame(spark, 1, feed_scan.read_batches)
         return MappedFrame(
-            delta_reader.changes(spark, selection, range_.from_, range_.to, partitions=partitions)
+            delta_reader.read_changes(
+                spark, selection, range_.from_, range_.to, partitions=partitions
+            )
         )
 
     def _make_image_frame(
         self,
         spark: SparkSession,
-        reading: Reading,
+        reading: ReadRequest,
         transitions: Transitions,
         *,
         through_spark: bool,
@@ -374,26 +385,28 @@ class SourceReader:
         """The image rows of the range, or the rows with which a history begins."""
         range_, end = reading.range, reading.range.to
         schema = self.get_schema(end.version)
-        read = ViewRead.of(
+        read = ViewRead.from_schema(
             self._make_selection((), end.version),
             schema,
             transitions,
             self.deployment.analyze_view_columns(self.source.name, schema, transitions),
         )
-        if reading.staged:
+        if reading.is_snapshot:
             files = self.delta_log.list_data_files(end.version, self.tenants)
             is_small = sum(file.bytes for file in files) < SMALL_BYTES
             frame = delta_transitions.read_base(spark, read, end).drop(*CHANGE_COLUMNS)
-            return MappedFrame(frame.coalesce(1) if is_small else frame, names=tuple(read.based))
+            return MappedFrame(
+                frame.coalesce(1) if is_small else frame, names=tuple(read.base_columns)
+            )
         partitions = min(self._get_recorded_tasks(reading), MOST_TASKS_OF_IMAGES)
         rows = (
             None if through_spark or partitions > 1 else self._read_few_rows(range_, read.selection)
         )
         if rows is not None:
             frame = delta_transitions.build_images(spark, read, rows)
-            return MappedFrame(frame, names=tuple(read.imaged), few=True)
+            return MappedFrame(frame, names=tuple(read.image_columns), few=True)
         frame = delta_transitions.read_images(spark, read, range_.from_, end, partitions=partitions)
-        return MappedFrame(frame, names=tuple(read.imaged))
+        return MappedFrame(frame, names=tuple(read.image_columns))
 
     def _read_few_rows(
         self, range_: Range, selection: delta_reader.TableSelection
@@ -409,7 +422,7 @@ class SourceReader:
             selection.output,
             selection.tenant_column,
         )
-        return None if scan is None else scan.few(MOST_SENT)
+        return None if scan is None else scan.read_if_small(MOST_SENT)
 
     def _plan_feed(
         self, range_: Range, selection: delta_reader.TableSelection
@@ -433,7 +446,7 @@ class SourceReader:
     ) -> list[tuple[Moment, FeedFile]] | None:
         """The files of the feed; None if they are incomplete, or hold more than this."""
         after, upto = range_.from_.version, range_.to.version
-        volumes = self.delta_log.written(after, upto, self.tenants)
+        volumes = self.delta_log.list_written_volumes(after, upto, self.tenants)
         files = self.delta_log.feed_files(after, upto, self.tenants)
         if volumes is None or files is None:
             return None
@@ -454,14 +467,14 @@ class SourceReader:
         location, tasks = self.delta_log.location, 1 if is_small else FEWEST_TASKS
         file_scan = filescan.plan_tasks(location, facts, files, selection.output, tasks)
         if file_scan is not None and not through_spark:
-            return _make_task_frame(spark, len(file_scan.tasks), file_scan.rows)
-        frame = delta_reader.snapshot(spark, selection, moment).drop(*CHANGE_COLUMNS)
+            return _make_task_frame(spark, len(file_scan.tasks), file_scan.read_batches)
+        frame = delta_reader.read_snapshot(spark, selection, moment).drop(*CHANGE_COLUMNS)
         return MappedFrame(frame.coalesce(1) if is_small else frame)
 
     def _make_selection(self, columns: Sequence[str], version: int) -> delta_reader.TableSelection:
         types = {field.name: field.type for field in self.get_schema(version)}
         return delta_reader.TableSelection(
-            path=self.deployment.path(self.source),
+            path=self.deployment.get_table_path(self.source),
             columns=columns,
             keys=self.source.keys,
             tenant_column=self.source.tenant,
@@ -477,14 +490,14 @@ class SourceReader:
         indexes = list(self.source.indexes)
         for info in filter(is_index, self.consumers):
             with suppress(ConfigError):
-                indexes.append(index_of(self.source, info))
+                indexes.append(resolve_index(self.source, info))
         return [
             key
             for key in self.source.keys
             if any("UUID" in index.types.get(key, "") for index in indexes)
         ]
 
-    def _get_recorded_tasks(self, reading: Reading) -> int:
+    def _get_recorded_tasks(self, reading: ReadRequest) -> int:
         """The tasks that changes are spread over: a replay's as recorded, wherever it runs.
 
         A layout without the number, since the log could not be read, leaves it to the size.

@@ -11,7 +11,7 @@ from iscp_dagster.model.declared.images import Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadRequest:
     """A range to read, how and why, and how its changes are cut into chunks."""
 
     plan: ReadPlan
@@ -23,12 +23,12 @@ class Reading:
     @property
     def gap(self) -> str:
         """The versions whose changes the histories will lack, and why; empty: none."""
-        if self.transitions is None or not self.staged or self.range.initial:
+        if self.transitions is None or not self.is_snapshot or self.range.initial:
             return ""
         first, last = self.range.from_.version + 1, self.range.to.version
         return f"versions {first} to {last}: {self.plan.reason}"
 
-    def select_triggers(self, triggers: Collection[str]) -> Reading:
+    def select_triggers(self, triggers: Collection[str]) -> ReadRequest:
         """The same for these triggers: an invalid condition fails only its own trigger."""
         if self.transitions is None:
             return self
@@ -38,6 +38,6 @@ class Reading:
         return replace(self, transitions=self.transitions.replace_conditions(conditions))
 
     @property
-    def staged(self) -> bool:
+    def is_snapshot(self) -> bool:
         """Whether it is a snapshot, which is staged."""
         return self.plan.kind is ReadKind.SNAPSHOT

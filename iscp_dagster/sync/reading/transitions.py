@@ -10,7 +10,7 @@ from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model import errors
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import (
     CONDITION_COLUMNS,
     IMAGE_COLUMNS,
@@ -33,7 +33,7 @@ def get_transitions(source: SourceTable, info: ConsumerInfo) -> Transitions | No
 
     Raises ConfigError for a consumer that cannot be made.
     """
-    return consumer_kind(info.type).transitions(source, info)
+    return get_consumer_kind(info.type).get_transitions(source, info)
 
 
 def list_image_columns(

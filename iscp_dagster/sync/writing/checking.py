@@ -9,15 +9,15 @@ from iscp_dagster.clickhouse.connect.failures import DoubledRowsError, LostRowsE
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim
-from iscp_dagster.model.batch import WRITES, Action
+from iscp_dagster.model.batch import WRITES, BatchAction
 from iscp_dagster.model.errors import ConfigError, IscpError, UnrepeatableError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import ScanResult, ScanVerified
 from iscp_dagster.sync.iteration.narrowing import get_tenants
-from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, Written, make_failure
+from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, WriteResult, make_failure
 from iscp_dagster.sync.reading.reader import SourceReader
-from iscp_dagster.sync.reading.readings import Reading
-from iscp_dagster.sync.writing.sink import Sink
+from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.writing.sink import ConsumerClaims
 
 LOGGER = logging.getLogger(__name__)
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
@@ -26,8 +26,8 @@ ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as 
 
 def verify_scan(reader: SourceReader, part: ScanResult) -> ScanVerified:
     """Settle the part's steps that write nothing, and find the jobs whose rows are wrong."""
-    unrepeatable = [claim for claim in part.claims if claim.step.action is Action.DEAD_LETTER]
-    skipped = [claim for claim in part.claims if claim.step.action is Action.SKIP]
+    unrepeatable = [claim for claim in part.claims if claim.step.action is BatchAction.DEAD_LETTER]
+    skipped = [claim for claim in part.claims if claim.step.action is BatchAction.SKIP]
     outcomes = [
         *_set_steps_aside(reader, unrepeatable, part.written),
         *(_skip_step(reader, claim) for claim in skipped),
@@ -36,24 +36,24 @@ def verify_scan(reader: SourceReader, part: ScanResult) -> ScanVerified:
     errors = _find_wrong(written, part.written)
     return ScanVerified(
         part=part,
-        passed={outcome.claim.key: outcome for outcome in outcomes},
-        wrong=errors,
+        outcomes={outcome.claim.key: outcome for outcome in outcomes},
+        errors=errors,
         rebuild=frozenset(
             key for key, error in errors.items() if _needs_rebuild(part.written, error)
         ),
     )
 
 
-def _needs_rebuild(written: Written, error: IscpError) -> bool:
+def _needs_rebuild(written: WriteResult, error: IscpError) -> bool:
     """Whether to rebuild the job, since ClickHouse would drop a replay by its tokens.
 
     A snapshot that lost rows needs no rebuild: its tokens are new each time.
     """
-    lost = isinstance(error, LostRowsError) and not written.reading.staged
+    lost = isinstance(error, LostRowsError) and not written.reading.is_snapshot
     return lost or isinstance(error, DoubledRowsError)
 
 
-def _find_wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpError]:
+def _find_wrong(claims: Sequence[Claim], written: WriteResult) -> dict[JobKey, IscpError]:
     """The jobs, of one index and reading, whose rows in ClickHouse are not exactly those sent."""
     store, range_ = written.store, written.reading.range
     succeeded = [claim for claim in claims if written.get_error(claim.key.tenant) is None]
@@ -62,10 +62,10 @@ def _find_wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpE
     rows = {claim.key.tenant: written.inserted.get(claim.key.tenant, 0) for claim in succeeded}
     errors: Mapping[str, IscpError]
     try:
-        if written.reading.staged:
-            errors = store.check_staged(rows, version=range_.to.version)
+        if written.reading.is_snapshot:
+            errors = store.find_staged_errors(rows, version=range_.to.version)
         else:
-            errors = store.check_appended(rows, range_=range_)
+            errors = store.find_appended_errors(rows, range_=range_)
     except IscpError as error:
         errors = dict.fromkeys(rows, error)
     return {
@@ -86,12 +86,12 @@ def _make_unread_commit(reader: SourceReader, claim: Claim, plan: ReadPlan) -> P
     range_ = claim.step.range
     store = reader.index_store(claim.consumer, range_.to.version)
     return PendingCommit(
-        claim=claim, written=Written(reading=Reading(plan=plan, range=range_), store=store)
+        claim=claim, written=WriteResult(reading=ReadRequest(plan=plan, range=range_), store=store)
     )
 
 
 def _set_steps_aside(
-    reader: SourceReader, claims: Sequence[Claim], written: Written
+    reader: SourceReader, claims: Sequence[Claim], written: WriteResult
 ) -> list[Outcome]:
     """Write for each claim of an index only a dead letter, which says what may be missing."""
     try:
@@ -101,13 +101,13 @@ def _set_steps_aside(
 
 
 def _write_dead_letters(
-    reader: SourceReader, claims: Sequence[Claim], written: Written
+    reader: SourceReader, claims: Sequence[Claim], written: WriteResult
 ) -> list[Outcome]:
     range_ = claims[0].step.range
     # Reject inserts still in flight, or the index could get rows after the letter is written.
-    sink = Sink(log=reader.deployment.log, claims=claims)
+    sink = ConsumerClaims(log=reader.deployment.log, claims=claims)
     store = _get_index_store(reader, claims[0]).take_over(get_tenants(claims), sink.list_live_runs)
-    lost = sink.lost()
+    lost = sink.find_lost()
     errors = {
         tenant: UnrepeatableError(
             f"Index {reader.source.name}/{claims[0].consumer.job}, tenant {tenant}: a run died "

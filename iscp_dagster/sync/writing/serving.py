@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.generations import find_unsettled_views
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.consumers.kinds import is_index
@@ -37,7 +37,9 @@ def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> 
     if served is None or served > generation:
         return False
     earlier = [
-        table for table, table_generation in data.tables().items() if table_generation < generation
+        table
+        for table, table_generation in data.list_tables().items()
+        if table_generation < generation
     ]
     if not earlier or data.has_rows(
         served, store.shape.source.tenant, deployment.log.find_unbuilt_tenants(name)
@@ -66,7 +68,7 @@ def find_unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[Jo
 
 
 def _get_generation(deployment: Deployment, info: ConsumerInfo) -> int | None:
-    data = deployment.data(info)
+    data = deployment.get_index_data(info)
     return None if data is None else data.find_served_generation()
 
 
@@ -126,8 +128,8 @@ def _serve_latest(
 
 def _find_store(deployment: Deployment, source: SourceTable, name: JobID) -> IndexStore | None:
     """The tables of the index's latest generation; None if it has no jobs."""
-    info = next((job.spec.detail.consumer for job in deployment.log.jobs(name=name)), None)
+    info = next((job.spec.detail.consumer for job in deployment.log.list_jobs(name=name)), None)
     if info is None or not is_index(info):
         return None
-    schema = deployment.delta_log(source).get_facts().fields
-    return deployment.store(source, index_of(source, info), schema, info.generation)
+    schema = deployment.make_delta_log(source).get_facts().fields
+    return deployment.make_index_store(source, resolve_index(source, info), schema, info.generation)

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iscp_dagster.joblog.iterations import Claim, Done
+from iscp_dagster.joblog.iterations import Claim, WrittenStep
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.declared.sharding import shard_of, strip_shard_suffix
+from iscp_dagster.model.declared.sharding import get_shard, strip_shard_suffix
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo
@@ -21,7 +21,7 @@ FIRST = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sink:
+class ConsumerClaims:
     """One consumer that takes part in a scan: the claims' job's, for all their tenants."""
 
     log: SqlLog
@@ -67,28 +67,32 @@ class Sink:
     def list_live_runs(self) -> Collection[str]:
         """The runs at work on the tables of the same index, for any tenant."""
         index = _get_index(self.claims[0])
-        running = self.log.jobs(state=JobState.RUNNING)
+        running = self.log.list_jobs(state=JobState.RUNNING)
         return {job.run_id for job in running if job.run_id and _get_index(job) == index}
 
-    def lost(self) -> Mapping[str, FenceError]:
+    def find_lost(self) -> Mapping[str, FenceError]:
         """The tenants whose jobs this run no longer holds."""
-        return {key.tenant: error for key, error in lost(self.log, self.claims).items()}
+        return {key.tenant: error for key, error in find_lost_claims(self.log, self.claims).items()}
 
     def find_loss(self, tenant: str) -> FenceError | None:
         """Why this run no longer holds the tenant's job; None: it does."""
         claims = [claim for claim in self.claims if claim.key.tenant == tenant]
-        return next(iter(lost(self.log, claims).values()), None)
+        return next(iter(find_lost_claims(self.log, claims).values()), None)
 
-    def settle(self, connection: Any, retriever: Retriever) -> Mapping[JobKey, Claim | None]:
+    def move_watermarks(
+        self, connection: Any, retriever: Retriever
+    ) -> Mapping[JobKey, Claim | None]:
         """Move the claims' watermarks in the consumer's transaction.
 
         Returns the claims of the next steps, None after the last one. Raises FenceError if the
         run no longer holds some of the claims, and refuses those: the transaction has their rows
         too, so it must be rolled back.
         """
-        joined_log = self.log.within(connection)
+        joined_log = self.log.bind(connection)
         steps = [
-            Done(claim=claim, to=claim.step.range.to, counts=retriever.get_counts(claim.key.tenant))
+            WrittenStep(
+                claim=claim, to=claim.step.range.to, counts=retriever.get_counts(claim.key.tenant)
+            )
             for claim in self.claims
             if claim.key.tenant not in retriever.refused
         ]
@@ -106,10 +110,10 @@ class Sink:
 
     def _list_jobs(self) -> list[Job]:
         tenants = {claim.key.tenant for claim in self.claims}
-        return self.log.jobs(name=self.job, tenants=tenants, include_dropped=True)
+        return self.log.list_jobs(name=self.job, tenants=tenants, include_dropped=True)
 
 
-def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
+def find_lost_claims(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     """The claims, all on one table, that their run no longer holds, each with its FenceError."""
     if not claims:
         return {}
@@ -127,5 +131,5 @@ def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
 
 def _get_index(job: Job | Claim) -> tuple[str, str, str]:
     """The job's index, of which it keeps a shard or, from before sharding, all rows."""
-    shard = shard_of(job.spec.detail.consumer.options)
+    shard = get_shard(job.spec.detail.consumer.options)
     return job.name.db, job.name.table, strip_shard_suffix(job.name.job, shard)

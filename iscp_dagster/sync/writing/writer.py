@@ -10,13 +10,13 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.narrowing import Trial
+from iscp_dagster.sync.iteration.narrowing import ScanGroup
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.checking import verify_scan
 from iscp_dagster.sync.writing.scan import clear, scan_group
 from iscp_dagster.sync.writing.serving import serve_when_built
-from iscp_dagster.sync.writing.sink import lost
+from iscp_dagster.sync.writing.sink import find_lost_claims
 
 LOGGER = logging.getLogger(__name__)
 
@@ -30,7 +30,9 @@ class IndexWriter:
 
     deployment: Deployment
 
-    def write(self, reader: SourceReader, trial: Trial) -> commands.Scanned | commands.ScanFailed:
+    def write(
+        self, reader: SourceReader, trial: ScanGroup
+    ) -> commands.ScanFinished | commands.ScanFailed:
         """Read what the claims of a trial share, once, and write it for each of them.
 
         A snapshot is staged until `discard`.
@@ -41,7 +43,7 @@ class IndexWriter:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
         return verify_scan(reader, part)
 
-    def place(self, deliveries: Sequence[PendingCommit]) -> commands.Placed:
+    def place(self, deliveries: Sequence[PendingCommit]) -> commands.RowsPlaced:
         """Put the rows of one index and one reading in place. Jobs are independent.
 
         Skips jobs that another writer took, and deliveries that are published already.
@@ -49,7 +51,9 @@ class IndexWriter:
         errors: dict[JobKey, IscpError] = {}
         remaining = [delivery for delivery in deliveries if delivery.published is None]
         try:
-            errors |= lost(self.deployment.log, [delivery.claim for delivery in remaining])
+            errors |= find_lost_claims(
+                self.deployment.log, [delivery.claim for delivery in remaining]
+            )
             errors |= _replace_partitions(
                 [delivery for delivery in remaining if delivery.claim.key not in errors]
             )
@@ -59,7 +63,7 @@ class IndexWriter:
                 for delivery in remaining
                 if delivery.claim.key not in errors
             }
-        return commands.Placed(tuple(deliveries), errors)
+        return commands.RowsPlaced(tuple(deliveries), errors)
 
     def serve(self, deliveries: Sequence[PendingCommit]) -> commands.IndexServed:
         """Have readers see the index's generation if it is complete; if not, a later one does."""
@@ -72,7 +76,7 @@ class IndexWriter:
                 LOGGER.warning("%s %s: %s", first.claim.name, later, error)
         return commands.IndexServed(tuple(deliveries), self.deployment.clock())
 
-    def discard(self, written: commands.Scanned) -> None:
+    def discard(self, written: commands.ScanFinished) -> None:
         """Drop what is still staged: it is in place, or never will be."""
         clear({part.job: part.written for part in written.parts})
 

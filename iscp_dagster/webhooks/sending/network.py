@@ -52,8 +52,8 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
         raise httpcore.ConnectError(reason)
 
 
-async def _open_stream(address: str, port: int) -> Stream:
-    stream = Stream(address)
+async def _open_stream(address: str, port: int) -> AnswerStream:
+    stream = AnswerStream(address)
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: stream.protocol, address, port)
     return stream
@@ -63,7 +63,7 @@ def _describe_error(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else "") or str(error) or "no answer"
 
 
-class Stream(httpcore.AsyncNetworkStream):
+class AnswerStream(httpcore.AsyncNetworkStream):
     """One connection, which returns an answer only up to its end.
 
     Anything that a receiver sends beyond its answer is detected: it must not pass for the next

@@ -10,15 +10,15 @@ from datetime import timedelta
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.webhooks.answers import (
-    Answer,
+    AttemptOutcome,
+    DeliveryRules,
+    EndpointAnswer,
     EndpointChange,
     MessageVerdict,
-    Outcome,
-    Rules,
-    outcome,
+    decide_outcome,
 )
-from iscp_dagster.webhooks.claims import BatchId, WebhookMessage, Work, split_batch
-from iscp_dagster.webhooks.recording import EndpointState, Result
+from iscp_dagster.webhooks.claims import BatchId, SenderWork, WebhookMessage, split_batch
+from iscp_dagster.webhooks.recording import AttemptResult, EndpointState
 from iscp_dagster.webhooks.sending.posting import Poster
 
 AHEAD = 100
@@ -30,7 +30,7 @@ Random = Callable[[], float]
 
 
 @dataclass
-class Outlet:
+class EndpointWorker:
     """An endpoint's attempts under way, and their results that are not recorded yet.
 
     `heard` is called when there is something to record.
@@ -42,17 +42,17 @@ class Outlet:
     clock: Clock
     random: Random
     batch_id: BatchId
-    heard: Callable[[], None]
+    on_result: Callable[[], None]
     busy: set[str] = field(default_factory=set)
     """Lanes that are under way, or whose end is not recorded."""
     stopping: bool = False
-    _results: list[Result] = field(default_factory=list)
-    _ended: list[Work] = field(default_factory=list)
+    _results: list[AttemptResult] = field(default_factory=list)
+    _ended: list[SenderWork] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.endpoint.concurrency)
-        self._rules = build_policy(self.endpoint)
+        self._rules = build_rules(self.endpoint)
 
     @property
     def batched(self) -> bool:
@@ -75,7 +75,7 @@ class Outlet:
         if state.seq != self.state.seq:
             self.state = state
 
-    def begin(self, work: Sequence[Work]) -> None:
+    def begin(self, work: Sequence[SenderWork]) -> None:
         """Send these messages, as many at a time as the endpoint takes."""
         for piece in work:
             self.busy |= piece.lanes
@@ -83,17 +83,17 @@ class Outlet:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def take_results(self) -> tuple[EndpointState, list[Result], list[Work]]:
+    def take_results(self) -> tuple[EndpointState, list[AttemptResult], list[SenderWork]]:
         """The results to record now, and the work that ends with them."""
         results, ended_work = self._results, self._ended
         self._results, self._ended = [], []
         return self.state, results, ended_work
 
-    def put_back(self, results: list[Result], ended_work: list[Work]) -> None:
+    def put_back(self, results: list[AttemptResult], ended_work: list[SenderWork]) -> None:
         """Keep what could not be recorded."""
         self._results, self._ended = results + self._results, ended_work + self._ended
 
-    def free(self, ended_work: Sequence[Work]) -> None:
+    def free(self, ended_work: Sequence[SenderWork]) -> None:
         """Free the lanes of this work, whose end is recorded."""
         self.busy -= frozenset().union(*(piece.lanes for piece in ended_work))
 
@@ -113,14 +113,14 @@ class Outlet:
     def _open(self) -> bool:
         return self.state.active and not self.stopping
 
-    async def _send(self, work: Work) -> None:
+    async def _send(self, work: SenderWork) -> None:
         for message in work.messages:
             async with self._slots:
                 verdict = await self._attempt_message(message) if self._open else None
             if verdict not in _CONTINUES:
                 break
         self._ended.append(work)
-        self.heard()
+        self.on_result()
 
     async def _attempt_message(self, message: WebhookMessage) -> MessageVerdict:
         at, loop = self.clock(), asyncio.get_running_loop()
@@ -129,7 +129,7 @@ class Outlet:
         decision = self._apply_answer(message, answer)
         split = decision.verdict is MessageVerdict.SPLIT
         self._results.append(
-            Result(
+            AttemptResult(
                 message=message,
                 answer=answer,
                 outcome=decision,
@@ -138,13 +138,13 @@ class Outlet:
                 halves=split_batch(message, self.batch_id) if split else (),
             )
         )
-        self.heard()
+        self.on_result()
         return decision.verdict
 
-    def _apply_answer(self, message: WebhookMessage, answer: Answer) -> Outcome:
+    def _apply_answer(self, message: WebhookMessage, answer: EndpointAnswer) -> AttemptOutcome:
         now = self.clock()
-        self.state = replace(self.state, health=self.state.health.after(answer, now))
-        decision = outcome(
+        self.state = replace(self.state, health=self.state.health.count_answer(answer, now))
+        decision = decide_outcome(
             answer,
             attempt=message.attempts + 1,
             first_failure=message.failed_at,
@@ -162,9 +162,9 @@ class Outlet:
         return decision
 
 
-def build_policy(endpoint: Endpoint) -> Rules:
+def build_rules(endpoint: Endpoint) -> DeliveryRules:
     """The rules of answers that an endpoint declares."""
-    return Rules(
+    return DeliveryRules(
         delays=tuple(endpoint.retries),
         jitter=endpoint.jitter,
         longest=endpoint.longest_wait,

@@ -15,11 +15,11 @@ import httpcore
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.answers import Answer
+from iscp_dagster.webhooks.answers import EndpointAnswer
 from iscp_dagster.webhooks.sending.addresses import Network, parse_network
-from iscp_dagster.webhooks.sending.network import LongAnswerError, Stream, VettedBackend
+from iscp_dagster.webhooks.sending.network import AnswerStream, LongAnswerError, VettedBackend
 from iscp_dagster.webhooks.sending.resolving import AddressError, Resolver, resolve_vetted
-from iscp_dagster.webhooks.sending.signing import get_secrets, headers
+from iscp_dagster.webhooks.sending.signing import build_headers, get_secrets
 
 ANSWER_CHARACTERS = 500
 """Characters of an answer that are kept."""
@@ -55,19 +55,19 @@ class Poster:
         self._clock = clock
         # One for all connections: it reads the system's certificates.
         self._tls = tls or (ssl.create_default_context() if parts.scheme == "https" else None)
-        self._idle: list[tuple[httpcore.AsyncHTTPConnection, Stream]] = []
+        self._idle: list[tuple[httpcore.AsyncHTTPConnection, AnswerStream]] = []
 
-    async def post(self, id_: str, body: bytes) -> Answer:
+    async def post(self, id_: str, body: bytes) -> EndpointAnswer:
         """Send a message and return its answer, or why there is none; raises no error."""
         try:
             with anyio.fail_after(self._timeout):
                 return await self._attempt_post(id_, body)
         except AddressError as error:
-            return Answer(text=_shorten_error(error), refused=True)
+            return EndpointAnswer(text=_shorten_error(error), refused=True)
         except TimeoutError:
-            return Answer(text=f"no whole answer within {self._timeout:g} s")
+            return EndpointAnswer(text=f"no whole answer within {self._timeout:g} s")
         except Exception as error:  # noqa: BLE001  (whatever fails, it is the attempt that failed)
-            return Answer(text=_shorten_error(error))
+            return EndpointAnswer(text=_shorten_error(error))
 
     async def aclose(self) -> None:
         """Close the connections that were kept."""
@@ -75,7 +75,7 @@ class Poster:
             connection, _ = self._idle.pop()
             await connection.aclose()
 
-    async def _attempt_post(self, id_: str, body: bytes) -> Answer:
+    async def _attempt_post(self, id_: str, body: bytes) -> EndpointAnswer:
         addresses = await resolve_vetted(self._resolver, self._host, self._port, self._allowed)
         reusable = await self._take_reusable(addresses)
         request = self._build_request(id_, body)
@@ -97,7 +97,7 @@ class Poster:
         return await self._read_answer(new_connection, request)
 
     def _build_request(self, id_: str, body: bytes) -> httpcore.Request:
-        signed = headers(self._secrets, id_, int(self._clock().timestamp()), body)
+        signed = build_headers(self._secrets, id_, int(self._clock().timestamp()), body)
         request_headers = {
             "host": _format_host_header(self._url),
             "content-type": "application/json",
@@ -112,12 +112,12 @@ class Poster:
 
     async def _read_answer(
         self, connection: httpcore.AsyncHTTPConnection, request: httpcore.Request
-    ) -> Answer:
+    ) -> EndpointAnswer:
         reusable = False
         try:
             response = await connection.handle_async_request(request)
             stream = response.extensions["network_stream"]
-            if isinstance(stream, Stream):
+            if isinstance(stream, AnswerStream):
                 stream.expect_body(_get_body_length(response))
                 text = await _read_beginning(response)
                 reusable = stream.clean and connection.is_idle()
@@ -127,7 +127,7 @@ class Poster:
                 text = "the answer requests another protocol"
             response_headers = {name.lower(): value for name, value in response.headers}
             retry_after = response_headers.get(b"retry-after")
-            return Answer(
+            return EndpointAnswer(
                 status=response.status,
                 text=text,
                 retry_after=None if retry_after is None else retry_after.decode("latin-1"),
@@ -138,7 +138,7 @@ class Poster:
 
     async def _take_reusable(
         self, addresses: Sequence[str]
-    ) -> tuple[httpcore.AsyncHTTPConnection, Stream] | None:
+    ) -> tuple[httpcore.AsyncHTTPConnection, AnswerStream] | None:
         """A kept connection to one of the addresses that has received nothing since."""
         while self._idle:
             connection, stream = self._idle.pop()

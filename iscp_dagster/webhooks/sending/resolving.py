@@ -17,7 +17,7 @@ from iscp_dagster.webhooks.sending.addresses import Network, find_refusal
 
 HostPort = tuple[str, int]
 """A host and a port."""
-Answer: TypeAlias = "asyncio.Future[Sequence[str]]"
+PendingAddresses: TypeAlias = "asyncio.Future[Sequence[str]]"
 Lookup = Callable[[str, int], Sequence[str]]
 """Returns a host's addresses; may take long, and raises OSError."""
 
@@ -40,7 +40,7 @@ class Resolver:
 
     def __init__(self, lookup: Lookup = look_up_addresses) -> None:
         self._lookup = lookup
-        self._under_way: dict[HostPort, Answer] = {}
+        self._under_way: dict[HostPort, PendingAddresses] = {}
         self._questions: dict[HostPort, SimpleQueue[asyncio.AbstractEventLoop]] = {}
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:

@@ -18,7 +18,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.webhooks.claims import BatchId
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.sending.outlet import Outlet, Random
+from iscp_dagster.webhooks.sending.outlet import EndpointWorker, Random
 from iscp_dagster.webhooks.sending.posting import Poster
 
 Result = TypeVar("Result")
@@ -69,7 +69,7 @@ class Sender:
         self._sleep = sleep
         self._random = random
         self._pace = pace or Pace()
-        self._workers: dict[str, Outlet] = {}
+        self._workers: dict[str, EndpointWorker] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._next_beat = 0.0
         self._stopping = self._ending = False
@@ -101,7 +101,7 @@ class Sender:
             self._next_beat = loop.time() + self._pace.beat
         if not self._workers:
             return
-        states = await self._ask(self._outbox.look, sorted(self._workers))
+        states = await self._ask(self._outbox.poll_endpoints, sorted(self._workers))
         now = self._clock()
         for name, (state, due) in states.items():
             outlet = self._workers.get(name)
@@ -109,7 +109,7 @@ class Sender:
                 outlet.adopt(state)
                 await self._claim(outlet, due, now)
 
-    async def _claim(self, outlet: Outlet, due: datetime | None, now: datetime) -> None:
+    async def _claim(self, outlet: EndpointWorker, due: datetime | None, now: datetime) -> None:
         room = outlet.room
         if due is None or due > now or room <= 0:
             return
@@ -129,23 +129,25 @@ class Sender:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._pace.lease
         held_endpoints = await self._ask(
-            self._outbox.hold, sorted(self._endpoints), self._owner, self._pace.lease
+            self._outbox.take_leases, sorted(self._endpoints), self._owner, self._pace.lease
         )
         if loop.time() >= deadline:
             return
-        states = await self._ask(self._outbox.look, sorted(held_endpoints - self._workers.keys()))
+        states = await self._ask(
+            self._outbox.poll_endpoints, sorted(held_endpoints - self._workers.keys())
+        )
         for name in self._workers.keys() - held_endpoints:
             self._drop(name)
         for name, (state, _) in states.items():
             endpoint, poster = self._endpoints[name]
-            self._workers[name] = Outlet(
+            self._workers[name] = EndpointWorker(
                 endpoint=endpoint,
                 poster=poster(),
                 state=state,
                 clock=self._clock,
                 random=self._random,
                 batch_id=self._batch_id,
-                heard=self._heard.set,
+                on_result=self._heard.set,
                 stopping=self._stopping,
             )
         if self._lapse is not None:
@@ -167,7 +169,7 @@ class Sender:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _finish_dropped(self, outlet: Outlet) -> None:
+    async def _finish_dropped(self, outlet: EndpointWorker) -> None:
         await outlet.drop()
         while not await self._record_worker(outlet) and not self._ending:
             await self._sleep(self._pace.away)
@@ -184,7 +186,7 @@ class Sender:
         recorded = [await self._record_worker(outlet) for outlet in list(self._workers.values())]
         return all(recorded)
 
-    async def _record_worker(self, outlet: Outlet) -> bool:
+    async def _record_worker(self, outlet: EndpointWorker) -> bool:
         """Record an outlet's results; False if the database does not answer."""
         if not outlet.unrecorded:
             return True

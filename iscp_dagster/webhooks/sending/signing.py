@@ -27,7 +27,9 @@ def get_secrets(endpoint: Endpoint, environ: Mapping[str, str]) -> tuple[bytes, 
     )
 
 
-def headers(secrets: Sequence[bytes], id_: str, timestamp: int, body: bytes) -> dict[str, str]:
+def build_headers(
+    secrets: Sequence[bytes], id_: str, timestamp: int, body: bytes
+) -> dict[str, str]:
     """The three headers of one attempt; `timestamp` is the attempt's, in seconds."""
     return {
         "webhook-id": id_,

@@ -102,7 +102,7 @@ class Guard:
 
     app: ASGIApp
     admission: Admission
-    told: Callable[[int, str, Mapping[str, str]], Response] = _make_plain_response
+    make_response: Callable[[int, str, Mapping[str, str]], Response] = _make_plain_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reason = (
@@ -114,7 +114,7 @@ class Guard:
             # A websocket that is closed before it is accepted is answered with 403 (ASGI doc).
             await WebSocketClose()(scope, receive, send)
         else:
-            response = self.told(_FORBIDDEN, reason, {"Connection": "close"})
+            response = self.make_response(_FORBIDDEN, reason, {"Connection": "close"})
             await response(scope, receive, send)
 
 

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 MOST_DRAINED = 64 * 1024 * 1024
 """Bytes that are read after an answer."""
-SECONDS = 10.0
+DRAIN_SECONDS = 10.0
 """How long to wait for them."""
 
 
 @dataclass(frozen=True)
-class Draining:
+class DrainMiddleware:
     """The ASGI middleware: ends an answer once the request has been read, within bounds."""
 
     app: ASGIApp
     most: int = MOST_DRAINED
-    seconds: float = SECONDS
+    seconds: float = DRAIN_SECONDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A client that expects a 100 sends no body after another answer.

@@ -18,18 +18,18 @@ STILL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Held:
+class SharedOutput:
     """An output, kept while it is sent to someone."""
 
     content: bytes
 
 
-class Sending:
+class OutputSender:
     """Keeps what is being sent, by invocation. Belongs to one event loop."""
 
     def __init__(self, seconds: float = STILL_SECONDS) -> None:
         self._seconds = seconds
-        self._outputs = WeakValueDictionary[str, Held]()
+        self._outputs = WeakValueDictionary[str, SharedOutput]()
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     def get_turn(self, id_: str) -> asyncio.Lock:
@@ -42,26 +42,26 @@ class Sending:
             return Response(content, 200, headers)
         output = self._outputs.get(id_)
         if output is None or len(output.content) != len(content):
-            self._outputs[id_] = output = Held(content=content)
-        return InPieces(output, headers, self._seconds)
+            self._outputs[id_] = output = SharedOutput(content=content)
+        return PiecewiseResponse(output, headers, self._seconds)
 
 
-class InPieces(Response):
+class PiecewiseResponse(Response):
     """An output whose next piece is sent once the client has taken the last but one.
 
     A client that takes none for `seconds` gets no more, and its connection is closed.
     """
 
-    def __init__(self, output: Held, headers: Mapping[str, str], seconds: float) -> None:
+    def __init__(self, output: SharedOutput, headers: Mapping[str, str], seconds: float) -> None:
         size = {"Content-Length": str(len(output.content))}
         super().__init__(None, 200, {**headers, **size})
-        self.held, self._seconds = output, seconds
+        self.output, self._seconds = output, seconds
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """See the class."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        content = self.held.content
+        content = self.output.content
         for begin in range(0, len(content), PIECE_BYTES):
             end = begin + PIECE_BYTES
             with anyio.move_on_after(self._seconds) as cancel_scope:

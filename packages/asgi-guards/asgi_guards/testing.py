@@ -29,7 +29,7 @@ class RunningServer:
 
 
 @contextmanager
-def serving(
+def run_server(
     app: ASGIApp, *, port: int = 0, listening: socket | None = None, **options: Any
 ) -> Iterator[RunningServer]:
     """Serve an app over HTTP/1.1 until the block ends, and yield it when it has begun.

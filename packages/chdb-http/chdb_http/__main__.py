@@ -47,7 +47,7 @@ def _serve(options: argparse.Namespace) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     config_file = options.config_file and options.config_file.expanduser().resolve()
     files = [config_file] if config_file else []
-    if not confine_process(reach, *files, shown=options.shown_variable):
+    if not confine_process(reach, *files, shown_variables=options.shown_variable):
         logging.getLogger(__name__).warning(
             "The kernel has no Landlock: what a query can access is limited only by the engine's "
             "rights and a check of the query's text; do not let strangers query this server"

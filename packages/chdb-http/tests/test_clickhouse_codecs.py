@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chdb_http.engine.options import check_url
-from chdb_http.http.arrow_file import stream_of_file
+from chdb_http.http.arrow_file import extract_stream
 from chdb_http.http.body import Body
 from chdb_http.http.codecs import choose_encoding, make_decoder, make_encoder
 from chdb_http.http.content_types import get_content_type
@@ -264,7 +264,7 @@ async def _joined(body: bytes, size: int) -> bytes:
         for at in range(0, len(body), size):
             yield body[at : at + size]
 
-    return b"".join([chunk async for chunk in stream_of_file(pieces())])
+    return b"".join([chunk async for chunk in extract_stream(pieces())])
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 1 << 20])

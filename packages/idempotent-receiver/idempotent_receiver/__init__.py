@@ -9,25 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from idempotent_receiver.memory import MemoryStore
-from idempotent_receiver.receivers import Claim, Deduplicator, retry_horizon
+from idempotent_receiver.receivers import Deduplicator, EventClaim, retry_horizon
 from idempotent_receiver.store import (
     BeingHandledError,
     ClaimLostError,
     ReceiverError,
     StoreFullError,
 )
-from idempotent_receiver.subscribers import Newest
+from idempotent_receiver.subscribers import NewestPositions
 
 if TYPE_CHECKING:
     from idempotent_receiver.sql import SqlStore
 
 __all__ = [
     "BeingHandledError",
-    "Claim",
     "ClaimLostError",
     "Deduplicator",
+    "EventClaim",
     "MemoryStore",
-    "Newest",
+    "NewestPositions",
     "ReceiverError",
     "SqlStore",
     "StoreFullError",

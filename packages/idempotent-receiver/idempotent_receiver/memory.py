@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from idempotent_receiver.store import ClaimStatus, Store, StoreFullError, lost
+from idempotent_receiver.store import ClaimStatus, Store, StoreFullError, make_claim_lost_error
 
 MOST = 1_000_000
 
@@ -46,11 +46,11 @@ class MemoryStore(Store):
                 self._put_record(event_id, _EventRecord(holder=holder, at=now, until=now + lease))
             return status
 
-    def done(self, event_id: str, holder: str) -> None:
+    def complete(self, event_id: str, holder: str) -> None:
         with self._moved:
             record = self._entries.get(event_id)
             if record is None or record.holder != holder or record.until is None:
-                raise lost(event_id)
+                raise make_claim_lost_error(event_id)
             self._put_record(event_id, _EventRecord(holder=holder, at=self._clock(), until=None))
 
     def release(self, event_id: str, holder: str) -> None:

@@ -47,7 +47,7 @@ HORIZON = retry_horizon()
 
 
 @dataclass(kw_only=True)
-class Claim:
+class EventClaim:
     """One delivery of an event. Leaving its `with` records the event as handled.
 
     An exception within releases it, so that the next delivery handles it. A `duplicate` was
@@ -60,12 +60,12 @@ class Claim:
     duplicate: bool
     _recorded: bool = field(default=False, init=False)
 
-    def done(self, **within: Any) -> None:
+    def complete(self, **within: Any) -> None:
         """Record it now; `connection=` does so within a transaction, if the store is in SQL.
 
         Raises ClaimLostError if someone else has claimed the event meanwhile.
         """
-        self.store.done(self.event_id, self.holder, **within)
+        self.store.complete(self.event_id, self.holder, **within)
         self._recorded = True
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class Claim:
             # A transaction that recorded it has been rolled back by now.
             self.store.release(self.event_id, self.holder)
         elif not self._recorded:
-            self.done()
+            self.complete()
 
 
 class Deduplicator:
@@ -109,7 +109,7 @@ class Deduplicator:
         # At the first claim: processes that are short-lived must forget, too.
         self._pruned_at = clock() - self._window / _SHARE
 
-    def claim(self, event_id: str) -> Claim:
+    def claim(self, event_id: str) -> EventClaim:
         """Claim an event, for a `with` statement; waits while another delivery is handled.
 
         Raises BeingHandledError if that takes longer than `wait`, StoreFullError if the store may
@@ -126,7 +126,7 @@ class Deduplicator:
                 )
             self._store.pause(event_id, remaining)
         duplicate = status is ClaimStatus.DONE
-        return Claim(store=self._store, event_id=event_id, holder=holder, duplicate=duplicate)
+        return EventClaim(store=self._store, event_id=event_id, holder=holder, duplicate=duplicate)
 
     def _prune_if_due(self) -> None:
         """Forget old events now and then."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from idempotent_receiver.store import ClaimStatus, Store, lost
+from idempotent_receiver.store import ClaimStatus, Store, make_claim_lost_error
 
 POLL = 0.05
 """Seconds between two looks at an event that another handles."""
@@ -49,18 +49,18 @@ class SqlStore(Store):
             self._take_over_claim(event_id, holder, lease) if status is ClaimStatus.MINE else status
         )
 
-    def done(self, event_id: str, holder: str, connection: sa.Connection | None = None) -> None:
+    def complete(self, event_id: str, holder: str, connection: sa.Connection | None = None) -> None:
         """As in Store; with `connection`, in the transaction that is open there.
 
         What the receiver writes in that transaction is then written once, whatever happens.
         """
         if connection is None:
             with self._engine.begin() as own:
-                self.done(event_id, holder, own)
+                self.complete(event_id, holder, own)
             return
         update = sa.update(self._table).where(self._build_claim_filter(event_id, holder))
         if connection.execute(update.values(until=None, at=self._clock())).rowcount != 1:
-            raise lost(event_id)
+            raise make_claim_lost_error(event_id)
 
     def release(self, event_id: str, holder: str) -> None:
         with self._engine.begin() as connection:

@@ -45,7 +45,7 @@ class Store(Protocol):
         Raises StoreFullError if it may hold no more.
         """
 
-    def done(self, event_id: str, holder: str) -> None:
+    def complete(self, event_id: str, holder: str) -> None:
         """Record that the event was handled. Raises ClaimLostError if `holder` has no claim."""
 
     def release(self, event_id: str, holder: str) -> None:
@@ -58,7 +58,7 @@ class Store(Protocol):
         """Forget events claimed or done longer ago than `seconds`; returns how many."""
 
 
-def lost(event_id: str) -> ClaimLostError:
+def make_claim_lost_error(event_id: str) -> ClaimLostError:
     return ClaimLostError(
         f"The claim of event {event_id} ran out, and another holds it or has handled it; undo what "
         "was done for it, and raise lease= above the time that handling takes."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 
-class Newest:
+class NewestPositions:
     """The newest position of each key; what is not newer was taken before.
 
     A position is a change's `ts_timestamp`, as text or integer: within one key it grows with each
@@ -18,7 +18,7 @@ class Newest:
     def __len__(self) -> int:
         return len(self._newest)
 
-    def takes(self, key: Hashable, ts_timestamp: str | int) -> bool:
+    def accept(self, key: Hashable, ts_timestamp: str | int) -> bool:
         """Whether the change is newer than all taken of its key; it then counts as taken.
 
         Raises ValueError for a timestamp that is not a whole number.
@@ -33,7 +33,7 @@ class Newest:
         """Forget every key: a snapshot follows, and its rows are current."""
         self._newest.clear()
 
-    def settle(self, ts_timestamp: str | int) -> int:
+    def forget_upto(self, ts_timestamp: str | int) -> int:
         """Forget keys that are at or before a position; returns how many.
 
         Call it once a cursor is saved after which nothing at or before that position is sent.

@@ -146,7 +146,7 @@ def test_a_receivers_own_transaction_records_the_event_or_undoes_both(store, eng
                 deliver()
             with engine.begin() as connection:
                 connection.execute(sa.text("INSERT INTO effects VALUES ('e')"))
-                claim.done(connection=connection)
+                claim.complete(connection=connection)
                 if fail:
                     raise KeyError
 
@@ -194,7 +194,7 @@ class Model:
         self.held[event] = (holder, self.clock.now, self.clock.now + 60)
         return MINE
 
-    def done(self, event, holder):
+    def complete(self, event, holder):
         if not self.owns(event, holder):
             return ClaimLostError
         self.held[event] = (holder, self.clock.now, None)

@@ -25,7 +25,7 @@ DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
+class DatabaseRole:
     """What a program uses a database for, the setting that names it, and the errors to raise."""
 
     name: str
@@ -36,7 +36,7 @@ class Role:
     """For a database that does not answer, or lacks tables."""
 
 
-def open_engine(url: str | sa.URL, role: Role, *, kept: bool = False) -> sa.Engine:
+def open_engine(url: str | sa.URL, role: DatabaseRole, *, keep_open: bool = False) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
     With `kept` a connection stays open between transactions, for processes that are not forked.
@@ -50,7 +50,7 @@ def open_engine(url: str | sa.URL, role: Role, *, kept: bool = False) -> sa.Engi
             f"The {role.name} on PostgreSQL needs psycopg: pip install 'sql-transactions[postgres]'"
         )
     options: dict[str, Any] = {"hide_parameters": True, "execution_options": {_ROLE: role}}
-    if kept:
+    if keep_open:
         return sa.create_engine(
             parsed, poolclass=QueuePool, pool_size=1, pool_pre_ping=True, **options
         )
@@ -58,7 +58,7 @@ def open_engine(url: str | sa.URL, role: Role, *, kept: bool = False) -> sa.Engi
     return sa.create_engine(parsed, poolclass=NullPool, **options)
 
 
-def parse_url(url: str | sa.URL, role: Role) -> sa.URL:
+def parse_url(url: str | sa.URL, role: DatabaseRole) -> sa.URL:
     """The URL with its driver. Raises the role's `invalid`."""
     try:
         parsed = sa.make_url(url)
@@ -77,7 +77,7 @@ def parse_url(url: str | sa.URL, role: Role) -> sa.URL:
     return parsed.set(drivername=driver)
 
 
-def prepare(engine: sa.Engine, role: Role) -> sa.Engine:
+def prepare_engine(engine: sa.Engine, role: DatabaseRole) -> sa.Engine:
     """Make SQLite wait for other writers and lock before it reads what it will write.
 
     An engine of the caller's own gets the role. Idempotent.
@@ -96,7 +96,7 @@ def render_url(url: sa.URL) -> str:
 
 
 @contextmanager
-def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
+def begin_transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
     """One transaction; committed at the end, rolled back by any error.
 
     Raises the role's `unavailable`.
@@ -123,7 +123,7 @@ def use_wal(engine: sa.Engine) -> None:
         if _try_switch_to_wal(engine):
             return
         # The switch never waits for other processes; a transaction does.
-        with transaction(engine, writes=True):
+        with begin_transaction(engine, writes=True):
             pass
     role = _get_role(engine)
     raise role.unavailable(
@@ -153,8 +153,8 @@ def _make_unavailable_error(engine: sa.Engine, error: BaseException | None) -> E
     )
 
 
-def _get_role(engine: sa.Engine) -> Role:
-    role: Role = engine.get_execution_options()[_ROLE]
+def _get_role(engine: sa.Engine) -> DatabaseRole:
+    role: DatabaseRole = engine.get_execution_options()[_ROLE]
     return role
 
 

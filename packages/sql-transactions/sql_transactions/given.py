@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
 
 
-def given(
+def build_rows_table(
     dialect: sa.Dialect, columns: Sequence[sa.ColumnElement[Any]], rows: Iterable[Mapping[str, Any]]
 ) -> sa.FromClause:
     """The table `given` with these columns and rows, sent as JSON in one parameter.

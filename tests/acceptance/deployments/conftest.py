@@ -25,10 +25,10 @@ from tables import COLUMNS, FEED, Table
 from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.local.services.settings import CLICKHOUSE, SERVICES
-from iscp_dagster.local.stack.ports import free_port
-from iscp_dagster.spark.session import disconnect, shared
+from iscp_dagster.local.stack.ports import find_free_port
+from iscp_dagster.spark.session import disconnect, get_shared_session
 from iscp_dagster.sync.deployment import Deployment
-from sql_transactions.testing import running_postgres
+from sql_transactions.testing import run_postgres
 
 DECLARED = """
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
@@ -161,12 +161,12 @@ def replaced(file: Path, old: str, new: str) -> None:
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ground")
-    hooks, services = free_port(), free_port()
+    hooks, services = find_free_port(), find_free_port()
     project = project_of(folder / "project", hooks, services)
     with ExitStack() as held:
         clickhouse = held.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
         proxy = held.enter_context(faulty(clickhouse.clickhouse_url))
-        postgres = held.enter_context(running_postgres(tmp_path_factory.mktemp("runtime")))
+        postgres = held.enter_context(run_postgres(tmp_path_factory.mktemp("runtime")))
         disk = held.enter_context(small_disk())
         extra = {
             "CLICKHOUSE_URL": proxy.url,
@@ -208,7 +208,7 @@ def on_spark(stack: Stack, table: Table) -> Callable[[str], object]:
     """Return what runs the table's SQL on the stack's Spark."""
 
     def run(statement: str) -> object:
-        spark = shared(stack.spark_remote)
+        spark = get_shared_session(stack.spark_remote)
         return spark.sql(statement.replace("{t}", f"delta.`{table.path}`")).collect()
 
     return run

@@ -28,7 +28,7 @@ from tradeflow import QUIET, Key, Sent, Told, Trades
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.client.client import Client
-from idempotent_receiver import Newest
+from idempotent_receiver import NewestPositions
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import GRAPHQL, INVOCATIONS
 from iscp_dagster.model.states import Event
@@ -120,13 +120,13 @@ class Flow:
 
     def taken(self) -> tuple[dict[Key, Any], dict[Key, list[Told]]]:
         """Return the rows of the snapshot, and the changes after it, that the deduplicator took."""
-        newest, base = Newest(), int(self.trades.timestamp(BASE))
+        newest, base = NewestPositions(), int(self.trades.timestamp(BASE))
         rows: dict[Key, Any] = {}
         changes: dict[Key, list[Told]] = defaultdict(list)
         for each in list(self.follower.messages):
             data, at = each["data"], each["ts_timestamp"]
             key = data["tenant"], int(data["id"])
-            if not newest.takes(key, at):
+            if not newest.accept(key, at):
                 continue
             if int(at) <= base:
                 rows[key] = data
@@ -171,7 +171,7 @@ class Flow:
 
     def commits_together(self) -> int:
         """Return how many commits an iteration has read, at the most."""
-        entries = self.table.deployment.log.history(tenant=tradeflow.TENANTS[0])
+        entries = self.table.deployment.log.read_history(tenant=tradeflow.TENANTS[0])
         ends = [each for each in entries if each.event is Event.COMPLETE]
         mine = [each for each in ends if each.name.table == self.table.source.table]
         return max((each.to.version - each.from_.version for each in mine), default=0)

@@ -38,7 +38,7 @@ from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.history import ENDS, HistoryEntry
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS, SPARK
-from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, sync_job_name
+from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, get_sync_job_name
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
@@ -131,7 +131,7 @@ class Followed:
 
     def ended(self, tenant: str, since: datetime) -> list[HistoryEntry]:
         """Return the ends of the tenant's iterations that ended by themselves."""
-        entries = self.table.deployment.log.history(tenant=tenant, since=since)
+        entries = self.table.deployment.log.read_history(tenant=tenant, since=since)
         mine = [each for each in entries if each.name.table == self.table.source.table]
         return [each for each in mine if each.event in ENDS]
 
@@ -222,7 +222,7 @@ class Faulty(Deployed):
         """Launch as the runner's sensor does."""
         (tenant,) = iteration.tenants
         tags = {DISPATCH_TAG: dispatch, TENANT_TAG: tenant, "dagster/partition": tenant}
-        return self.dagster.launch(sync_job_name(followed.table.source), tags)
+        return self.dagster.launch(get_sync_job_name(followed.table.source), tags)
 
     def status(self, run: str) -> str:
         query = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
@@ -387,7 +387,7 @@ def one_goes_on(world: Faulty, runs: set[str], since: datetime) -> tuple[str, st
     assert world.status(inside) not in FINISHED
     world.proxy.release()
     assert world.end_of(inside) == "SUCCESS"
-    assert {each.who for each in world.rows.ended(BUILT, since)} == {inside}
+    assert {each.actor for each in world.rows.ended(BUILT, since)} == {inside}
     return other, ended
 
 

@@ -16,7 +16,7 @@ from stackfixture import clean_environment
 from wheelfixture import install_wheels
 
 from iscp_dagster.local.services.settings import get_repository
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 
 pytestmark = pytest.mark.timeout(1_200)
 
@@ -86,7 +86,16 @@ def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(
     configuration = {"delta.enableChangeDataFeed": "true"}
     orders = pa.table({"id": pa.array(range(3), pa.int64()), "what": ["a", "b", "c"]})
     write_deltalake(tmp_path / "lake" / "shop" / "orders", orders, configuration=configuration)
-    command = ("dagster", "dev", "-m", "definitions", "-h", "127.0.0.1", "-p", str(free_port()))
+    command = (
+        "dagster",
+        "dev",
+        "-m",
+        "definitions",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(find_free_port()),
+    )
     with (
         (tmp_path / "dagster.log").open("w") as log,
         subprocess.Popen(

@@ -33,7 +33,7 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.declared import name_of
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
@@ -127,12 +127,12 @@ class Scheduled(Deployed):
 
     def job(self, name: str, tenant: str, table: str = "rows") -> Job | None:
         named = JobID(db="sched", table=table, job=name)
-        return next(iter(self.table.deployment.log.jobs(tenant=tenant, name=named)), None)
+        return next(iter(self.table.deployment.log.list_jobs(tenant=tenant, name=named)), None)
 
     def began(self, name: str, tenant: str) -> datetime:
         """Return when the job's first iteration began; it may have begun before there were rows."""
         named = JobID(db="sched", table="rows", job=name)
-        entries = self.table.deployment.log.history(tenant=tenant, name=named)
+        entries = self.table.deployment.log.read_history(tenant=tenant, name=named)
         return min(entry.at for entry in entries if entry.after is JobState.RUNNING)
 
     def await_state(self, name: str, tenant: str, state: JobState, table: str = "rows") -> None:
@@ -152,7 +152,7 @@ class Scheduled(Deployed):
 
     def ask(self, statement: str) -> None:
         """Execute a statement on ClickHouse."""
-        self.table.deployment.endpoint.client().command(statement)
+        self.table.deployment.endpoint.get_client().command(statement)
 
     def statuses(self, table: str, tenant: str | None = None) -> list[str]:
         """Return the statuses of the runs of a table's iterations, or only one tenant's."""
@@ -262,12 +262,12 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
 
 
 def running(world, tenant):
-    jobs = world.table.deployment.log.jobs(tenant=tenant, state=JobState.RUNNING)
+    jobs = world.table.deployment.log.list_jobs(tenant=tenant, state=JobState.RUNNING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
 def waiting(world, tenant):
-    jobs = world.table.deployment.log.jobs(tenant=tenant, state=JobState.PENDING)
+    jobs = world.table.deployment.log.list_jobs(tenant=tenant, state=JobState.PENDING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
@@ -349,7 +349,9 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
             assert log.pause("cut", name)
         world.terminate(run)
         world.await_state("mirror", "cut", JobState.CANCELED)
-        meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", get_default_cores())
+        meet_on_all_cores(
+            get_shared_session(world.stack.spark_remote), tmp_path / "met", get_default_cores()
+        )
         assert not gate.opened, "its insert still waits"
     assert Event.CANCEL in {each.event for each in log.history(tenant="cut", name=both[0])}
     stopped = world.job("mirror", "cut")

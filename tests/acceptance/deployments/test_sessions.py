@@ -21,7 +21,7 @@ from iscp_dagster.local.services.settings import SPARK
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.spark.session import create_private_session, disconnect, shared
+from iscp_dagster.spark.session import create_private_session, disconnect, get_shared_session
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 ITERATIONS, VERIFIES = 24, 8
@@ -135,20 +135,20 @@ def test_processes_share_one_session_and_its_workers(deployment, stack):
 
 
 def test_a_session_that_the_server_closed_is_followed_by_another(stack):
-    first = shared(stack.spark_remote)
+    first = get_shared_session(stack.spark_remote)
     name = first.session_id
     first.client.release_session()
-    second = shared(stack.spark_remote)
+    second = get_shared_session(stack.spark_remote)
     assert second.session_id != name
     assert second.range(3).count() == 3
     disconnect()
-    assert shared(stack.spark_remote).session_id == second.session_id
+    assert get_shared_session(stack.spark_remote).session_id == second.session_id
 
 
 def test_stopping_the_shared_session_leaves_it_to_the_others(stack):
-    name = shared(stack.spark_remote).session_id
-    shared(stack.spark_remote).stop()
-    assert shared(stack.spark_remote).session_id == name
+    name = get_shared_session(stack.spark_remote).session_id
+    get_shared_session(stack.spark_remote).stop()
+    assert get_shared_session(stack.spark_remote).session_id == name
 
 
 def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stack):
@@ -164,7 +164,7 @@ def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stac
 @pytest.mark.parametrize("remote", ["sc://localhost:{}", "sc://localhost:{}/;token=guessed"])
 def test_whoever_lacks_the_token_is_refused(stack, remote):
     address = remote.format(port_of(stack))
-    for session in (shared, create_private_session):
+    for session in (get_shared_session, create_private_session):
         with pytest.raises(UnavailableError, match=r"localhost:\d+ got no token") as said:
             session(address)
         assert "guessed" not in str(said.value)

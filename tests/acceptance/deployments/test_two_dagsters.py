@@ -90,7 +90,7 @@ class Dagsters:
         return "\n".join([str(self.job()), *lines, *logs])
 
     def job(self) -> Job:
-        (job,) = self.table.deployment.log.jobs()
+        (job,) = self.table.deployment.log.list_jobs()
         return job
 
     def in_step(self) -> bool:
@@ -141,7 +141,7 @@ def world(stack, new_postgres, tmp_path):
     )  # fmt: skip
     spec = JobSpec(trigger=TriggerSpec(job_type="greedy"), detail=IterationDetail(consumer=info))
     table.insert(1)
-    assert log.register("a", name, deployment.delta_log(table.source).table_id(), spec)
+    assert log.register("a", name, deployment.make_delta_log(table.source).get_table_id(), spec)
     yield world
     for child in world.started:
         child.kill()

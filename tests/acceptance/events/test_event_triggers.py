@@ -13,7 +13,7 @@ from tables import Table, deployment_at
 from iscp_dagster import Endpoint, Trigger, View
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
@@ -55,7 +55,7 @@ def expected(model, name, rule, moments, upto, first=FIRST):
             now = bool(rule(model.states[version].get((tenant, k)), active=active))
             if now != active and (version > first or name == "seen"):
                 at = SourceTimestamp.from_micros(moments(version).micros, version=version)
-                event_id = IdScheme().event_id(name, key, at)
+                event_id = IdScheme().make_event_id(name, key, at)
                 found.add((event_id, "MATCH" if now else "UNMATCH"))
             active = now
     return found
@@ -69,7 +69,7 @@ def outbox(table):
 
 def run(table, upto):
     outcomes = table.run(table.iteration(*TENANTS, to=upto))
-    assert not [each for each in outcomes if isinstance(each, Failed)]
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
     return {(each.job_name, each.tenant): each for each in outcomes}
 
 
@@ -94,7 +94,7 @@ def followed(clickhouse_url, spark_remote, tmp_path_factory):
 
 def test_one_iteration_and_several_give_the_events_of_the_model_under_the_same_ids(followed):
     model, tables = followed
-    moments = tables[0].deployment.delta_log(tables[0].source).moment
+    moments = tables[0].deployment.make_delta_log(tables[0].source).moment
     for name, rule in (("high", high), ("seen", seen)):
         wanted = expected(model, name, rule, moments, model.gap[0])
         assert len(wanted) > 9
@@ -156,20 +156,20 @@ def test_what_cannot_be_evaluated_stops_its_own_trigger_and_newcomers_fire_from_
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path, lake=lake)
     source = replace(on, triggers=[*triggers(on), *broken])
     table = replace(table, deployment=deployment, source=source)
-    log = deployment.delta_log(source)
+    log = deployment.make_delta_log(source)
     # As the runner registers the jobs of tenants that it finds in the second commit.
-    new = make_new_jobs(log.table_id(), TENANTS, make_job_specs(source, source.consumers))
-    deployment.log.register_many([replace(each, watermark=log.moment(0)) for each in new])
+    new = make_new_jobs(log.get_table_id(), TENANTS, make_job_specs(source, source.consumers))
+    deployment.log.register_many([replace(each, watermark=log.get_moment(0)) for each in new])
     outcomes = table.run(table.iteration(*TENANTS, to=upto))
     failed = {
-        each.claim.key.job_name: each.message for each in outcomes if isinstance(each, Failed)
+        each.claim.key.job_name: each.message for each in outcomes if isinstance(each, FailedStep)
     }
     assert failed.keys() == {"astray", "lacking"}
     assert "nowhere" in failed["astray"]
     assert "names 'absent', which" in failed["lacking"]
     found = {(each["event_id"], each["event_type"]) for each in outbox(table)}
     wanted = [
-        expected(model, name, rule, log.moment, upto, first=0)
+        expected(model, name, rule, log.get_moment, upto, first=0)
         for name, rule in (("high", high), ("seen", seen))
     ]
     assert all(wanted)

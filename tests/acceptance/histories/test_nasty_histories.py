@@ -19,7 +19,7 @@ from nastyhistories import LOOK, history, live
 from tables import FEED, deployment_at
 
 from iscp_dagster import FullText, Mirror, Vector
-from iscp_dagster.api.jobs import EVERY, Jobs
+from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark import quoting
@@ -179,7 +179,7 @@ def declare_and_rebuild(**declared):
         table.runner = None
         jobs = Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=pytest.fail)
         name = JobID(db=table.source.database, table=table.source.table, job="mirror")
-        assert jobs.rebuild_job(EVERY, name)
+        assert jobs.rebuild_job(ALL_TENANTS, name)
 
     return rebuild
 

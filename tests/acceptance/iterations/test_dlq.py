@@ -16,7 +16,7 @@ from iscp_dagster.cli.main import app
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
@@ -120,7 +120,7 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     table.insert(2, 3)
     iteration = table.iteration("a")
     layout = SourceReader(
-        deployment, table.source, frozenset({"a"}), table.deployment.delta_log(table.source)
+        deployment, table.source, frozenset({"a"}), table.deployment.make_delta_log(table.source)
     ).plan_layout(iteration.range)
     deployment.log.begin(iteration, "dies", layout)
     deployment.log.recover({"dies"})
@@ -271,7 +271,7 @@ def test_without_dead_letters_the_job_stops_and_names_the_row(deployment):
     table.insert(2, 3, 4)
     table.insert(5, name="odd")
     outcomes = table.follow()
-    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    (failed,) = [each for each in outcomes if isinstance(each, FailedStep)]
     assert failed.code == RefusedRowsError.code
     assert "row {'id': 5} is refused" in failed.message
     assert {job.state for job in table.jobs()} == {JobState.ERROR, JobState.COMPLETED}

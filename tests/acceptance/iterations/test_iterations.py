@@ -34,7 +34,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.model.batch import Case, Phase
@@ -48,7 +48,7 @@ from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.progress import Progress, progress
+from iscp_dagster.upkeep.progress import Progress, read_progress
 
 ALL = (Mirror(), FullText("name"), Vector("v", dimension=2, metric="l2"))
 SETTINGS = {
@@ -345,7 +345,10 @@ def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_on
     table.sql("ALTER TABLE {t} RENAME COLUMN name TO title")
     table.insert(3)
     for outcome in table.follow():
-        assert (outcome.plan.kind, outcome.store.lost()) == (ReadKind.SNAPSHOT, ["name"])
+        assert (outcome.plan.kind, outcome.store.list_lost_columns()) == (
+            ReadKind.SNAPSHOT,
+            ["name"],
+        )
         assert "'name' was renamed to 'title'" in outcome.plan.reason
     rows = table.query("SELECT tenant, id, title, name FROM {mirror} ORDER BY tenant, id")
     titles = [("a", key, f"some words {key}", None) for key in (1, 2, 3)]
@@ -360,7 +363,7 @@ def test_an_array_column_that_the_source_gains_must_be_filled(spark_deployment):
     table.sql("ALTER TABLE {t} ADD COLUMNS (n ARRAY<INT>)")
     table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2), array(1))")
     (failed,) = table.follow()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedStep)
     assert "column 'n' is null in row" in failed.message
     table.sql("UPDATE {t} SET n = array() WHERE n IS NULL")
     assert kinds(table.materialize()) == [ReadKind.SNAPSHOT]
@@ -435,7 +438,7 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
     table.follow()
     for id_ in (2, 3, 4, 5):
         table.insert(id_)
-    written = dict(deployment.delta_log(table.source).written(1, 5, {"a"}))
+    written = dict(deployment.make_delta_log(table.source).written(1, 5, {"a"}))
     two = replace(deployment, bounds=IterationBounds(bytes=written[2].bytes + written[3].bytes))
     small = replace(table, deployment=two)
     watermarks = []
@@ -475,7 +478,7 @@ def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(deployment, mo
         away = UnavailableError("the log does not answer")
         patched.setattr(type(deployment.log), "complete", lambda *_: (_ for _ in ()).throw(away))
         (failed,) = table.materialize()
-    assert (type(failed), failed.code) == (Failed, UnavailableError.code)
+    assert (type(failed), failed.code) == (FailedStep, UnavailableError.code)
     assert table.query("SELECT DISTINCT _version FROM " + table.view(Mirror(), "__rows")) == [(3,)]
     (again,) = table.materialize()
     assert (again.plan.kind, again.claim.case) == (ReadKind.SNAPSHOT, Case.SAME)
@@ -494,8 +497,8 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monke
 
     monkeypatch.setattr(IndexStore, "replace", refuse)
     found = {type(each): each for each in table.materialize()}
-    assert found[Failed].code == UnavailableError.code
-    assert found[Failed].claim.key.job_name == "mirror"
+    assert found[FailedStep].code == UnavailableError.code
+    assert found[FailedStep].claim.key.job_name == "mirror"
     assert found[PendingCommit].claim.key.job_name == "text"
     assert table.query("SELECT count() FROM {text}") == [(2,)]
     states = {job.key.job_name: job.watermark.version for job in table.jobs()}
@@ -541,7 +544,7 @@ def test_an_index_is_not_served_before_it_is_built_and_says_how_far_it_is(deploy
         "SELECT name FROM system.tables WHERE database = {db:String} AND name NOT LIKE '%\\_\\_%'"
     )
     assert table.query(there, db=table.source.database) == []
-    assert progress(deployment, table.source, job) == Progress(done=3, of=3)
+    assert read_progress(deployment, table.source, job) == Progress(done=3, total=3)
     publish_one(deployment, delivery)
     found.close()
     assert table.query(there, db=table.source.database) == [("rows_mirror",)]
@@ -554,7 +557,7 @@ def test_what_is_registered_again_while_garbage_is_cleared_stays(deployment):
     table.follow()
     (job,) = table.jobs()
     deployment.log.unregister("a", job.name)
-    found = find_garbage(deployment, [table.source], kept=timedelta(seconds=-60))
+    found = find_garbage(deployment, [table.source], retention=timedelta(seconds=-60))
     assert [each.drops for each in found] == ["table"]
     table.materialize()
     assert collect(deployment, [table.source], found) == 0

@@ -12,8 +12,8 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta import filescan
 from iscp_dagster.delta.log.deltalog import STANDS_SECONDS, DeltaLog
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.joblog.iterations import FailedStep
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.errors import FeedGoneError, UnavailableError
 from iscp_dagster.spark.quoting import quote_identifier
 
@@ -35,7 +35,7 @@ def lake(store, monkeypatch):
 
 def follow(table):
     outcomes = table.follow()
-    assert not [each for each in outcomes if isinstance(each, Failed)]
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
     return set(kinds(outcomes))
 
 
@@ -129,7 +129,7 @@ def test_spark_reads_in_the_store_what_is_left_to_it_and_compares(stack, spark_d
 def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):
     table = declared(deployment, lake)
     put(table, "a", ids=range(3))
-    log = table.deployment.delta_log(table.source)
+    log = table.deployment.make_delta_log(table.source)
     (file,) = log.list_data_files(0, ["a"])
     store.remove(f"{table.path.removeprefix('s3://lake/')}/{file.path}")
     (one, other) = table.run(table.iteration("a"))
@@ -139,7 +139,7 @@ def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):
 
 
 def test_a_store_that_is_away_is_tried_again(deployment, tmp_path, monkeypatch):
-    with running_store(tmp_path, free_port()) as store:
+    with running_store(tmp_path, find_free_port()) as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
         table = declared(deployment, store.lake)

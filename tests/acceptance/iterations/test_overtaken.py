@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
@@ -48,7 +48,7 @@ def dies(proxy, table, into):
         (failed,) = behind(proxy, table).run(table.iteration("a"), "dies")
     finally:
         proxy.coming_to.clear()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedStep)
     assert failed.code == UnavailableError.code
 
 
@@ -283,7 +283,7 @@ def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(deployment, p
         outcomes = behind(proxy, table).run(table.iteration("a"), "dies")
     finally:
         proxy.coming_to.clear()
-    assert {type(each) for each in outcomes} == {PendingCommit, Failed}
+    assert {type(each) for each in outcomes} == {PendingCommit, FailedStep}
     data = deployment.data(table.jobs()[0].spec.detail.consumer)
     data.drop_tenants("tenant", ["a"])
     assert all("iscp_barrier_" in each for each in proxy.land())

@@ -15,14 +15,14 @@ from shipping import ANYWAY
 from tables import Table, deployment_at
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.api.jobs import EVERY, Jobs
+from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.location.names import get_partitions_name, index_key, sync_job_name
+from iscp_dagster.location.names import get_index_asset_key, get_partitions_name, get_sync_job_name
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.clock import get_utc_now
@@ -35,7 +35,7 @@ from iscp_dagster.sync.writing.serving import serve_all
 from iscp_dagster.upkeep.dead_letters import find_letters, replay_letters
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.progress import Progress, progress
+from iscp_dagster.upkeep.progress import Progress, read_progress
 from iscp_dagster.upkeep.verify import verify
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
@@ -101,7 +101,7 @@ def tables(table, shard):
     view = f"{table.source.table}_mirror"
     endpoint = table.deployment.endpoints[shard]
     database = endpoint.holds(table.source.database)
-    return IndexData(endpoint=endpoint, database=database, view=view).tables()
+    return IndexData(endpoint=endpoint, database=database, view=view).list_tables()
 
 
 def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenant, id"):
@@ -135,9 +135,9 @@ def test_snapshot_and_changes_are_each_on_their_shard(spark_table):
     assert all(held(spark_table, shard) for shard in (0, 1))
     # The number of rows that a shard will have is not known before.
     found = [
-        progress(spark_table.deployment, spark_table.source, job) for job in spark_table.jobs()
+        read_progress(spark_table.deployment, spark_table.source, job) for job in spark_table.jobs()
     ]
-    assert found == [Progress(done=0, of=None)] * 4
+    assert found == [Progress(done=0, total=None)] * 4
     check(spark_table)
     spark_table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
     spark_table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
@@ -159,7 +159,7 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     table.follow()
     check(table)
     database, short = table.source.database, table.source.table
-    client = shards[0].client()
+    client = shards[0].get_client()
     rows = f"`{names[1]}`.`{short}_mirror__rows`"
     client.command(f"ALTER TABLE {rows} ADD CONSTRAINT no_other CHECK name != 'other'")
     table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
@@ -185,14 +185,14 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     assert client.query(there, {"name": database}).result_rows == [(0,)]
     # It is rebuilt in its own database, and dropped only there.
     jobs = api(table)
-    assert jobs.rebuild_job(EVERY, name(table, "mirror_shard_1"))
+    assert jobs.rebuild_job(ALL_TENANTS, name(table, "mirror_shard_1"))
     table.follow()
     check(table)
     assert [tables(table, shard) for shard in (0, 1)] == [
         {f"{short}_mirror__rows": 0},
         {f"{short}_mirror__rows_1": 1},
     ]
-    jobs.unregister_job(EVERY, name(table, "mirror_shard_0"))
+    jobs.unregister_job(ALL_TENANTS, name(table, "mirror_shard_0"))
     without = [replace(table.source, indexes=[])]
     later_ = later(table).deployment
     collect(later_, without, find_garbage(later_, without))
@@ -337,7 +337,7 @@ def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deplo
     )
     # The new shard exists, and the old one serves the same rows as before.
     assert (len(held(two, 0)), jobs["mirror_shard_1"].status.code) == (30, 0)
-    assert api(two).rebuild_job(EVERY, name(two, "mirror_shard_0")) is True
+    assert api(two).rebuild_job(ALL_TENANTS, name(two, "mirror_shard_0")) is True
     two.follow()
     check(two)
     assert set(tables(two, 0).values()) == {1}
@@ -358,7 +358,7 @@ def dies(table, proxy):
     proxy.coming_to.clear()
     assert {each.claim.key.job_name: type(each) for each in outcomes} == {
         "mirror_shard_0": PendingCommit,
-        "mirror_shard_1": Failed,
+        "mirror_shard_1": FailedStep,
     }
 
 
@@ -394,7 +394,7 @@ def test_what_one_shard_gets_late_changes_nothing(deployment, servers, kind):
 def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table):
     table.insert(*range(20))
     table.follow()
-    api(table).rebuild_job(EVERY, name(table, "mirror_shard_1"))
+    api(table).rebuild_job(ALL_TENANTS, name(table, "mirror_shard_1"))
     (dispatch,) = table.look().dispatches
     mortal_log = Mortal(table.deployment.log, Life("before", "unbuilt"))
     mortal = replace(table, deployment=replace(table.deployment, log=mortal_log))
@@ -411,7 +411,7 @@ def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(deploy
     whole.insert(*range(20))
     whole.follow()
     rows = f"{whole.source.database}.{whole.source.table}_mirror__rows"
-    whole.deployment.endpoint.client().command(
+    whole.deployment.endpoint.get_client().command(
         f"ALTER TABLE {rows} ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
     )
     whole.insert(20, name="odd")
@@ -420,7 +420,7 @@ def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(deploy
     table = on(whole, deployment, 2, index)
     table.deployment.log.unregister("a", name(table, "mirror"))
     table.follow()
-    api(table).rebuild_job(EVERY, name(table, "mirror_shard_0"))
+    api(table).rebuild_job(ALL_TENANTS, name(table, "mirror_shard_0"))
     table.follow()
     check(table)
     assert len(find_letters(deployment, [whole.source])) == 1
@@ -436,7 +436,7 @@ def test_the_data_of_dropped_shards_goes_from_each_server(table):
     table.insert(*range(20))
     table.follow()
     for job in ("mirror_shard_0", "mirror_shard_1"):
-        assert api(table).unregister_job(EVERY, name(table, job)) is True
+        assert api(table).unregister_job(ALL_TENANTS, name(table, job)) is True
     deployment = later(table).deployment
     without = [replace(table.source, indexes=[])]
     found = find_garbage(deployment, without)
@@ -448,7 +448,7 @@ def test_the_data_of_dropped_shards_goes_from_each_server(table):
 def test_a_shard_whose_server_is_named_no_more_is_forgotten_without_it(table):
     table.insert(*range(20))
     table.follow()
-    api(table).unregister_job(EVERY, name(table, "mirror_shard_1"))
+    api(table).unregister_job(ALL_TENANTS, name(table, "mirror_shard_1"))
     fewer = later(on(table, table.deployment, 1, Mirror(sharding=BY_ID))).deployment
     without = [replace(table.source, indexes=[])]
     assert collect(fewer, without, find_garbage(fewer, without)) == 1
@@ -503,7 +503,7 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
         log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
         spark=Spark(remote=spark_remote),
     )
-    first, second = (index_key(source, each) for each in source.indexes)
+    first, second = (get_index_asset_key(source, each) for each in source.indexes)
     assert second.path[-1] == f"{source.table}_mirror_shard_1"
     seen = {}
 
@@ -522,7 +522,7 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
     quiet = {"telemetry": {"enabled": False}}
     with dg.DagsterInstance.ephemeral(str(home), settings=quiet) as instance:
         instance.add_dynamic_partitions(get_partitions_name(source), ["a"])
-        done = defs.resolve_job_def(sync_job_name(source)).execute_in_process(
+        done = defs.resolve_job_def(get_sync_job_name(source)).execute_in_process(
             instance=instance, partition_key="a"
         )
         shown = [each.materialization for each in done.get_asset_materialization_events()]

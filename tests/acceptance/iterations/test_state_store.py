@@ -13,7 +13,7 @@ from tables import Table, deployment_at, ledger_of, one_by_one, publish_one
 from iscp_dagster import Mirror
 from iscp_dagster.batches.keepermap import KeeperMapStates
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
@@ -123,7 +123,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_
         crash(events, iteration, point)
     add(events, 7, tenant="plain written")
     outcomes = events.follow()
-    assert not [each for each in outcomes if isinstance(each, Failed)]
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
     # The store decides: it has AFTER where the log has no end, and nothing where nothing began.
     found = {each.tenant: (each.claim.case, each.claim.previous.phase) for each in outcomes}
     nothing, unsure = (Case.NEW, Phase.AFTER), (Case.OVERLAPPING, Phase.BEFORE)
@@ -158,7 +158,7 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     events.follow()
     (job,) = events.jobs()
     before = events.deployment.states().read([make_state_key(job)])
-    (error,) = ledger_of(late).after([late.claim]).values()
+    (error,) = ledger_of(late).record_after([late.claim]).values()
     assert "run zombie saw fence" in str(error)
     with pytest.raises(FenceError):
         publish_one(events.deployment, late)
@@ -285,6 +285,6 @@ def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
     (job,) = events.jobs()
     assert events.deployment.states().read([make_state_key(job)])
     events.deployment.log.unregister(job.key.tenant, job.name, job.key.table_id)
-    found = find_garbage(events.deployment, [events.source], kept=timedelta(seconds=-60))
+    found = find_garbage(events.deployment, [events.source], retention=timedelta(seconds=-60))
     collect(events.deployment, [events.source], found)
     assert events.deployment.states().read([make_state_key(job)]) == {}

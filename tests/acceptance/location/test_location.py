@@ -45,10 +45,10 @@ from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import (
     TENANT_TAG,
     TENANTS_TAG,
+    get_index_asset_key,
     get_partitions_name,
     get_source_asset_key,
-    index_key,
-    sync_job_name,
+    get_sync_job_name,
 )
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
@@ -143,7 +143,7 @@ class Location:
 
     @property
     def keys(self) -> list[dg.AssetKey]:
-        return [index_key(self.source, index) for index in self.source.indexes]
+        return [get_index_asset_key(self.source, index) for index in self.source.indexes]
 
     def tick(self) -> Any:
         """Evaluate both sensors once, and record their reports as the daemon does."""
@@ -609,7 +609,7 @@ def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
     location.table.insert(1)
     # Once data versions exist, Dagster asks for a run's input versions before any of its steps.
     location.tick()
-    for job_name in (IMPLICIT_ASSET_JOB_NAME, sync_job_name(location.source)):
+    for job_name in (IMPLICIT_ASSET_JOB_NAME, get_sync_job_name(location.source)):
         assert "names no tenant" in location.launched(job_name)
 
 
@@ -753,7 +753,7 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     (request,) = tried.run_requests
     assert (request.job_name, request.partition_key) == (tenants_name(location), None)
     assert (tried.cursor, tried.asset_events) == (None, [])
-    assert (log.jobs(include_dropped=True), log.history()) == ([], [])
+    assert (log.list_jobs(include_dropped=True), log.history()) == ([], [])
     assert location.instance.get_dynamic_partitions(name) == []
     # Launching the request that it shows makes a run by hand.
     done = location.run(None, None, request.tags, job_name=request.job_name)
@@ -762,11 +762,11 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     location.table.insert(2, tenant="b")
     ticked = evaluated(location, ["repository", "iscp_runner", "7"])
     assert [each.partition_key for each in ticked.run_requests] == ["b"]
-    pending = log.jobs(state=JobState.PENDING)
+    pending = log.list_jobs(state=JobState.PENDING)
     assert {job.key.tenant for job in pending} == {"b"}
     again = evaluated(location, None)
     assert again.run_requests == []
-    assert log.jobs(state=JobState.PENDING) == pending
+    assert log.list_jobs(state=JobState.PENDING) == pending
 
 
 def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_are_fresh(location):
@@ -842,7 +842,7 @@ def register(location, job, kind, **options):
     source = location.source
     info = ConsumerInfo(type=kind, db=source.database, table=source.table, job=job, options=options)
     log = location.table.deployment.log
-    table_id = location.table.deployment.delta_log(source).table_id()
+    table_id = location.table.deployment.make_delta_log(source).table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
     assert log.register("a", name_of(location, job), table_id, spec)
 
@@ -917,7 +917,7 @@ def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(loc
 def test_events_that_ended_are_collected_after_their_days_and_none_by_a_dry_run(locate):
     location = locate()
     outbox = Outbox(location.table.deployment.log.engine)
-    with outbox.writing() as connection:
+    with outbox.begin_write() as connection:
         outbox.put(connection, [event(1), event(2)])
         ended = {"state": int(DeliveryState.DELIVERED), "ended_at": NOON}
         connection.execute(sa.update(ISCP_OUTBOX).where(OUTBOX.number == 1).values(**ended))
@@ -939,10 +939,10 @@ def test_garbage_is_collected_a_day_after_with_its_data(location):
         log.unregister(tenant, name_of(location, "text"))
     counted = "SELECT count() FROM {mirror}"
     assert location.job("iscp_collect_garbage").success
-    assert len(log.jobs(include_dropped=True)) == 6, "a day has not passed"
+    assert len(log.list_jobs(include_dropped=True)) == 6, "a day has not passed"
     config = {"ops": {"iscp_collect_garbage_op": {"config": {"keep_hours": 0, "dry_run": True}}}}
     assert location.job("iscp_collect_garbage", config).success
-    assert (len(log.jobs(include_dropped=True)), table.query(counted)) == (6, [(2,)])
+    assert (len(log.list_jobs(include_dropped=True)), table.query(counted)) == (6, [(2,)])
     config["ops"]["iscp_collect_garbage_op"]["config"]["dry_run"] = False
     register(location, "copy", "mirror")
     location.follow()
@@ -950,10 +950,10 @@ def test_garbage_is_collected_a_day_after_with_its_data(location):
     for number in range(2):
         assert location.job("iscp_collect_garbage", config).success
         # Jobs that would register themselves again keep their rows, so that they do not.
-        assert len(log.jobs(include_dropped=True)) == 6
+        assert len(log.list_jobs(include_dropped=True)) == 6
         location.table.insert(9 + number)
         location.follow()
-        assert len(log.jobs()) == 3
+        assert len(log.list_jobs()) == 3
         assert table.query("SELECT tenant FROM {mirror}") == [("b",)]
         tables = table.query(
             f"SELECT count() FROM system.tables WHERE database = '{location.source.database}' "

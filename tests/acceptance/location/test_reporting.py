@@ -19,7 +19,7 @@ from test_location import INDEXES, again_tags, load, locating, range_tags, tenan
 
 from iscp_dagster import Mirror
 from iscp_dagster.location.assets import reporting
-from iscp_dagster.location.assets.data_versions import event_type
+from iscp_dagster.location.assets.data_versions import get_version_event_type
 from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
@@ -74,7 +74,7 @@ def one_tenant_a_scan(monkeypatch):
 
 def failing_to_read(tenant):
     """Return a `Reader.rows` that fails for a scan of the tenant alone."""
-    read = SourceReader.rows
+    read = SourceReader.make_frame
 
     def failing(reader, *arguments, **named):
         if reader.tenants == {tenant}:
@@ -89,7 +89,7 @@ def test_who_was_served_before_a_later_scan_fails_is_reported(
 ):
     location = locate(indexes=INDEXES[:2])
     with monkeypatch.context() as patch:
-        patch.setattr(SourceReader, "rows", failing_to_read("b"))
+        patch.setattr(SourceReader, "make_frame", failing_to_read("b"))
         _, failed = of_many(location, fails=True)
     assert materialized(location, failed) == {"a": 2}
     assert statuses(location, "ab") == {"a": FRESH, "b": MISSING}
@@ -156,7 +156,7 @@ def test_a_run_at_work_reports_for_itself(locate, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(reporting, "build_materializations", dying)
         _, failed = of_many(location, fails=True)
-    monkeypatch.setattr(reporting, "WORKED", [dg.DagsterRunStatus.FAILURE])
+    monkeypatch.setattr(reporting, "ACTIVE_STATUSES", [dg.DagsterRunStatus.FAILURE])
     assert materialized(location, location.job(REPORT)) == {}
     monkeypatch.undo()
     assert materialized(location, location.job(REPORT)) == dict.fromkeys("abc", 1)
@@ -227,7 +227,7 @@ def facts(location, run, made):
     version = tags.pop(get_input_data_version_tag(source))
     found = location.instance.event_log_storage.get_latest_tags_by_partition(
         source,
-        event_type(location.source),
+        get_version_event_type(location.source),
         [DATA_VERSION_TAG],
         [made.partition],
         before_cursor=int(pointer) + 1,
@@ -303,7 +303,7 @@ def test_a_job_that_another_run_takes_meanwhile_stops_no_other(locate, monkeypat
         location.table.insert(2, tenant=tenant)
     log = location.table.deployment.log
     taken = location.table.iteration("b")
-    flush = joining.Due.flush
+    flush = joining.DueIteration.flush
 
     def taking(due, joblog):
         flush(due, joblog)
@@ -311,7 +311,7 @@ def test_a_job_that_another_run_takes_meanwhile_stops_no_other(locate, monkeypat
         start = {job.key: job.watermark for job in location.table.jobs()}[taken.jobs[0]]
         log.begin(type(taken)(**vars(taken) | {"from_": start}), "another run", {})
 
-    monkeypatch.setattr(joining.Due, "flush", taking)
+    monkeypatch.setattr(joining.DueIteration, "flush", taking)
     failed = location.run(location.keys, None, range_tags("a", "c"), fails=True)
     assert "tenant 'b': left out, since run another run" in message_of(failed)
     assert materialized(location, failed) == {"a": 1, "c": 1}

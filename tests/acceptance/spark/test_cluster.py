@@ -17,7 +17,7 @@ from tables import Table, deployment_at, one_by_one
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.spark.session import count_cores, disconnect, shared
+from iscp_dagster.spark.session import count_cores, disconnect, get_shared_session
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 pytestmark = pytest.mark.skipif(
@@ -133,7 +133,7 @@ def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
 ):
     """The number of tasks is recorded with the batch: a smaller Spark forms the same chunks."""
     table, kind = made(append_only)
-    wait_for(lambda: count_cores(shared(cluster.remote)) == len(HOSTS), 60)
+    wait_for(lambda: count_cores(get_shared_session(cluster.remote)) == len(HOSTS), 60)
     monkeypatch.setattr("iscp_dagster.sync.reading.reader.SMALL_BYTES", 1)
     large = behind(proxy, table)
     iteration = large.iteration("a")
@@ -148,7 +148,7 @@ def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
     first = {token: count for token, count in proxy.tokens.items() if token}
     assert len(first) == len(HOSTS)
     disconnect()
-    small = replace(large.deployment, spark=lambda: shared(spark_remote))
+    small = replace(large.deployment, spark=lambda: get_shared_session(spark_remote))
     assert count_cores(small.spark()) < len(HOSTS)
     followed(replace(large, deployment=small))
     again = {token: count for token, count in proxy.tokens.items() if token}

@@ -117,7 +117,7 @@ def test_a_comparison_says_that_the_log_has_lost_a_version_and_compares_what_the
     for version in range(5):
         Path(table.path, commit_name(version)).unlink()
     told = []
-    found = verify(deployment, table.source, tell=told.append)
+    found = verify(deployment, table.source, report=told.append)
     lost = "at version 5: the index has version 1, which is no longer in the table's log"
     assert told
     assert [each for each in told if not each.endswith(lost)] == []

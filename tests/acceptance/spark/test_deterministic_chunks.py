@@ -10,7 +10,7 @@ from iscp_dagster.clickhouse.write.chunks import cut_chunks, hash_rows
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.batch import Range
 from iscp_dagster.sync.reading.reader import SourceReader
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 LAYOUT = {"rows_per_chunk": 7, "partitions": 2}
 COLUMNS = ("tenant", "id", "name", "v")
@@ -49,14 +49,14 @@ def chunked(table, *others):
         table.deployment,
         table.source,
         frozenset({"a", *others}),
-        table.deployment.delta_log(table.source),
+        table.deployment.make_delta_log(table.source),
     )
     log = reader.delta_log
     range_ = Range(from_=log.get_moment(1), to=log.get_moment(5))
     (plan,) = reader.plan_tenants(range_)
     assert plan.kind is ReadKind.TAIL
-    wanted = Reading(plan=plan, range=range_, layout=LAYOUT)
-    frame = reader.rows(table.deployment.spark(), wanted, COLUMNS, through_spark=True).frame
+    wanted = ReadRequest(plan=plan, range=range_, layout=LAYOUT)
+    frame = reader.make_frame(table.deployment.spark(), wanted, COLUMNS, through_spark=True).frame
     found = frame.mapInArrow(cut, "task long, number long, digest string").collect()
     return sorted(tuple(row) for row in found)
 

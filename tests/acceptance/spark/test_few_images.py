@@ -11,7 +11,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import TableSelection
 from iscp_dagster.delta.transitions import ViewRead, build_images, read_images
 from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.session import get_shared_session
 
 MOST = 1_000_000
 ODD = TYPES | {
@@ -47,7 +47,7 @@ BOTH = {"a", "é/%20"}
 
 @pytest.fixture(scope="module")
 def spark(spark_remote):
-    return shared(spark_remote)
+    return get_shared_session(spark_remote)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def read_of(spark, table, transitions, tenants, version):
         types=types,
         tenants=frozenset(tenants),
     )
-    return ViewRead.of(
+    return ViewRead.from_schema(
         selection, fields, transitions, analyze_expressions(spark, "v", fields, transitions)
     )
 
@@ -128,7 +128,7 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
             if not rows.parts:
                 assert expected[1] == []
                 continue
-            assert told(build_images(spark, read, rows.few(MOST))) == expected
+            assert told(build_images(spark, read, rows.read_if_small(MOST))) == expected
             met |= {
                 change
                 for change in (1, 2, 3)
@@ -141,7 +141,7 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
 def test_spark_reads_what_is_no_text_and_what_is_too_much(spark, table):
     read = read_of(spark, table, NARROW, BOTH, table.log.latest().version)
     last = table.log.latest().version
-    assert fed(table, read, 0, last).few(100) is None
+    assert fed(table, read, 0, last).read_if_small(100) is None
     version = table.log.latest().version
     table.sql("UPDATE {t} SET ar = array(CAST(X'ff61' AS STRING)) WHERE id = 1")
-    assert fed(table, read, version, version + 1).few(MOST) is None
+    assert fed(table, read, version, version + 1).read_if_small(MOST) is None

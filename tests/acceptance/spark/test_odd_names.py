@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
 from iscp_dagster.clickhouse.tables.parts import NULL
 from iscp_dagster.delta.checks import is_reserved
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.spark.quoting import quote_identifier, text
+from iscp_dagster.spark.quoting import quote_identifier, quote_string
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep.verify import verify
 
@@ -165,19 +165,20 @@ class Rows:
 
     def row(self, tenant, number):
         names = self.names
-        nested = ", ".join(text(f"{name} {number}") for name in names.fields)
+        nested = ", ".join(quote_string(f"{name} {number}") for name in names.fields)
         return [
-            text(tenant),
-            *(text(KEY.format(number)) for _ in names.keys),
+            quote_string(tenant),
+            *(quote_string(KEY.format(number)) for _ in names.keys),
             f"array({number}F, 1F)",
             f"struct({nested})",
-            *(text(f"{name} {number}") for name in names.others),
+            *(quote_string(f"{name} {number}") for name in names.others),
         ]
 
     def change(self):
         """Update a row, delete one and insert one."""
         first, last = (
-            f"{quote_identifier(self.names.keys[0])} = {text(KEY.format(n))}" for n in (1, 2)
+            f"{quote_identifier(self.names.keys[0])} = {quote_string(KEY.format(n))}"
+            for n in (1, 2)
         )
         if any("`" in name for name in self.names.types):
             # Delta refuses to update a table with a backtick in a column's name.
@@ -202,13 +203,15 @@ class Rows:
     def search(self):
         """Check that a word finds the new row, and that the row is nearest to its vector."""
         word, tenant = self.names.others[0], self.names.tenants[0]
-        mine = f"{clickhouse.quote_identifier(self.names.tenant)} = {clickhouse.text(tenant)}"
+        mine = (
+            f"{clickhouse.quote_identifier(self.names.tenant)} = {clickhouse.quote_string(tenant)}"
+        )
         found = f"{mine} AND hasAllTokens({clickhouse.quote_identifier(word)}, '9')"
         key = clickhouse.quote_identifier(self.names.keys[0])
         new = (KEY.format(9),)
         assert new in self.table.query(f"SELECT {key} FROM {{text}} WHERE {found}")
-        nearest = self.table.view(self.table.source.index("vector"), "_nearest")
-        near = f"{nearest}(query=[9,1], tenant={clickhouse.text(tenant)}, k=1)"
+        nearest = self.table.view(self.table.source.get_index("vector"), "_nearest")
+        near = f"{nearest}(query=[9,1], tenant={clickhouse.quote_string(tenant)}, k=1)"
         assert self.table.query(f"SELECT {key} FROM {near}") == [new]
 
 
@@ -268,7 +271,7 @@ def test_rows_without_a_key_are_told_apart_by_all_their_columns(deployment):
     (tail,) = table.follow()
     assert tail.plan.kind is ReadKind.TAIL
     told = []
-    verdicts = verify(deployment, table.source, tell=told.append)
+    verdicts = verify(deployment, table.source, report=told.append)
     assert [(each.agrees, each.rows) for each in verdicts] == [(True, 3)]
     assert told == [f"comparing {table.source.name}/mirror, a, at version {table.version}"]
 

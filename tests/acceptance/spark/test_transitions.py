@@ -15,7 +15,7 @@ from iscp_dagster.delta.transitions import ViewRead, read_base, read_images
 from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.session import get_shared_session
 
 BIG = Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),))
 HUGE = Stage(where="gross > 150", columns=(("shout", "upper(note)"),))
@@ -29,7 +29,7 @@ def amounts(row):
 
 @pytest.fixture(scope="module")
 def spark(spark_remote):
-    return shared(spark_remote)
+    return get_shared_session(spark_remote)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def table(spark, tmp_path_factory):
     def run(statement):
         spark.sql(statement.replace("{t}", f"delta.`{path}`")).collect()
 
-    model = dealings(path, run, lambda: log.latest().version)
+    model = dealings(path, run, lambda: log.get_latest_moment().version)
     return SimpleNamespace(path=str(path), log=log, model=model)
 
 
@@ -54,7 +54,7 @@ def read_of(spark, table, transitions, tenants=None):
     )
     schema = table.log.facts(table.model.gap[0]).fields
     calculated = analyze_expressions(spark, "the view", schema, transitions)
-    return ViewRead.of(selection, schema, transitions, calculated)
+    return ViewRead.from_schema(selection, schema, transitions, calculated)
 
 
 def rows_of(spark, table, read, after, upto, **more):
@@ -150,7 +150,9 @@ def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark,
     sql("INSERT INTO {t} VALUES (1, 1), (1, 2), (2, 5), (NULL, 1), (NULL, 2)")
     sql("INSERT INTO {t} VALUES (2, 6), (3, 7)")
     selection = TableSelection(path=str(path), columns=(), keys=("k",))
-    read = ViewRead.of(selection, DeltaLog(str(path)).get_facts().fields, Transitions(), ())
+    read = ViewRead.from_schema(
+        selection, DeltaLog(str(path)).get_facts().fields, Transitions(), ()
+    )
     found = read_images(spark, read, Moment(0), Moment(2)).collect()
     marked = {(row["k"], row["v"]) for row in found if row["_repeats"]}
     assert marked == {(1, 1), (1, 2), (2, 6)}

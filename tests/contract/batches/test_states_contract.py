@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from processes import PATIENCE, at_once
 
-from iscp_dagster.batches import Held, StateKey, StateStore, StateWrite, state_store
+from iscp_dagster.batches import StateKey, StateStore, StateWrite, StoredState, make_state_store
 from iscp_dagster.batches.compare import is_same, to_text
 from iscp_dagster.batches.factory import make_opener
 from iscp_dagster.batches.sql import STATES_METADATA
@@ -71,7 +71,7 @@ def key() -> StateKey:
 
 def opened(kind: str, url: str) -> StateStore:
     endpoint = Endpoint.parse(url) if kind == "keepermap" else None
-    store = state_store(kind, log_url=url, endpoint=endpoint)
+    store = make_state_store(kind, log_url=url, endpoint=endpoint)
     store.ensure()
     return store
 
@@ -164,7 +164,7 @@ def test_a_write_onto_what_is_no_longer_there_is_refused_and_changes_nothing(sto
 
 
 def test_a_write_onto_what_was_never_there_is_refused(store, key):
-    imagined = Held(record=batch(), fence=1, holder="old")
+    imagined = StoredState(record=batch(), fence=1, holder="old")
     with pytest.raises(FenceError, match="saw fence 1 of run old, but found nothing"):
         store.write(key, batch(to=6), holder="old", seen=imagined)
     assert store.read([key]) == {}
@@ -255,14 +255,14 @@ def test_what_is_forgotten_is_gone_and_may_begin_anew(store, key):
 
 def test_many_keys_are_written_read_and_forgotten_at_once(store, key):
     keys = [replace(key, tenant=f"tenant {number}") for number in range(1_000)]
-    fresh = [StateWrite(key=each, record=batch(), holder="r1", seen=None) for each in keys]
+    fresh = [StateWrite(key=each, record=batch(), holder="r1", expected=None) for each in keys]
     first = store.write_many(fresh)
     assert set(first) == set(keys)
     assert all(held.fence == 1 for held in first.values())
     after = batch(phase=Phase.AFTER, rows=[1, 2, 3])
-    later = [StateWrite(key=each, record=after, holder="r1", seen=first[each]) for each in keys]
+    later = [StateWrite(key=each, record=after, holder="r1", expected=first[each]) for each in keys]
     second = store.write_many(later)
-    assert {to_text(held) for held in second.values()} == {to_text(later[0].held)}
+    assert {to_text(held) for held in second.values()} == {to_text(later[0].new_state)}
     assert store.read([*keys, key]) == second
     assert store.forget(keys[:-1]) == 999
     assert store.read(keys) == {keys[-1]: second[keys[-1]]}
@@ -273,7 +273,7 @@ def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, 
     keys = [replace(key, tenant=f"tenant {number}") for number in range(8)]
 
     def write(number, to, seen, holder="r1"):
-        return StateWrite(key=keys[number], record=batch(to=to), holder=holder, seen=seen)
+        return StateWrite(key=keys[number], record=batch(to=to), holder=holder, expected=seen)
 
     there = store.write_many([write(number, 1, None) for number in range(1, 7)])
     store.write_many([write(number, 2, there[keys[number]], "heir") for number in (3, 6)])
@@ -309,7 +309,7 @@ def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, 
 
 def test_what_no_store_could_give_back_is_refused_before_anything_is_written(store, key):
     other = replace(key, tenant="other")
-    fine = StateWrite(key=other, record=batch(), holder="r1", seen=None)
+    fine = StateWrite(key=other, record=batch(), holder="r1", expected=None)
     for layout in ({"a": {1}}, {"a": float("nan")}, {"a": (1, 2)}, {"a": {1: 2}}):
         with pytest.raises(ConfigError, match=r"tenant 'acme' on table .* layout"):
             store.write_many([fine, replace(fine, key=key, record=batch(**layout))])
@@ -325,7 +325,7 @@ def test_a_key_is_made_of_what_can_be_stored(parts):
     with pytest.raises(ConfigError):
         a_key(**parts)
     with pytest.raises(ConfigError, match="holder"):
-        StateWrite(key=a_key(), record=batch(), holder="", seen=None)
+        StateWrite(key=a_key(), record=batch(), holder="", expected=None)
 
 
 def test_making_it_ready_again_keeps_what_is_there(make, key):
@@ -366,9 +366,12 @@ def contend(wait, number, place, keys) -> list[tuple[str, int, str]]:
         seen = store.read(keys)
         record = batch(turn, turn + 1, by=number)
         outcomes = store.write_many(
-            [StateWrite(key=key, record=record, holder=holder, seen=seen.get(key)) for key in keys]
+            [
+                StateWrite(key=key, record=record, holder=holder, expected=seen.get(key))
+                for key in keys
+            ]
         )
-        held = {key: each for key, each in outcomes.items() if isinstance(each, Held)}
+        held = {key: each for key, each in outcomes.items() if isinstance(each, StoredState)}
         won += [(key.tenant, each.fence, each.holder) for key, each in held.items()]
     return won
 
@@ -393,40 +396,40 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
 
 def test_the_setting_names_a_kind_and_where_it_lives(caplog):
     with pytest.raises(ConfigError, match=r"'redis' is unknown: it is none of sql, keepermap, mem"):
-        state_store("redis")
+        make_state_store("redis")
     for wrong in ("keepermap:", "keepermap:path", "keepermap:/", "keepermap:a:/b", "sql:x"):
         with pytest.raises(ConfigError, match="keepermap:database/path"):
-            state_store(wrong)
+            make_state_store(wrong)
         with pytest.raises(ConfigError, match="keepermap:database/path"):
             make_opener(wrong, log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="ISCP_LOG_URL"):
-        state_store("sql")
+        make_state_store("sql")
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
-        state_store("keepermap")
+        make_state_store("keepermap")
     with caplog.at_level(logging.WARNING):
-        state_store("memory")
+        make_state_store("memory")
     assert "memory is for tests only" in caplog.text
 
 
 def test_deployments_on_one_keeper_have_states_of_their_own(keeper, key):
     one, other = (
-        state_store(f"keepermap:{name}/states_{name}", endpoint=keeper.endpoint)
+        make_state_store(f"keepermap:{name}/states_{name}", endpoint=keeper.endpoint)
         for name in ("one", "other")
     )
     for store in (one, other):
         store.ensure()
-    one.write(key, batch(), holder="r1", seen=None)
+    one.write(key, batch(), holder="r1", expected=None)
     assert (len(one.read([key])), len(other.read([key]))) == (1, 0)
-    moved = state_store("keepermap:one/states_other", endpoint=keeper.endpoint)
+    moved = make_state_store("keepermap:one/states_other", endpoint=keeper.endpoint)
     with pytest.raises(SetupError, match="does not have the path '/states_other'"):
         moved.ensure()
 
 
 def test_a_store_that_does_not_answer_is_unavailable_and_says_what_it_is(tmp_path, key):
-    gone = state_store("keepermap", endpoint=Endpoint.parse("http://127.0.0.1:9"))
+    gone = make_state_store("keepermap", endpoint=Endpoint.parse("http://127.0.0.1:9"))
     with pytest.raises(UnavailableError, match=r"ClickHouse at http://127\.0\.0\.1:9"):
-        gone.write(key, batch(), holder="r1", seen=None)
-    broken = state_store("sql", log_url=f"sqlite:///{tmp_path}/none/log.db")
+        gone.write(key, batch(), holder="r1", expected=None)
+    broken = make_state_store("sql", log_url=f"sqlite:///{tmp_path}/none/log.db")
     with pytest.raises(
         UnavailableError, match=r"state store sqlite:///.*log\.db.*ISCP_STATE_STORE"
     ):

@@ -20,7 +20,7 @@ from iscp_dagster.clickhouse.connect.failures import (
     ClickHouseError,
     OvertakenError,
 )
-from iscp_dagster.clickhouse.connect.gate import EVERYWHERE, RACES, Gate
+from iscp_dagster.clickhouse.connect.gate import ALL_REPLICAS_SETTINGS, RACES, TableBarrier
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.write.inserts import insert
 
@@ -35,7 +35,7 @@ NAMES = ["a", "b", "", "it's \\ `odd`, (x)", "ä\0\n", "x" * 300]
 @pytest.fixture(scope="module")
 def endpoint(clickhouse_url):
     found = Endpoint.parse(clickhouse_url)
-    found.client().command("CREATE DATABASE IF NOT EXISTS barred")
+    found.get_client().command("CREATE DATABASE IF NOT EXISTS barred")
     return found
 
 
@@ -45,10 +45,12 @@ def make(endpoint):
         table = f"t{next(NUMBERS)}"
         endpoint.client().command(
             f"CREATE TABLE barred.{table} ({quote_identifier(COLUMN)} String, n Int64, "
-            f"{first.sql(column)}) "
+            f"{first.render_constraint(column)}) "
             f"ENGINE = MergeTree PARTITION BY {quote_identifier(COLUMN)} ORDER BY n"
         )
-        return Gate(endpoint=endpoint, database="barred", table=table, column=column, **named)
+        return TableBarrier(
+            endpoint=endpoint, database="barred", table=table, column=column, **named
+        )
 
     return build
 
@@ -106,7 +108,7 @@ def test_it_is_raised_on_every_replica_whatever_the_profile_says(make, clickhous
         proxy.profile |= {"alter_sync": "0", "replication_wait_for_inactive_replica_timeout": "0"}
         replace(gate, endpoint=Endpoint.parse(proxy.url)).shut_out({"a"})
         sent = proxy.altered[f"barred.{gate.table}"]
-    assert {name: sent[name] for name in EVERYWHERE} == {
+    assert {name: sent[name] for name in ALL_REPLICAS_SETTINGS} == {
         "alter_sync": "2",
         "replication_wait_for_inactive_replica_timeout": "60",
     }

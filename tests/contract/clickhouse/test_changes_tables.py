@@ -15,7 +15,7 @@ from iscp_dagster.clickhouse.tables.owned import read_definition
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
-from iscp_dagster.model.moment import Beginning, Moment
+from iscp_dagster.model.moment import HistoryStart, Moment
 
 FIELDS = (
     DeltaField(name="desk", type=Primitive("string")),
@@ -130,7 +130,7 @@ def test_a_history_has_a_beginning_even_without_rows(make):
     assert store.read_beginnings() == {}
     begun(store, image(2, 4, 0, 1))
     at = Moment(4, 1_700_000_000_000_004)
-    assert store.read_beginnings() == {"acme": Beginning(at=at), "globex": Beginning(at=at)}
+    assert store.read_beginnings() == {"acme": HistoryStart(at=at), "globex": HistoryStart(at=at)}
     view = store.shape.name(store.shape.view)
     assert asked(store, f"SELECT desk, id, _change FROM {view}") == [("acme", 2, 0)]
     later = make(store.shape.source.name)
@@ -147,7 +147,7 @@ def test_a_table_without_tenants_has_one_history(make):
     write(store, rows(image(1, 4, 0, 1)), staged=True, upto=4)
     store.enter().begin(["default"], Moment(4, 5))
     put_in_place(store, "default", rows=1, version=4)
-    assert store.read_beginnings() == {"default": Beginning(at=Moment(4, 5))}
+    assert store.read_beginnings() == {"default": HistoryStart(at=Moment(4, 5))}
 
 
 def test_a_key_that_is_inserted_while_it_is_in_the_view_is_found(make):

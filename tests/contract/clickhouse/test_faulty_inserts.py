@@ -27,7 +27,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import (
     ATTEMPTS,
-    EXACTLY,
+    INSERT_SETTINGS,
     UnconfirmedError,
     call_with_retries,
     insert,
@@ -40,7 +40,7 @@ from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.errors import IscpError, SchemaError, UnavailableError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.sync.executors.rows import IndexRead
-from iscp_dagster.sync.executors.writer import Writer, writing
+from iscp_dagster.sync.executors.writer import TaskWriter, make_scan_task
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def rows(count):
 def counted(store, clickhouse_url):
     name = store.shape.name(store.shape.rows)
     query = f"SELECT count(), uniqExact(n) FROM {name}"
-    return Endpoint.parse(clickhouse_url).client().query(query).result_rows[0]
+    return Endpoint.parse(clickhouse_url).get_client().query(query).result_rows[0]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -199,7 +199,7 @@ def placed(store):
     by = Sharding(hash_function="cityHash64", key=["n"])
     stored = {"n": store.shape.stored["n"]}
     shards = [
-        Placement(endpoint=store.endpoint, name="x", sharding=each, stored=stored)
+        Placement(endpoint=store.endpoint, name="x", sharding=each, stored_types=stored)
         for each in by.make_shards(2)
     ]
     return sum(each.select_rows(rows(35)).num_rows for each in shards)
@@ -243,7 +243,7 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
     store = make(errors="dead_letter", quorum="1")
     name = store.shape.name(store.shape.rows)
     direct = Endpoint.parse(clickhouse_url)
-    direct.client().command(f"ALTER TABLE {name} ADD CONSTRAINT small CHECK n < 10")
+    direct.get_client().command(f"ALTER TABLE {name} ADD CONSTRAINT small CHECK n < 10")
     proxy.coming_to["iscp_dead_letters"] = [fault] * 2
     try:
         with profile(proxy, CARELESS):
@@ -252,7 +252,7 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
         proxy.coming_to.clear()
     assert {each.code for each in receipts} == {0}, receipts
     letters = DeadLetters(endpoint=direct, database=store.shape.database)
-    (letter,) = letters.found(index=store.target(staged=False).name)
+    (letter,) = letters.list_letters(index=store.target(staged=False).name)
     assert json.loads(letter.row)["n"] == 10
     sent = [
         proxy.settings[table]
@@ -261,7 +261,7 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
             f"{store.shape.database}.{store.shape.rows}",
         )
     ]
-    for of_all in (*EXACTLY, "insert_quorum", "insert_quorum_parallel"):
+    for of_all in (*INSERT_SETTINGS, "insert_quorum", "insert_quorum_parallel"):
         assert sent[0][of_all] == sent[1][of_all], of_all
 
 
@@ -272,13 +272,13 @@ def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_u
     letters = DeadLetters(endpoint=endpoint, database=store.shape.database)
     letters.ensure()
     name = f"{store.shape.database}.iscp_dead_letters"
-    client = Endpoint.parse(clickhouse_url).client()
+    client = Endpoint.parse(clickhouse_url).get_client()
     client.command(f"ALTER TABLE {name} MODIFY SETTING non_replicated_deduplication_window = 100")
     range_, target = Range(from_=Moment(0), to=Moment(1)), store.enter().target(staged=False)
     for _ in range(2):
         errors = {"a": SchemaError("gone")}
         letters.write_range(target, errors, registrations={"a": 7}, range_=range_)
-        found = letters.found(index=target.name)
+        found = letters.list_letters(index=target.name)
         assert len(found) == 1
         letters.drop(found)
 
@@ -307,7 +307,7 @@ def test_receipts_tell_whether_rows_were_sent_more_than_once(
     task._partitionId, task._attemptNumber = 0, attempt
     monkeypatch.setattr(TaskContext, "_taskContext", task)
     proxy.coming[:] = [fault]
-    (receipts,) = writing(Writer(shares=[index]))(rows(5).to_batches())
+    (receipts,) = make_scan_task(TaskWriter(shares=[index]))(rows(5).to_batches())
     assert receipts["again"].to_pylist() == [again] * 3
 
 
@@ -351,7 +351,7 @@ def test_a_statement_may_be_longer_than_a_url(clickhouse_url):
     """Beyond 64 kB a parser of URLs gives up; 1 MiB is what ClickHouse takes."""
     names = [f"{'ä`' * 60}{number}" for number in range(1_000)]
     endpoint = Endpoint.parse(clickhouse_url)
-    client, table = endpoint.client(), f"faults.wide{next(NUMBERS)}"
+    client, table = endpoint.get_client(), f"faults.wide{next(NUMBERS)}"
     client.command("CREATE DATABASE IF NOT EXISTS faults")
     columns = ", ".join(f"{quote_identifier(name)} Int64" for name in names)
     client.command(

@@ -15,7 +15,7 @@ from shipping import built, check_staged, put_in_place, shipped, write
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, LostRowsError
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -27,7 +27,7 @@ from iscp_dagster.model.errors import (
     SchemaError,
     UnavailableError,
 )
-from iscp_dagster.sync.executors.writer import Writer
+from iscp_dagster.sync.executors.writer import TaskWriter
 
 SYSTEM = ("_version", "_timestamp", "_deleted")
 FIELDS = (
@@ -128,8 +128,8 @@ def test_a_table_of_very_many_columns_is_made_widened_and_served(endpoint):
     of(*FIELDS, *more, DeltaField(name="later", type=Primitive("long"))).ensure()
     every = ", ".join(map(quote_identifier, [*names, "later"]))
     assert len(every) > 256 << 10
-    query = f"SELECT {every} FROM {store.shape.name(store.shape.view)}"
-    assert store.endpoint.client().query(query).result_rows == []
+    query = f"SELECT {every} FROM {store.shape.qualify_name(store.shape.view)}"
+    assert store.endpoint.get_client().query(query).result_rows == []
 
 
 def test_an_older_change_that_comes_late_does_not_win(store):
@@ -341,7 +341,7 @@ def test_a_decimal_key_kept_as_text_has_one_form_whatever_its_scale(endpoint, ke
     write(narrow, keys(pa.decimal128(5, 2), texts))
     wide = store_of(20, 4)
     write(wide, keys(pa.decimal128(20, 4), texts[:2], version=2), since=1, upto=2)
-    query = f"SELECT k FROM {wide.shape.name(wide.shape.view)} ORDER BY toFloat64(k)"
+    query = f"SELECT k FROM {wide.shape.qualify_name(wide.shape.view)} ORDER BY toFloat64(k)"
     held = [row[0] for row in endpoint.client().query(query).result_rows]
     assert held == ["-0.1", "0", "0.05", "1.5", "100"]
     write(wide, keys(pa.decimal128(20, 4), texts, version=3, deleted=True), since=2, upto=3)
@@ -373,7 +373,9 @@ def test_json_text_of_appended_rows_is_the_same_when_a_chunk_comes_again(endpoin
     table = pa.concat_tables([rows(range(5), vector=each) for each in (None, [], [0.5, None])])
     for _ in range(2):
         assert not any(receipt.code for receipt in write(store, table))
-    query = f"SELECT v, count() FROM {store.shape.name(store.shape.view)} GROUP BY v ORDER BY v"
+    query = (
+        f"SELECT v, count() FROM {store.shape.qualify_name(store.shape.view)} GROUP BY v ORDER BY v"
+    )
     found = endpoint.client().query(query).result_rows
     assert found == [("[0.5,null]", 5), ("[]", 5), (None, 5)]
 
@@ -382,7 +384,7 @@ def test_one_failing_target_leaves_the_others_whole(make):
     good, bad = make(Mirror()), make(Mirror())
     both = [shipped(bad, columns=("tenant", "id", "nowhere")), shipped(good)]
     table = rows(range(25)).append_column("nowhere", pa.array([1] * 25))
-    writer = Writer(shares=both, rows_per_chunk=10)
+    writer = TaskWriter(shares=both, rows_per_chunk=10)
     receipts = {r.target: r for r in writer(0, table.to_batches())}
     assert receipts[both[0].name].code >= 10_000
     assert "nowhere" in receipts[both[0].name].message
@@ -499,8 +501,8 @@ def data_of(store):
 def test_an_index_can_be_dropped_and_made_again(make):
     store = make(Vector("v", dimension=2))
     write(store, rows([1]))
-    data_of(store).drop()
-    data_of(store).drop()
+    data_of(store).drop_index()
+    data_of(store).drop_index()
     data_of(store).drop_tenants("tenant", ["a"])
     store.ensure()
     assert stored(store) == 0
@@ -539,7 +541,7 @@ def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickh
         for late in ([view], ["DROP TABLE IF EXISTS", "RENAME"]):
             proxy.late_statements[:] = late
             with pytest.raises(UnavailableError):
-                behind.drop()
+                behind.drop_index()
         proxy.late_statements.clear()
         # The next run drops the leftovers.
         store.ensure()
@@ -590,7 +592,7 @@ def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
 @settings(max_examples=60)
 @given(names=st.lists(st.text(min_size=1), min_size=1, unique=True))
 def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
-    listed = ", ".join(f"{text(name)} AS {quote_identifier(name)}" for name in names)
+    listed = ", ".join(f"{quote_string(name)} AS {quote_identifier(name)}" for name in names)
     found = endpoint.client().query(f"SELECT {listed}")
     assert list(found.column_names) == names
     assert found.result_rows == [tuple(names)]

@@ -25,8 +25,8 @@ from iscp_dagster.clickhouse.types.texts import (
     normalize_json,
     normalize_json_columns,
 )
-from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column, selected
-from iscp_dagster.clickhouse.write.inserts import EXACTLY
+from iscp_dagster.clickhouse.types.wire import decode_rows, render_select_item, respell_column
+from iscp_dagster.clickhouse.write.inserts import INSERT_SETTINGS
 from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Array, DeltaField, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
@@ -39,7 +39,7 @@ NUMBERS = itertools.count()
 @pytest.fixture(scope="module")
 def endpoint(clickhouse_url):
     endpoint = Endpoint.parse(clickhouse_url)
-    endpoint.client().command("CREATE DATABASE IF NOT EXISTS types")
+    endpoint.get_client().command("CREATE DATABASE IF NOT EXISTS types")
     return endpoint
 
 
@@ -95,7 +95,7 @@ def write(store, table, *, deleted=False, staged=False, since=0):
 def served(store, schema):
     """Return the view's rows in the source's types."""
     shape = store.shape
-    columns = ", ".join(selected(name, each) for name, each in shape.stored.items())
+    columns = ", ".join(render_select_item(name, each) for name, each in shape.stored.items())
     query = f"SELECT {columns} FROM {shape.name(shape.view)} ORDER BY id"
     settings = {"output_format_arrow_string_as_string": 0}
     return decode_rows(store.endpoint.client().query_arrow(query, settings=settings), schema)
@@ -141,7 +141,7 @@ def test_what_is_held_comes_back_to_the_last_bit(endpoint, source):
     assert receipt.code == 0, receipt.message
     found = served(store, table.schema)
     for n, case in enumerate(cases):
-        wanted = respell_column(table[f"c{n}"], store.shape.stored[f"c{n}"])
+        wanted = respell_column(table[f"c{n}"], store.shape.stored_types[f"c{n}"])
         assert exact(found[f"c{n}"]) == exact(wanted), case.name
 
 
@@ -204,7 +204,7 @@ def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
         f"CREATE OR REPLACE TABLE {table} (n UInt64, c JSON) ENGINE = MergeTree ORDER BY n"
     )
     client.insert_arrow(
-        table, column.append_column("n", pa.array(range(len(texts)))), settings=EXACTLY
+        table, column.append_column("n", pa.array(range(len(texts)))), settings=INSERT_SETTINGS
     )
     found = client.query(f"SELECT toString(c) FROM {table} ORDER BY n").result_rows
     event(f"{len(texts)} held")
@@ -227,7 +227,7 @@ def test_whole_numbers_in_an_array_would_be_rounded_as_another_rows_doubles(endp
     doubles = "[[1.5]]" if text.startswith("[[") else "[1.5, 2]"
     rows = [f'{{"a": {each}}}' for each in (doubles, text)]
     column = pa.table({"n": pa.array([0, 1], pa.uint8()), "c": pa.array(rows, pa.string())})
-    client.insert_arrow(table, column, settings=EXACTLY)
+    client.insert_arrow(table, column, settings=INSERT_SETTINGS)
     ((held,),) = client.query(f"SELECT toString(c) FROM {table} WHERE n = 1").result_rows
     assert normalize_json(held) != normalize_json(rows[1]), "ClickHouse holds it by now"
     assert [is_json(row) for row in rows] == [True, False]
@@ -397,7 +397,9 @@ def test_tenants_before_and_after_a_renamed_field_have_their_values_in_one_table
         return pa.table({name: array([values[name]], type_) for name, type_ in types.items()})
 
     def check(made, *whose):
-        columns = ", ".join(selected(name, each) for name, each in made.shape.stored.items())
+        columns = ", ".join(
+            render_select_item(name, each) for name, each in made.shape.stored.items()
+        )
         query = f"SELECT {columns} FROM types.renamed_mirror WHERE id = {whose[-1]}"
         found = endpoint.client().query_arrow(query, use_strings=True)
         assert found.to_pylist() == row(made, *whose).to_pylist()

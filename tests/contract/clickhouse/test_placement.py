@@ -18,12 +18,12 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.clickhouse.write.placement import hash_of
+from iscp_dagster.clickhouse.write.placement import render_hash
 from iscp_dagster.model.declared.schema import DeltaField, parse_type
 from iscp_dagster.model.declared.sharding import FUNCTIONS
 from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import FeedGoneError, KeyColumnError, SchemaError, UnavailableError
-from iscp_dagster.sync.executors.writer import Writer
+from iscp_dagster.sync.executors.writer import TaskWriter
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def distributing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributing")
     server = Server(folder, config, allowed_paths=(folder / "data" / "store",))
     server.start()
-    yield server.endpoint.client()
+    yield server.endpoint.get_client()
     server.stop()
 
 
@@ -203,7 +203,7 @@ def test_each_shard_says_of_its_rows_what_the_expression_says(servers, function)
     held = []
     for shard, store in enumerate(found):
         client, view = store.endpoint.client(), store.shape.name(store.shape.view)
-        hashed = hash_of(store.placement.sharding, [column])
+        hashed = render_hash(store.placement.sharding, [column])
         strange = client.query(f"SELECT count() FROM {view} WHERE {hashed} % {SHARDS} != {shard}")
         assert strange.result_rows == [(0,)]
         held += [id_ for (id_,) in client.query(f"SELECT id FROM {view}").result_rows]
@@ -284,7 +284,7 @@ def test_rows_without_a_key_lie_where_any_of_their_columns_says(servers):
 
 def letters_of(store):
     database = store.shape.database
-    return DeadLetters(endpoint=store.endpoint, database=database).found()
+    return DeadLetters(endpoint=store.endpoint, database=database).list_letters()
 
 
 def test_a_row_that_does_not_fit_stops_its_own_shard_alone(servers):
@@ -336,8 +336,8 @@ def test_each_shard_is_asked_for_the_keys_that_it_served(servers):
     fresh = fresh.append_column(FRESH, pa.array([True] * 6))
     both = [shipped(store, since=1, upto=2) for store in found]
     with pytest.raises(FeedGoneError, match="'id': 19"):
-        Writer(shares=both, keys=("id",), sleep=lambda _: None)(0, fresh.to_batches())
-    receipts = Writer(shares=both, keys=("id",), sleep=lambda _: None)(
+        TaskWriter(shares=both, keys=("id",), sleep=lambda _: None)(0, fresh.to_batches())
+    receipts = TaskWriter(shares=both, keys=("id",), sleep=lambda _: None)(
         0, fresh.slice(1).to_batches()
     )
     assert sum(each.inserted for each in receipts) == 5
@@ -350,7 +350,7 @@ def test_a_shard_that_is_down_fails_alone(servers, tmp_path):
     both = [shipped(each) for each in found]
     gone = replace(both[1].consumer, endpoint=nowhere, placement=down.placement)
     both[1] = replace(both[1], consumer=gone)
-    receipts = Writer(shares=both, keys=("id",), sleep=lambda _: None)(
+    receipts = TaskWriter(shares=both, keys=("id",), sleep=lambda _: None)(
         0, rows(range(50)).to_batches()
     )
     codes = {each.target: each.code for each in receipts}

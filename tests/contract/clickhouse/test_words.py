@@ -9,7 +9,7 @@ from shipping import built, write
 
 from iscp_dagster import FullText, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 
 NUMBERS = itertools.count()
@@ -99,7 +99,7 @@ def ids(store, condition):
     ],
 )
 def test_words_are_found_whatever_their_case(store, word, rows, form):
-    condition = form.format(text(word)).replace("VIEW", store.shape.name(store.shape.view))
+    condition = form.format(quote_string(word)).replace("VIEW", store.shape.name(store.shape.view))
     assert ids(store, condition) == rows
 
 

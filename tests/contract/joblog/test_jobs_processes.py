@@ -121,10 +121,10 @@ def look(jobs: Jobs) -> bool:
 def iterate(jobs: Jobs, number: int) -> bool:
     """Run an iteration of the job; return whether it began and completed."""
     job = jobs.get_job("eu", NAME)
-    to = jobs.deployment.delta_log(jobs.sources[0]).latest()
+    to = jobs.deployment.make_delta_log(jobs.sources[0]).get_latest_moment()
     if job.watermark.version >= to.version:
         return False
-    for claim in jobs.deployment.log.begin(Iteration.of([job], to), f"run-{number}", {}):
+    for claim in jobs.deployment.log.begin(Iteration.from_jobs([job], to), f"run-{number}", {}):
         complete(jobs.deployment.log, claim, to, {})
     return True
 
@@ -146,7 +146,7 @@ def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes
     log.ensure()
     log.register_standing(NAME, spec(NAME))
     at_once(share, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
-    jobs = log.jobs(name=NAME)
+    jobs = log.list_jobs(name=NAME)
     assert len(jobs) == PROCESSES // 2 * ROUNDS
     (consumer,) = {job.spec.detail.consumer for job in jobs}
     assert consumer == log.list_standing()[NAME].detail.consumer
@@ -162,12 +162,12 @@ def test_of_many_processes_every_call_takes_effect_once(url, orders):
         assert truths == (PROCESSES if what == "update" else 1), (what, told)
     done = sum((each for _, each in told), Counter())
     log = jobs.deployment.log
-    everyones = log.jobs(name=EVERYONES)
+    everyones = log.list_jobs(name=EVERYONES)
     assert sorted(each.key.tenant for each in everyones) == sorted(TENANTS)
     assert not any(each.paused_at for each in everyones)
-    there = len(log.jobs(tenant="eu", name=NAME))
+    there = len(log.list_jobs(tenant="eu", name=NAME))
     assert 1 + done["register"] - done["unregister"] == there
-    history = log.history(name=NAME)
+    history = log.read_history(name=NAME)
     counted = Counter(each.event.value for each in history)
     assert counted["register"] == 1 + done["register"]
     assert counted["unregister"] == done["unregister"]

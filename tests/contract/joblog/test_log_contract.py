@@ -8,7 +8,7 @@ from logs import LAYOUT, T0, add, advance, at, complete, fail, key, moment, name
 
 from iscp_dagster.joblog.sql import statements
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Action, Case, Phase, Range
+from iscp_dagster.model.batch import BatchAction, Case, Phase, Range
 from iscp_dagster.model.errors import (
     BatchError,
     ConfigError,
@@ -60,9 +60,9 @@ def test_unregistering_says_whether_there_was_such_a_job(log):
     assert not log.unregister("acme", name(), "t-2")
     assert log.unregister("acme", name())
     assert not log.unregister("acme", name())
-    dropped = log.jobs(include_dropped=True)[0]
+    dropped = log.list_jobs(include_dropped=True)[0]
     assert dropped.drop_at is not None
-    assert log.jobs() == []
+    assert log.list_jobs() == []
 
 
 def test_many_are_registered_at_once_and_counted(log):
@@ -76,7 +76,7 @@ def test_many_are_registered_at_once_and_counted(log):
     assert log.register_many([*rows, rows[7]]) == 1499
     assert log.register_many(rows) == 0
     assert log.register_many([]) == 0
-    jobs = log.jobs()
+    jobs = log.list_jobs()
     assert len({job.registration for job in jobs}) == len(jobs) == 1500
     assert {job.spec.detail.consumer.job for job in jobs} == {f"j{i}" for i in range(10)}
 
@@ -85,16 +85,16 @@ def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
     keys = [key("b"), key("a"), key("a", "Zed"), key("a", "acme", "t-2"), key("ü", "ñandú")]
     add(log, *keys)
     log.begin(over(key("a"), key("b")), "r", {})
-    assert [job.key for job in log.jobs()] == sorted(keys)
-    assert [job.key for job in log.jobs(table_id="t-2")] == [key("a", "acme", "t-2")]
-    assert [job.key for job in log.jobs(tenant="Zed")] == [key("a", "Zed")]
-    assert [job.key for job in log.jobs(state=JobState.RUNNING)] == [key("a"), key("b")]
+    assert [job.key for job in log.list_jobs()] == sorted(keys)
+    assert [job.key for job in log.list_jobs(table_id="t-2")] == [key("a", "acme", "t-2")]
+    assert [job.key for job in log.list_jobs(tenant="Zed")] == [key("a", "Zed")]
+    assert [job.key for job in log.list_jobs(state=JobState.RUNNING)] == [key("a"), key("b")]
     assert log.count() == dict.fromkeys(JobState, 0) | {
         JobState.RUNNING: 2,
         JobState.COMPLETED: 3,
     }
     assert log.count("t-2")[JobState.COMPLETED] == 1
-    held = {job.key: (job.registration, job.seq) for job in log.jobs(table_id="t-1")}
+    held = {job.key: (job.registration, job.seq) for job in log.list_jobs(table_id="t-1")}
     assert log.read_fences("t-1", ["acme", "nobody"]) == {
         each: fence for each, fence in held.items() if each.tenant == "acme"
     }
@@ -104,7 +104,7 @@ def test_odd_names_are_kept_exactly(log):
     odd = key("j'; DROP TABLE iscp_log --", 'q"u\\o%te', "t 1")
     assert log.register(odd.tenant, name(odd.job_name), odd.table_id, spec(odd.job_name))
     assert log.register("", name(), "t 1", spec())
-    assert [job.key for job in log.jobs()] == sorted([odd, key("mirror", "", "t 1")])
+    assert [job.key for job in log.list_jobs()] == sorted([odd, key("mirror", "", "t 1")])
     with pytest.raises(ConfigError, match="cannot be stored as a name"):
         log.register("nul\0", name(), "t-1", spec())
 
@@ -126,7 +126,9 @@ def test_begin_records_before_and_complete_records_after(log):
     assert job.status.start_at is not None
     assert job.status.end_at is None
     assert (claim.fence, claim.registration, claim.previous) == (job.seq, job.registration, None)
-    assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, span(-1, 5))]
+    assert [(step.action, step.range) for step in claim.steps] == [
+        (BatchAction.INSERT, span(-1, 5))
+    ]
 
     complete(log, claim, moment(5), {"inserted": 7, "deleted": 1})
     job = log.job(key())
@@ -143,7 +145,7 @@ def test_begin_claims_every_job_in_the_iterations_order(log):
     assert [claim.key for claim in claims] == list(keys)
     fail(log, claims[0], 500, "slow")
     complete(log, claims[1], moment(5), {})
-    assert [job.state.label for job in log.jobs()] == ["running", "completed", "completed"]
+    assert [job.state.label for job in log.list_jobs()] == ["running", "completed", "completed"]
 
 
 def test_a_layout_may_have_any_json(log):
@@ -195,10 +197,10 @@ def test_begin_names_the_job_that_does_not_match_and_changes_nothing(
     log, prepare, iteration, reason
 ):
     prepare(log)
-    before = log.jobs(include_dropped=True)
+    before = log.list_jobs(include_dropped=True)
     with pytest.raises(FenceError, match=reason):
         log.begin(iteration, "run-1", LAYOUT)
-    assert log.jobs(include_dropped=True) == before
+    assert log.list_jobs(include_dropped=True) == before
 
 
 def test_a_queued_job_begins_in_the_run_it_waits_for_under_either_name(log):
@@ -221,7 +223,7 @@ def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queu
     assert lost.keys() == {key("b"), key("c")}
     assert "is pending in run run-1" in str(lost[key("b")])
     assert "is not registered" in str(lost[key("c")])
-    assert log.queued("ticket") == (planned.select_jobs([key("a"), key("d")]),)
+    assert log.list_queued("ticket") == (planned.select_jobs([key("a"), key("d")]),)
     assert log.job(key("b")).run_id == "run-1"
     assert lost.keys() == log.enqueue(planned.select_jobs(lost), "another").keys()
     assert log.find_expired_leases(["another"], 9) == frozenset()
@@ -248,13 +250,13 @@ def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
     assert of_a_run.queued("ticket-1") == (anew, rest)
     of_a_run.begin(rest, "run-1", {}, queued_as="ticket-1")
     assert of_a_run.queued("ticket-1") == (anew,)
-    assert {each.key.job_name: each.queued_to for each in log.jobs()} == {
+    assert {each.key.job_name: each.queued_to for each in log.list_jobs()} == {
         **dict.fromkeys("ac"),
         "b": moment(5),
         "d": moment(7),
     }
     log.unregister("acme", name("b"))
-    assert log.queued("ticket-1") == ()
+    assert log.list_queued("ticket-1") == ()
 
 
 def test_only_the_last_claim_counts(log):
@@ -304,7 +306,7 @@ def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_e
     a, b = log.begin(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
     fail(log, a, 9_999, "down\0 \ud800" + "x" * ERROR_TEXT_LIMIT)
     fail(log, b, 10_000, "no such column")
-    first, second = log.jobs()
+    first, second = log.list_jobs()
     assert (first.state, first.status.code) == (JobState.COMPLETED, 9_999)
     assert first.status.message.startswith("down ?xxx")
     assert len(first.status.message) == ERROR_TEXT_LIMIT
@@ -322,7 +324,7 @@ def test_the_next_iteration_after_a_success_forgets_its_code_and_counts(log):
     fail(log, claim, 500, "slow")
     (claim,) = log.begin(over(key(), start=5, to=6), "run-2", {"other": 1})
     assert log.job(key()).status.code == 0
-    assert [(step.action, step.layout) for step in claim.steps] == [(Action.REPLAY, LAYOUT)]
+    assert [(step.action, step.layout) for step in claim.steps] == [(BatchAction.REPLAY, LAYOUT)]
 
 
 def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(log):
@@ -332,8 +334,8 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     (claim,) = log.begin(over(key(), start=5, to=9), "run-2", {"new": 2})
     assert (claim.case, claim.previous.range) == (Case.OVERLAPPING, span(5, 7))
     assert [(s.action, s.range, s.layout) for s in claim.steps] == [
-        (Action.REPLAY, span(5, 7), {"old": 1}),
-        (Action.INSERT, span(7, 9), {"new": 2}),
+        (BatchAction.REPLAY, span(5, 7), {"old": 1}),
+        (BatchAction.INSERT, span(7, 9), {"new": 2}),
     ]
     # A run that dies here leaves the batch under replay as the record, not the whole range.
     assert log.job(key()).batch.range == span(5, 7)
@@ -358,7 +360,7 @@ def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
     log.begin(over(key(), start=5, to=9), "run-1", LAYOUT)
     log.recover({"run-1"})
     (claim,) = log.begin(over(key(), start=5, to=7), "run-2", {})
-    assert (claim.range, claim.step.action) == (span(5, 9), Action.REPLAY)
+    assert (claim.range, claim.step.action) == (span(5, 9), BatchAction.REPLAY)
     complete(log, claim, moment(9), {})
     assert log.job(key()).watermark == moment(9)
 
@@ -368,7 +370,7 @@ def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
     log.begin(over(key(), to=5), "run-1", LAYOUT)
     log.recover({"run-1"})
     (claim,) = log.begin(over(key(), to=8), "run-2", {})
-    assert [(s.action, s.range) for s in claim.steps] == [(Action.INSERT, span(-1, 8))]
+    assert [(s.action, s.range) for s in claim.steps] == [(BatchAction.INSERT, span(-1, 8))]
     assert claim.previous.range == span(-1, 5)
 
 
@@ -382,7 +384,7 @@ def test_cancel_takes_the_active_jobs_and_their_claims(log):
     everything = [key("c"), key("b"), key("a"), key("none")]
     assert log.cancel(everything) == (key("a"), key("b"))
     assert log.cancel(everything) == ()
-    assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
+    assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
     assert log.job(key("a")).status.end_at is not None
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
@@ -404,7 +406,7 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     assert log.recover([]) == ()
     assert log.recover(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
     assert log.recover(["gone", "gone too"]) == ()
-    assert [job.state.label for job in log.jobs()] == [
+    assert [job.state.label for job in log.list_jobs()] == [
         "completed",
         "completed",
         "running",
@@ -426,7 +428,9 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     assert (repaired.status.code, repaired.status.message) == (0, "")
     assert log.job(key("b")).state is JobState.RUNNING
     (claim,) = log.begin(over(key("a"), start=5, to=7), "run-2", LAYOUT)
-    assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, claim.range)]
+    assert [(step.action, step.range) for step in claim.steps] == [
+        (BatchAction.INSERT, claim.range)
+    ]
     assert (claim.range.from_, claim.range.to) == (moment(5), moment(7))
 
 
@@ -487,14 +491,14 @@ def test_places_are_those_of_the_tables_live_jobs(log):
     assert log.find_table_names("t-1", ["nobody"]) == log.find_table_names("t-1", []) == frozenset()
     assert log.tenants("t-1") == {"acme", "zed"}
     names = {("acme", name) for name in ("a", "b", "c", "dropped")}
-    assert log.registered("t-1") == names | {("zed", "a")}
+    assert log.list_registered("t-1") == names | {("zed", "a")}
 
 
 def test_what_began_since_somebody_looked_is_not_canceled_by_what_they_saw(log):
     add(log, key("a"), key("b"))
     for each in "ab":
         log.enqueue(over(key(each)), f"run-{each}")
-    seen = {job.key: job.seq for job in log.jobs()}
+    seen = {job.key: job.seq for job in log.list_jobs()}
     (claim,) = log.begin(over(key("a")), "run-a", LAYOUT)
     assert log.cancel(seen, seen=seen) == (key("b"),)
     complete(log, claim, moment(5), {})
@@ -528,7 +532,7 @@ def test_idle_jobs_move_with_the_table(log):
     assert log.flush({fresh: span(-1, 8)}) == 0
     assert log.flush({}) == 0
     assert log.flush({behind: span(4, 7)}) == 1
-    stands = {job.key.job_name: job.watermark.version for job in log.jobs(tenant="acme")}
+    stands = {job.key.job_name: job.watermark.version for job in log.list_jobs(tenant="acme")}
     assert stands == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
     assert log.job(other).watermark == moment(5)
 

@@ -14,15 +14,15 @@ def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):
     add(log, key("a"), key("b"), key("c"))
     log.unregister("acme", name("a"))
     log.unregister("acme", name("b"))
-    dropped = log.dropped(T0 + timedelta(hours=1))
+    dropped = log.list_dropped(T0 + timedelta(hours=1))
     assert [job.key for job in dropped] == [key("a"), key("b")]
-    assert log.dropped(T0) == []
+    assert log.list_dropped(T0) == []
     add(log, key("b"))
-    assert log.mark_collected([*dropped, *log.jobs()]) == 1
-    marked = {job.key: job.collected_at for job in log.jobs(include_dropped=True)}
+    assert log.mark_collected([*dropped, *log.list_jobs()]) == 1
+    marked = {job.key: job.collected_at for job in log.list_jobs(include_dropped=True)}
     assert [each for each, at in marked.items() if at is not None] == [key("a")]
-    assert log.forget([*dropped, *log.jobs()]) == 1
-    assert [job.key for job in log.jobs(include_dropped=True)] == [key("b"), key("c")]
+    assert log.forget([*dropped, *log.list_jobs()]) == 1
+    assert [job.key for job in log.list_jobs(include_dropped=True)] == [key("b"), key("c")]
 
 
 def test_history_says_who_did_what_when(log):
@@ -119,7 +119,7 @@ def test_who_shares_a_scan_bears_a_part_of_its_time(log):
     log.cancel([key("b")])
     for each in "ab":
         ended = log.history(name=name(each))[-1]
-        status = log.jobs(name=name(each))[0].status
+        status = log.list_jobs(name=name(each))[0].status
         whole = (status.end_at - status.start_at).total_seconds()
         assert ended.seconds == whole / 2 > 0
 
@@ -149,38 +149,41 @@ def test_what_only_waited_has_used_nothing(log):
 
 def test_touched_are_the_tenants_that_something_happened_to(log):
     add(log, key())
-    start = log.touched(None)
+    start = log.read_changed_tenants(None)
     assert start.tenants == frozenset()
     add(log, key(tenant="zed"), key(tenant="zed", table_id="t-2"))
-    then = log.touched(start.upto)
+    then = log.read_changed_tenants(start.upto)
     assert then.tenants == {("t-1", "zed"), ("t-2", "zed")}
-    assert log.touched(then.upto).tenants == frozenset()
+    assert log.read_changed_tenants(then.upto).tenants == frozenset()
     log.pause("acme", name())
-    assert log.touched(then.upto).tenants == {("t-1", "acme")}
+    assert log.read_changed_tenants(then.upto).tenants == {("t-1", "acme")}
 
 
 def test_a_bookmark_is_good_for_the_log_that_gave_it(log):
-    before = log.touched(None).upto
-    assert (log.touched(None).whole, log.touched(before).whole) == (False, True)
+    before = log.read_changed_tenants(None).upto
+    assert (log.read_changed_tenants(None).whole, log.read_changed_tenants(before).whole) == (
+        False,
+        True,
+    )
     add(log, key())
-    then = log.touched(before)
+    then = log.read_changed_tenants(before)
     assert (then.whole, then.tenants) == (True, {("t-1", "acme")})
     read = Bookmark.parse(str(then.upto))
-    assert (read, log.touched(read).whole) == (then.upto, True)
-    assert not log.touched(replace(read, sign="0")).whole
-    assert not log.touched(replace(read, number=read.number + 7)).whole
+    assert (read, log.read_changed_tenants(read).whole) == (then.upto, True)
+    assert not log.read_changed_tenants(replace(read, sign="0")).whole
+    assert not log.read_changed_tenants(replace(read, number=read.number + 7)).whole
 
 
 def test_a_bookmark_stays_good_when_history_is_pruned(log):
     add(log, key("a"), key("b"))
-    start = log.touched(None)
+    start = log.read_changed_tenants(None)
     assert log.prune(log.history()[-1].at + timedelta(microseconds=1)) == 1
-    again = log.touched(start.upto)
+    again = log.read_changed_tenants(start.upto)
     assert (again.whole, again.tenants) == (True, frozenset())
     add(log, key("c", "zed"))
-    assert log.touched(start.upto).tenants == {("t-1", "zed")}
+    assert log.read_changed_tenants(start.upto).tenants == {("t-1", "zed")}
     assert log.prune(log.history()[-1].at + timedelta(microseconds=1)) == 1
-    assert not log.touched(start.upto).whole
+    assert not log.read_changed_tenants(start.upto).whole
 
 
 def test_old_history_is_pruned(log):

@@ -15,7 +15,7 @@ DEADLINE = 60.0
 
 
 def states(log):
-    return {job.key.job_name: job.state.label for job in log.jobs()}
+    return {job.key.job_name: job.state.label for job in log.list_jobs()}
 
 
 def test_what_nobody_keeps_is_freed_and_what_somebody_keeps_is_not(log, hand):
@@ -145,7 +145,7 @@ def test_the_databases_clock_runs(make_log):
     add(real, key("left"), key("kept"))
     real.begin(over(key("left")), "run-1", LAYOUT)
     real.begin(over(key("kept")), "run-2", LAYOUT)
-    real.keep(["run-2"], 3_600)
+    real.renew_leases(["run-2"], 3_600)
     freed, until = (), time.monotonic() + DEADLINE
     while not freed and time.monotonic() < until:
         freed = real.reclaim()

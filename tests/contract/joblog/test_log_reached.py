@@ -2,12 +2,12 @@
 
 from logs import at, key, name
 
-from iscp_dagster.joblog.sql.reached import Reached, read_watermarks
+from iscp_dagster.joblog.sql.reached import IndexWatermarks, read_watermarks
 
 
 def test_the_watermarks_of_one_index_are_those_of_its_live_jobs(log):
     engine = log.engine
-    assert read_watermarks(engine, name()) == Reached()
+    assert read_watermarks(engine, name()) == IndexWatermarks()
     at(log, 5, key(tenant="acme"), key(tenant="globex"), key("text", tenant="acme"))
     at(log, 7, key(tenant="late"))
     found = read_watermarks(engine, name())

@@ -15,7 +15,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.planning.triggers.plan import plan
+from iscp_dagster.planning.triggers.plan import plan_iterations
 
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
@@ -38,7 +38,7 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
         Interruption(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
         Interruption(changed=True),
     ]
-    assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
+    assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
 
@@ -79,7 +79,7 @@ def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
     assert done == Interruption(changed=True)
     job = log.job(key())
     assert (job.status.attempts, job.status.code) == (0, 1_100)
-    assert plan([job], moment(5), job.status.end_at)
+    assert plan_iterations([job], moment(5), job.status.end_at)
     assert log.history(name=name())[-1].event is Event.UPDATE
 
 
@@ -158,12 +158,12 @@ def test_for_all_is_every_tenants_job_and_what_stands(log):
     add(log, key("b"), everyones[0])
     assert log.register_standing(name("a"), spec("a"), rows)
     assert not log.register_standing(name("a"), spec("a"), rows)
-    assert [job.key for job in log.jobs()] == [everyones[0], key("b"), everyones[1]]
+    assert [job.key for job in log.list_jobs()] == [everyones[0], key("b"), everyones[1]]
     assert log.pause("zed", name("a")) == (everyones[1],)
     assert log.pause(None, name("a")) == (everyones[0],)
     assert log.resume(None, name("a")) == tuple(everyones)
     assert log.unregister(None, name("a"))
-    assert [job.key for job in log.jobs()] == [key("b")]
+    assert [job.key for job in log.list_jobs()] == [key("b")]
     assert dict(log.list_standing()) == {}
     # Either the standing registration alone or the rows alone may be new.
     assert log.register_standing(name("a"), spec("a"))
@@ -178,7 +178,7 @@ def wish(tenant, **consumer):
 
 
 def consumers(log):
-    return {job.key.tenant: job.spec.detail.consumer for job in log.jobs(name=name("index"))}
+    return {job.key.tenant: job.spec.detail.consumer for job in log.list_jobs(name=name("index"))}
 
 
 def test_the_tenants_of_an_index_have_one_consumer(log):
@@ -222,7 +222,7 @@ def test_a_tenant_that_comes_has_what_stands_at_that_moment(log):
     assert log.register_standing(name("index"), wish("a").spec, [wish("a")])
     log.update(None, name("index"), SpecUpdate(columns=("y",), priority=4))
     assert log.register_many([wish("b")], revive=False) == 1
-    first, second = log.jobs(name=name("index"))
+    first, second = log.list_jobs(name=name("index"))
     assert first.spec == second.spec == log.list_standing()[name("index")]
     assert (second.spec.detail.consumer.generation, second.priority) == (1, 4)
 
@@ -272,7 +272,7 @@ def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
     (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
     assert log.mark_stranded("t-1", 10_220, "gone") == (key("a"), key("b"))
     assert log.mark_stranded("t-1", 10_220, "gone") == ()
-    found = {job.key.job_name: (job.state.label, job.status.code) for job in log.jobs()}
+    found = {job.key.job_name: (job.state.label, job.status.code) for job in log.list_jobs()}
     assert found == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
@@ -289,7 +289,7 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
     log.register("acme", name("b"), "t-2", spec("b", priority=3))
     assert log.migrate_jobs("t-1", "t-2") == (new[0], new[2])
     assert log.migrate_jobs("t-1", "t-2") == ()
-    held = {job.key: job for job in log.jobs()}
+    held = {job.key: job for job in log.list_jobs()}
     assert set(held) == {*new, key("other", table_id="t-3")}
     found = [held[each] for each in new]
     assert [(job.priority, job.watermark, job.state.label) for job in found] == [
@@ -306,6 +306,9 @@ def test_a_paused_job_is_carried_over_paused_and_loses_its_run(log):
     log.pause("acme", name("a"))
     (claim,) = log.begin(over(key("b")), "run-1", LAYOUT)
     assert len(log.migrate_jobs("t-1", "t-2")) == 2
-    assert {job.key.job_name: bool(job.paused_at) for job in log.jobs()} == {"a": True, "b": False}
+    assert {job.key.job_name: bool(job.paused_at) for job in log.list_jobs()} == {
+        "a": True,
+        "b": False,
+    }
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})

@@ -20,7 +20,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.jobservices import arguments
-from iscp_dagster.jobservices.services import build_iscp_service, index_object
+from iscp_dagster.jobservices.services import build_index_object, build_iscp_service
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.jobs import JobID
@@ -46,7 +46,7 @@ def jobs(tmp_path):
 def _served(jobs, port=0):
     steps = Steps(jobs=lambda: jobs)
     with uvicorn_of(
-        service_app(build_iscp_service(steps), index_object(steps)), port=port
+        service_app(build_iscp_service(steps), build_index_object(steps)), port=port
     ) as served:
         yield served
 
@@ -163,7 +163,7 @@ def test_one_index_is_waited_for_alone(client, jobs):
     finish(jobs, other, EU)
     assert jobs.wait("shop.orders", 0, EU, 0, "mirror") == 0
     steps = Steps(jobs=lambda: jobs)
-    asked = arguments.Awaited(table="shop.orders", version=0, tenant=EU)
+    asked = arguments.WaitArgument(table="shop.orders", version=0, tenant=EU)
     assert "'second' of tenant 'eu/west' is not registered" in steps.find_lag(asked)[0]
     jobs.unregister_job(EU, ID)
     with pytest.raises(Exception, match="unregistered"):
@@ -195,7 +195,7 @@ def test_the_page_names_every_handler_and_every_field():
     lines = page[page.index("| handler |") :].split("\n\n")[0].splitlines()[2:]
     rows = [line.strip("|").split("|") for line in lines]
     said = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
-    for at, service in ((1, build_iscp_service(steps)), (2, index_object(steps))):
+    for at, service in ((1, build_iscp_service(steps)), (2, build_index_object(steps))):
         assert service.handlers.keys() == said.keys()
         for name, handler in service.handlers.items():
             hint = handler.input.hint if handler.input else None

@@ -409,7 +409,7 @@ def test_what_a_run_leaves_running_does_not_hold_the_place(served):
     served.await_status(run, DagsterRunStatus.SUCCESS)
     left = int((served.folder / "left").read_text())
     served.end(signal.SIGKILL)
-    wait_for(lambda: RunServerAddress.at(served.socket).is_deserted, SECONDS)
+    wait_for(lambda: RunServerAddress.from_socket(served.socket).is_deserted, SECONDS)
     # Raises if it had ended.
     os.kill(left, signal.SIGKILL)
 

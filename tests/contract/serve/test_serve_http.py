@@ -14,10 +14,10 @@ from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.graph.documents import DocumentLimits
-from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.graph.told import describe_error as said_of
 from iscp_dagster.serve.reads.caps import Caps
-from iscp_dagster.serve.rows import Limits, rows
+from iscp_dagster.serve.rows import QueryLimits, query_rows
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 RESPONSE = "application/graphql-response+json"
@@ -229,7 +229,7 @@ def test_rows_may_be_all_that_the_cells_allow(shop, tmp_path):
 
 
 def test_introspection_ends_at_its_cap_and_rows_at_their_bytes(shop, tmp_path):
-    client = shop.client(tmp_path / "tokens", caps=Caps(told=2_000, bytes=200))
+    client = shop.client(tmp_path / "tokens", caps=Caps(introspection_fields=2_000, bytes=200))
     again = " ".join(f"t{n}: types {{ fields {{ type {{ name }} }} }}" for n in range(30))
     wide = f"{{ __schema {{ {again} }} }}"
     for query in (wide, "{ shop_tickets { id body v opened_at price ratio } a: _tables }"):
@@ -248,9 +248,9 @@ def test_what_a_function_or_the_server_says_when_it_fails_stays_with_the_server(
     def fails(token):
         raise RuntimeError(f"no database for {token}")
 
-    access = FunctionAccess(function=fails, named="of the test")
+    access = FunctionAccess(function=fails, import_path="of the test")
     client = TestClient(
-        create_app(GraphQLServerSettings(schemas=Schemas(load=shop.catalog), access=access))
+        create_app(GraphQLServerSettings(schemas=SchemaCache(load=shop.catalog), access=access))
     )
     answer = sent(client, IDS)
     assert (answer.status_code, code(answer)) == (500, "INTERNAL_SERVER_ERROR")
@@ -286,7 +286,9 @@ def test_a_look_that_fails_leaves_the_schema(shop, caplog):
     look = Failing(shop)
     look.error = UnavailableError("ClickHouse at http://secret:8123 did not answer.")
     client = TestClient(
-        create_app(GraphQLServerSettings(schemas=Schemas(load=look, every=0), environ={}))
+        create_app(
+            GraphQLServerSettings(schemas=SchemaCache(load=look, refresh_seconds=0), environ={})
+        )
     )
     answer = sent(client, IDS)
     assert (answer.status_code, code(answer)) == (503, "UNAVAILABLE")
@@ -310,12 +312,12 @@ def test_clickhouse_ends_what_costs_more_than_the_caps(clickhouse_url, source, l
     shown = build_column("number", parse_type("UInt64"))
     condition = " WHERE sipHash64(number) = 1" if "seconds" in limits else ""
     with pytest.raises(IscpError) as failed:
-        rows(
+        query_rows(
             Endpoint.parse(clickhouse_url),
             f"SELECT number FROM {source}{condition}",
             {},
             [shown],
-            Limits(**limits),
+            QueryLimits(**limits),
         )
     message, code = said_of(failed.value)
     assert code == said

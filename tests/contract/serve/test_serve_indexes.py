@@ -17,11 +17,11 @@ from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.catalog import read_catalog
-from iscp_dagster.serve.graph.schemas import Loader, Schemas
+from iscp_dagster.serve.graph.schemas import CatalogLoader, SchemaCache
 from iscp_dagster.serve.live.images import Span
 from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.service import build_image_reader
-from iscp_dagster.serve.live.telling import Wanted
+from iscp_dagster.serve.live.telling import ChangeFilter
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 TENANTS = {
@@ -33,9 +33,9 @@ TENANTS = {
 
 
 def client_of(load):
-    access = FunctionAccess(function=TENANTS.get, named="of the test")
+    access = FunctionAccess(function=TENANTS.get, import_path="of the test")
     return TestClient(
-        create_app(GraphQLServerSettings(schemas=Schemas(load=load), access=access, environ={}))
+        create_app(GraphQLServerSettings(schemas=SchemaCache(load=load), access=access, environ={}))
     )
 
 
@@ -51,7 +51,7 @@ def sharded(clickhouse_url):
     ]
     source = expand_shards(SourceTable("far.items", key="id", indexes=kinds), 2)
     for shard, endpoint in enumerate(shards):
-        client = endpoint.client()
+        client = endpoint.get_client()
         client.command(f"CREATE DATABASE IF NOT EXISTS serve{shard}")
         columns = "id Int64, body Nullable(String), ratio Nullable(Float64), v Array(Float32)"
         client.command(f"CREATE TABLE serve{shard}.held ({columns}) ENGINE = MergeTree ORDER BY id")
@@ -128,8 +128,8 @@ def test_the_rows_of_a_view_are_the_last_images_of_its_changes(clickhouse_url):
 
 def test_numbers_name_tenants_by_their_own_text_alone(clickhouse_url):
     endpoint = Endpoint.parse(clickhouse_url)
-    endpoint.client().command("CREATE DATABASE IF NOT EXISTS numbered")
-    endpoint.client().command(
+    endpoint.get_client().command("CREATE DATABASE IF NOT EXISTS numbered")
+    endpoint.get_client().command(
         "CREATE VIEW numbered.t_mirror AS SELECT toInt32(number) AS n, toInt64(1) AS id "
         "FROM numbers(10)"
     )
@@ -143,7 +143,7 @@ def test_binary_columns_are_those_of_the_delta_table(clickhouse_url, tmp_path):
     shop = Shop(endpoint, indexes=(Mirror(),))
     shop.build(Mirror())
     looks = itertools.count()
-    loader = Loader(tables=[shop.source], endpoints=[endpoint], lake=str(tmp_path))
+    loader = CatalogLoader(tables=[shop.source], endpoints=[endpoint], lake=str(tmp_path))
     found = loader()
     assert (found.queries, found.unbuilt) == ({}, {f"{shop.database}_tickets"})
     assert "Delta log cannot be read now" in found.notes[0]
@@ -191,18 +191,20 @@ def test_a_second_column_of_one_name_in_graphql_is_left_out_alone(clickhouse_url
         IndexTable(source=source, index=index, fields=more)
         for index, more in zip(source.indexes, (fields, [*fields, *IMAGE_FIELDS]), strict=True)
     )
-    client = endpoint.client()
+    client = endpoint.get_client()
     for shape in (mirror, changes):
-        for statement in (*shape.create_statements(), *shape.view_statements()):
+        for statement in (*shape.render_create_statements(), *shape.render_view_statements()):
             client.command(statement)
-    client.command(f"INSERT INTO {mirror.name(mirror.rows)} VALUES (1, 5, 7, 1, now64(), 0)")
+    client.command(
+        f"INSERT INTO {mirror.qualify_name(mirror.rows)} VALUES (1, 5, 7, 1, now64(), 0)"
+    )
     images = [
         (1, 5, 7, 1, 1, [], 0, 2),
         *((1, 5, 7 + image, 2, image, ["grüße"], 0, 3) for image in (0, 1)),
         *((1, 5 + image, 8, 2, image, ["größe", "grüße"], 0, 4) for image in (0, 1)),
     ]
     columns = [*names, "_change", "_image", "_fields", "_ordinal", "_version"]
-    client.insert(changes.name(changes.rows), images, column_names=columns)
+    client.insert(changes.qualify_name(changes.rows), images, column_names=columns)
     other = Shop(endpoint, indexes=(Mirror(),))
     other.build(other.indexes[0])
     tables = [source, other.source]
@@ -221,10 +223,12 @@ def test_a_second_column_of_one_name_in_graphql_is_left_out_alone(clickhouse_url
     assert "without its column 'grüße'" in answer["data"]["__type"]["description"]
     assert f"{other.database}_tickets" in held.queries
     served = held.changes["umlaute_t"]
-    span = Span(tenant="default", after=ChangePosition.after(1), upto=ChangePosition.after(9))
-    found = build_image_reader(served).changes([span], 9)
-    wanted = Wanted(named={each.name: each.field for each in served.columns})
-    told = [wanted.build_message(stamped, "") for stamped in found.stamped]
+    span = Span(
+        tenant="default", after=ChangePosition.from_commit(1), upto=ChangePosition.from_commit(9)
+    )
+    found = build_image_reader(served).read_changes([span], 9)
+    wanted = ChangeFilter(field_names={each.name: each.field for each in served.columns})
+    told = [wanted.build_message(stamped, "") for stamped in found.timed_changes]
     assert [message and (message.operation, message.fields) for message in told] == [
         ("INSERT", ()),
         None,
@@ -271,7 +275,7 @@ KEPT = {
 
 def test_a_value_of_every_type_is_answered_in_its_scalars_form(clickhouse_url):
     endpoint = Endpoint.parse(clickhouse_url)
-    client = endpoint.client()
+    client = endpoint.get_client()
     client.command("CREATE DATABASE IF NOT EXISTS kept")
     columns = ", ".join(f"c{number} {type_}" for number, type_ in enumerate(KEPT))
     settings = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}

@@ -10,15 +10,15 @@ from iscp_dagster.serve.where import (
     MOST_TERMS,
     BadValueError,
     _compile_expression,
-    parse,
-    predicate,
+    compile_predicate,
+    parse_where,
 )
 
 
 @pytest.mark.parametrize("edge", [*EDGES, *ONLY_CLICKHOUSE], ids=lambda edge: edge.name)
 def test_python_finds_what_clickhouse_finds(edge, clickhouse_url):
     columns = {edge.name: build_column(edge.name, parse_type(edge.type))}
-    python = [_compile_expression(parse(columns, where)) for where in conditions(edge)]
+    python = [_compile_expression(parse_where(columns, where)) for where in conditions(edge)]
     for row, said in clickhouse_says(Endpoint.parse(clickhouse_url), edge):
         for where, truth, clickhouse in zip(conditions(edge), python, said, strict=True):
             assert truth(row) is clickhouse, (where, row[edge.name])
@@ -27,7 +27,7 @@ def test_python_finds_what_clickhouse_finds(edge, clickhouse_url):
 def test_unknown_selects_no_row_and_its_opposite_none_either():
     columns = {"a": build_column("a", parse_type("Nullable(Int32)"))}
     for where in ({"a": {"_eq": None}}, {"_not": {"a": {"_eq": None}}}):
-        assert not predicate(parse(columns, where))({"a": 1})
+        assert not compile_predicate(parse_where(columns, where))({"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_a_condition_that_is_none_is_refused(where, said):
         "bytes": build_column("bytes", parse_type("String"), binary=True),
     }
     with pytest.raises(BadValueError, match=said):
-        parse(columns, where)
+        parse_where(columns, where)

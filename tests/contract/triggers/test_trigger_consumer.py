@@ -9,10 +9,10 @@ from imagerows import GONE, Alerts, Trades
 from onetable import in_memory
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.eventtriggers.recording import Recorder
-from iscp_dagster.joblog.sql.active import keep
+from iscp_dagster.eventtriggers.recording import EventRecorder
+from iscp_dagster.joblog.sql.active import store_active_set
 from iscp_dagster.model.clock import get_utc_now
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import OutboxFullError
@@ -159,14 +159,14 @@ def test_a_full_outbox_fails_the_tenant_for_now_and_nothing_of_it_is_written_or_
 
 
 def test_a_value_without_a_form_in_json_fails_its_tenant_alone(alerts, monkeypatch):
-    recorded_event = Recorder.make_event
+    recorded_event = EventRecorder.make_event
 
     def refusing(self, tenant, fired):
         if tenant == "acme":
             raise SchemaError("Column 'amount' holds a thing")
         return recorded_event(self, tenant, fired)
 
-    monkeypatch.setattr(Recorder, "make_event", refusing)
+    monkeypatch.setattr(EventRecorder, "make_event", refusing)
     retriever = alerts.iterate(1)
     assert retriever.refused.keys() == {"acme"}
     assert alerts.events() == [("MATCH", "globex", B1, 1)]
@@ -187,8 +187,10 @@ def test_the_jobs_status_says_after_which_commit_events_are_told_and_the_gap(ale
     deployment = replace(in_memory(get_utc_now), log=alerts.log)
 
     def told(tenant):
-        (job,) = [each for each in alerts.log.jobs() if each.key.tenant == tenant]
-        found = consumer_kind(job.spec.detail.consumer.type).history(alerts.source, job, deployment)
+        (job,) = [each for each in alerts.log.list_jobs() if each.key.tenant == tenant]
+        found = get_consumer_kind(job.spec.detail.consumer.type).find_history_start(
+            alerts.source, job, deployment
+        )
         return None if found is None else (found.at.version, found.gap)
 
     assert told("acme") == (0, ())
@@ -232,7 +234,7 @@ def test_another_condition_is_another_generation_found_by_a_snapshot_without_eve
 
 def test_a_job_that_is_registered_again_begins_anew(alerts):
     alerts.iterate(1)
-    assert alerts.log.unregister(None, alerts.log.jobs()[0].name)
+    assert alerts.log.unregister(None, alerts.log.list_jobs()[0].name)
     alerts.register("acme", "globex")
     alerts.iterate(2)
     assert alerts.active() == {'["acme","2"]', B1}
@@ -263,8 +265,8 @@ def test_commits_that_were_looked_at_do_not_fire_again(alerts):
     alerts.iterate(1)
     before = alerts.events()
     # As after a snapshot that is newer than the step that it was read for.
-    with alerts.log.writing() as connection:
-        keep(connection, alerts.key("acme"), replace(alerts.held("acme"), upto=4))
+    with alerts.log.begin_write() as connection:
+        store_active_set(connection, alerts.key("acme"), replace(alerts.held("acme"), upto=4))
     alerts.iterate(4, "acme")
     assert alerts.events() == before
 
@@ -274,7 +276,7 @@ def test_without_hysteresis_no_active_row_is_kept_but_counted(log):
     alerts.register("acme", "globex")
     alerts.iterate(0)
     assert alerts.held("acme").number == 1
-    told = alerts.iterate(2).told["acme"]
+    told = alerts.iterate(2).reports["acme"]
     assert (told["matches"], told["unmatches"], told["active"]) == (1, 1, 1)
     assert alerts.active() == set()
     alerts.iterate(4)
@@ -291,7 +293,7 @@ def test_without_hysteresis_no_active_row_is_kept_but_counted(log):
 
 def test_counts_are_kept_in_the_jobs_status(alerts):
     alerts.iterate(1)
-    (acme, _) = alerts.log.jobs()
+    (acme, _) = alerts.log.list_jobs()
     assert {name: acme.status.counts[name] for name in ("matches", "unmatches", "active")} == {
         "matches": 1,
         "unmatches": 0,

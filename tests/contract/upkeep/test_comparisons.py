@@ -49,7 +49,7 @@ def test_an_index_that_cannot_be_compared_stops_no_other(table, capsys):
     assert agreeing(found) == {("mirror", tenant) for tenant in "abc"}
     ((_, failure),) = found.failures
     assert (failure.index, failure.tenants, failure.as_of) == ("narrow", ("a", "b", "c"), None)
-    assert (found.differs, found.empty, found.whole) == (False, False, False)
+    assert (found.differs, found.empty, found.complete) == (False, False, False)
     show.print_comparison(found, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     name = f"{table.source.name}/narrow"
@@ -72,14 +72,14 @@ def test_what_an_earlier_version_lacks_is_said_of_that_version(table, capsys):
 
 
 def test_a_tenant_that_cannot_be_read_stops_no_other(table, monkeypatch):
-    read = verification.snapshot
+    read = verification.read_snapshot
 
     def snapshot(spark, selection, at):
         if "b" in selection.tenants:
             raise FeedGoneError("a file of tenant b is lost")
         return read(spark, selection, at)
 
-    monkeypatch.setattr(verification, "snapshot", snapshot)
+    monkeypatch.setattr(verification, "read_snapshot", snapshot)
     found = found_in(table)
     assert agreeing(found) == {(name, of) for name in ("mirror", "narrow") for of in "ac"}
     told = {(each.index, each.tenants, type(each.error)) for _, each in found.failures}

@@ -9,10 +9,10 @@ from events import DEAD, DELIVERED, again, event, put, result
 from watches import NOON
 
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.answers import EndpointChange, Health
-from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.webhooks.answers import EndpointChange, EndpointHealth
+from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.recording import EndpointState
-from sql_transactions.engine import transaction
+from sql_transactions.engine import begin_transaction
 
 
 def claimed(outbox, *, room=10, busy=(), **batches):
@@ -119,7 +119,7 @@ def test_a_replay_sends_a_range_of_commit_times_again_in_order_under_the_same_id
         end(outbox, DELIVERED, *[id_ for ids in claimed(outbox, room=2) for id_ in ids])
     assert claimed(outbox) == []
     put(outbox, event(6, key=0))
-    chosen = Chosen(
+    chosen = OutboxSelection(
         trigger="alarm",
         source_from=NOON + timedelta(seconds=2),
         source_to=NOON + timedelta(seconds=5),
@@ -127,7 +127,7 @@ def test_a_replay_sends_a_range_of_commit_times_again_in_order_under_the_same_id
     assert outbox.replay(chosen) == 3
     assert claimed(outbox) == [["alarm-2", "alarm-4", "alarm-6"], ["alarm-3"]]
     with pytest.raises(ConfigError, match="needs a trigger and a start time"):
-        outbox.replay(Chosen(trigger="alarm"))
+        outbox.replay(OutboxSelection(trigger="alarm"))
 
 
 def test_what_is_sent_again_while_it_waits_is_due_at_once_and_counted_once(outbox):
@@ -146,8 +146,8 @@ def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(o
     put(outbox, event(1))
     outbox.hold(["alerts"], "sender-1", 30)
     seen = outbox.list_endpoints()["alerts"]
-    assert (seen.active, seen.health) == (True, Health())
-    failed = replace(seen, health=Health(in_a_row=3, failing_since=outbox.clock()))
+    assert (seen.active, seen.health) == (True, EndpointHealth())
+    failed = replace(seen, health=EndpointHealth(in_a_row=3, failing_since=outbox.clock()))
     end(outbox, again(outbox, 600), "alarm-1", status=404, endpoint=failed)
     assert outbox.list_endpoints()["alerts"].health.in_a_row == 3
     assert outbox.pause("alerts").state == "paused"
@@ -156,7 +156,7 @@ def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(o
     assert outbox.list_endpoints()["alerts"].reason == "paused by hand"
     assert claimed(outbox) == []
     resumed = outbox.resume("alerts")
-    assert (resumed.active, resumed.health, resumed.reason) == (True, Health(), "")
+    assert (resumed.active, resumed.health, resumed.reason) == (True, EndpointHealth(), "")
     outbox.record(refused, [])
     assert outbox.list_endpoints()["alerts"].active
     assert claimed(outbox) == [["alarm-1"]]
@@ -199,7 +199,7 @@ def test_deliveries_are_chosen_by_what_is_known_of_them(outbox):
     end(outbox, DELIVERED, "alarm-1")
 
     def ids(**chosen):
-        return [each.event_id for each in outbox.list_deliveries(Chosen(**chosen))]
+        return [each.event_id for each in outbox.list_deliveries(OutboxSelection(**chosen))]
 
     assert ids() == ["other-3", "alarm-2", "alarm-1"]
     assert ids(trigger="alarm", state="pending") == ["alarm-2"]
@@ -216,7 +216,7 @@ def test_who_puts_while_another_ends_the_event_before_leaves_no_key_without_a_ne
     inserted, ended = threading.Event(), threading.Event()
 
     def put_second():
-        with transaction(outbox.engine, writes=True) as connection:
+        with begin_transaction(outbox.engine, writes=True) as connection:
             outbox.put(connection, [event(2, key="a")])
             inserted.set()
             # If it can end now, it does not see this one.

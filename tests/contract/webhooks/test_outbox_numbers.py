@@ -12,7 +12,7 @@ from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.metadata import try_read_event_counts
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.upkeep.outbox import EVENTS, prune_events
+from iscp_dagster.upkeep.outbox import EVENT_RETENTION, prune_events
 from iscp_dagster.webhooks import outbox as module
 
 TRADES = SourceTable("shop.trades", key="id", path="/none", indexes=[Changes()])
@@ -74,7 +74,7 @@ def test_what_ended_a_month_ago_is_pruned_and_what_waits_stays(outbox, deploymen
     end(outbox, DELIVERED, "alarm-1")
     end(outbox, DEAD, "alarm-2", status=400)
     end(outbox, again(outbox, 5), "alarm-3", status=500)
-    watch.move(EVENTS.total_seconds() - 1)
+    watch.move(EVENT_RETENTION.total_seconds() - 1)
     end(outbox, DELIVERED, "alarm-4")
     assert prune_events(deployment) == 0
     watch.move(2)

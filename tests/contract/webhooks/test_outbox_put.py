@@ -7,7 +7,7 @@ from events import event, put
 from iscp_dagster.webhooks import putting
 from iscp_dagster.webhooks.pending import OutboxFullError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
-from sql_transactions.engine import transaction
+from sql_transactions.engine import begin_transaction
 
 
 def held(outbox):
@@ -38,7 +38,7 @@ def test_equal_keys_of_two_tenants_and_triggers_do_not_wait_for_each_other(outbo
 
 
 def test_what_the_caller_rolls_back_is_not_there(outbox):
-    with transaction(outbox.engine, writes=True) as connection:
+    with begin_transaction(outbox.engine, writes=True) as connection:
         outbox.put(connection, [event(1)])
         connection.get_transaction().rollback()
     assert held(outbox) == []

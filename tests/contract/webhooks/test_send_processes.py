@@ -16,7 +16,7 @@ from standardwebhooks.webhooks import Webhook
 
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import get_utc_now
-from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.outbox import Outbox
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
@@ -86,7 +86,7 @@ async def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, 
 
 
 def delivered(outbox):
-    return [each.event_id for each in outbox.list_deliveries(Chosen(state="delivered"))]
+    return [each.event_id for each in outbox.list_deliveries(OutboxSelection(state="delivered"))]
 
 
 async def test_a_missing_secret_is_told_at_once(tmp_path):

@@ -30,10 +30,10 @@ class Failing(Outbox):
 
     away = False
 
-    def writing(self):
+    def begin_write(self):
         if self.away:
             raise UnavailableError("away")
-        return super().writing()
+        return super().begin_write()
 
 
 def sender(outbox, receiver, *, owner="one", pace=QUICK, **options):
@@ -284,11 +284,11 @@ class Slow(Outbox):
 
     looking, free = threading.Event(), threading.Event()
 
-    def look(self, endpoints):
+    def poll_endpoints(self, endpoints):
         if not self.free.is_set():
             self.looking.set()
             assert self.free.wait(30)
-        return super().look(endpoints)
+        return super().poll_endpoints(endpoints)
 
 
 @ON_ONE

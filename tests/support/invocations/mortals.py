@@ -29,7 +29,7 @@ from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.operations import CommitEntry, StoreOperation
 from durable_invocations.runtime.timers import SteadyClock
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 
 START_SECONDS = 120.0
 """The limit on a machine busy with other tests."""
@@ -122,7 +122,7 @@ def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
     """The whole life of a runtime's process."""
     _tell_to(log)
     clock = SteadyClock(wall=PutBack(folder / "clock").seconds)
-    engine = open_database(database, kept=True)
+    engine = open_database(database, keep_open=True)
     owner = f"{OWNER}{os.getpid()}"
     store = GatedStore(engine, owner=owner, clock=clock.get_utc, lead=clock.get_lead)
     store.gates = Gates(folder)
@@ -161,7 +161,7 @@ class Mortal:
     life: Callable[..., None]
     log: Path
     given: tuple[Any, ...] = ()
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=find_free_port)
     process: Any = None
 
     @property

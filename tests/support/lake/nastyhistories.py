@@ -103,7 +103,7 @@ def compare(history: History, table: Table) -> None:
     if history.where != "true":
         count = table.sql("SELECT count(*) FROM {t}")[0][0]
     for index in table.source.indexes:
-        view, client = table.view(index), table.deployment.endpoint.client()
+        view, client = table.view(index), table.deployment.endpoint.get_client()
         kept = {*(index.columns or spark.schema.names), *table.identity}
         columns = [name for name in column_names(client, view) if name in kept]
         assert len(columns) == len(kept), (index.name, columns)

@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
 from iscp_dagster.serve.access import FileAccess, OpenAccess
 from iscp_dagster.serve.catalog import read_catalog
-from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 from iscp_dagster.serve.web.graphql_http import HttpBounds
 
@@ -96,7 +96,7 @@ class Shop:
         if tokens is not None:
             tokens.write_text(json.dumps(TOKENS))
             access = FileAccess(tokens)
-        schemas = Schemas(load=self.catalog, every=0)
+        schemas = SchemaCache(load=self.catalog, refresh_seconds=0)
         return GraphQLServerSettings(
             schemas=schemas, access=access, bounds=HttpBounds(**bounds), environ={}
         )

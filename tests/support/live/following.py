@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from iscp_dagster.serve.access import EVERYONE
 from iscp_dagster.serve.catalog import read_catalog
-from iscp_dagster.serve.live.service import Listening, Live
+from iscp_dagster.serve.live.service import SubscriberContext, SubscriptionService
 
 
 class Follower:
@@ -34,8 +34,8 @@ def following(deployment, source, name, **given):
     follower, loop, ended = Follower(), asyncio.new_event_loop(), asyncio.Event()
 
     async def follow():
-        live = Live(log=deployment.log)
-        listening = Listening(viewer=EVERYONE, on_lost=lambda _: None)
+        live = SubscriptionService(log=deployment.log)
+        listening = SubscriberContext(viewer=EVERYONE, on_lost=lambda _: None)
         async for message in live.subscribe(served, given, listening):
             follower.messages.append(message)
 

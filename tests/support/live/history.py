@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.events.changes import RowChange
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.joblog.sql.reached import Reached
+from iscp_dagster.joblog.sql.reached import IndexWatermarks
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve.live.feed import IndexFeed
-from iscp_dagster.serve.live.images import Found, SnapshotPage
+from iscp_dagster.serve.live.images import ChangePage, SnapshotPage
 from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.ring import Ring
 from iscp_dagster.serve.live.subscription import Subscription
-from iscp_dagster.serve.live.telling import Wanted
+from iscp_dagster.serve.live.telling import ChangeFilter
 
 
 @dataclass
@@ -91,7 +91,7 @@ class FakeIndex:
         found = {
             name: its for name, its in self.tenants.items() if tenants is None or name in tenants
         }
-        return Reached(
+        return IndexWatermarks(
             table_id="t",
             versions={name: its.watermark for name, its in found.items()},
             registrations={name: its.registration for name, its in found.items()},
@@ -113,16 +113,16 @@ class FakeIndex:
             self.failures -= 1
             raise self.failure
 
-    def read_base(self, tenant, version, told, most):
+    def read_base(self, tenant, version, offset, most):
         its = self.tenants[tenant]
         rows = its.base if its.begin == version else []
         found = [
             stamped(tenant, version, 0, key, ChangeKind.BASE, None, value)
-            for key, value in rows[told : told + most]
+            for key, value in rows[offset : offset + most]
         ]
-        return Found(stamped=tuple(found), whole=len(found) < most)
+        return ChangePage(timed_changes=tuple(found), complete=len(found) < most)
 
-    def changes(self, spans, most):
+    def read_changes(self, spans, most):
         self._answer()
         self.asked += 1
         found = []
@@ -135,17 +135,17 @@ class FakeIndex:
                     found.append((version, span.tenant, ordinal, change))
         told = [stamped(tenant, *change) for _, tenant, _, change in sorted(found)[:most]]
         begins = self.read_beginnings([span.tenant for span in spans])
-        return Found(stamped=tuple(told), whole=len(told) < most, begins=begins)
+        return ChangePage(timed_changes=tuple(told), complete=len(told) < most, beginnings=begins)
 
-    def read_snapshot(self, at, row, most, where):
+    def read_snapshot(self, at, after_key, most, where):
         found = []
         for tenant, position in at.items():
             for key, value in self.as_of(tenant, position).items():
-                if not row or (tenant, str(key).zfill(3)) > row:
+                if not after_key or (tenant, str(key).zfill(3)) > after_key:
                     told = stamped(tenant, 0, 0, key, ChangeKind.BASE, None, value)
                     found.append(((tenant, str(key).zfill(3)), told))
         page = sorted(found, key=lambda each: each[0])[:most]
-        meets = Wanted(where=where).__dict__["_meets"]
+        meets = ChangeFilter(where=where).__dict__["_meets"]
         kept = tuple(each for each in page if meets(each[1][0].after))
         return SnapshotPage(rows=kept, upto=page[-1][0] if len(page) == most else None)
 
@@ -189,8 +189,8 @@ class Listener:
     """One subscriber that takes what it is told, at once."""
 
     def __init__(self, feed, **asked):
-        asked.setdefault("wanted", Wanted())
-        self.subscription = Subscription(feed=feed, every=0, **asked)
+        asked.setdefault("wanted", ChangeFilter())
+        self.subscription = Subscription(feed=feed, progress_seconds=0, **asked)
         self.messages = []
         self.error = None
         self.task = asyncio.create_task(self._listen())
@@ -230,4 +230,4 @@ async def settled(feed, listeners, seconds=10.0):
 
 def new_feed(index, **options):
     options.setdefault("ring", Ring(64))
-    return IndexFeed(index="shop.trades/big", source=index, page=3, patience=0.05, **options)
+    return IndexFeed(index="shop.trades/big", source=index, page_size=3, patience=0.05, **options)

@@ -15,7 +15,7 @@ from stackfixture import JAVA_OPTIONS, QUICK, clean_environment, jars_folder, wa
 
 from iscp_dagster.local.spark import ivy, jars, java
 from iscp_dagster.local.spark.server import SparkServer, find_pyspark_folder
-from iscp_dagster.local.stack.ports import free_port, is_free
+from iscp_dagster.local.stack.ports import find_free_port, is_free
 
 START_SECONDS = 120.0
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -55,10 +55,10 @@ class Cluster:
 def running_cluster(folder: Path) -> Iterator[Cluster]:
     """Run a cluster with an executor of one core on each host, until the end of the block."""
     runtime = java.find(os.environ)
-    port, connect = free_port(), free_port()
+    port, connect = find_free_port(), find_free_port()
     master = f"spark://127.0.0.1:{port}"
     spark_jars = f"{find_pyspark_folder() / 'jars'}/*"
-    small = [str(runtime.program), *runtime.options(), "-Xmx256m", *SMALL]
+    small = [str(runtime.program), *runtime.list_options(), "-Xmx256m", *SMALL]
     small += ["-cp", spark_jars]
     environment = {
         "SPARK_HOME": str(find_pyspark_folder()),
@@ -87,7 +87,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
         started = start(
             "connect",
             "127.0.0.1",
-            list(_on(master, server.command(), delta)),
+            list(_on(master, server.build_command(), delta)),
             **_new(server.build_environment(clean_environment(folder))),
         )
         cluster = Cluster(f"sc://127.0.0.1:{connect}", folder)

@@ -22,7 +22,7 @@ from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SPARK
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
 from iscp_dagster.local.stack.environment import add_stack_variables
-from iscp_dagster.local.stack.ports import VARIABLES, free_port
+from iscp_dagster.local.stack.ports import VARIABLES, find_free_port
 from iscp_dagster.local.supervise import ward
 from iscp_dagster.spark.session import disconnect
 
@@ -147,7 +147,7 @@ def copied_project(folder: Path) -> Path:
 
 def free_ports() -> dict[str, str]:
     """Ports of the stack's own for every service, as environment variables."""
-    return {name: str(free_port()) for name in VARIABLES.values()}
+    return {name: str(find_free_port()) for name in VARIABLES.values()}
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from places import ROOT
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.api.jobs import Jobs, open_jobs, to_spec_update
-from iscp_dagster.api.names import command
+from iscp_dagster.api.names import format_command
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -128,7 +128,7 @@ def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source)
     assert jobs.register_job("eu", MIRROR, spec(priority=9)) is False
     (job,) = jobs.list_jobs()
     assert (job.key.tenant, job.name, job.priority) == ("eu", MIRROR, 0)
-    assert job.key.table_id == jobs.deployment.delta_log(source).get_table_id()
+    assert job.key.table_id == jobs.deployment.make_delta_log(source).get_table_id()
 
 
 def test_a_view_has_one_index(jobs, source):
@@ -218,7 +218,7 @@ def test_a_key_that_is_no_plain_value_is_refused_by_name(jobs, source):
 
 def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
-    id_ = jobs.deployment.delta_log(source).get_table_id()
+    id_ = jobs.deployment.make_delta_log(source).get_table_id()
     lacking = SpecUpdate(columns=("gone",)).apply_to(spec())
     jobs.deployment.log.register("eu", MIRROR, id_, lacking)
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
@@ -237,7 +237,7 @@ def test_a_consumer_may_be_an_import_path_of_what_there_is(jobs, source):
 
 def test_a_job_whose_consumer_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
-    id_ = jobs.deployment.delta_log(source).get_table_id()
+    id_ = jobs.deployment.make_delta_log(source).get_table_id()
     jobs.deployment.log.register("eu", OTHER, id_, spec(OTHER, kind="no.such:Thing"))
     assert jobs.update_job_spec("eu", OTHER, SpecUpdate(priority=3)) is True
 
@@ -294,7 +294,7 @@ def test_registering_on_a_recreated_table_unregisters_the_job_of_the_earlier_one
     earlier = jobs.get_job("eu", MIRROR)
     recreate(source, "eu", "us")
     assert jobs.register_job("eu", MIRROR, spec()) is True
-    present = jobs.deployment.delta_log(source).get_table_id()
+    present = jobs.deployment.make_delta_log(source).get_table_id()
     (job,) = jobs.list_jobs("eu")
     assert (job.key.table_id, job.watermark) == (present, START)
     (left,) = jobs.list_jobs("us")
@@ -307,7 +307,7 @@ def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, so
     assert jobs.register_job("*", MIRROR, spec()) is True
     # One that the new table lacks is built from it too, so that its old rows cease to be served.
     assert tenants(jobs, MIRROR) == ["eu", "us"]
-    present = jobs.deployment.delta_log(source).get_table_id()
+    present = jobs.deployment.make_delta_log(source).get_table_id()
     assert {job.key.table_id for job in jobs.list_jobs()} == {present}
 
 
@@ -317,7 +317,7 @@ def test_registering_for_all_on_a_recreated_table_without_rows_leaves_no_earlier
     assert jobs.register_job("*", MIRROR, spec()) is True
     (job,) = jobs.list_jobs()
     assert (job.key.tenant, job.watermark) == ("eu", START)
-    assert job.key.table_id == jobs.deployment.delta_log(source).get_table_id()
+    assert job.key.table_id == jobs.deployment.make_delta_log(source).get_table_id()
 
 
 # Unregistering.
@@ -732,7 +732,7 @@ def test_a_wait_in_which_nothing_happens_reads_no_job(jobs, source, clock, monke
     elsewhere = JobID(db="shop", table="refunds", job="mirror")
     read, log = [], type(jobs.deployment.log)
     held = log.jobs
-    monkeypatch.setattr(log, "jobs", lambda *a, **b: read.append(clock.now) or held(*a, **b))
+    monkeypatch.setattr(log, "list_jobs", lambda *a, **b: read.append(clock.now) or held(*a, **b))
     clock.meanwhile = [lambda: None] * 50 + [
         lambda: jobs.deployment.log.register("eu", elsewhere, "another table", spec(elsewhere))
     ]
@@ -790,7 +790,7 @@ def test_a_change_of_properties_alone_leaves_an_idle_tenant_in_step(jobs, source
     commit(source, "us")
     look = runner.look(look.cursor)
     assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
-    latest = jobs.deployment.delta_log(source).latest().version
+    latest = jobs.deployment.make_delta_log(source).latest().version
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
     (position,) = read_positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.lag) == (True, 0.0)
@@ -1014,7 +1014,9 @@ def test_wait_leaves_out_what_a_person_unregistered(jobs, source, clock):
     jobs.register_job("us", MIRROR, spec())
     clock.meanwhile = [lambda: jobs.unregister_job("us", MIRROR)]
     assert jobs.wait("shop.orders") == 1
-    jobs.deployment.log.mark_collected(jobs.deployment.log.dropped(clock.now + timedelta(days=1)))
+    jobs.deployment.log.mark_collected(
+        jobs.deployment.log.list_dropped(clock.now + timedelta(days=1))
+    )
     assert jobs.wait("shop.orders", timeout=0) == 1
 
 
@@ -1225,7 +1227,7 @@ def test_without_a_deployment_what_is_not_set_is_named(tmp_path):
 
 @pytest.mark.parametrize("tenant", ["eu", "it's", '"; rm -r ~ $(x)', "a\nb", "*", "-x"])
 def test_a_command_that_a_message_tells_means_that_tenant_in_a_shell(tenant):
-    told = command("register", tenant, JobID(db="shop", table="orders", job="mirror"))
+    told = format_command("register", tenant, JobID(db="shop", table="orders", job="mirror"))
     words = ["iscp", "job", "register", "shop.orders/mirror", "--tenant", tenant]
     assert shlex.split(told.strip("`")) == words
 
@@ -1264,7 +1266,7 @@ def test_runs_are_canceled_by_id_and_by_dispatch_and_no_others(dagster_home):
 def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(environ, dagster_home):
     jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
     jobs.register_job("rich", SYMBOLS, spec(SYMBOLS))
-    source = jobs.source("docs.symbols")
+    source = jobs.get_source("docs.symbols")
     with DagsterInstance.from_config(str(dagster_home)) as instance:
         run = queued(instance, **{DISPATCH_TAG: "d1"})
         jobs.deployment.log.enqueue(due(jobs, source, "rich", SYMBOLS), "d1")
@@ -1277,7 +1279,7 @@ def test_a_run_of_other_jobs_too_is_canceled_only_when_all_of_them_are_interrupt
     environ, dagster_home
 ):
     jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
-    log, source = jobs.deployment.log, jobs.source("docs.symbols")
+    log, source = jobs.deployment.log, jobs.get_source("docs.symbols")
     for tenant in ("rich", "jinja2", "click"):
         jobs.register_job(tenant, SYMBOLS, spec(SYMBOLS))
         log.enqueue(due(jobs, source, tenant, SYMBOLS), "d1")
@@ -1309,7 +1311,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
     commit(source, "eu", "us")
     assert jobs.register_job("us", MIRROR, spec())
     begin(jobs, source, "us")
-    before = jobs.deployment.log.jobs(include_dropped=True)
+    before = jobs.deployment.log.list_jobs(include_dropped=True)
     with own_table.connect() as connection, connection.begin() as transaction:
         connection.exec_driver_sql("INSERT INTO mine VALUES ('a row')")
         assert jobs.register_job("eu", MIRROR, spec(), connection=connection)
@@ -1321,7 +1323,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
         assert jobs.unregister_job("us", OTHER, connection=connection)
         with pytest.raises(NoSuchJobError):
             jobs.update_job_spec("us", OTHER, change, connection=connection)
-        assert jobs.deployment.log.jobs(include_dropped=True) == before
+        assert jobs.deployment.log.list_jobs(include_dropped=True) == before
         assert jobs.deployment.log.list_standing() == {}
         if not commits:
             transaction.rollback()
@@ -1330,7 +1332,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
     assert rows == int(commits)
     assert canceled == []
     if not commits:
-        assert jobs.deployment.log.jobs(include_dropped=True) == before
+        assert jobs.deployment.log.list_jobs(include_dropped=True) == before
         return
     found = {(each.key.tenant, each.name, each.state.label) for each in jobs.list_jobs()}
     assert found == {

@@ -7,8 +7,8 @@ from onetable import Clock, commit, finish, in_memory
 
 from iscp_dagster import Changes, Mirror, SourceTable, SpecUpdate, Trigger, View
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.waiting import Wait
-from iscp_dagster.model.declared.together.attach import attached
+from iscp_dagster.api.waiting import CommitWait
+from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.planning.declared import make_job_spec, name_of
@@ -22,7 +22,9 @@ def source(tmp_path):
         "shop.orders", key="id", tenant="region", path=str(tmp_path / "orders"), indexes=[Mirror()]
     )
     big = View("big", of=table, where="amount > 100")
-    (made,) = attached([table], [big], [Trigger("large", on=big, match="amount > 500", priority=4)])
+    (made,) = attach_to_tables(
+        [table], [big], [Trigger("large", on=big, match="amount > 500", priority=4)]
+    )
     commit(made, "eu")
     return made
 
@@ -88,7 +90,7 @@ def test_a_wait_is_for_triggers_too(jobs, source):
     registered(jobs, source, "eu")
     for each in source.indexes:
         finish(jobs, source, "eu", name_of(source, each))
-    wait = Wait(
+    wait = CommitWait(
         deployment=jobs.deployment, source=source, tenant=None, sleep=print, monotonic=lambda: 0.0
     )
     with pytest.raises(WaitError, match=r"the trigger 'large' of tenant 'eu' is not built yet"):

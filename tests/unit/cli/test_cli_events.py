@@ -13,13 +13,13 @@ from commands import found, printed, refused, run_command
 from events import DEAD, DELIVERED, again, event, put, result
 from watches import NOON, Watch
 
-from iscp_dagster.api.outbox import Deliveries
+from iscp_dagster.api.outbox import DeclaredOutbox
 from iscp_dagster.cli import main as cli
 from iscp_dagster.cli.checkup import inspect_endpoints
 from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
-from iscp_dagster.webhooks.answers import Answer, Health
+from iscp_dagster.webhooks.answers import EndpointAnswer, EndpointHealth
 from iscp_dagster.webhooks.outbox import Outbox
 
 SECRET = f"whsec_{'A' * 32}"
@@ -75,8 +75,8 @@ def outbox(empty, tmp_path, watch):
 def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
     """Give a function that runs a command line and returns exit code and output."""
     environ = {"ISCP_ASSETS": assets, LOG_URL: f"sqlite:///{tmp_path}/log.sqlite"}
-    deliveries = Deliveries(environ, outbox)
-    monkeypatch.setattr("iscp_dagster.api.outbox.open_deliveries", lambda _: deliveries)
+    deliveries = DeclaredOutbox(environ, outbox)
+    monkeypatch.setattr("iscp_dagster.api.outbox.open_declared_outbox", lambda _: deliveries)
 
     run = partial(run_command, capsys, monkeypatch)
     run.environ = environ
@@ -297,12 +297,12 @@ def test_health_names_the_endpoints_that_no_sender_serves(outbox):
 def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
     outbox.hold(["alerts"], "sender", 60)
     alerts = outbox.list_endpoints()["alerts"]
-    failing = replace(alerts, health=Health(failing_since=outbox.clock()))
+    failing = replace(alerts, health=EndpointHealth(failing_since=outbox.clock()))
     outbox.record(failing, [])
     watch.move(700)
     # Nothing waits for it, so that nothing may be wrong any more.
     assert health(outbox) == ["endpoint alerts: ok"]
-    outbox.record(replace(failing, health=Health(failing_since=outbox.clock())), [])
+    outbox.record(replace(failing, health=EndpointHealth(failing_since=outbox.clock())), [])
     put(outbox, event(1))
     watch.move(600)
     assert health(outbox) == ["endpoint alerts: ok"]
@@ -336,7 +336,7 @@ def test_a_ping_shows_the_answer_and_fails_unless_it_is_accepted(iscp, receiver,
 
 def test_no_text_of_others_looks_like_a_line_of_its_own(iscp, outbox, monkeypatch):
     async def answered(*_):
-        return Answer(status=500, text="no\nalerts: answered 204")
+        return EndpointAnswer(status=500, text="no\nalerts: answered 204")
 
     monkeypatch.setattr("iscp_dagster.webhooks.service.ping", answered)
     said = iscp("endpoint", "ping", "alerts")

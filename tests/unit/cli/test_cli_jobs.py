@@ -31,7 +31,7 @@ from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import parse_time
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
-from iscp_dagster.model.declared.together.attach import attached
+from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
@@ -566,7 +566,7 @@ def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, 
 
 def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs, iscp, capsys):
     found(iscp, "job", "register", NAME)
-    job_show.status(jobs.list_jobs(), {}, {}, {MIRROR})
+    job_show.print_status(jobs.list_jobs(), {}, {}, {MIRROR})
     told = capsys.readouterr().out
     assert re.search("readers see  *the previous generation, until every tenant is built", told)
 
@@ -618,7 +618,7 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
     finish(jobs, source, clock=clock, inserted=1_234)
     commit(source, "eu")
-    log = jobs.deployment.delta_log(source)
+    log = jobs.deployment.make_delta_log(source)
     lag = (log.latest().micros - log.get_moment(0).micros) / 1e6
     said = printed(iscp, "job", "status", NAME, "--tenant", "eu")
     shown_ = facts(said)
@@ -685,7 +685,7 @@ def test_the_list_has_the_lag(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     finish(jobs, source, clock=clock)
     commit(source, "eu")
-    log = jobs.deployment.delta_log(source)
+    log = jobs.deployment.make_delta_log(source)
     lag = (log.get_moment(1).micros - log.get_moment(0).micros) / 1e6
     lines = printed(iscp, "job", "list").splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("eu "))
@@ -744,7 +744,7 @@ def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source)
 def test_a_declared_trigger_is_registered_shown_and_listed_as_an_index_is(iscp, jobs, source):
     view = View("big", of=source, where="id > 3", auto_register=False)
     large = Trigger("large", on=view, match="id > 7", priority=5, auto_register=False)
-    jobs.sources[:] = attached([source], [view], [large])
+    jobs.sources[:] = attach_to_tables([source], [view], [large])
     for name in ("big", "large"):
         printed(iscp, "job", "register", f"warehouse.order_lines/{name}", "--tenant", "eu")
     shown_ = facts(printed(iscp, "job", "status", "warehouse.order_lines/large", "--tenant", "eu"))
@@ -960,7 +960,7 @@ def lake(tmp_path, source, monkeypatch):
 
 def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
     spec = make_job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).get_table_id(), spec)
+    lake.log.register("eu", MIRROR, lake.make_delta_log(source).get_table_id(), spec)
     said = refused(iscp, "verify", status=2)
     assert "warehouse.to_come: no table yet" in said
     assert "warehouse.refused: s3://bucket/refused cannot be read now" in said
@@ -972,7 +972,7 @@ def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
 
 def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
     spec = make_job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).get_table_id(), spec)
+    lake.log.register("eu", MIRROR, lake.make_delta_log(source).get_table_id(), spec)
     asked = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
     fail(lake.log, begin(asked, source), 10_300, "it is broken")
     said = refused(iscp, "verify", "--index", NAME, status=2)
@@ -1017,7 +1017,7 @@ def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wron
 
 def test_verify_of_what_a_person_unregistered_says_how_to_have_it_again(iscp, lake, source):
     spec = make_job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).get_table_id(), spec)
+    lake.log.register("eu", MIRROR, lake.make_delta_log(source).get_table_id(), spec)
     lake.log.unregister("eu", MIRROR)
     for arguments in (["--tenant", "eu"], []):
         said = refused(iscp, "verify", "--index", NAME, *arguments, status=2)
@@ -1034,7 +1034,7 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     name = JobID(db="warehouse", table="order_lines", job="copy")
     consumer = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
     spec = JobSpec(detail=IterationDetail(consumer=consumer))
-    table_id = lake.delta_log(source).get_table_id()
+    table_id = lake.make_delta_log(source).get_table_id()
     lake.log.register("eu", name, table_id, spec)
     own = replace(consumer, type="my.own:Consumer", job="own")
     own_spec = JobSpec(detail=IterationDetail(consumer=own))
@@ -1055,10 +1055,10 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
     clock.now += timedelta(hours=25)
     said = "warehouse.order_lines/mine, tenant eu: drops nothing"
     assert iscp("job", "collect", "--dry-run")[1].splitlines() == [said, "1 jobs would be deleted"]
-    assert len(jobs.deployment.log.jobs(include_dropped=True)) == 1
+    assert len(jobs.deployment.log.list_jobs(include_dropped=True)) == 1
     code, out = iscp("job", "collect", "--json")
     assert (code, json.loads(out)["jobs"][0]["drops"]) == (0, "nothing")
-    assert jobs.deployment.log.jobs(include_dropped=True) == []
+    assert jobs.deployment.log.list_jobs(include_dropped=True) == []
 
 
 def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
@@ -1067,7 +1067,7 @@ def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
         finish(jobs, source, tenant, clock=clock)
     commit(source, TENANT)
     assert iscp("job", "flush")[1].strip() == "warehouse.order_lines: 1 watermarks moved"
-    places = {job.key.tenant: job.watermark.version for job in jobs.deployment.log.jobs()}
+    places = {job.key.tenant: job.watermark.version for job in jobs.deployment.log.list_jobs()}
     assert places == {"eu": 1, TENANT: 0}
     again = {"moved": {"warehouse.order_lines": 0}, "problems": []}
     assert json.loads(iscp("job", "flush", "--json")[1]) == again
@@ -1235,7 +1235,7 @@ lost = View("lost", of=SourceTable("warehouse.lost", key="id"), where="id > 1")
 
 
 def test_health_tells_what_graphql_leaves_out(iscp, jobs, source, dagster, monkeypatch):
-    left_out = catalog.Catalog(notes=("shop_t is without its column 'grüße': taken.",))
+    left_out = catalog.ServedCatalog(notes=("shop_t is without its column 'grüße': taken.",))
     monkeypatch.setattr(
         "iscp_dagster.serve.web.server.LazyCatalogLoader.__call__", lambda _: left_out
     )

@@ -6,7 +6,7 @@ import pytest
 
 from iscp_dagster.demo import run as demo
 from iscp_dagster.demo.run import Demo, OutOfStepError
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.upkeep.verify import IndexVerdict
 
 AGREES = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3)
@@ -25,7 +25,7 @@ def ended(monkeypatch, tmp_path):
         "DAGSTER_URL": "http://127.0.0.1:1",
         "SPARK_REMOTE": "sc://127.0.0.1:1",
         "ISCP_WEBHOOK_SECRET": f"whsec_{'A' * 32}",
-        "ISCP_DEMO_PORT": str(free_port()),
+        "ISCP_DEMO_PORT": str(find_free_port()),
     }
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     monkeypatch.setattr(demo, "add_stack_variables", lambda _: environ)

@@ -20,8 +20,8 @@ from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.planning.problems import Problem
-from iscp_dagster.upkeep.comparison import ComparisonResult, Unbuilt
-from iscp_dagster.upkeep.dead_letters import Replayed
+from iscp_dagster.upkeep.comparison import ComparisonResult, UnbuiltIndex
+from iscp_dagster.upkeep.dead_letters import ReplayOutcome
 from iscp_dagster.upkeep.verify import IndexVerdict
 
 
@@ -59,7 +59,7 @@ def test_what_differs_is_named(capsys):
 
 def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
     agreeing = [(symbols, verdict(tenant=f"t{number}")) for number in range(900)]
-    unbuilt = [(symbols, Unbuilt(index="mirror", tenant=f"u{number}")) for number in range(20)]
+    unbuilt = [(symbols, UnbuiltIndex(index="mirror", tenant=f"u{number}")) for number in range(20)]
     odd = (symbols, verdict(tenant="odd", extra=1, samples=("a.b",)))
     found = ComparisonResult(verdicts=[*agreeing, odd], unbuilt=unbuilt)
     counts, _, first, *lines = compared(capsys, found).splitlines()
@@ -83,7 +83,7 @@ def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
     _, heads, row = compared(capsys, found).splitlines()
     assert row.split("\t")[1] == "t" * 200 + "\\nx"
     assert heads.split("\t").index("agrees") == row.split("\t").index("yes")
-    job_show.usage([used(failed=1, canceled=2, tenant=long)])
+    job_show.print_usage([used(failed=1, canceled=2, tenant=long)])
     assert len(capsys.readouterr().out.splitlines()) == 3
     dlq_show.print_letters(
         [replace(_letter(), tenant="名" * 50, reason="why " * 30)], as_json=False
@@ -107,12 +107,12 @@ def test_a_letter_s_reason_takes_two_lines_of_a_terminal_at_most(capsys):
 
 def test_a_name_of_spaces_is_seen(capsys, monkeypatch, request):
     for _ in range(2):
-        job_show.usage([used(tenant=" ")])
+        job_show.print_usage([used(tenant=" ")])
         assert "' '" in capsys.readouterr().out
         request.getfixturevalue("piped")
 
 
-UNBUILT = (symbols, Unbuilt(index="mirror", tenant="c"))
+UNBUILT = (symbols, UnbuiltIndex(index="mirror", tenant="c"))
 FAILED = JobStatus(code=10_300, message="column 'x' has no type")
 ODD = "[/x] [red]a\x1b]52;c;QQ==\x07\x9b2J\r\nb"
 WRITTEN_OUT = "[/x] [red]a\\x1b]52;c;QQ==\\x07\\x9b2J\\x0d"
@@ -146,13 +146,13 @@ def _letter():
         lambda: show.print_comparison(
             ComparisonResult(
                 verdicts=[(symbols, verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1))],
-                unbuilt=[(symbols, Unbuilt(index="mirror", tenant=ODD))],
+                unbuilt=[(symbols, UnbuiltIndex(index="mirror", tenant=ODD))],
                 problems=[Problem(table="a.b", message=ODD, kind="")],
             ),
             as_json=False,
         ),
         lambda: job_show.line(ODD),
-        lambda: job_show.usage([Usage(tenant=ODD, name=JobID(db="a", table="b", job="c"))]),
+        lambda: job_show.print_usage([Usage(tenant=ODD, name=JobID(db="a", table="b", job="c"))]),
         lambda: dlq_show.print_letters([_letter()], as_json=False),
         lambda: dlq_show.print_letter_facts([_letter()], as_json=False),
     ],
@@ -167,7 +167,7 @@ def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_)
 
 def test_a_name_of_several_lines_stands_in_one(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    job_show.usage([Usage(tenant="two\nlines\tof", name=JobID(db="a", table="b", job="c"))])
+    job_show.print_usage([Usage(tenant="two\nlines\tof", name=JobID(db="a", table="b", job="c"))])
     assert r"two\nlines\tof" in capsys.readouterr().out
 
 
@@ -179,12 +179,12 @@ def used(**changes):
 
 
 def test_usage_is_one_line_a_job_where_that_fits(capsys):
-    job_show.usage([used(inserted=1_234), used(tenant="typer")])
+    job_show.print_usage([used(inserted=1_234), used(tenant="typer")])
     _, heading, rich, typer = capsys.readouterr().out.splitlines()
     assert heading.split() == ["job", "tenant", "iterations", "inserted", "bytes", "seconds"]
     assert rich.split() == ["docs.symbols/mirror", "rich", "12", "1,234", "9,876,543", "0.0"]
     assert "typer" in typer
-    job_show.usage([used(failed=1, canceled=2, deleted=3, tenant="clickhouse-connect")])
+    job_show.print_usage([used(failed=1, canceled=2, deleted=3, tenant="clickhouse-connect")])
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 5
     assert max(map(len, said)) <= 80
@@ -201,10 +201,10 @@ def test_a_letter_s_job_is_no_number_for_json(capsys):
 def test_what_became_of_a_letter_is_a_word_with_the_error_beside_it(capsys):
     letter, error = _letter(), IscpError("too long")
     done = [
-        Replayed(letter=letter, error=error),
-        Replayed(letter=letter, rebuilt=True),
-        Replayed(letter=letter, superseded=True),
-        Replayed(letter=letter),
+        ReplayOutcome(letter=letter, error=error),
+        ReplayOutcome(letter=letter, rebuilt=True),
+        ReplayOutcome(letter=letter, superseded=True),
+        ReplayOutcome(letter=letter),
     ]
     dlq_show.print_replay_results(done, as_json=True)
     refused, *others = json.loads(capsys.readouterr().out)
@@ -255,7 +255,7 @@ def test_what_is_not_built_has_the_keys_that_what_is_has(capsys):
 
 
 def test_what_is_in_error_is_told_from_what_is_not_built_yet(capsys):
-    failed = [(symbols, Unbuilt(index="mirror", tenant=of, error=FAILED)) for of in ("a", "b")]
+    failed = [(symbols, UnbuiltIndex(index="mirror", tenant=of, error=FAILED)) for of in ("a", "b")]
     built = verdict(tenant="rich")
     found = ComparisonResult(verdicts=[(symbols, built)], unbuilt=[UNBUILT, *failed])
     counts, _, _, *lines = compared(capsys, found).splitlines()

@@ -18,7 +18,7 @@ def columns(type_, **types):
     """How an index keeps a key `k` and a value `v` of one type."""
     fields = [DeltaField(name=name, type=Primitive(type_)) for name in "kv"]
     source = SourceTable("shop.orders", key="k")
-    return IndexTable(source=source, index=Mirror(types=types), fields=fields).stored
+    return IndexTable(source=source, index=Mirror(types=types), fields=fields).stored_types
 
 
 def written(values, stored):

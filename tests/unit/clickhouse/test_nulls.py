@@ -37,7 +37,7 @@ NOTHING = {"street": None, "floors": [], "geo": {"x": None}}
 
 
 def kept(type_, rule, **more):
-    return resolve_stored_type(type_, None, nullable=True, at="c", nulls=rule, **more)
+    return resolve_stored_type(type_, None, nullable=True, column="c", nulls=rule, **more)
 
 
 def column(type_, values):
@@ -148,9 +148,9 @@ def test_a_flag_is_a_column_beside_it():
     flagged = shape(Mirror(nulls={"tags": "flag"}))
     assert flagged.flags == {"tags_is_null": "tags"}
     assert flagged.columns == ("id", "tags", "v", "tags_is_null")
-    (_, create) = flagged.create_statements()
+    (_, create) = flagged.render_create_statements()
     assert "`tags_is_null` Bool DEFAULT true" in create
-    assert "`tags_is_null` FROM" in flagged.view_statements()[-1]
+    assert "`tags_is_null` FROM" in flagged.render_view_statements()[-1]
     taken = [*FIELDS, DeltaField(name="tags_is_null", type=LONG)]
     with pytest.raises(SchemaError, match="needs a column 'tags_is_null', which the source has"):
         IndexTable(source=flagged.source, index=flagged.index, fields=taken)
@@ -212,12 +212,12 @@ def test_another_rule_is_another_definition_and_the_default_is_none():
             "'id', which is long: ClickHouse",
         ),
         (
-            lambda: shape(Mirror(nulls="json", types={"tags": "Array(UUID)"})).stored,
+            lambda: shape(Mirror(nulls="json", types={"tags": "Array(UUID)"})).stored_types,
             SchemaError,
             r"nulls='json'; leave out one of them",
         ),
         (
-            lambda: shape(Vector("v", dimension=2, nulls={"v": "json"})).stored,
+            lambda: shape(Vector("v", dimension=2, nulls={"v": "json"})).stored_types,
             SchemaError,
             "the graph needs an array",
         ),

@@ -11,11 +11,11 @@ from places import DOCS
 from typetable import type_table
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.types.cells import CELLS, find_cell, get_family
-from iscp_dagster.clickhouse.types.stored import OPEN, resolve_stored_type
-from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parse_type
+from iscp_dagster.clickhouse.types.stored import DYNAMIC_TYPES, resolve_stored_type
+from iscp_dagster.clickhouse.types.typetext import GEO, ClickHouseType, TypeTextError, parse_type
 from iscp_dagster.clickhouse.types.widening import can_widen, is_same_type, keep_old_fields
 from iscp_dagster.clickhouse.types.wire import respell_column
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
@@ -30,7 +30,7 @@ def test_what_an_index_does_not_hold_is_written_as_it_is_for_the_comparison():
     """Rows of dead letters are missing in the index; the comparison shows no other fault."""
     tree = Struct((field("k", Map(key=STRING, value=Array(element=STRING))),))
     asked = "Tuple(k Map(UUID, Array(UUID)))"
-    kept = resolve_stored_type(tree, asked, nullable=False, at="c", nulls="refuse")
+    kept = resolve_stored_type(tree, asked, nullable=False, column="c", nulls="refuse")
     rows = [
         {"k": [(UUID.upper(), [UUID.upper(), None, "X"]), ("X", None)]},
         None,
@@ -51,8 +51,8 @@ def leaves():
     )
     return st.one_of(
         st.sampled_from(["Int8", "UInt256", "String", "JSON", "Point"]).map(parse_type),
-        st.builds(lambda n: ChType(name="FixedString", numbers=(n,)), st.integers(1, 99)),
-        st.builds(lambda z: ChType(name="DateTime64", numbers=(6,), zone=z), st.text()),
+        st.builds(lambda n: ClickHouseType(name="FixedString", numbers=(n,)), st.integers(1, 99)),
+        st.builds(lambda z: ClickHouseType(name="DateTime64", numbers=(6,), zone=z), st.text()),
         enums.map(enum),
     )
 
@@ -60,20 +60,22 @@ def leaves():
 def enum(members):
     numbered = sorted((number, name) for name, number in members.items())
     numbers, names = zip(*numbered, strict=True)
-    return ChType(name="Enum8", names=names, numbers=numbers)
+    return ClickHouseType(name="Enum8", names=names, numbers=numbers)
 
 
 def tuples(inner):
     return st.dictionaries(NAMES, inner, min_size=1, max_size=3).map(
-        lambda fields: ChType(name="Tuple", names=tuple(fields), parts=tuple(fields.values()))
+        lambda fields: ClickHouseType(
+            name="Tuple", names=tuple(fields), parts=tuple(fields.values())
+        )
     )
 
 
 TREES = st.recursive(
     leaves(),
     lambda inner: st.one_of(
-        st.builds(lambda part: ChType(name="Array", parts=(part,)), inner),
-        st.builds(lambda *parts: ChType(name="Map", parts=parts), inner, inner),
+        st.builds(lambda part: ClickHouseType(name="Array", parts=(part,)), inner),
+        st.builds(lambda *parts: ClickHouseType(name="Map", parts=parts), inner, inner),
         tuples(inner),
     ),
     max_leaves=6,
@@ -152,13 +154,13 @@ def test_a_text_that_is_no_type_says_where(text, said):
     ],
 )
 def test_nullable_is_put_where_the_source_has_nulls(source, asked, kept):
-    assert str(resolve_stored_type(source, asked, nullable=True, at="c").type) == kept
+    assert str(resolve_stored_type(source, asked, nullable=True, column="c").type) == kept
 
 
 def test_what_is_not_null_is_not_nullable():
-    assert str(resolve_stored_type(LONG, "UInt8", nullable=False, at="c").type) == "UInt8"
+    assert str(resolve_stored_type(LONG, "UInt8", nullable=False, column="c").type) == "UInt8"
     asked = "LowCardinality(Nullable(String))"
-    assert str(resolve_stored_type(STRING, asked, nullable=False, at="c").type) == asked
+    assert str(resolve_stored_type(STRING, asked, nullable=False, column="c").type) == asked
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_what_is_not_null_is_not_nullable():
 )
 def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):
     with pytest.raises(SchemaError, match=why) as caught:
-        resolve_stored_type(source, asked, nullable=True, at="state")
+        resolve_stored_type(source, asked, nullable=True, column="state")
     said = str(caught.value)
     assert said.startswith(f"Column 'state' is {source} and cannot be kept as {asked!r}: ")
     assert f"{source} can be kept as " in said
@@ -195,7 +197,7 @@ def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):
 def test_what_nothing_can_keep_is_to_be_left_out():
     said = r"Column 'state' is interval day and cannot be kept as 'Int64': .* Leave it out with"
     with pytest.raises(SchemaError, match=said):
-        resolve_stored_type(Primitive("interval day"), "Int64", nullable=True, at="state")
+        resolve_stored_type(Primitive("interval day"), "Int64", nullable=True, column="state")
 
 
 def shape(index, *fields, **changes):
@@ -216,7 +218,7 @@ def shape(index, *fields, **changes):
 )
 def test_keys_tenants_and_columns_that_are_not_there(column, asked, said):
     with pytest.raises(SchemaError, match=said):
-        shape(Mirror(types={column: asked})).create_statements()
+        shape(Mirror(types={column: asked})).render_create_statements()
 
 
 def test_a_tenant_that_is_a_date_is_no_number():
@@ -224,7 +226,7 @@ def test_a_tenant_that_is_a_date_is_no_number():
     source = SourceTable("shop.notes", key="k", tenant="d")
     made = IndexTable(source=source, index=Mirror(types={"d": "Int32"}), fields=fields)
     with pytest.raises(SchemaError, match="it is date; use one of String"):
-        made.create_statements()
+        made.render_create_statements()
 
 
 def test_a_vector_keeps_floats():
@@ -244,12 +246,12 @@ def test_types_are_texts_by_column(types):
 def test_a_jobs_options_name_types():
     source = SourceTable("shop.notes", key="id", indexes=[Mirror(types={"id": "UInt8"})])
     info = ConsumerInfo(type="mirror", db="shop", table="notes", job="mirror")
-    assert index_of(source, info).types == {"id": "UInt8"}
+    assert resolve_index(source, info).types == {"id": "UInt8"}
     options = {"types": {"id": "UInt16"}}
     stated = ConsumerInfo.from_json(
         ConsumerInfo(type="mirror", db="shop", table="notes", job="m", options=options).to_json()
     )
-    assert index_of(source, stated).types == {"id": "UInt16"}
+    assert resolve_index(source, stated).types == {"id": "UInt16"}
 
 
 @pytest.mark.parametrize(
@@ -367,21 +369,21 @@ def test_the_page_shows_the_table_that_the_code_goes_by():
 def test_every_cell_is_tested_on_the_engine():
     tested = set()
     for case in CASES:
-        kept = resolve_stored_type(case.source, case.asked, nullable=True, at="c").type.bare
+        kept = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
         tested.add((get_family(case.source), kept.name))
     cells = {(of, name) for of, each in CELLS.items() for cell in each for name in cell.names}
     # Both names of an integer's sign and width reach the same code.
     missing = {each for each in cells - tested if "Int" not in each[1]}
     assert missing == set()
-    assert {name for _, name in tested} >= {*OPEN, *GEO, "Nested", "Tuple", "Map", "Array"}
+    assert {name for _, name in tested} >= {*DYNAMIC_TYPES, *GEO, "Nested", "Tuple", "Map", "Array"}
     assert {name for of, name in cells if of == "integer"} <= {name for _, name in tested}
 
 
 def test_every_case_that_is_refused_names_what_its_type_holds():
     for case in CASES:
-        kept = resolve_stored_type(case.source, case.asked, nullable=True, at="c").type.bare
+        kept = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
         cell = find_cell(case.source, kept)
-        assert cell is None or cell.holds in type_table()
+        assert cell is None or cell.domain in type_table()
     assert get_family(Decimal(3, 1)) == "decimal"
     assert get_family(Primitive("interval day")) is None
     assert get_family(VARIANT) == "variant"

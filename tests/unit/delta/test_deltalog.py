@@ -23,11 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster.delta.checks import check_source
-from iscp_dagster.delta.feed import ChangeFeed, FeedState, feed_state, read_range
+from iscp_dagster.delta.feed import ChangeFeed, FeedState, get_feed_state, plan_read
 from iscp_dagster.delta.log import opening
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.log.facts import DeltaFacts
+from iscp_dagster.delta.log.facts import SnapshotReader
 from iscp_dagster.delta.log.files import (
     LocalFiles,
     ObjectFiles,
@@ -217,7 +217,7 @@ class TestPoll:
         assert not mark.is_same_table(known)
         assert mark.moment.version == commits
         assert log.get_table_id() == again.id
-        assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
+        assert log.list_changed_tenants(0, commits) == ({"new"} if commits else set())
 
     def test_a_table_replaced_by_one_whose_id_begins_alike_is_noticed(self, tmp_path):
         """Ids begin alike when they start with the time, or when a writer makes its own."""
@@ -233,19 +233,19 @@ class TestPoll:
         table.commit(file("add", "old"))
         log = table.log()
         log.poll()
-        assert log.changed_tenants(0, 1) == {"old"}
+        assert log.list_changed_tenants(0, 1) == {"old"}
         shutil.rmtree(table.path)
         again = Table(table.path).create().commit(file("add", "new"))
         known = again.log().poll()
         assert log.poll(known) == known
-        assert log.changed_tenants(0, 1) == {"new"}
+        assert log.list_changed_tenants(0, 1) == {"new"}
         assert log.get_table_id() == again.id
 
     @pytest.mark.parametrize("commits", [2, 5])
     def test_in_a_store_the_next_commit_tells_that_a_table_was_created_anew(self, table, commits):
         log = far(table.commit(file("add", "old")))
         known = log.poll(log.poll())
-        assert log.changed_tenants(0, 1) == {"old"}
+        assert log.list_changed_tenants(0, 1) == {"old"}
         shutil.rmtree(table.path)
         again = Table(table.path).create()
         for _ in range(commits):
@@ -253,16 +253,16 @@ class TestPoll:
         mark = log.poll(known)
         assert not mark.is_same_table(known)
         assert log.get_table_id() == again.id
-        assert log.changed_tenants(0, 1) == {"new"}
+        assert log.list_changed_tenants(0, 1) == {"new"}
 
     def test_in_a_store_what_another_process_noticed_lets_go_of_caches(self, table):
         log = far(table.commit(file("add", "old")))
         log.poll(log.poll())
-        assert log.changed_tenants(0, 1) == {"old"}
+        assert log.list_changed_tenants(0, 1) == {"old"}
         shutil.rmtree(table.path)
         known = far(Table(table.path).create().commit(file("add", "new"))).poll()
         assert log.poll(known) == known
-        assert log.changed_tenants(0, 1) == {"new"}
+        assert log.list_changed_tenants(0, 1) == {"new"}
 
     def test_in_a_store_a_commit_costs_one_question_whether_the_table_stands(self, table):
         log = far(table)
@@ -290,7 +290,7 @@ class TestPoll:
         path = tmp_path / "none"
         make(path)
         with pytest.raises(SourceError, match=rf"no Delta table at {path}.*Correct the path"):
-            DeltaLog(str(path)).latest()
+            DeltaLog(str(path)).get_latest_moment()
 
     def test_a_table_that_goes_away(self, table):
         log = table.log()
@@ -353,7 +353,7 @@ class TestPoll:
         log = table.log()
         assert log.latest().version == 1
         assert log.tenants() == ["a"]
-        assert log.changed_tenants(0, 1) is None
+        assert log.list_changed_tenants(0, 1) is None
 
 
 class TestChangedTenants:
@@ -371,22 +371,22 @@ class TestChangedTenants:
     )
     def test_actions(self, table, actions, changed):
         table.commit(*actions)
-        assert table.log().changed_tenants(0, 1) == changed
+        assert table.log().list_changed_tenants(0, 1) == changed
 
     def test_ranges_are_open_to_the_left(self, table):
         for tenant in "abc":
             table.commit(file("add", tenant))
         log = table.log()
-        assert log.changed_tenants(-1, 3) == {"a", "b", "c"}
-        assert log.changed_tenants(1, 2) == {"b"}
-        assert log.changed_tenants(3, 3) == set()
+        assert log.list_changed_tenants(-1, 3) == {"a", "b", "c"}
+        assert log.list_changed_tenants(1, 2) == {"b"}
+        assert log.list_changed_tenants(3, 3) == set()
 
     def test_partition_values_without_the_tenant_are_of_null(self, table):
         """Spark omits null values from the entry of a removed file."""
         table.commit(file("add", "a"), file("add", None, path="orphan.parquet"))
         table.commit(file("remove", None, column=None, path="orphan.parquet"))
         log = table.log()
-        assert log.changed_tenants(1, 2) == set()
+        assert log.list_changed_tenants(1, 2) == set()
         assert log.has_unnamed_changes(1, 2)
         assert log.has_only_adds(1, 2, {"a"})
         assert log.feed_files(1, 2, {"a"}) == []
@@ -403,10 +403,10 @@ class TestChangedTenants:
         table.commit(file("add", "b"))
         log = table.log()
         for after in (0, 1):
-            assert log.changed_tenants(after, 3) is None
+            assert log.list_changed_tenants(after, 3) is None
             assert log.feed_files(after, 3, {"a"}) is None
             assert not log.has_only_adds(after, 3, {"a"})
-        assert log.changed_tenants(2, 3) == {"b"}
+        assert log.list_changed_tenants(2, 3) == {"b"}
 
     @pytest.mark.parametrize(("before", "now"), [("t", "tk"), ("tk", "t")])
     def test_files_that_lie_in_other_partitions_than_the_table_has_now_are_left_to_spark(
@@ -427,23 +427,23 @@ class TestChangedTenants:
         log.poll()
         log.get_facts()
         (table.path / commit_name(1)).unlink()
-        assert log.changed_tenants(0, 2) is None
-        assert log.changed_tenants(1, 2) == {"b"}
+        assert log.list_changed_tenants(0, 2) is None
+        assert log.list_changed_tenants(1, 2) == {"b"}
 
     def test_each_commit_is_read_once(self, table):
         table.commit(file("add", "a"))
         log = table.log()
-        assert log.changed_tenants(0, 1) == {"a"}
+        assert log.list_changed_tenants(0, 1) == {"a"}
         (table.path / commit_name(1)).write_text("")
-        assert log.changed_tenants(0, 1) == {"a"}
+        assert log.list_changed_tenants(0, 1) == {"a"}
 
     def test_without_a_tenant_column(self, tmp_path):
         table = Table(tmp_path).create(partition=())
         table.commit(file("add", None, column=None)).commit(info={"operation": "OPTIMIZE"})
         log = table.log(None)
-        assert log.changed_tenants(0, 1) == {"default"}
-        assert log.changed_tenants(1, 2) == set()
-        assert log.tenants() == ["default"]
+        assert log.list_changed_tenants(0, 1) == {"default"}
+        assert log.list_changed_tenants(1, 2) == set()
+        assert log.list_tenants() == ["default"]
         assert log.get_tenant_sizes()["default"].bytes == 10
 
     def test_with_column_mapping(self, tmp_path):
@@ -461,15 +461,15 @@ class TestChangedTenants:
             (tenant, key), properties=mapping, features=["columnMapping"]
         )
         table.commit(file("add", "a", column="col-1"))
-        assert table.log().changed_tenants(0, 1) == {"a"}
-        assert table.log().tenants() == ["a"]
+        assert table.log().list_changed_tenants(0, 1) == {"a"}
+        assert table.log().list_tenants() == ["a"]
 
     @pytest.mark.parametrize("null", [None, ""])
     def test_rows_without_a_tenant_concern_nobody_but_themselves(self, table, null):
         orphan = file("add", null, path="orphan.parquet")
         table.commit(file("add", "a"), orphan)
         log = table.log()
-        assert (log.changed_tenants(0, 1), log.tenants()) == ({"a"}, ["a"])
+        assert (log.list_changed_tenants(0, 1), log.tenants()) == ({"a"}, ["a"])
         assert log.has_unnamed_changes(0, 1)
         assert log.get_unnamed_size().files == 1
         table.commit(file("add", "b"))
@@ -527,7 +527,7 @@ class TestMoment:
 
 class TestFeed:
     def gone(self, table, after, upto):
-        plan = read_range(table.log(), after, upto)
+        plan = plan_read(table.log(), after, upto)
         assert plan.kind is ReadKind.SNAPSHOT
         return plan.reason
 
@@ -535,8 +535,8 @@ class TestFeed:
         path = table.path / "a file"
         path.touch()
         table.commit(file("add", "a", path="a%20file"))
-        assert read_range(table.log(), 0, 1).kind is ReadKind.TAIL
-        assert feed_state(table.log(), 1, 1) == FeedState(available=True)
+        assert plan_read(table.log(), 0, 1).kind is ReadKind.TAIL
+        assert get_feed_state(table.log(), 1, 1) == FeedState(available=True)
 
     def test_whether_a_log_has_a_commit_tells_its_time(self, table):
         table.commit().commit()
@@ -571,8 +571,8 @@ class TestFeed:
         assert self.gone(table, 0, 2) == "the change data feed was off at version 1"
         assert self.gone(table, 1, 4) == "the change data feed was off at version 2"
         assert self.gone(table, 1, 2) == "the change data feed was off at version 2"
-        assert read_range(table.log(), 3, 4).kind is ReadKind.TAIL
-        assert read_range(table.log(), 2, 4).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 3, 4).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 2, 4).kind is ReadKind.TAIL
 
     @pytest.mark.parametrize(
         ("fields", "reason"),
@@ -592,10 +592,10 @@ class TestFeed:
     def test_changed_columns(self, table, fields, reason):
         table.commit(table.metadata(fields)).commit()
         if reason is None:
-            assert read_range(table.log(), 0, 2).kind is ReadKind.TAIL
+            assert plan_read(table.log(), 0, 2).kind is ReadKind.TAIL
         else:
             assert reason in self.gone(table, 0, 2)
-        assert read_range(table.log(), 1, 2).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 1, 2).kind is ReadKind.TAIL
 
     def test_a_comment_of_a_structures_field_breaks_no_range(self, table):
         def with_comment(said):
@@ -605,7 +605,7 @@ class TestFeed:
 
         table.commit(table.metadata(with_comment("one")))
         table.commit(table.metadata(with_comment("another"))).commit()
-        assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 1, 3).kind is ReadKind.TAIL
 
     def test_partitioned_by_other_columns(self, tmp_path):
         """Its feed lacks the values of earlier files, for Spark and for any other reader."""
@@ -617,10 +617,10 @@ class TestFeed:
         write_deltalake(path, rows, partition_by=["tenant", "day"], **anew)
         write_deltalake(path, rows, mode="append")
         log = DeltaLog(path, "tenant")
-        plan = read_range(log, 0, 3)
+        plan = plan_read(log, 0, 3)
         assert plan.kind is ReadKind.SNAPSHOT
         assert plan.reason == "the table was partitioned by other columns at version 2"
-        assert [read_range(log, after, 3).kind for after in (1, 2)] == [
+        assert [plan_read(log, after, 3).kind for after in (1, 2)] == [
             ReadKind.SNAPSHOT,
             ReadKind.TAIL,
         ]
@@ -654,7 +654,7 @@ class TestFeed:
     def test_a_dropped_column_breaks_a_range_but_at_its_start(self, table):
         table.commit().commit(table.metadata([TENANT])).commit()
         assert self.gone(table, 0, 3) == "column 'k' was dropped at version 2"
-        assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 1, 3).kind is ReadKind.TAIL
         assert [ChangeFeed(log=table.log()).find_first_drop(after, 3) for after in range(3)] == [
             2,
             2,
@@ -675,10 +675,10 @@ class TestFeed:
     def test_files_of_other_tenants_may_be_gone(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
         log = table.log()
-        assert read_range(log, 0, 1, {"b"}).kind is ReadKind.TAIL
-        assert read_range(log, 0, 1, {"a", "b"}).kind is ReadKind.SNAPSHOT
+        assert plan_read(log, 0, 1, {"b"}).kind is ReadKind.TAIL
+        assert plan_read(log, 0, 1, {"a", "b"}).kind is ReadKind.SNAPSHOT
         table.commit(file("add", None, path="nobodys.parquet"))
-        assert read_range(table.log(), 1, 2, {"b"}).kind is ReadKind.SNAPSHOT
+        assert plan_read(table.log(), 1, 2, {"b"}).kind is ReadKind.SNAPSHOT
 
     @settings(max_examples=30)
     @given(st.data())
@@ -695,11 +695,13 @@ class TestFeed:
                 files = [file("add", of, path=n) for n, (of, _) in zip(names, added, strict=True)]
                 table.commit(*files)
             log = table.log()
-            last, feed = log.latest().version, ChangeFeed(log=log)
+            last, feed = log.get_latest_moment().version, ChangeFeed(log=log)
             ranges = [(a, u) for u in range(1, last + 1) for a in range(u)]
             asked = [(*each, of) for each in ranges for of in ({"a"}, {"b"}, {"a", "b"}, None)]
             for after, upto, of in data.draw(st.permutations(asked)):
-                assert feed.state(after, upto, of) == feed_state(table.log(), after, upto, of)
+                assert feed.get_state(after, upto, of) == get_feed_state(
+                    table.log(), after, upto, of
+                )
 
     def test_deletion_vectors_vacuumed(self, table):
         (table.path / "x.parquet").touch()
@@ -709,19 +711,19 @@ class TestFeed:
         inline |= common
         table.commit(file("add", "a", path="x.parquet", deletionVector=inline))
         table.commit(file("add", "a", path="x.parquet", deletionVector=vector))
-        assert read_range(table.log(), 0, 1).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 0, 1).kind is ReadKind.TAIL
         assert "VACUUM removed" in self.gone(table, 0, 2)
         path = table.path / "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
         path.parent.mkdir()
         path.touch()
-        assert read_range(table.log(), 0, 2).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 0, 2).kind is ReadKind.TAIL
 
     def test_the_start_cannot_be_known(self, table):
         table.commit().commit(table.metadata()).commit()
         log = table.log()
         log.get_facts()
         (table.path / commit_name(0)).unlink()
-        assert "no longer describes" in feed_state(log, 1, 3).reason
+        assert "no longer describes" in get_feed_state(log, 1, 3).reason
 
 
 class TestChecks:
@@ -735,14 +737,16 @@ class TestChecks:
             rows = pa.table({"tenant": ["a"], "v": [number], "w": [number]})
             write_deltalake(path, rows, mode="append")
         opened = []
-        at = DeltaFacts.at
+        at = SnapshotReader.read_facts
         monkeypatch.setattr(
-            DeltaFacts, "at", lambda self, version: (opened.append(version), at(self, version))[1]
+            SnapshotReader,
+            "at",
+            lambda self, version: (opened.append(version), at(self, version))[1],
         )
         log = DeltaLog(path)
         for version in (4, 3, 2, 1, 0):
             held = log.get_facts(version)
-            assert held == at(DeltaFacts(path), version)
+            assert held == at(SnapshotReader(path), version)
             assert len(held.fields) == (3 if version >= 2 else 2)
         assert opened == [4, 1], "versions 2 to 4 are alike, and 1 and 0"
 
@@ -878,9 +882,9 @@ class TestFiles:
         log.files = log.log.files = ObjectFiles(table.path.as_uri())
         mark = log.poll()
         assert log.poll(mark) is mark
-        assert log.changed_tenants(0, 1) == {"a"}
+        assert log.list_changed_tenants(0, 1) == {"a"}
         table.commit(file("add", "b"))
-        assert log.changed_tenants(1, log.poll(mark).moment.version) == {"b"}
+        assert log.list_changed_tenants(1, log.poll(mark).moment.version) == {"b"}
 
     @pytest.fixture(params=["store", "folder", "file"])
     def unreadable(self, request, tmp_path, monkeypatch):
@@ -918,7 +922,7 @@ class TestFiles:
             with pytest.raises(UnavailableError, match="Connection refused"):
                 ask()
         with pytest.raises(UnavailableError, match="Connection refused"):
-            DeltaFacts("s3://bucket/table").at()
+            SnapshotReader("s3://bucket/table").read_facts()
 
     @pytest.mark.parametrize("ask", [lambda f: f.list_names(), lambda f: f.read(commit_name(0))])
     def test_a_store_that_hangs_holds_up_no_other_thread(self, monkeypatch, ask):

@@ -44,7 +44,7 @@ def write(folder, rows, by=("tenant",), **options):
 
 def scan_of(path, *, tenants=TENANTS, tenant="tenant", columns=("tenant", "k", "v"), least=2):
     log = DeltaLog(path, tenant)
-    version = log.latest().version
+    version = log.get_latest_moment().version
     files = log.list_data_files(version, frozenset(tenants))
     return plan_tasks(path, log.get_facts(version), files, columns, least)
 
@@ -72,7 +72,7 @@ def test_a_table_without_tenants_and_without_rows(tmp_path):
     path = write(tmp_path / "t", table_of(["x"]).slice(0, 0), by=())
     scan = scan_of(path, tenants={"default"}, tenant=None, least=1)
     assert [len(task) for task in scan.tasks] == [0]
-    assert list(scan.rows([pa.record_batch({"id": [0]})])) == []
+    assert list(scan.read_batches([pa.record_batch({"id": [0]})])) == []
 
 
 def test_a_column_that_came_later_is_null_before(tmp_path):
@@ -128,8 +128,8 @@ def test_tenants_that_are_dates_of_any_year_are_told_by_their_text(tmp_path):
     rows = pa.table({"day": FAR.cast(pa.date32()), "k": [1, 2, 3, 4]})
     path = write(tmp_path / "t", rows, by=("day",))
     log = DeltaLog(path, "day")
-    assert log.tenants() == sorted(FAR_TEXTS)
-    assert log.changed_tenants(-1, 0) == set(log.get_tenant_sizes()) == set(FAR_TEXTS)
+    assert log.list_tenants() == sorted(FAR_TEXTS)
+    assert log.list_changed_tenants(-1, 0) == set(log.get_tenant_sizes()) == set(FAR_TEXTS)
     for number, text in enumerate(FAR_TEXTS, start=1):
         assert len(log.list_data_files(0, {text})) == 1
         scan = scan_of(path, tenants={text}, tenant="day", columns=("k",))
@@ -366,7 +366,7 @@ def test_rows_that_a_deletion_vector_has_are_not_there(tmp_path, monkeypatch):
     files = [replace(each, deleted=gone) for each in log.list_data_files(0, TENANTS)]
     scan = plan_tasks(path, log.get_facts(), files, ["tenant", "k"], 2)
     numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
-    found = pa.Table.from_batches(list(scan.rows(numbers)))
+    found = pa.Table.from_batches(list(scan.read_batches(numbers)))
     assert found["k"].to_pylist() == [1, 4, 5, 6, 7, 8]
     assert set(found["tenant"].to_pylist()) == {"a"}
 

@@ -57,7 +57,7 @@ def test_trigger_key_and_timestamp_do_not_run_into_each_other(one, other):
     scheme = IdScheme()
     assume(all(each[0] and ":" not in each[0] for each in (one, other)))
     ids = [
-        scheme.event_id(trigger, key, SourceTimestamp(nanos=nanos, version=1))
+        scheme.make_event_id(trigger, key, SourceTimestamp(nanos=nanos, version=1))
         for trigger, key, nanos in (one, other)
     ]
     assert (ids[0] == ids[1]) == (one == other)
@@ -65,7 +65,9 @@ def test_trigger_key_and_timestamp_do_not_run_into_each_other(one, other):
 
 def test_one_commit_of_two_tenants_gives_two_ids():
     scheme = IdScheme()
-    ids = {scheme.event_id("alert", make_event_key(each, [1]), AT) for each in ("acme", "globex")}
+    ids = {
+        scheme.make_event_id("alert", make_event_key(each, [1]), AT) for each in ("acme", "globex")
+    }
     assert len(ids) == 2
 
 
@@ -116,12 +118,12 @@ def test_each_algorithm_and_form_is_what_it_is_called():
     }
     assert set(digests) == set(ALGORITHMS)
     for algorithm, digest in digests.items():
-        plain = IdScheme(algorithm=algorithm).event_id("large_trade_alert", "123", AT)
+        plain = IdScheme(algorithm=algorithm).make_event_id("large_trade_alert", "123", AT)
         short = IdScheme(algorithm=algorithm, form="base64url", prefix="prod-eu")
         assert plain == digest.hex()
         assert (
             base64.urlsafe_b64decode(
-                short.event_id("large_trade_alert", "123", AT).removeprefix("prod-eu_") + "=="
+                short.make_event_id("large_trade_alert", "123", AT).removeprefix("prod-eu_") + "=="
             )
             == digest
         )
@@ -134,7 +136,7 @@ def test_each_algorithm_and_form_is_what_it_is_called():
     NASTY,
 )
 def test_an_id_fits_a_header_and_a_signed_text(algorithm, form, prefix, key):
-    made = IdScheme(algorithm=algorithm, form=form, prefix=prefix).event_id("alert", key, AT)
+    made = IdScheme(algorithm=algorithm, form=form, prefix=prefix).make_event_id("alert", key, AT)
     assert re.fullmatch(r"[A-Za-z0-9_-]{22,73}", made)
 
 
@@ -175,7 +177,7 @@ def test_a_wrong_scheme_is_refused(said, told):
 @pytest.mark.parametrize("name", ["", "a:b"])
 def test_a_trigger_whose_name_would_be_ambiguous_is_refused(name):
     with pytest.raises(ConfigError, match="empty or has a colon"):
-        IdScheme().event_id(name, "1", AT)
+        IdScheme().make_event_id(name, "1", AT)
 
 
 def test_the_example_of_the_page_holds():

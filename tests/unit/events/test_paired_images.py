@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.events.changes import HalfChangeError, Truth, pair_images, sort_changes
+from iscp_dagster.events.changes import ConditionResult, HalfChangeError, pair_images, sort_changes
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
 
@@ -74,7 +74,10 @@ def test_fields_and_truths_are_those_of_the_images():
     ]
     ((change, _),) = paired(rows)
     assert change.fields == ("v",)
-    assert (change.was, change.becomes) == (Truth(unmatch=True), Truth(match=True))
+    assert (change.result_before, change.result_after) == (
+        ConditionResult(unmatch=True),
+        ConditionResult(match=True),
+    )
     assert set(change.before) == {"tenant", "id", "v"}
 
 

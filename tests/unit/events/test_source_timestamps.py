@@ -35,7 +35,7 @@ def test_micros_become_nanoseconds_without_loss(micros):
 
 @given(st.datetimes(timezones=st.just(timezone.utc)))
 def test_a_time_comes_back_as_it_was(at):
-    assert SourceTimestamp.of(at, version=1).at == at
+    assert SourceTimestamp.from_datetime(at, version=1).at == at
 
 
 def test_nanoseconds_finer_than_a_microsecond_are_kept_in_the_text():

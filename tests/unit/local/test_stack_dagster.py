@@ -17,7 +17,7 @@ from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
 from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import end_runs
-from iscp_dagster.runs.sqlite import Events, Runs, Ticks
+from iscp_dagster.runs.sqlite import CachedEventStorage, CachedRunStorage, CachedTickStorage
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance)
     queue = instance.get_concurrency_config().run_queue_config
     assert queue is not None
     assert queue.max_concurrent_runs == 4
-    assert isinstance(instance.event_log_storage, Events)
-    assert isinstance(instance.run_storage, Runs)
-    assert isinstance(instance.schedule_storage, Ticks)
+    assert isinstance(instance.event_log_storage, CachedEventStorage)
+    assert isinstance(instance.run_storage, CachedRunStorage)
+    assert isinstance(instance.schedule_storage, CachedTickStorage)
 
 
 def test_a_storage_that_dagster_yaml_names_stays_the_only_one(tmp_path, monkeypatch) -> None:
@@ -81,8 +81,8 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
     copied = instance.get_run_by_id(served.run_id).tags
     for tags in (copied, {SERVER_TAG: ""}):
         create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
-    assert RunServerAddress.of(instance.get_run_by_id(served.run_id)) == place
-    end_runs(lambda run: RunServerAddress.of(run) is None)
+    assert RunServerAddress.from_run(instance.get_run_by_id(served.run_id)) == place
+    end_runs(lambda run: RunServerAddress.from_run(run) is None)
     found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
     assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
     assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
@@ -99,6 +99,6 @@ def test_what_a_variable_names_is_found_in_the_working_directory_by_the_stack_to
     settings = plan.resolve(tmp_path / "home", {}, {})
     dagster_server.prepare(settings)
     monkeypatch.delenv("ISCP_ASSETS", raising=False)
-    assert {each.folder for each in dagster_server.services(settings)} == {get_repository()}
+    assert {each.folder for each in dagster_server.build_services(settings)} == {get_repository()}
     monkeypatch.setenv("ISCP_ASSETS", "assets")
-    assert {each.folder for each in dagster_server.services(settings)} == {tmp_path}
+    assert {each.folder for each in dagster_server.build_services(settings)} == {tmp_path}

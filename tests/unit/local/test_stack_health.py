@@ -29,13 +29,18 @@ from iscp_dagster.local.services.dagster_health import (
     find_idle_problem,
 )
 from iscp_dagster.local.services.rpc import Rpc, RpcError, encode_field
-from iscp_dagster.local.services.service import Service, Stalled
+from iscp_dagster.local.services.service import Service, StalledProblem
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.services.state import Condition
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.local.supervise.stopped import find_stopped
-from iscp_dagster.local.supervise.vigil import RestartPolicy, Vigil, measure_cpu, measure_tree_cpu
-from iscp_dagster.local.supervise.ward import processes
+from iscp_dagster.local.supervise.vigil import (
+    HealthMonitor,
+    RestartPolicy,
+    measure_cpu,
+    measure_tree_cpu,
+)
+from iscp_dagster.local.supervise.ward import list_processes
 
 SOON = RestartPolicy(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
 _IDLE = "import time; time.sleep(600)"
@@ -75,7 +80,7 @@ def watched_service(folder: Path, code: str = _IDLE, **fields) -> Service:
         return True
 
     command = (sys.executable, "-c", code)
-    return server(folder, free_port(), command=command, probe=up, **fields)
+    return server(folder, find_free_port(), command=command, probe=up, **fields)
 
 
 def watched(folder: Path, told: Told, code: str = _IDLE, **fields) -> Watched:
@@ -159,7 +164,7 @@ async def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
     supervised = await watched(tmp_path, told, code).up()
     pid = supervised.seen[-1].pid
     assert pid is not None
-    told.problem = Stalled("has run no job")
+    told.problem = StalledProblem("has run no job")
     if lost:
         await supervised.until(lambda state: state.restarts == 1)
     used = measure_tree_cpu(pid)
@@ -171,8 +176,8 @@ async def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
 
 def test_one_that_failed_is_looked_at_again_soon(tmp_path: Path) -> None:
     """A service that is checked four times less often recovers as fast as any other."""
-    service = server(tmp_path, free_port(), pace=4)
-    vigil = Vigil(service, os.getpid(), time.time(), lambda **_: None, RestartPolicy())
+    service = server(tmp_path, find_free_port(), pace=4)
+    vigil = HealthMonitor(service, os.getpid(), time.time(), lambda **_: None, RestartPolicy())
     assert vigil._pause() == 12
     vigil._record_failure("answers nothing", time.monotonic())
     assert vigil._pause() == 1
@@ -205,7 +210,7 @@ _STARTS_ONE = (
 async def test_a_stopped_process_below_a_service_goes_on(tmp_path: Path) -> None:
     written = tmp_path / "below"
     command = (sys.executable, "-c", _STARTS_ONE, str(written))
-    supervised = Watched(server(tmp_path, free_port(), command=command))
+    supervised = Watched(server(tmp_path, find_free_port(), command=command))
     while not (written.exists() and written.read_text()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     below = int(written.read_text())
@@ -225,9 +230,9 @@ async def test_nothing_is_left_of_a_service_whose_ward_was_killed(tmp_path: Path
         return written.exists() and written.read_text().endswith(" ")
 
     command = (sys.executable, "-c", _STARTS_ONE, str(written))
-    supervised = await Watched(server(tmp_path, free_port(), command=command, probe=up)).up()
+    supervised = await Watched(server(tmp_path, find_free_port(), command=command, probe=up)).up()
     child = supervised.seen[-1].pid
-    (ward,) = (parent for pid, parent, *_ in processes() if pid == child)
+    (ward,) = (parent for pid, parent, *_ in list_processes() if pid == child)
     (below,) = map(int, written.read_text().split())
     os.kill(ward, signal.SIGKILL)
     await supervised.until(lambda state: state.condition is Condition.RESTARTING)
@@ -259,7 +264,7 @@ def test_clickhouse_is_asked_a_query(answering: Answering) -> None:
     said = clickhouse_health.find_problem(url, 0.05)
     assert said.startswith("did not answer SELECT 1 within")
     assert "geheim" not in said
-    nobody = clickhouse_health.find_problem(f"http://me:geheim@127.0.0.1:{free_port()}")
+    nobody = clickhouse_health.find_problem(f"http://me:geheim@127.0.0.1:{find_free_port()}")
     assert nobody.startswith("does not answer: ")
     assert "geheim" not in nobody
 
@@ -272,7 +277,7 @@ def test_a_message_is_written_as_protobuf_has_it() -> None:
 
 
 def test_a_call_to_nobody_is_an_error_in_one_line() -> None:
-    rpc = Rpc(f"127.0.0.1:{free_port()}")
+    rpc = Rpc(f"127.0.0.1:{find_free_port()}")
     with pytest.raises(RpcError, match="Connection refused") as caught:
         rpc.call("/a.Service/Call", b"", 5.0)
     assert not caught.value.late
@@ -280,7 +285,7 @@ def test_a_call_to_nobody_is_an_error_in_one_line() -> None:
 
 
 def test_a_spark_that_is_not_there_does_not_answer() -> None:
-    health = SparkHealth(f"sc://127.0.0.1:{free_port()}/;token=geheim")
+    health = SparkHealth(f"sc://127.0.0.1:{find_free_port()}/;token=geheim")
     said = asyncio.run(health.find_problem(0))
     assert said.startswith("does not answer")
     assert "geheim" not in said
@@ -302,7 +307,7 @@ class Shared(Rpc):
 
 def test_a_call_that_fails_does_not_end_another_of_the_same_service_otherwise():
     """As a mend's and a check's are; it raised grpc's ValueError, which ended the whole stack."""
-    rpc = Shared(f"127.0.0.1:{free_port()}")
+    rpc = Shared(f"127.0.0.1:{find_free_port()}")
     with pytest.raises(RpcError, match="Connection refused"):
         rpc.call("/a.Service/Call", b"", 5.0)
 
@@ -338,7 +343,7 @@ async def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
         health = SparkHealth(f"sc://127.0.0.1:{port}", job_seconds=0.2)
         said = await health.find_problem(0)
         assert said == "has run no job for 0 seconds"
-        assert isinstance(said, Stalled)
+        assert isinstance(said, StalledProblem)
         # The next job waits, which improves nothing.
         assert await health.find_problem(0) == said
         stuck.over.set()

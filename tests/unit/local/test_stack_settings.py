@@ -36,7 +36,7 @@ from iscp_dagster.local.services.settings import (
 )
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.stack import control, environment, plan, ports, running, show, tails
-from iscp_dagster.local.stack.ports import USUAL, choose, free_port, is_free
+from iscp_dagster.local.stack.ports import USUAL, choose, find_free_port, is_free
 from iscp_dagster.local.stack.running import redact_address
 from iscp_dagster.model.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.model.jobs import JobID
@@ -121,14 +121,14 @@ def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch)
 def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
     taken = frozenset(USUAL.values())
     chosen = choose(SPARK, None, {}, taken)
-    assert not chosen.asked
+    assert not chosen.requested
     assert chosen.port not in taken
     assert is_free(chosen.port)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others listen there too")
 def test_a_free_port_is_picked_for_nobody_else_before_its_server_has_it() -> None:
-    port = free_port()
+    port = find_free_port()
     with socket.create_server(("127.0.0.1", 0)) as some, socket.socket() as client:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             only(other, port).bind(("127.0.0.1", 0))
@@ -180,7 +180,7 @@ def test_where_declared_tables_lie_is_asked_where_a_store_may_be_meant(
     monkeypatch.setenv("ISCP_ASSETS", tmp_path.name)
     monkeypatch.setenv(variable, "eu-1")
     asked = []
-    monkeypatch.setattr(control, "up", lambda *_, paths, **__: asked.extend(paths()) or 0)
+    monkeypatch.setattr(control, "start_stack", lambda *_, paths, **__: asked.extend(paths()) or 0)
     found = CliRunner().invoke(cli.app, ["up"])
     assert (found.exit_code, asked) == (0, paths)
 
@@ -205,9 +205,9 @@ def test_clickhouse_is_told_what_variables_let_it_reach(monkeypatch) -> None:
 
 def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    monkeypatch.setenv("ISCP_SPARK_PORT", str(free_port()))
-    monkeypatch.setenv("ISCP_GRAPHQL_PORT", str(free_port()))
-    monkeypatch.setenv("ISCP_INVOCATIONS_PORT", str(free_port()))
+    monkeypatch.setenv("ISCP_SPARK_PORT", str(find_free_port()))
+    monkeypatch.setenv("ISCP_GRAPHQL_PORT", str(find_free_port()))
+    monkeypatch.setenv("ISCP_INVOCATIONS_PORT", str(find_free_port()))
     got: list[StackSettings] = []
     monkeypatch.setattr(control, "_run_in_foreground", lambda settings: got.append(settings) or 0)
     with ExitStack() as others:
@@ -217,12 +217,12 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
             got.append(before)
 
         monkeypatch.setattr(plan, "fetch", fetch)
-        assert control.up({"dagster": free_port()}, [], detach=False) == 0
+        assert control.start_stack({"dagster": find_free_port()}, [], detach=False) == 0
     before, after = got
     assert before.clickhouse_port != after.clickhouse_port
     assert (before.spark_port, before.dagster_port) == (after.spark_port, after.dagster_port)
     assert before.graphql_port == after.graphql_port
-    asked = plan.options(after)
+    asked = plan.format_options(after)
     assert "--clickhouse-port" not in asked
     assert asked[-8:] == [
         *("--spark-port", str(after.spark_port)),
@@ -236,13 +236,16 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
 
 
 def test_a_port_is_kept_where_localhost_leads_first() -> None:
-    port = free_port()
-    with ports.kept([port]), socket.socket(socket.AF_INET6) as other:
+    port = find_free_port()
+    with ports.reserve_ports([port]), socket.socket(socket.AF_INET6) as other:
         assert not is_free(port)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with pytest.raises(OSError, match="in use"):
             other.bind(("::1", port))
-        with pytest.raises(ConfigError, match=f"port {port} on ::1 is taken"), ports.kept([port]):
+        with (
+            pytest.raises(ConfigError, match=f"port {port} on ::1 is taken"),
+            ports.reserve_ports([port]),
+        ):
             pass
         with pytest.raises(ConnectionRefusedError):
             other.connect(("::1", port))
@@ -251,7 +254,7 @@ def test_a_port_is_kept_where_localhost_leads_first() -> None:
 
 def test_without_the_other_address_there_is_nothing_to_keep(monkeypatch) -> None:
     monkeypatch.setattr(ports, "HOST_6", "2001:db8::1")
-    with ports.kept([free_port()]):
+    with ports.reserve_ports([find_free_port()]):
         pass
 
 
@@ -262,7 +265,7 @@ def test_a_port_variable_that_is_no_port_is_an_error(text: str) -> None:
 
 
 def test_one_port_asked_for_twice_is_an_error(tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     with pytest.raises(ConfigError, match="is taken"):
         plan.resolve(tmp_path, dict.fromkeys(SERVICES, port), {})
 
@@ -349,7 +352,7 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
         write(left, gone.pid, "http://stale:1")
     with ThreadPoolExecutor() as pool, HomeLocks(tmp_path).hold(1.0):
         assert state.find_running_stack(tmp_path) is None
-        second = pool.submit(control.up, {}, [], detach=True)
+        second = pool.submit(control.start_stack, {}, [], detach=True)
         write(Condition.STARTING, os.getpid(), "http://first:1")
         assert said.get(timeout=60) == "dagster: starting"
         write(Condition.READY, os.getpid(), "http://first:1")
@@ -363,7 +366,7 @@ def test_a_second_up_is_told_that_the_first_did_not_come_up(tmp_path, monkeypatc
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     with ThreadPoolExecutor() as pool:
         with HomeLocks(tmp_path).hold(1.0):
-            second = pool.submit(control.up, {}, [], detach=True)
+            second = pool.submit(control.start_stack, {}, [], detach=True)
             assert not wait([second], 0.3).done
         with pytest.raises(UnavailableError, match="did not come up; try again"):
             second.result(60)

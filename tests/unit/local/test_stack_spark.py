@@ -63,8 +63,8 @@ def test_the_java_of_the_wheel_is_used_when_there_is_no_other(tmp_path: Path) ->
 
 
 def test_options_fit_the_java() -> None:
-    old = Java(program=Path("java"), release=17, vector=True).options()
-    new = Java(program=Path("java"), release=25, vector=False).options()
+    old = Java(program=Path("java"), release=17, vector=True).list_options()
+    new = Java(program=Path("java"), release=25, vector=False).list_options()
     assert "--add-modules=jdk.incubator.vector" in old
     assert "--add-modules=jdk.incubator.vector" not in new
     assert "--sun-misc-unsafe-memory-access=allow" not in old
@@ -125,8 +125,10 @@ def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     ],
 )
 def test_spark_is_led_to_the_store_that_delta_rs_is_led_to(environ, told) -> None:
-    found = {name.removeprefix("spark.hadoop."): v for name, v in s3a.settings(environ).items()}
-    always = s3a.settings({}).keys()
+    found = {
+        name.removeprefix("spark.hadoop."): v for name, v in s3a.build_settings(environ).items()
+    }
+    always = s3a.build_settings({}).keys()
     more = {name: v for name, v in found.items() if f"spark.hadoop.{name}" not in always}
     assert more == told
     assert "hush" not in found.values()
@@ -229,7 +231,7 @@ def server_at(home: Path) -> SparkServer:
 
 
 def test_daemons_of_python_workers_are_those_that_end(tmp_path: Path) -> None:
-    assert f"spark.python.daemon.module={daemon.__name__}" in server_at(tmp_path).command()
+    assert f"spark.python.daemon.module={daemon.__name__}" in server_at(tmp_path).build_command()
 
 
 def test_the_ends_of_idle_daemons_are_no_warnings_of_the_server_and_each_logger_is_a_class() -> (
@@ -252,7 +254,7 @@ def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     server = server_at(home)
     server.prepare()
-    command = server.command()
+    command = server.build_command()
     assert "local[3]" in command
     assert any(part.endswith(":/jars/delta.jar") for part in command)
     assert f"spark.sql.warehouse.dir={home / 'lake'}" in command
@@ -270,7 +272,7 @@ def test_the_user_s_java_options_come_last_and_are_quoted_as_for_a_shell() -> No
     options = parse_java_options({"ISCP_SPARK_JAVA_OPTIONS": named})
     assert options == ("-XX:TieredStopAtLevel=1", "-Dfolder=a b")
     assert parse_java_options({}) == ()
-    command = replace(server_at(Path("/home")), java_options=options).command()
+    command = replace(server_at(Path("/home")), java_options=options).build_command()
     assert command.index("-Dfolder=a b") > command.index("-Xmx1g")
     assert command.index("-Dfolder=a b") < command.index("-cp")
     with pytest.raises(ConfigError, match=r"ISCP_SPARK_JAVA_OPTIONS.*No closing quotation"):

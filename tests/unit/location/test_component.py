@@ -512,7 +512,7 @@ def test_iscp_finds_what_is_over_a_table_of_a_project(project, monkeypatch):
     names = ["mirror", "changes", "big", "huge", "large", "any"]
     assert [each.name for each in found.consumers] == names
     (endpoint,) = load_endpoints({"ISCP_ASSETS": package.name})
-    assert found.trigger("large").to == (endpoint,)
+    assert found.get_trigger("large").to == (endpoint,)
 
 
 def test_tables_of_definitions_that_python_builds_are_found_once(tmp_path, monkeypatch):

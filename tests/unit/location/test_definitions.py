@@ -24,8 +24,8 @@ from iscp_dagster.location.names import get_clickhouse_pool
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.sync.iteration.outcomes import PendingCommit, Written
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.iteration.outcomes import PendingCommit, WriteResult
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 WRITERS = ("index_docs_symbols", "batch_sync_docs_symbols_op")
 
@@ -143,7 +143,7 @@ def test_what_a_module_imports_and_is_not_there_is_the_module_s_fault(tmp_path, 
 
 
 def test_without_a_module_of_declarations_the_variable_is_named(monkeypatch):
-    monkeypatch.setattr("iscp_dagster.api.discovery.DEFAULT", "no_such")
+    monkeypatch.setattr("iscp_dagster.api.discovery.DEFAULT_PACKAGE", "no_such")
     with pytest.raises(ConfigError, match=r"no module 'no_such' .* name yours in .* ISCP_ASSETS"):
         declared_by({})
 
@@ -240,11 +240,11 @@ def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     add(deployment.log, key())
     (claim,) = deployment.log.begin(over(key()), "run", {})
     fields = (DeltaField(name="id", type=Primitive("long")),)
-    reading = Reading(
+    reading = ReadRequest(
         plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"), range=claim.range
     )
-    store = deployment.store(source, Mirror(), fields)
-    written = Written(reading=reading, store=store, inserted={"acme": 3})
+    store = deployment.make_index_store(source, Mirror(), fields)
+    written = WriteResult(reading=reading, store=store, inserted={"acme": 3})
     now = deployment.clock()
     delivery = PendingCommit(claim=claim, written=written, published=now)
     context = build_output_context()

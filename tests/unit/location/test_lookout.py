@@ -61,18 +61,20 @@ class Ticking:
             cursor=self.cursor,
             sensor_name="iscp_runner",
             code_location_origin=SimpleNamespace(location_name="here"),
-            resources=SimpleNamespace(iscp=SimpleNamespace(deployment=lambda: self.deployment)),
+            resources=SimpleNamespace(
+                iscp=SimpleNamespace(create_deployment=lambda: self.deployment)
+            ),
         )
 
     def tick(self):
         """Run one tick; return its looks and the seconds that it took."""
         began = self.clock.monotonic()
-        looks = list(self.lookout.looks(self.context()))
+        looks = list(self.lookout.take_looks(self.context()))
         self.cursor = looks[-1].cursor
         return looks, self.clock.monotonic() - began
 
     def pause_job(self):
-        job = self.deployment.log.jobs()[0]
+        job = self.deployment.log.list_jobs()[0]
         assert self.deployment.log.pause(job.key.tenant, job.name)
 
     def after(self, seconds, what):
@@ -214,15 +216,15 @@ def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
     carry_out(deployment, Runner(deployment, [source]).look(None))
     log.unregister("gone", mirror)
     log.pause("us", mirror)
-    log.register_standing(mirror, make_job_spec(source, source.index("mirror")))
+    log.register_standing(mirror, make_job_spec(source, source.get_index("mirror")))
     commit(source, "eu", "us", "gone", "new")
-    before = log.jobs(include_dropped=True), log.history(), log.list_standing()
+    before = log.list_jobs(include_dropped=True), log.read_history(), log.list_standing()
     tried = take_trial_look(deployment, [source], None)
-    assert (log.jobs(include_dropped=True), log.history(), log.list_standing()) == before
+    assert (log.list_jobs(include_dropped=True), log.read_history(), log.list_standing()) == before
     found = Runner(deployment, [source]).look(None)
     assert [each.iteration for each in tried.dispatches] == [
         each.iteration for each in found.dispatches
     ]
-    assert {each.key for each in log.jobs(state=JobState.PENDING)} == {
+    assert {each.key for each in log.list_jobs(state=JobState.PENDING)} == {
         key for each in tried.dispatches for key in each.iteration.jobs
     }

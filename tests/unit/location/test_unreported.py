@@ -19,7 +19,7 @@ def its(monkeypatch):
     monkeypatch.setattr(reporting, "DataVersions", lambda *_: None)
     monkeypatch.setattr(reporting, "build_materializations", lambda *given: given[3])
     monkeypatch.setattr(reporting, "log_event", lambda dagster, event, _: dagster.store(event))
-    deployment = SimpleNamespace(delta_log=lambda _: None)
+    deployment = SimpleNamespace(make_delta_log=lambda _: None)
     return SimpleNamespace(
         to=SimpleNamespace(version=1), deployment=deployment, source=None, run_id="run"
     )

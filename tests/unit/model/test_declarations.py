@@ -7,7 +7,7 @@ import pytest
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View
 from iscp_dagster.delta.checks import RESERVED
 from iscp_dagster.model.declared.lineage import find_parents, sort_views
-from iscp_dagster.model.declared.together.attach import Declarations, UnfitError, attached
+from iscp_dagster.model.declared.together.attach import Declarations, UnfitError, attach_to_tables
 from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import ConfigError
@@ -31,19 +31,19 @@ def test_a_view_of_a_view_is_defined_from_the_source_up():
 
 
 def test_a_table_gets_a_changes_index_for_each_view_and_its_triggers():
-    (given, other) = attached([TRADES, EVENTS], [BIG, HUGE], [LARGE], [ALERTS])
+    (given, other) = attach_to_tables([TRADES, EVENTS], [BIG, HUGE], [LARGE], [ALERTS])
     assert other is EVENTS
     assert [each.name for each in given.consumers] == ["mirror", "changes", "big", "huge", "large"]
-    assert given.index("huge") == Changes(name="huge", view=DEFINITION, priority=3)
-    assert given.index("changes").definition != given.index("big").definition
-    assert given.trigger("large") == replace(LARGE, to=[ALERTS])
+    assert given.get_index("huge") == Changes(name="huge", view=DEFINITION, priority=3)
+    assert given.get_index("changes").definition != given.get_index("big").definition
+    assert given.get_trigger("large") == replace(LARGE, to=[ALERTS])
     with pytest.raises(ConfigError, match=r"has no trigger 'small'; it has: large"):
-        given.trigger("small")
+        given.get_trigger("small")
 
 
 def test_a_trigger_s_endpoints_may_be_named():
     named = replace(LARGE, to=["alerts"])
-    (given,) = attached([TRADES], [], [named], [ALERTS])
+    (given,) = attach_to_tables([TRADES], [], [named], [ALERTS])
     assert given.triggers[0].to == (ALERTS,)
     other = replace(ALERTS, name="other")
     known = Declarations.of([TRADES, other, LARGE, LARGE]).list_endpoints()
@@ -52,14 +52,14 @@ def test_a_trigger_s_endpoints_may_be_named():
 
 def test_triggers_that_a_table_has_already_are_triggers_of_the_location():
     table = replace(TRADES, triggers=[replace(LARGE, to=["alerts"])])
-    (given,) = attached([table], [BIG], [], [ALERTS])
+    (given,) = attach_to_tables([table], [BIG], [], [ALERTS])
     assert given.triggers == [LARGE]
-    assert attached([given]) == [given], "attached again, it stays"
+    assert attach_to_tables([given]) == [given], "attached again, it stays"
     assert Declarations.of([given]).list_endpoints() == [ALERTS]
     with pytest.raises(UnfitError, match="Trigger 'large' is declared twice"):
-        attached([table], [BIG], [LARGE], [ALERTS])
+        attach_to_tables([table], [BIG], [LARGE], [ALERTS])
     with pytest.raises(UnfitError, match="to='alerts' is not an endpoint of the location"):
-        attached([table])
+        attach_to_tables([table])
 
 
 def test_each_declaration_counts_once_whatever_names_it_has():
@@ -76,7 +76,9 @@ def test_each_declaration_counts_once_whatever_names_it_has():
     ],
 )
 def test_another_predicate_or_column_is_another_index(made):
-    before, after = (attached([TRADES], [view])[0].index("big") for view in (BIG, made()))
+    before, after = (
+        attach_to_tables([TRADES], [view])[0].get_index("big") for view in (BIG, made())
+    )
     assert before.definition != after.definition
 
 
@@ -99,7 +101,7 @@ def test_what_is_of_a_view_is_below_that_view_s_index():
         # Not the view that has this name in the location.
         replace(LARGE, name="of_another", on=replace(BIG, where="amount > 7")),
     ]
-    (given,) = attached([TRADES], [BIG, HUGE], [LARGE, *others])
+    (given,) = attach_to_tables([TRADES], [BIG, HUGE], [LARGE, *others])
     assert find_parents(given) == {"huge": "big", "large": "big"}
 
 
@@ -170,11 +172,11 @@ def test_a_calculated_column_hides_none_of_the_view_below():
 
 def test_a_calculated_column_hides_none_of_the_source():
     """Which the declaration does not name; the Delta log does."""
-    (given,) = attached([TRADES], [BIG, HUGE])
-    assert given.select_columns(given.index("huge"), ["id", "desk", "amount"])
+    (given,) = attach_to_tables([TRADES], [BIG, HUGE])
+    assert given.select_columns(given.get_index("huge"), ["id", "desk", "amount"])
     said = r"Index shop\.trades/huge: the calculated column 'gross' would hide 'GROSS', a column of"
     with pytest.raises(ConfigError, match=said):
-        given.select_columns(given.index("huge"), ["id", "desk", "amount", "GROSS"])
+        given.select_columns(given.get_index("huge"), ["id", "desk", "amount", "GROSS"])
 
 
 @pytest.mark.parametrize(
@@ -234,19 +236,19 @@ def test_a_trigger_that_means_nothing_is_refused_with_one_error(wrong, said):
 )
 def test_what_does_not_fit_the_others_is_refused(given, said):
     with pytest.raises(UnfitError, match=said):
-        Declarations.of(given).attached()
+        Declarations.of(given).build_tables()
 
 
 def test_two_tables_may_have_a_view_of_one_name_but_no_trigger_may_hide_a_table():
     sales = replace(TRADES, name="shop.sales")
-    check_declared_once(attached([TRADES, sales], [BIG, replace(BIG, of=sales)]))
+    check_declared_once(attach_to_tables([TRADES, sales], [BIG, replace(BIG, of=sales)]))
     taken = replace(TRADES, name="shop.trades_large")
     with pytest.raises(ConfigError, match=r"would both have the asset 'shop\.trades_large'"):
-        check_declared_once(attached([TRADES, taken], [], [LARGE]))
+        check_declared_once(attach_to_tables([TRADES, taken], [], [LARGE]))
     other = SourceTable("shop.trades_large", key="id", indexes=[Mirror(name="x")])
     far = replace(TRADES, name="shop.trades", indexes=[Mirror(name="large_x")])
     with pytest.raises(ConfigError, match=r"would both have the index view 'shop\.trades_large_x'"):
-        check_declared_once(attached([far, other], []))
+        check_declared_once(attach_to_tables([far, other], []))
 
 
 @pytest.mark.parametrize("option", ["secrets", "retries", "allow"])

@@ -23,7 +23,7 @@ from iscp_dagster.model.specs import (
     JobSpec,
     TriggerSpec,
 )
-from iscp_dagster.model.states import TRANSITIONS, Event, JobState, after
+from iscp_dagster.model.states import TRANSITIONS, Event, JobState, get_next_state
 
 TABLE = GOLDEN / "states.txt"
 
@@ -154,7 +154,9 @@ def transition_table() -> str:
         " " * 17 + "".join(f"{'(no row)' if s is None else s.label:<11}" for s in states).rstrip()
     ]
     for event, transition in TRANSITIONS.items():
-        cells = [after(event, s, "j").label if s in transition.allowed else "-" for s in states]
+        cells = [
+            get_next_state(event, s, "j").label if s in transition.allowed else "-" for s in states
+        ]
         lines.append(f"{event.value:<17}" + "".join(f"{cell:<11}" for cell in cells).rstrip())
     return "# The state that an event leads to, by the state it happens in.\n\n" + "".join(
         f"{line}\n" for line in lines
@@ -172,11 +174,11 @@ def test_an_event_leads_where_the_table_says_or_is_refused(event, state):
     transition = TRANSITIONS[event]
     if state in transition.allowed:
         target = state if transition.target is None else transition.target
-        assert after(event, state, "j") is target
+        assert get_next_state(event, state, "j") is target
         return
     shown = "unregistered" if state is None else state.label
     with pytest.raises(TransitionError, match=rf"Job j: cannot {event.value} in state {shown};"):
-        after(event, state, "j")
+        get_next_state(event, state, "j")
 
 
 def test_the_stored_numbers_of_states_never_change():

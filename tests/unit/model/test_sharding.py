@@ -11,9 +11,9 @@ from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Ve
 from iscp_dagster.api.checks import check_view_free
 from iscp_dagster.api.environment import count_shards, get_databases, get_endpoints, open_deployment
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.location.assets.index_assets import index_assets
+from iscp_dagster.location.assets.index_assets import build_index_assets
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.sharding import FUNCTIONS
 from iscp_dagster.model.declared.tables import expand_shards
@@ -184,7 +184,7 @@ def test_a_job_says_its_shard_and_keeps_it():
     name = JobID(db="shop", table="t", job="mirror_shard_1")
     info = specs[name].detail.consumer
     assert info.options == {"shard": 1}
-    assert index_of(source, info).placement == source.indexes[1].placement
+    assert resolve_index(source, info).placement == source.indexes[1].placement
     changed = SpecUpdate(options={"description": "x"}).apply_to(specs[name]).detail.consumer
     assert changed.options == {"shard": 1, "description": "x"}
     bare = ConsumerInfo(type="mirror", db="shop", table="t", job="mirror_shard_1")
@@ -199,7 +199,7 @@ def test_a_shard_that_is_declared_no_more_is_refused(count):
     info = make_job_spec(source, source.indexes[1]).detail.consumer
     fewer = expand_shards(table(Mirror(sharding=BY_ID)), 1) if count else table(Mirror())
     with pytest.raises(ConfigError, match=r"keeps shard 1 of an index.*no such shard.*unregister"):
-        index_of(fewer, info)
+        resolve_index(fewer, info)
 
 
 def test_a_shards_job_keeps_the_kind_that_is_declared():
@@ -207,7 +207,7 @@ def test_a_shards_job_keeps_the_kind_that_is_declared():
     info = make_job_spec(source, source.indexes[1]).detail.consumer
     said = r"a shard of a mirror index, and only a declared text.*as one.*rebuild shop\.t/mirror_sh"
     with pytest.raises(ConfigError, match=said):
-        index_of(source, replace(info, type="text", options=info.options | {"text": "name"}))
+        resolve_index(source, replace(info, type="text", options=info.options | {"text": "name"}))
 
 
 def test_a_job_is_no_place_to_declare_shards():
@@ -215,7 +215,7 @@ def test_a_job_is_no_place_to_declare_shards():
         type="mirror", db="shop", table="t", job="mine", options={"sharding": BY_ID}
     )
     with pytest.raises(ConfigError, match="no option 'sharding'"):
-        index_of(table(), info)
+        resolve_index(table(), info)
 
 
 def deployment(count):
@@ -228,14 +228,17 @@ def deployment(count):
 def test_each_shard_is_stored_at_its_own_endpoint():
     source = expand_shards(table(Mirror(sharding=BY_ID), FullText("body")), 2)
     schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
-    hosts = [deployment(2).store(source, each, schema).endpoint.host for each in source.indexes]
+    hosts = [
+        deployment(2).make_index_store(source, each, schema).endpoint.host
+        for each in source.indexes
+    ]
     assert hosts == ["ch0", "ch1", "ch0"]
     with pytest.raises(ConfigError, match="spread over 2 servers, and CLICKHOUSE_URLS names 3"):
-        deployment(3).store(source, source.indexes[0], schema)
+        deployment(3).make_index_store(source, source.indexes[0], schema)
     info = make_job_spec(source, source.indexes[1]).detail.consumer
-    data = deployment(2).data(info)
+    data = deployment(2).get_index_data(info)
     assert (data.endpoint.host, data.database, data.view) == ("ch1", "shop", "t_mirror")
-    assert deployment(1).data(info) is None
+    assert deployment(1).get_index_data(info) is None
 
 
 @pytest.mark.parametrize("between", [" ", ",", ", ", "\n"])
@@ -305,17 +308,22 @@ def test_a_database_each_makes_two_shards_of_one_server():
     served = replace(deployment(2), endpoint=first, shards=(first, second))
     source = expand_shards(table(Mirror(sharding=BY_ID), FullText("body")), 2)
     schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
-    names = [served.store(source, each, schema).shape.database for each in source.indexes]
+    names = [
+        served.make_index_store(source, each, schema).shape.database for each in source.indexes
+    ]
     assert names == ["a", "b", "a"]
     info = make_job_spec(source, source.indexes[1]).detail.consumer
-    assert (served.data(info).database, served.data(info).view) == ("b", "t_mirror")
+    assert (served.get_index_data(info).database, served.get_index_data(info).view) == (
+        "b",
+        "t_mirror",
+    )
 
 
 def test_dagster_shows_an_index_where_its_url_has_it():
     source = expand_shards(table(Mirror(sharding=BY_ID), FullText("body")), 2)
 
     def places(*databases):
-        specs = index_assets(source, "pool", databases).specs
+        specs = build_index_assets(source, "pool", databases).specs
         return {each.key.path[-1]: each.metadata["dagster/table_name"] for each in specs}
 
     assert places("a", "b") == {

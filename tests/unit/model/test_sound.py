@@ -34,7 +34,7 @@ def test_what_fits_stands_as_it_is():
     found = stand(WORDS, BIG, LARGE, ALERTS)
     assert names(found) == ["au.words", "mirror", "text", "big", "large"]
     assert (found.mistakes, found.placeless) == ([], [])
-    assert found.tables == Declarations.of([WORDS, BIG, LARGE, ALERTS]).attached()
+    assert found.tables == Declarations.of([WORDS, BIG, LARGE, ALERTS]).build_tables()
 
 
 def test_one_declaration_that_is_given_twice_counts_once():
@@ -69,7 +69,7 @@ def test_what_names_an_endpoint_stands_though_another_declares_it_later():
     with_alerts = replace(LARGE, name="other", to=[ALERTS])
     found = stand(WORDS, LARGE, with_alerts, replace(BIG, name="mirror"))
     assert names(found) == ["au.words", "mirror", "text", "large", "other"]
-    assert found.tables[0].trigger("large").to == (ALERTS,)
+    assert found.tables[0].get_trigger("large").to == (ALERTS,)
 
 
 def test_what_is_over_no_table_is_told_by_itself():

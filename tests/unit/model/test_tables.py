@@ -5,7 +5,7 @@ import pytest
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.api.chosen import select_indexes
 from iscp_dagster.batches import keepersql
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.write import letters
 from iscp_dagster.model.declared.names import RESERVED_VIEWS
 from iscp_dagster.model.declared.tables import Index
@@ -62,7 +62,7 @@ def test_names_come_from_the_declaration():
             "'shop.one' and 'shop.two' are both declared at the path",
         ),
         (lambda: check_declared_once([orders(), orders()]), "'shop.orders' is declared twice"),
-        (lambda: orders().index("words"), "has no index 'words'; it has: none"),
+        (lambda: orders().get_index("words"), "has no index 'words'; it has: none"),
         (lambda: orders(indexes=Mirror()), r"indexes=Mirror\(.* is not a list of indexes"),
         (lambda: orders(indexes=[Mirror]), r"indexes=\[<class.* is not a list of indexes"),
         (lambda: orders(key=3), "key=3 names no columns"),
@@ -98,7 +98,7 @@ def test_an_index_may_not_be_named_as_what_belongs_to_another_one(name):
         orders(indexes=[Mirror(name=name)])
     info = ConsumerInfo(type="mirror", db="shop", table="orders", job=name)
     with pytest.raises(ConfigError, match=said):
-        index_of(orders(), info)
+        resolve_index(orders(), info)
 
 
 @pytest.mark.parametrize(("table", "index"), [("t_", "rows_1"), ("t_", "staging"), ("t", "_rows")])
@@ -222,7 +222,9 @@ def test_a_spec_says_either_which_columns_an_index_has_or_which_not():
     table = orders(indexes=[Mirror(exclude=["embedding"]), FullText("body", columns=["title"])])
 
     def index(job, type_, **said):
-        return index_of(table, ConsumerInfo(type=type_, db="shop", table="orders", job=job, **said))
+        return resolve_index(
+            table, ConsumerInfo(type=type_, db="shop", table="orders", job=job, **said)
+        )
 
     narrow = index("mirror", "mirror", columns=("title",))
     assert table.select_columns(narrow, COLUMNS) == ("region", "id", "title")

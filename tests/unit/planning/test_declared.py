@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
-from iscp_dagster.model.declared.together.attach import attached
+from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.planning.declared import compute_terms, list_table_specs, make_new_jobs
 
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
@@ -12,7 +12,7 @@ LARGE = Trigger("large", on=BIG, match="amount > 500", priority=7)
 
 
 def given(views=(BIG,), triggers=(LARGE,)):
-    return attached([TRADES], views, triggers)[0]
+    return attach_to_tables([TRADES], views, triggers)[0]
 
 
 def test_every_index_view_and_trigger_has_a_job_for_each_tenant():

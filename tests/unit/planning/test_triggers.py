@@ -16,7 +16,7 @@ from iscp_dagster.batches.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
@@ -26,7 +26,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, Tri
 from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
 from iscp_dagster.planning.triggers import plan_iteration
 from iscp_dagster.planning.triggers.loading import load_trigger
-from iscp_dagster.planning.triggers.plan import check_trigger, plan
+from iscp_dagster.planning.triggers.plan import check_trigger, plan_iterations
 
 TABLE = GOLDEN / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)
@@ -136,20 +136,20 @@ def test_a_trigger_plans_as_its_table_says(title, lines):
     jobs = [
         parse_job(line, now) for line in lines if not line.startswith(("latest", "now", "plan"))
     ]
-    planned = plan(jobs, latest, now, load={"even": even}.__getitem__)
+    planned = plan_iterations(jobs, latest, now, load={"even": even}.__getitem__)
     assert [shown(i) for i in planned] == [line for line in lines if line.startswith("plan")]
 
 
 def test_an_unknown_job_type_says_where_it_was_looked_for():
     with pytest.raises(ConfigError, match=r"'hourly' is unknown.*entry point of iscp_dagster"):
-        plan([make_job("a", 1, job_type="hourly")], Moment(5), NOW)
+        plan_iterations([make_job("a", 1, job_type="hourly")], Moment(5), NOW)
 
 
 def refused(job_type: str) -> str:
     """Return why no job of that type is planned; one beside it is."""
     reasons = []
     jobs = [make_job("a", 1, job_type=job_type), make_job("b", 1)]
-    planned = plan(jobs, Moment(5), NOW, refuse=reasons.append)
+    planned = plan_iterations(jobs, Moment(5), NOW, refuse=reasons.append)
     assert [shown(i) for i in planned] == ["plan (1, 5] b"]
     return str(reasons[0])
 
@@ -180,7 +180,7 @@ def test_a_schedule_that_two_updates_made_unreadable_stops_no_other():
 )
 def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message):
     with pytest.raises(ConfigError, match=message):
-        plan([make_job("a", 1, job_type="mine")], Moment(5), NOW, load=lambda _: trigger)
+        plan_iterations([make_job("a", 1, job_type="mine")], Moment(5), NOW, load=lambda _: trigger)
 
 
 @pytest.fixture
@@ -211,10 +211,10 @@ def installed(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("installed")
 def test_triggers_and_consumers_are_found_by_entry_point():
-    assert plan([make_job("a", 1, job_type="rarely")], Moment(5), NOW) == ()
+    assert plan_iterations([make_job("a", 1, job_type="rarely")], Moment(5), NOW) == ()
     check_trigger(TriggerSpec(job_type="rarely"))
     info = ConsumerInfo(type="offered", db="d", table="t", job="j")
-    consumer = consumer_kind("offered").consumer(SourceTable("d.t", key="id"), info, None)
+    consumer = get_consumer_kind("offered").make_consumer(SourceTable("d.t", key="id"), info, None)
     assert (type(consumer).__name__, consumer.info) == ("Consumer", info)
     with pytest.raises(ConfigError, match=r"known: .*rarely"):
         check_trigger(TriggerSpec(job_type="often"))
@@ -244,7 +244,7 @@ def test_state_stores_are_found_by_entry_point_and_import_path(setting):
     key = StateKey(tenant="a", table_id="t", job_name="j", registration=1)
     range_ = Range(from_=START, to=Moment(5))
     batch = BatchRecord(range=range_, phase=Phase.BEFORE, layout={})
-    held = store.write(key, batch, holder="run", seen=None)
+    held = store.write(key, batch, holder="run", expected=None)
     assert store.read([key]) == {key: held}
 
 
@@ -265,7 +265,7 @@ def test_what_a_store_lives_in_shows_no_password():
 def test_a_trigger_is_found_by_its_import_path():
     class_path = f"{__name__}:EveryJob"
     assert load_trigger(f"{__name__}:even") is even
-    (planned,) = plan([make_job("a", 1, job_type=class_path)], Moment(5), NOW)
+    (planned,) = plan_iterations([make_job("a", 1, job_type=class_path)], Moment(5), NOW)
     assert shown(planned) == "plan (1, 5] a"
 
 
@@ -312,14 +312,14 @@ def test_a_trigger_of_ones_own_plans_the_jobs_of_its_type_only():
 
     jobs = [make_job("b", 2, job_type="mine"), make_job("a", 3, job_type="mine")]
     others = [make_job("c", 4), make_job("d", 4)]
-    planned = plan([*jobs, *others], Moment(9), NOW, load={"mine": always}.__getitem__)
+    planned = plan_iterations([*jobs, *others], Moment(9), NOW, load={"mine": always}.__getitem__)
     assert seen == ["a", "b"]
     assert [shown(i) for i in planned] == ["plan (4, 9] c d", "plan (3, 9] a", "plan (2, 9] b"]
 
 
 def test_jobs_of_two_tenants_are_not_planned_together():
     with pytest.raises(ConfigError, match="one table and tenant"):
-        plan([make_job("a", 1), make_job("a", 1, tenant="other")], Moment(5), NOW)
+        plan_iterations([make_job("a", 1), make_job("a", 1, tenant="other")], Moment(5), NOW)
 
 
 @pytest.mark.parametrize(
@@ -356,8 +356,8 @@ some_jobs = st.lists(a_job, max_size=6).map(
 
 @given(jobs=some_jobs, latest=st.integers(-1, 15).map(Moment), data=st.data())
 def test_what_holds_for_every_plan(jobs, latest, data):
-    planned = plan(jobs, latest, NOW)
-    assert plan(data.draw(st.permutations(jobs)), latest, NOW) == planned
+    planned = plan_iterations(jobs, latest, NOW)
+    assert plan_iterations(data.draw(st.permutations(jobs)), latest, NOW) == planned
     by_key = {job.key: job for job in jobs}
     chosen = [key for iteration in planned for key in iteration.jobs]
     assert len(chosen) == len(set(chosen))
@@ -382,7 +382,7 @@ def test_planning_and_completing_brings_every_job_that_may_run_to_the_latest(job
         if job.state in ACTIVE:
             rows[job.key] = replace(job, state=JobState.COMPLETED)
     for _ in range(3 * len(jobs) + 3):
-        for iteration in plan(rows.values(), latest, NOW):
+        for iteration in plan_iterations(rows.values(), latest, NOW):
             running.append(iteration)
             for key in iteration.jobs:
                 rows[key] = replace(rows[key], state=JobState.RUNNING)

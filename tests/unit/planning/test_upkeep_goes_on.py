@@ -36,7 +36,7 @@ def test_letters_of_an_index_that_raises_stay_and_the_others_are_replayed(monkey
     def broken(_, source):
         raise ValueError("broken") if source is SOURCES[0] else SourceError("is not read")
 
-    monkeypatch.setattr(Deployment, "delta_log", broken)
+    monkeypatch.setattr(Deployment, "make_delta_log", broken)
     letters = [letter_of(f"{source.name}/mirror") for source in SOURCES]
     first, second = replay_letters(in_memory(Clock()), SOURCES, letters)
     assert "An unexpected error, ValueError: broken" in str(first.error)
@@ -51,7 +51,7 @@ def test_a_step_of_the_collection_that_raises_stops_no_other(monkeypatch):
     served = ServeResult(problems=["shop.first: is not served"])
     monkeypatch.setattr(upkeep, "collect", raising)
     monkeypatch.setattr(maintenance, "serve_all", lambda *_: served)
-    iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))
+    iscp = SimpleNamespace(create_deployment=lambda: in_memory(Clock()))
     resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}
     job = build_runner_definitions(SOURCES, resources, environ={}).get_job_def(maintenance.COLLECT)
     with dg.DagsterInstance.ephemeral() as instance:

@@ -37,7 +37,7 @@ def test_what_a_page_declares_in_python_it_declares_in_yaml(page, tmp_path, monk
     attributes = yaml.safe_load(block(page, "yaml"))["attributes"]
     made = SourceTableComponent.from_attributes_dict(attributes=attributes)
     given = [made.table, *made.views, *made.triggers, *made.endpoints]
-    (in_yaml,) = Declarations.of(given).attached()
+    (in_yaml,) = Declarations.of(given).build_tables()
     assert [each.name for each in in_python.consumers] == consumers
     assert [each.name for each in in_yaml.consumers] == consumers
     for here, there in zip(in_python.consumers, in_yaml.consumers, strict=True):

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from iscp_dagster.serve.live.transport.protocol import (
     MOST_REASON,
-    Admit,
-    Close,
+    AdmitClient,
+    CloseSocket,
     Conversation,
-    Send,
-    Start,
+    SendMessage,
+    StartOperation,
     StopOperation,
     format_slow_reason,
 )
@@ -26,19 +26,21 @@ def said(conversation, message):
 
 def opened(**caps):
     conversation = Conversation(**caps)
-    assert said(conversation, {"type": "connection_init"}) == [Admit({})]
-    assert conversation.accept_connection() == [Send({"type": "connection_ack"})]
+    assert said(conversation, {"type": "connection_init"}) == [AdmitClient({})]
+    assert conversation.accept_connection() == [SendMessage({"type": "connection_ack"})]
     return conversation
 
 
 def test_an_operation_tells_its_results_and_ends():
     conversation = opened()
     (start,) = said(conversation, ASK)
-    assert start == Start(serial=1, query="subscription { x }", variables=None, operation=None)
+    assert start == StartOperation(
+        serial=1, query="subscription { x }", variables=None, operation=None
+    )
     told = {"type": "next", "id": "a", "payload": {"data": {"x": 1}}}
-    assert conversation.next(1, {"data": {"x": 1}}) == [Send(told)]
-    assert conversation.complete_operation(1) == [Send({"type": "complete", "id": "a"})]
-    assert conversation.next(1, {"data": {}}) == []
+    assert conversation.send_result(1, {"data": {"x": 1}}) == [SendMessage(told)]
+    assert conversation.complete_operation(1) == [SendMessage({"type": "complete", "id": "a"})]
+    assert conversation.send_result(1, {"data": {}}) == []
 
 
 def test_an_id_can_be_used_again_and_late_results_of_the_first_are_dropped():
@@ -47,7 +49,7 @@ def test_an_id_can_be_used_again_and_late_results_of_the_first_are_dropped():
     assert said(conversation, {"type": "complete", "id": "a"}) == [StopOperation(1)]
     (again,) = said(conversation, ASK)
     assert again.serial == 2
-    assert conversation.next(1, {"data": {}}) == conversation.fail_operation(1, []) == []
+    assert conversation.send_result(1, {"data": {}}) == conversation.fail_operation(1, []) == []
     assert said(conversation, {"type": "complete", "id": "unknown"}) == []
 
 
@@ -56,7 +58,7 @@ def test_a_failed_operation_leaves_the_others():
     said(conversation, ASK)
     said(conversation, ASK | {"id": "b"})
     error = {"type": "error", "id": "a", "payload": [{"message": "no"}]}
-    assert conversation.fail_operation(1, [{"message": "no"}]) == [Send(error)]
+    assert conversation.fail_operation(1, [{"message": "no"}]) == [SendMessage(error)]
     assert conversation.running == (2,)
 
 
@@ -124,7 +126,7 @@ def test_what_could_not_be_written_in_an_answer_closes(value):
 
 def test_a_whole_pair_is_a_text_and_an_empty_operation_name_is_none():
     (pong,) = Conversation().handle_frame(r'{"type": "ping", "payload": {"a": "\ud83d\ude00"}}')
-    assert pong == Send({"type": "pong", "payload": {"a": "😀"}})
+    assert pong == SendMessage({"type": "pong", "payload": {"a": "😀"}})
     (start,) = said(opened(), ASK | {"payload": {"query": "{x}", "operationName": ""}})
     assert start.operation is None
 
@@ -134,20 +136,20 @@ def test_connection_init_is_waited_for():
     asked = Conversation()
     said(asked, {"type": "connection_init"})
     assert asked.expire_init() == []
-    assert Conversation().expire_init() == [Close(4408, "Connection initialisation timeout")]
+    assert Conversation().expire_init() == [CloseSocket(4408, "Connection initialisation timeout")]
 
 
 def test_a_refused_connection_is_forbidden():
     conversation = Conversation()
     said(conversation, {"type": "connection_init", "payload": {"token": "wrong"}})
-    assert conversation.refused() == [Close(4403, "Forbidden")]
+    assert conversation.refuse_connection() == [CloseSocket(4403, "Forbidden")]
 
 
 def test_ping_is_answered_at_any_time():
     conversation = Conversation()
-    assert said(conversation, {"type": "ping"}) == [Send({"type": "pong"})]
+    assert said(conversation, {"type": "ping"}) == [SendMessage({"type": "pong"})]
     answer = {"type": "pong", "payload": {"n": 1}}
-    assert said(conversation, {"type": "ping", "payload": {"n": 1}}) == [Send(answer)]
+    assert said(conversation, {"type": "ping", "payload": {"n": 1}}) == [SendMessage(answer)]
     assert said(conversation, {"type": "pong"}) == []
 
 
@@ -215,10 +217,10 @@ def done(conversation, step):
 
 def shown(actions):
     """Name each action as the model does."""
-    names = {Start: "start", StopOperation: "stop", Admit: "admit"}
+    names = {StartOperation: "start", StopOperation: "stop", AdmitClient: "admit"}
     return [
-        each.code if isinstance(each, Close)
-        else (each.message["type"], each.message.get("id")) if isinstance(each, Send)
+        each.code if isinstance(each, CloseSocket)
+        else (each.message["type"], each.message.get("id")) if isinstance(each, SendMessage)
         else names[type(each)]
         for each in actions
     ]  # fmt: skip

@@ -13,14 +13,14 @@ from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
 from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.ring import Ring, RingEntry
-from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, Wanted
-from iscp_dagster.serve.where import parse
+from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, ChangeFilter
+from iscp_dagster.serve.where import parse_where
 
 COLUMNS = {name: build_column(name, parse_type("Int32")) for name in ("id", "value")}
 
 
 def wanting(where, tenants=None):
-    return Wanted(where=parse(COLUMNS, where), tenants=tenants)
+    return ChangeFilter(where=parse_where(COLUMNS, where), tenants=tenants)
 
 
 async def opened(index, **options):
@@ -250,7 +250,7 @@ async def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_othe
     slow.task.cancel()
     await asyncio.gather(slow.task, return_exceptions=True)
     stuck = slow.subscription
-    told = stuck.messages()
+    told = stuck.stream_messages()
     index.synchronize("acme", {2})
     waiting = asyncio.ensure_future(anext(told))
     await until(lambda: len(feed.ring._readers) == 2)
@@ -365,14 +365,16 @@ async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
 
 async def test_an_expired_cursor_is_refused_with_the_oldest_position():
     index, feed = await synchronized()
-    old = feed.cursor(feed.at)
+    old = feed.format_cursor(feed.positions)
     gap(index)
     await feed._follow(None)
     listener = Listener(feed, after=old)
     await asyncio.wait_for(listener.task, 5)
     assert isinstance(listener.error, PositionExpiredError)
     assert listener.error.extensions["code"] == "POSITION_EXPIRED"
-    assert listener.error.extensions["oldest"] == feed.cursor({"acme": ChangePosition.after(2)})
+    assert listener.error.extensions["oldest"] == feed.format_cursor(
+        {"acme": ChangePosition.from_commit(2)}
+    )
     wrong = Listener(feed, after="x")
     await asyncio.wait_for(wrong.task, 5)
     assert isinstance(wrong.error, PositionInvalidError)
@@ -380,7 +382,7 @@ async def test_an_expired_cursor_is_refused_with_the_oldest_position():
 
 async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positions():
     index, feed = await synchronized()
-    old = feed.cursor(feed.at)
+    old = feed.format_cursor(feed.positions)
     index.commit("acme", {1})
     index.commit("acme", {2})
     index.publish("acme")
@@ -392,7 +394,7 @@ async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positio
 
 async def test_another_generation_expires_every_subscriber_and_cursor():
     index, feed = await synchronized()
-    old, listener = feed.cursor(feed.at), Listener(feed)
+    old, listener = feed.format_cursor(feed.positions), Listener(feed)
     await settled(feed, [listener])
     index.generation = 1
     index.synchronize("acme", {1})
@@ -404,7 +406,9 @@ async def test_another_generation_expires_every_subscriber_and_cursor():
     # Both are told from where all changes of the index as it is now are there.
     oldest = listener.error.extensions["oldest"]
     assert (
-        oldest == late.error.extensions["oldest"] == feed.cursor({"acme": ChangePosition.after(1)})
+        oldest
+        == late.error.extensions["oldest"]
+        == feed.format_cursor({"acme": ChangePosition.from_commit(1)})
     )
     again = Listener(feed, after=oldest)
     await settled(feed, [again])
@@ -415,7 +419,7 @@ async def test_another_generation_expires_every_subscriber_and_cursor():
 
 async def test_a_position_that_cannot_be_asked_for_is_not_told():
     index, feed = await synchronized()
-    old = feed.cursor(feed.at)
+    old = feed.format_cursor(feed.positions)
     index.generation = 1
     index.synchronize("acme", {1})
     await feed._follow(None)
@@ -439,7 +443,7 @@ async def test_progress_moves_the_cursor_of_a_quiet_filter():
     assert {each.operation for each in loud.messages} == {PROGRESS}
     last = loud.messages[-1]
     assert (last.data, last.fields, last.ts_timestamp) == (None, (), None)
-    assert last.cursor == feed.cursor({"acme": ChangePosition.after(3)})
+    assert last.cursor == feed.format_cursor({"acme": ChangePosition.from_commit(3)})
     await stop(loud, silent)
 
 

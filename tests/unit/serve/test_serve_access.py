@@ -12,7 +12,7 @@ from iscp_dagster.serve.access import (
     OpenAccess,
     UnauthenticatedError,
     Viewer,
-    access,
+    load_access,
     parse_bearer,
 )
 from iscp_dagster.serve.web.app import check_host
@@ -32,8 +32,8 @@ def written(tmp_path, tokens):
 def test_a_file_names_tokens_or_their_digests(tmp_path):
     digest = hashlib.sha256(b"hashed").hexdigest()
     path = written(tmp_path, {"plain": ["acme"], f"sha256:{digest}": "*", "nobody": []})
-    known = access(str(path))
-    assert not known.open
+    known = load_access(str(path))
+    assert not known.is_open
     assert known.identify_viewer("plain") == Viewer(tenants=frozenset({"acme"}))
     assert known.identify_viewer("hashed") == EVERYONE
     assert known.identify_viewer("nobody") == Viewer(tenants=frozenset())
@@ -44,7 +44,7 @@ def test_a_file_names_tokens_or_their_digests(tmp_path):
 
 def test_a_changed_file_counts_at_once_and_a_broken_one_lets_nobody_in(tmp_path):
     path = written(tmp_path, {"old": "*"})
-    known = access(str(path))
+    known = load_access(str(path))
     known.identify_viewer("old")
     written(tmp_path, {"newer": "*"})
     assert known.identify_viewer("newer") == EVERYONE
@@ -71,12 +71,12 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_lets_nobody_in(tmp_path)
 )
 def test_a_wrong_file_is_refused_at_the_start_and_no_token_is_told(tmp_path, tokens, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        access(str(written(tmp_path, tokens)))
+        load_access(str(written(tmp_path, tokens)))
     assert "top-secret" not in str(refused.value)
 
 
 def test_a_function_of_the_users_names_the_tenants():
-    known = access(f"{__name__}:tenants_by_name")
+    known = load_access(f"{__name__}:tenants_by_name")
     assert isinstance(known, FunctionAccess)
     assert known.identify_viewer("one") == Viewer(tenants=frozenset({"acme"}))
     assert known.identify_viewer("all") == EVERYONE
@@ -86,7 +86,7 @@ def test_a_function_of_the_users_names_the_tenants():
     with pytest.raises(ConfigError, match="returned int as its tenants"):
         known.identify_viewer("number")
     with pytest.raises(ConfigError, match="nowhere"):
-        access("nowhere.module:name")
+        load_access("nowhere.module:name")
 
 
 @pytest.mark.parametrize(
@@ -110,4 +110,4 @@ def test_without_tokens_the_server_listens_on_loopback(host, tmp_path):
     for other in ("0.0.0.0", "::", "192.168.1.1", "example.org", ""):
         with pytest.raises(ConfigError, match="--tokens"):
             check_host(other, OpenAccess())
-        check_host(other, access(str(written(tmp_path, {"t": "*"}))))
+        check_host(other, load_access(str(written(tmp_path, {"t": "*"}))))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.serve.columns import build_column
-from iscp_dagster.serve.comparing import OPERATORS, fitted
+from iscp_dagster.serve.comparing import OPERATORS, fit_comparison
 
 TYPES = ("Int8", "UInt16", "Decimal(3, 2)", "Date", "DateTime", "DateTime64(3, 'UTC')")
 
@@ -31,9 +31,9 @@ def test_a_fitted_comparison_means_the_same(comparison):
     asked, operator, literal, place = comparison
     step, least, most = asked.grid
     said = OPERATORS[operator](Fraction(place) * step, literal)
-    found = fitted(asked, operator, literal)
+    found = fit_comparison(asked, operator, literal)
     if not found.operator:
-        assert found.always is said
+        assert found.constant_result is said
         return
     assert least <= found.value <= most
     assert OPERATORS[found.operator](place, found.value) is said

@@ -14,10 +14,10 @@ from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve import catalog as catalogs
-from iscp_dagster.serve.columns import _BY_NAME, build_column, to_graphql_name
+from iscp_dagster.serve.columns import _SCALARS_BY_TYPE, build_column, to_graphql_name
 from iscp_dagster.serve.graph.schema import create_schema
 from iscp_dagster.serve.scalars import SCALARS, BadValueError
-from iscp_dagster.serve.web.requests import RefusedError, choose_media_type
+from iscp_dagster.serve.web.requests import RefusedRequestError, choose_media_type
 
 HERE = Endpoint(host="nowhere", port=1)
 
@@ -39,8 +39,8 @@ def table(*indexes, name="shop.tickets"):
 def test_every_type_that_an_index_can_have_has_a_scalar():
     names = {name for cells in CELLS.values() for cell in cells for name in cell.names}
     structures = {"Map", "Tuple", "Nested", "Dynamic", "Variant"}
-    assert names | structures <= set(_BY_NAME)
-    assert build_column("a", parse_type("Array(Array(Nullable(Int64)))")).lists == 2
+    assert names | structures <= set(_SCALARS_BY_TYPE)
+    assert build_column("a", parse_type("Array(Array(Nullable(Int64)))")).list_depth == 2
     assert build_column("a", parse_type("AggregateFunction(sum, Int8)")) is None
 
 
@@ -89,7 +89,7 @@ def test_many_columns_take_no_longer_each(monkeypatch):
 def test_a_key_that_is_left_out_still_orders_the_rows(monkeypatch):
     source = SourceTable("shop.tickets", key="grüße", indexes=[Mirror()])
     held = catalog(monkeypatch, [source], {"größe": "Int8", "grüße": "Int8"})
-    assert [column.name for column in held.queries["shop_tickets"].identity] == ["grüße"]
+    assert [column.name for column in held.queries["shop_tickets"].identity_columns] == ["grüße"]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_an_index_that_is_not_built_is_noted(monkeypatch):
     )
     assert found.unbuilt == {"shop_tickets_text"}
     assert set(found.queries) == {"shop_tickets", "shop_tickets_vector"}
-    assert (found.waiting, found.notes) == (("shop.tickets/text is not built yet.",), ())
+    assert (found.unbuilt_notes, found.notes) == (("shop.tickets/text is not built yet.",), ())
 
 
 @pytest.mark.parametrize(
@@ -204,16 +204,16 @@ def test_an_index_that_is_not_built_is_noted(monkeypatch):
 def test_a_wrong_literal_is_refused(scalar, wrong):
     for value in wrong:
         with pytest.raises(BadValueError):
-            SCALARS[scalar].read(value)
+            SCALARS[scalar].parse(value)
 
 
 def test_a_moment_is_in_utc_unless_it_says_another_zone():
-    read = SCALARS["Timestamp"].read
+    read = SCALARS["Timestamp"].parse
     assert read("1970-01-01T00:00:00") == read("1970-01-01 01:30+01:30") == 0
     assert read("1969-12-31T22:00:00.000000001-02:00") == 1
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/json;q=0", "application/xml, */json"])
 def test_an_answer_that_nobody_reads_is_not_acceptable(accept):
-    with pytest.raises(RefusedError):
+    with pytest.raises(RefusedRequestError):
         choose_media_type(accept)

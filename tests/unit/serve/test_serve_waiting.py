@@ -6,8 +6,8 @@ import anyio
 import httpx
 import pytest
 
-from iscp_dagster.serve.catalog import Catalog
-from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.catalog import ServedCatalog
+from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.web import graphql_http
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
@@ -25,7 +25,7 @@ class Blocked:
     def __call__(self):
         self.asked.set()
         assert self.go.wait(30)
-        return Catalog()
+        return ServedCatalog()
 
 
 @pytest.fixture
@@ -37,7 +37,9 @@ def blocked():
 
 def client_of(look, **bounds):
     app = create_app(
-        GraphQLServerSettings(schemas=Schemas(load=look), bounds=HttpBounds(**bounds), environ={})
+        GraphQLServerSettings(
+            schemas=SchemaCache(load=look), bounds=HttpBounds(**bounds), environ={}
+        )
     )
     transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
     return httpx.AsyncClient(transport=transport, base_url="http://test")

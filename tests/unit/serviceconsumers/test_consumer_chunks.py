@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from invoked import Runtime, retriever_of
 
 from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.serviceconsumers.chunks import Owner, TenantChanges, cut_chunks, format_line
+from iscp_dagster.serviceconsumers.chunks import JobIdentity, TenantChanges, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = ("acme", "globex", "initech")
-OWNER = Owner(table_id="t", job="booked", registration=1, generation=0)
+OWNER = JobIdentity(table_id="t", job="booked", registration=1, generation=0)
 CHANGES = st.dictionaries(
     st.tuples(st.sampled_from(TENANTS), st.integers(0, 2**63 - 1)),
     st.tuples(st.decimals(0, 10**12, places=2), st.integers(2, 5), st.booleans()),
@@ -121,16 +121,16 @@ def test_a_key_names_job_tenant_and_range(changed, of):
     lines = [format_line({"x": 1}, 2, "upsert")]
     (here,) = cut_chunks(part(), lines, rows=5)
     (there,) = cut_chunks(part(**(changed if of == "part" else {})), lines, rows=5)
-    owner = Owner(**(OWNER.__dict__ | (changed if of == "owner" else {})))
-    assert here.key(OWNER) == here.key(OWNER) != there.key(owner)
+    owner = JobIdentity(**(OWNER.__dict__ | (changed if of == "owner" else {})))
+    assert here.compute_key(OWNER) == here.compute_key(OWNER) != there.compute_key(owner)
 
 
 def test_a_key_names_the_chunk_by_number_and_content():
     lines = [format_line({"x": x}, 2, "upsert") for x in (1, 1, 2)]
-    cut = [each.key(OWNER) for each in cut_chunks(part(), lines, rows=1)]
+    cut = [each.compute_key(OWNER) for each in cut_chunks(part(), lines, rows=1)]
     assert len(set(cut)) == 3
     (whole,) = cut_chunks(part(), lines, rows=5)
-    assert whole.key(OWNER) not in cut
+    assert whole.compute_key(OWNER) not in cut
 
 
 def test_values_have_the_texts_of_events():

@@ -7,7 +7,7 @@ import pytest
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.api.checks import check_spec
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.together.attach import Declarations, UnfitError
 from iscp_dagster.model.errors import ConfigError
@@ -24,7 +24,7 @@ def service(**options):
 
 
 def attached(*declared):
-    return Declarations.of(declared).attached()
+    return Declarations.of(declared).build_tables()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_it_gets_the_columns_that_it_asks_for_with_key_and_tenant():
     available = ["customer", "id", "item", "note"]
     for each, wanted in zip(table.services, [available[:3], available], strict=True):
         info = make_job_spec(table, each).detail.consumer
-        assert consumer_kind(info.type).columns(table, info, available) == tuple(wanted)
+        assert get_consumer_kind(info.type).list_columns(table, info, available) == tuple(wanted)
 
 
 def test_its_job_is_as_declared_or_none():

@@ -27,7 +27,7 @@ def block(head):
 def declared():
     made = {}
     exec(block('python title="assets/orders.py"'), made)
-    (table,) = Declarations.of(made.values()).attached()
+    (table,) = Declarations.of(made.values()).build_tables()
     return table
 
 
@@ -44,7 +44,7 @@ def test_yaml_declares_what_python_declares(declared):
 def test_a_declaration_beside_the_table_means_the_same(declared):
     table = SourceTable("shop.orders", key="id", tenant="customer", indexes=declared.indexes)
     beside = ServiceConsumer("http://127.0.0.1:9080", handler="Orders/on_changes", on=table)
-    (found,) = Declarations.of([table, beside]).attached()
+    (found,) = Declarations.of([table, beside]).build_tables()
     assert [each.definition for each in found.services] == [
         each.definition for each in declared.services
     ]

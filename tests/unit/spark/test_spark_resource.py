@@ -59,7 +59,9 @@ def test_the_path_takes_its_sessions_by_the_same_resource(environment, monkeypat
 
     @dg.asset
     def own(spark: Spark, iscp: Iscp) -> None:
-        seen.extend([spark.spark_session, iscp.deployment().spark(), spark.shared()])
+        seen.extend(
+            [spark.spark_session, iscp.create_deployment().spark(), spark.open_shared_session()]
+        )
 
     orders = SourceTable("shop.orders", key="id", indexes=[Mirror()])
     resources = resources_from_environment()

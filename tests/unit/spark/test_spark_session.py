@@ -7,14 +7,14 @@ import pytest
 
 from iscp_dagster.delta.failures import summarize_message, translate_error, wrap_spark_errors
 from iscp_dagster.model.errors import ConfigError, ReadError, SourceError, UnavailableError
-from iscp_dagster.spark.remote import Remote
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.remote import SparkRemote
+from iscp_dagster.spark.session import get_shared_session
 
 
 def test_a_server_that_is_not_there_is_named_at_once_without_its_token():
     started = time.monotonic()
     with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:9 does not") as caught:
-        shared("sc://127.0.0.1:9/;token=hidden")
+        get_shared_session("sc://127.0.0.1:9/;token=hidden")
     assert time.monotonic() - started < 30
     assert "hidden" not in str(caught.value)
 
@@ -29,7 +29,7 @@ def test_an_address_is_read_as_pyspark_reads_it():
         "sc://host/;use_ssl=True",
         "sc://[::1]:7",
     ):
-        ours, theirs = Remote.parse(address, {}), DefaultChannelBuilder(address)
+        ours, theirs = SparkRemote.parse(address, {}), DefaultChannelBuilder(address)
         bearer = [("authorization", f"Bearer {theirs.token}")] if theirs.token else []
         assert ours.place == theirs.endpoint
         assert list(ours.headers) == [*theirs.metadata(), *bearer]
@@ -39,8 +39,10 @@ def test_an_address_is_read_as_pyspark_reads_it():
 
 def test_a_token_of_the_environment_goes_with_an_address_without_one():
     environ = {"SPARK_CONNECT_AUTHENTICATE_TOKEN": "theirs"}
-    assert Remote.parse("sc://localhost", environ).headers == (("authorization", "Bearer theirs"),)
-    named = Remote.parse("sc://localhost/;token=mine", environ)
+    assert SparkRemote.parse("sc://localhost", environ).headers == (
+        ("authorization", "Bearer theirs"),
+    )
+    named = SparkRemote.parse("sc://localhost/;token=mine", environ)
     assert named.headers == (("authorization", "Bearer mine"),)
     assert "mine" not in repr(named)
 
@@ -61,7 +63,7 @@ def test_a_token_of_the_environment_goes_with_an_address_without_one():
 )
 def test_an_address_that_is_none_is_refused_without_its_token(address):
     with pytest.raises(ConfigError, match=r"SPARK_REMOTE \(sc://") as caught:
-        shared(address)
+        get_shared_session(address)
     said = "".join(traceback.format_exception(caught.value))
     assert "hidden" not in said.replace("host:hidden", "host")
 

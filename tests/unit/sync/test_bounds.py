@@ -30,7 +30,7 @@ most = st.integers(1, 200)
 def test_a_step_takes_what_fits_and_always_something(volumes, versions, bytes_, rows):
     written = list(enumerate(volumes, start=1))
     bounds = IterationBounds(versions=versions, bytes=bytes_, rows=rows)
-    last = bounds.last(0, len(volumes), written)
+    last = bounds.find_last_version(0, len(volumes), written)
     sizes, counts = (list(accumulate(each)) for each in zip(*volumes, strict=True))
 
     def fits(version):
@@ -43,11 +43,14 @@ def test_a_step_takes_what_fits_and_always_something(volumes, versions, bytes_, 
 
 
 def test_several_changes_of_one_version_are_one_step():
-    assert IterationBounds(bytes=10).last(3, 6, [(4, (8, 1)), (4, (8, 1)), (5, (1, 1))]) == 4
+    assert (
+        IterationBounds(bytes=10).find_last_version(3, 6, [(4, (8, 1)), (4, (8, 1)), (5, (1, 1))])
+        == 4
+    )
 
 
 def test_where_the_log_does_not_say_the_versions_bound():
-    assert IterationBounds(versions=2).last(3, 9, ()) == 5
+    assert IterationBounds(versions=2).find_last_version(3, 9, ()) == 5
 
 
 def test_a_job_narrows_the_bounds_of_its_iteration_and_widens_none():
@@ -55,9 +58,9 @@ def test_a_job_narrows_the_bounds_of_its_iteration_and_widens_none():
     details = [SimpleNamespace(max_versions=most, max_bytes=size) for most, size in limits]
     jobs = [SimpleNamespace(spec=SimpleNamespace(detail=each)) for each in details]
     bounds = IterationBounds(versions=5, bytes=100)
-    assert bounds.of(jobs[:1]) == bounds
-    assert bounds.of(jobs[:2]) == replace(bounds, bytes=70)
-    assert bounds.of(jobs) == replace(bounds, versions=3, bytes=70)
+    assert bounds.tighten_for_jobs(jobs[:1]) == bounds
+    assert bounds.tighten_for_jobs(jobs[:2]) == replace(bounds, bytes=70)
+    assert bounds.tighten_for_jobs(jobs) == replace(bounds, versions=3, bytes=70)
 
 
 @pytest.mark.parametrize("wrong", [{"versions": 0}, {"bytes": 0}, {"rows": 0}])

@@ -11,7 +11,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.model.batch import Action, Range
+from iscp_dagster.model.batch import BatchAction, Range
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.ledger import load_ledger
 from iscp_dagster.sync.reading.reader import SourceReader
@@ -41,7 +41,7 @@ class Fleet:
 
     @property
     def delta_log(self):
-        return self.deployment.delta_log(self.source)
+        return self.deployment.make_delta_log(self.source)
 
     def put(self, *tenants):
         commit(self.source, *tenants)
@@ -59,8 +59,8 @@ class Fleet:
         return SourceReader(self.deployment, self.source, tenants, self.delta_log)
 
     def iteration(self, tenants=EVERYONE):
-        jobs = [job for job in self.log.jobs() if job.key.tenant in tenants]
-        return Iteration.of(jobs, self.delta_log.latest())
+        jobs = [job for job in self.log.list_jobs() if job.key.tenant in tenants]
+        return Iteration.from_jobs(jobs, self.delta_log.get_latest_moment())
 
     def begin(self, run, tenants=EVERYONE):
         """Begin an iteration up to the last commit, as a run does."""
@@ -106,9 +106,9 @@ def test_an_index_is_asked_once_for_all_tenants_what_it_has_in_an_added_column(f
         asked.append((columns, tenants))
         return dict.fromkeys(GONE, "body")
 
-    monkeypatch.setattr(IndexStore, "kept", kept)
+    monkeypatch.setattr(IndexStore, "find_filled_columns", kept)
     commit(fleet.source, *EVERYONE, body="words")
-    (job, *_) = fleet.log.jobs()
+    (job, *_) = fleet.log.list_jobs()
     reader = replace(fleet.reader(), consumers=(job.spec.detail.consumer,))
     plans = reader.plan_tenants(fleet.range(0, 1))
     assert {plan.kind: tenants for plan, tenants in plans.items()} == {
@@ -124,7 +124,7 @@ def test_only_the_batch_of_a_tenant_whose_files_are_gone_is_set_aside(fleet):
     fleet.put(*EVERYONE)
     fleet.lose(1, GONE)
     found = tenants_by_action(fleet.begin("next"))
-    assert found == {Action.DEAD_LETTER: GONE, Action.REPLAY: EVERYONE - GONE}
+    assert found == {BatchAction.DEAD_LETTER: GONE, BatchAction.REPLAY: EVERYONE - GONE}
 
 
 def test_a_tenant_that_is_due_for_a_snapshot_anyway_is_not_set_aside_and_the_others_are(fleet):
@@ -134,7 +134,7 @@ def test_a_tenant_that_is_due_for_a_snapshot_anyway_is_not_set_aside_and_the_oth
     fleet.lose(1, GONE)
     fleet.lose(2, {"t3"})
     found = tenants_by_action(fleet.begin("next"))
-    assert found[Action.DEAD_LETTER] == GONE - {"t3"}
+    assert found[BatchAction.DEAD_LETTER] == GONE - {"t3"}
 
 
 def test_a_tenant_of_whom_only_a_snapshot_was_begun_is_not_set_aside(fleet):
@@ -145,7 +145,7 @@ def test_a_tenant_of_whom_only_a_snapshot_was_begun_is_not_set_aside(fleet):
     # By then the files of others are gone as well.
     fleet.lose(1, {"t5"})
     found = tenants_by_action(fleet.begin("next"))
-    assert found == {Action.DEAD_LETTER: {"t5"}, Action.REPLAY: EVERYONE - {"t5"}}
+    assert found == {BatchAction.DEAD_LETTER: {"t5"}, BatchAction.REPLAY: EVERYONE - {"t5"}}
 
 
 def test_batches_of_different_ranges_are_decided_each_by_its_own(fleet):
@@ -158,4 +158,4 @@ def test_batches_of_different_ranges_are_decided_each_by_its_own(fleet):
     fleet.lose(2, {"t5", "t16"})
     found = tenants_by_action(fleet.begin("next"))
     # The batch of t5 ended before its second commit.
-    assert found[Action.DEAD_LETTER] == {"t3", "t16", "t17"}
+    assert found[BatchAction.DEAD_LETTER] == {"t3", "t16", "t17"}

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.together.attach import attached
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
+from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError, UntimedError
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.readings import ReadRequest
 from iscp_dagster.sync.reading.transitions import (
     check_timestamps,
     get_transitions,
@@ -26,7 +26,7 @@ from iscp_dagster.sync.reading.transitions import (
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
 BIG = View("big", of=TRADES, where="amount > 100", columns={"gross": "amount * 1.19"})
 TRIGGERS = [Trigger("hot", on=BIG, match="gross > 5"), Trigger("cold", on=BIG, match="gross < 2")]
-(SOURCE,) = attached([TRADES], [BIG], TRIGGERS)
+(SOURCE,) = attach_to_tables([TRADES], [BIG], TRIGGERS)
 TYPES = {"mirror": "mirror", "changes": "changes", "big": "changes"}
 
 
@@ -65,11 +65,11 @@ def test_only_what_is_read_as_a_snapshot_after_a_beginning_is_a_gap():
     whole = ReadPlan(kind=ReadKind.SNAPSHOT, reason="VACUUM removed files")
     images = get_transitions(SOURCE, info("big"))
     later, first = (Range(from_=at, to=Moment(9)) for at in (Moment(4), START))
-    gap = Reading(plan=whole, range=later, transitions=images).gap
+    gap = ReadRequest(plan=whole, range=later, transitions=images).gap
     assert gap == "versions 5 to 9: VACUUM removed files"
-    assert Reading(plan=tail, range=later, transitions=images).gap == ""
-    assert Reading(plan=whole, range=first, transitions=images).gap == ""
-    assert Reading(plan=whole, range=later).gap == ""
+    assert ReadRequest(plan=tail, range=later, transitions=images).gap == ""
+    assert ReadRequest(plan=whole, range=first, transitions=images).gap == ""
+    assert ReadRequest(plan=whole, range=later).gap == ""
 
 
 @pytest.fixture
@@ -133,6 +133,6 @@ def test_a_kind_of_index_that_cannot_be_loaded_holds_up_no_trigger(monkeypatch):
 
     monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.kinds", broken)
     names = ("mirror", "changes", "trigger")
-    assert [consumer_kind(each).of_images for each in names] == [False, False, True]
+    assert [get_consumer_kind(each).of_images for each in names] == [False, False, True]
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        index_of(SOURCE, info("mirror"))
+        resolve_index(SOURCE, info("mirror"))

@@ -20,7 +20,7 @@ from iscp_dagster.sync.reading.reader import (
     SMALL_BYTES,
     SourceReader,
 )
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
 ADDED = {"partitionValues": {"region": "eu"}, "dataChange": True, "modificationTime": 1}
@@ -52,7 +52,7 @@ def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, di
     ]
     Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
     deployment = in_memory(Clock())
-    delta_log = deployment.delta_log(source)
+    delta_log = deployment.make_delta_log(source)
     found = SourceReader(deployment, source, frozenset({"eu"}), delta_log)
     range_ = Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
     selection = found._make_selection(["id", "region"], 1)
@@ -67,7 +67,7 @@ def written(folder, size):
     actions = [{"add": {"path": "1.parquet", **ADDED, "size": size}}]
     Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
     deployment = in_memory(Clock())
-    found = SourceReader(deployment, source, frozenset({"eu"}), deployment.delta_log(source))
+    found = SourceReader(deployment, source, frozenset({"eu"}), deployment.make_delta_log(source))
     return found, Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
 
 
@@ -100,7 +100,7 @@ def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_p
     layout = replace(found, deployment=replace(found.deployment, spark=away)).plan_layout(range_)
     assert "partitions" not in layout
     plan = ReadPlan(kind=ReadKind.TAIL, reason="")
-    wanted = Reading(plan=plan, range=range_, layout=layout)
+    wanted = ReadRequest(plan=plan, range=range_, layout=layout)
     for cores in (1, 64):
         spark = NearSpark(cores=cores)
         again = replace(found, deployment=replace(found.deployment, spark=lambda s=spark: s))

@@ -10,7 +10,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from iscp_dagster import Endpoint
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.sending.signing import get_secrets, headers
+from iscp_dagster.webhooks.sending.signing import build_headers, get_secrets
 
 NEW, OLD = ("whsec_" + base64.b64encode(bytes(range(n, n + 32))).decode() for n in (0, 100))
 ENDPOINT = Endpoint("alerts", url="https://example.com/hook", secrets=("NEW", "OLD"))
@@ -23,23 +23,23 @@ def now():
 
 @given(body=st.binary().map(lambda data: b'{"a": "%s"}' % base64.b64encode(data)))
 def test_each_secret_verifies_alone_while_secrets_are_rotated(body):
-    sent = headers(SECRETS, "acf67a288f80147280c9d4b1e99378cd", now(), body)
+    sent = build_headers(SECRETS, "acf67a288f80147280c9d4b1e99378cd", now(), body)
     for secret in (NEW, OLD):
         assert Webhook(secret).verify(body, sent)
     assert [each.partition(",")[0] for each in sent["webhook-signature"].split(" ")] == ["v1"] * 2
-    assert sent == headers(SECRETS, sent["webhook-id"], int(sent["webhook-timestamp"]), body)
+    assert sent == build_headers(SECRETS, sent["webhook-id"], int(sent["webhook-timestamp"]), body)
 
 
 def test_the_signatures_are_those_of_the_package_newest_first():
     at = datetime(2025, 6, 18, tzinfo=timezone.utc)
-    sent = headers(SECRETS, "id", int(at.timestamp()), b"{}")
+    sent = build_headers(SECRETS, "id", int(at.timestamp()), b"{}")
     expected = [Webhook(secret).sign("id", at, "{}") for secret in (NEW, OLD)]
     assert sent["webhook-signature"] == " ".join(expected)
 
 
 @pytest.mark.parametrize("changed", [{"webhook-id": "other"}, {"webhook-timestamp": "1"}])
 def test_another_id_or_time_is_not_verified(changed):
-    sent = headers(SECRETS, "id", now(), b"{}")
+    sent = build_headers(SECRETS, "id", now(), b"{}")
     with pytest.raises(WebhookVerificationError):
         Webhook(NEW).verify(b"{}", sent | changed)
     with pytest.raises(WebhookVerificationError):

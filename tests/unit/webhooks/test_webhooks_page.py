@@ -20,7 +20,7 @@ from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.answers import Answer
+from iscp_dagster.webhooks.answers import EndpointAnswer
 from iscp_dagster.webhooks.sending.network import MOST_READ
 from iscp_dagster.webhooks.sending.posting import ANSWER_CHARACTERS
 from iscp_dagster.webhooks.sending.sender import Pace
@@ -58,15 +58,15 @@ def test_the_body_is_that_of_an_event():
     (shown,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     at = SourceTimestamp(nanos=1705316445123456789, version=1)
     event = TriggerEvent(
-        event_id=IdScheme().event_id("large_trade_alert", "123", at),
+        event_id=IdScheme().make_event_id("large_trade_alert", "123", at),
         event_type=EventType.MATCH,
         trigger_name="large_trade_alert",
         timestamp=datetime(2024, 1, 15, 10, 44, 6, 112_000, tzinfo=timezone.utc),
         source_timestamp=at,
         data={"id": 123, "gross": Decimal("595.00")},
     )
-    assert json.loads(shown) == json.loads(event.body())
-    assert list(json.loads(shown)) == list(json.loads(event.body()))
+    assert json.loads(shown) == json.loads(event.encode_body())
+    assert list(json.loads(shown)) == list(json.loads(event.encode_body()))
 
 
 def test_every_option_is_in_the_table_with_its_default():
@@ -101,4 +101,4 @@ def test_the_numbers_in_the_text_are_the_defaults():
 
 @pytest.mark.parametrize("status", [300, 301, 401, 402, 403, 404, 405, 409, 418])
 def test_what_the_table_says_to_pause_does(status):
-    assert Answer(status=status).pauses
+    assert EndpointAnswer(status=status).pauses

@@ -9,7 +9,7 @@ from typing import Any
 
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.kinds import load_kinds
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import View
@@ -17,7 +17,7 @@ from iscp_dagster.model.errors import ConfigError
 
 CHANGES = "changes"
 """The kind of a view's index."""
-_SAID_BY_THE_VIEW = (
+_VIEW_OPTIONS = (
     *("name", "types", "nulls", "description", "owners", "tags", "priority"),
     "auto_register",
 )
@@ -71,13 +71,13 @@ class Declarations:
         by_name = _collect_endpoints(self.endpoints, _list_triggers(self.tables, self.triggers))
         return [by_name[name] for name in sorted(by_name)]
 
-    def attached(self) -> list[SourceTable]:
+    def build_tables(self) -> list[SourceTable]:
         """The tables, see `attached`."""
-        tables = attached(self.tables, self.views, self.triggers, self.endpoints)
+        tables = attach_to_tables(self.tables, self.views, self.triggers, self.endpoints)
         return attach_services(tables, self.services)
 
 
-def attached(
+def attach_to_tables(
     tables: Sequence[SourceTable],
     views: Sequence[View] = (),
     triggers: Sequence[Trigger] = (),
@@ -160,8 +160,8 @@ def _check_addresses(services: Iterable[ServiceConsumer]) -> None:
 
 def index_of_view(view: View) -> Index:
     """The changes index that keeps the view."""
-    options: dict[str, Any] = {name: getattr(view, name) for name in _SAID_BY_THE_VIEW}
-    index: Index = kinds()[CHANGES](**options, view=view.definition)
+    options: dict[str, Any] = {name: getattr(view, name) for name in _VIEW_OPTIONS}
+    index: Index = load_kinds()[CHANGES](**options, view=view.definition)
     return index
 
 

@@ -20,7 +20,7 @@ Check = Callable[[Sequence[SourceTable]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sound:
+class ConsistentDeclarations:
     """The consistent declarations of a location, the tables with all that is over them."""
 
     tables: list[SourceTable]
@@ -38,7 +38,7 @@ class Sound:
         return [error for error in self.mistakes if id(error) not in reported]
 
 
-def select_consistent(declarations: Declarations, check: Check) -> Sound:
+def select_consistent(declarations: Declarations, check: Check) -> ConsistentDeclarations:
     """Keep the declarations that are consistent with the ones kept before them.
 
     Of two with one name the second is left out; with a table, all that is over it. The order: the
@@ -48,7 +48,7 @@ def select_consistent(declarations: Declarations, check: Check) -> Sound:
     unique = Declarations.of(declarations.everything, declarations.files)
     parts, mistakes = _drop_misfits(list(_order_declarations(unique)), check, declarations.files)
     consistent = _build_declarations(parts)
-    tables = consistent.attached()
+    tables = consistent.build_tables()
     left_out: dict[str, list[ConfigError]] = defaultdict(list)
     for table_name, error in mistakes:
         left_out[table_name].append(error)
@@ -57,7 +57,7 @@ def select_consistent(declarations: Declarations, check: Check) -> Sound:
         for table in tables
     ]
     origins = [id(part.declared) for part in parts if isinstance(part.declared, SourceTable)]
-    return Sound(
+    return ConsistentDeclarations(
         tables=sound_tables,
         endpoints=consistent.list_endpoints(),
         mistakes=[error for _, error in mistakes],
@@ -158,7 +158,7 @@ def _drop_misfits(
 
     def find_error(parts: Sequence[_Declaration]) -> ConfigError | None:
         try:
-            check(_build_declarations(parts).attached())
+            check(_build_declarations(parts).build_tables())
         except ConfigError as error:
             return error
         return None

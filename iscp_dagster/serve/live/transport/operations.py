@@ -36,7 +36,7 @@ class RefusedOperationError(Exception):
         self.errors = errors
 
 
-class Telling:
+class SubscriptionExecution:
     """One subscription of a valid document. `stream_results` yields plain data."""
 
     def __init__(

@@ -24,14 +24,14 @@ NOT_ACCEPTABLE, TIMED_OUT, EXISTS, TOO_MANY_INITS = 4406, 4408, 4409, 4429
 
 
 @dataclass(frozen=True)
-class Send:
+class SendMessage:
     """Send the message as one text frame."""
 
     message: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Close:
+class CloseSocket:
     """Close the socket; every operation has ended."""
 
     code: int
@@ -39,14 +39,14 @@ class Close:
 
 
 @dataclass(frozen=True)
-class Admit:
+class AdmitClient:
     """Decide on a `connection_init` with this payload by `accept_connection` or `refused`."""
 
     payload: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Start:
+class StartOperation:
     """Begin an operation; its results name `serial`, as a client may use an id again."""
 
     serial: int
@@ -62,7 +62,7 @@ class StopOperation:
     serial: int
 
 
-Action = Send | Close | Admit | Start | StopOperation
+SocketAction = SendMessage | CloseSocket | AdmitClient | StartOperation | StopOperation
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ class Conversation:
     def closed(self) -> bool:
         return self._closed
 
-    def handle_frame(self, frame: str | bytes) -> list[Action]:
+    def handle_frame(self, frame: str | bytes) -> list[SocketAction]:
         """Handle one frame from the client."""
         if self._closed:
             return []
@@ -96,18 +96,18 @@ class Conversation:
         except _BadRequestError as error:
             return self.close(BAD_REQUEST, str(error))
 
-    def accept_connection(self, payload: Mapping[str, Any] | None = None) -> list[Action]:
+    def accept_connection(self, payload: Mapping[str, Any] | None = None) -> list[SocketAction]:
         """Acknowledge the connection."""
         if self._closed:
             return []
         self._admitted = True
-        return [Send(_build_message("connection_ack", payload=payload))]
+        return [SendMessage(_build_message("connection_ack", payload=payload))]
 
-    def refused(self, reason: str = "Forbidden") -> list[Action]:
+    def refuse_connection(self, reason: str = "Forbidden") -> list[SocketAction]:
         """Refuse the connection, or end it when its token is withdrawn."""
         return self.close(FORBIDDEN, reason)
 
-    def expire_init(self) -> list[Action]:
+    def expire_init(self) -> list[SocketAction]:
         """Note that the time for `connection_init` is over."""
         return (
             []
@@ -115,42 +115,44 @@ class Conversation:
             else self.close(TIMED_OUT, "Connection initialisation timeout")
         )
 
-    def next(self, serial: int, result: Mapping[str, Any]) -> list[Action]:
+    def send_result(self, serial: int, result: Mapping[str, Any]) -> list[SocketAction]:
         """Send one result of an operation, unless it has ended."""
         return self._send_payload(serial, "next", result)
 
-    def fail_operation(self, serial: int, errors: Sequence[Mapping[str, Any]]) -> list[Action]:
+    def fail_operation(
+        self, serial: int, errors: Sequence[Mapping[str, Any]]
+    ) -> list[SocketAction]:
         """End an operation with errors."""
         actions = self._send_payload(serial, "error", list(errors))
         self._running.pop(serial, None)
         return actions
 
-    def complete_operation(self, serial: int) -> list[Action]:
+    def complete_operation(self, serial: int) -> list[SocketAction]:
         """End an operation that has sent all its results."""
         actions = self._send_payload(serial, "complete", None)
         self._running.pop(serial, None)
         return actions
 
-    def close(self, code: int, reason: str) -> list[Action]:
+    def close(self, code: int, reason: str) -> list[SocketAction]:
         """End every operation and the connection. A second call does nothing."""
         if self._closed:
             return []
         stops = [StopOperation(serial) for serial in self._running]
         self._running.clear()
         self._closed = True
-        return [*stops, Close(code, cut(reason))]
+        return [*stops, CloseSocket(code, truncate_reason(reason))]
 
-    def _send_payload(self, serial: int, kind: str, payload: Any) -> list[Action]:
+    def _send_payload(self, serial: int, kind: str, payload: Any) -> list[SocketAction]:
         if self._closed or serial not in self._running:
             return []
-        return [Send(_build_message(kind, id=self._running[serial], payload=payload))]
+        return [SendMessage(_build_message(kind, id=self._running[serial], payload=payload))]
 
-    def _answer_message(self, message: Mapping[str, Any]) -> list[Action]:
+    def _answer_message(self, message: Mapping[str, Any]) -> list[SocketAction]:
         kind = message.get("type")
         if kind == "connection_init":
             return self._handle_init(_parse_payload(message))
         if kind == "ping":
-            return [Send(_build_message("pong", payload=_parse_payload(message)))]
+            return [SendMessage(_build_message("pong", payload=_parse_payload(message)))]
         if kind == "pong":
             _parse_payload(message)
             return []
@@ -160,13 +162,13 @@ class Conversation:
             return self._handle_complete(_parse_id(message))
         raise _BadRequestError(f"Unknown message type {str(kind)[:40]!r}")
 
-    def _handle_init(self, payload: Mapping[str, Any] | None) -> list[Action]:
+    def _handle_init(self, payload: Mapping[str, Any] | None) -> list[SocketAction]:
         if self._init_received:
             return self.close(TOO_MANY_INITS, "Too many initialisation requests")
         self._init_received = True
-        return [Admit(payload or {})]
+        return [AdmitClient(payload or {})]
 
-    def _handle_subscribe(self, message: Mapping[str, Any]) -> list[Action]:
+    def _handle_subscribe(self, message: Mapping[str, Any]) -> list[SocketAction]:
         if not self._admitted:
             return self.close(UNAUTHORIZED, "Unauthorized")
         id_, payload = _parse_id(message), _parse_payload(message) or {}
@@ -174,7 +176,9 @@ class Conversation:
         if id_ in self._running.values():
             return self.close(EXISTS, f"Subscriber for {id_} already exists")
         if len(self._running) >= self.most:
-            return [Send(_build_message("error", id=id_, payload=[self._build_limit_error()]))]
+            return [
+                SendMessage(_build_message("error", id=id_, payload=[self._build_limit_error()]))
+            ]
         self._serials += 1
         self._running[start.serial] = id_
         return [start]
@@ -186,7 +190,7 @@ class Conversation:
             "extensions": {"code": "TOO_MANY_SUBSCRIPTIONS"},
         }
 
-    def _handle_complete(self, id_: str) -> list[Action]:
+    def _handle_complete(self, id_: str) -> list[SocketAction]:
         serials = [serial for serial, running_id in self._running.items() if running_id == id_]
         for serial in serials:
             del self._running[serial]
@@ -197,7 +201,7 @@ class _BadRequestError(Exception):
     """A message violates the protocol."""
 
 
-def cut(reason: str) -> str:
+def truncate_reason(reason: str) -> str:
     """Shorten a reason to what a close frame can carry."""
     return reason.encode()[:MOST_REASON].decode(errors="ignore")
 
@@ -234,7 +238,7 @@ def _parse_id(message: Mapping[str, Any]) -> str:
     raise _BadRequestError(f"The message's id is not a text of 1 to {MOST_ID} characters")
 
 
-def _parse_start(serial: int, payload: Mapping[str, Any]) -> Start:
+def _parse_start(serial: int, payload: Mapping[str, Any]) -> StartOperation:
     query, name = payload.get("query"), payload.get("operationName")
     variables, extensions = payload.get("variables"), payload.get("extensions")
     if not isinstance(query, str):
@@ -243,7 +247,7 @@ def _parse_start(serial: int, payload: Mapping[str, Any]) -> Start:
         raise _BadRequestError("The payload's operationName is not a text")
     if not isinstance(variables, dict | None) or not isinstance(extensions, dict | None):
         raise _BadRequestError("The payload's variables and extensions are objects or null")
-    return Start(serial=serial, query=query, variables=variables, operation=name or None)
+    return StartOperation(serial=serial, query=query, variables=variables, operation=name or None)
 
 
 def _build_message(kind: str, **parts: Any) -> Mapping[str, Any]:

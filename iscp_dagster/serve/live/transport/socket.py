@@ -19,13 +19,16 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
 from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
-from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.graph.told import describe_error, format_error
 from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
-from iscp_dagster.serve.live.service import Listening
+from iscp_dagster.serve.live.service import SubscriberContext
 from iscp_dagster.serve.live.transport import protocol
-from iscp_dagster.serve.live.transport.operations import RefusedOperationError, Telling
-from iscp_dagster.serve.reads.caps import Asking, Caps
+from iscp_dagster.serve.live.transport.operations import (
+    RefusedOperationError,
+    SubscriptionExecution,
+)
+from iscp_dagster.serve.reads.caps import Caps, RequestContext
 
 LOGGER = logging.getLogger(__name__)
 _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="iscp-tokens")
@@ -40,7 +43,7 @@ class SocketBounds:
     connections: int = 2_000
     operations: int = 100
     """Of one connection, at a time."""
-    message: int = 256 * 1024
+    message_bytes: int = 256 * 1024
     """Bytes of a client's message."""
     init_seconds: float = 10.0
     """How long a connection may take to send `connection_init`."""
@@ -50,46 +53,46 @@ class SocketBounds:
     """How long to try to send the reason of a close to a client that does not read."""
     check_seconds: float = 2.0
     """How often tokens are looked up again."""
-    together: int = 8
+    max_running: int = 8
     """Queries by websocket that are executed at the same time."""
-    shape: DocumentLimits = field(default_factory=DocumentLimits)
+    document_limits: DocumentLimits = field(default_factory=DocumentLimits)
     caps: Caps = field(default_factory=Caps)
 
 
 @dataclass(kw_only=True)
-class Sockets:
+class SocketServer:
     """All websockets of a server. `beside` must run while the application does."""
 
-    schemas: Schemas
+    schemas: SchemaCache
     access: Access
     bounds: SocketBounds = field(default_factory=SocketBounds)
-    open: set[Connection] = field(default_factory=set, init=False)
+    connections: set[SocketConnection] = field(default_factory=set, init=False)
     queries: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
-        self.queries = asyncio.Semaphore(self.bounds.together)
+        self.queries = asyncio.Semaphore(self.bounds.max_running)
 
-    async def endpoint(self, websocket: WebSocket) -> None:
+    async def serve_websocket(self, websocket: WebSocket) -> None:
         """Serve one connection to its end."""
-        connection = Connection(sockets=self, websocket=websocket)
+        connection = SocketConnection(sockets=self, websocket=websocket)
         if protocol.SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):
             await websocket.accept()
             await connection.close(protocol.NOT_ACCEPTABLE, "Subprotocol not acceptable")
             return
         await websocket.accept(subprotocol=protocol.SUBPROTOCOL)
-        if len(self.open) >= self.bounds.connections:
+        if len(self.connections) >= self.bounds.connections:
             await connection.close(
                 protocol.OVERLOADED, "This server accepts no more connections now"
             )
             return
-        self.open.add(connection)
+        self.connections.add(connection)
         try:
             await connection.serve()
         finally:
-            self.open.discard(connection)
+            self.connections.discard(connection)
 
     @asynccontextmanager
-    async def beside(self) -> AsyncIterator[None]:
+    async def watch_connections(self) -> AsyncIterator[None]:
         """Look up tokens again while it runs; at the end, have clients reconnect."""
         watch = asyncio.create_task(self._poll_connections())
         try:
@@ -98,7 +101,7 @@ class Sockets:
             watch.cancel()
             closings = [
                 connection.close(protocol.RESTART, "The server restarts")
-                for connection in self.open
+                for connection in self.connections
             ]
             await asyncio.gather(*closings, return_exceptions=True)
 
@@ -107,7 +110,7 @@ class Sockets:
         try:
             while True:
                 await asyncio.sleep(self.bounds.check_seconds)
-                for connection in self.open:
+                for connection in self.connections:
                     connection.check_stuck()
                 # A user's function may take long; slow clients are dropped meanwhile.
                 if token_check.done():
@@ -117,13 +120,15 @@ class Sockets:
 
     async def check_tokens(self) -> None:
         """End the connections whose token was withdrawn, or names other tenants now."""
-        if self.access.open:
+        if self.access.is_open:
             return
-        tokens = {connection.token for connection in self.open if connection.viewer is not None}
+        tokens = {
+            connection.token for connection in self.connections if connection.viewer is not None
+        }
         viewers_by_token = dict(
             zip(tokens, await asyncio.gather(*map(self._find_viewers, tokens)), strict=True)
         )
-        for connection in list(self.open):
+        for connection in list(self.connections):
             viewers = viewers_by_token.get(connection.token)
             if connection.viewer is not None and viewers and connection.viewer not in viewers:
                 connection.refuse("The token was withdrawn")
@@ -145,18 +150,18 @@ class Sockets:
 
 
 @dataclass(eq=False, kw_only=True)
-class Connection:
+class SocketConnection:
     """One client's connection."""
 
-    sockets: Sockets
+    sockets: SocketServer
     websocket: WebSocket
     conversation: protocol.Conversation = field(init=False)
     viewer: Viewer | None = field(default=None, init=False)
     token: str | None = field(default=None, init=False)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    _waiting: dict[int, tuple[float, Listening]] = field(default_factory=dict, init=False)
+    _waiting: dict[int, tuple[float, SubscriberContext]] = field(default_factory=dict, init=False)
     """Since when a subscription's message waits to be sent, by serial."""
-    _subscribers: dict[int, Listening] = field(default_factory=dict, init=False)
+    _subscribers: dict[int, SubscriberContext] = field(default_factory=dict, init=False)
     _background_tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -184,30 +189,30 @@ class Connection:
                 return
             text = message.get("text")
             frame = message.get("bytes") or b"" if text is None else text
-            if len(frame) > self.sockets.bounds.message:
-                max_bytes = f"{self.sockets.bounds.message:,}"
+            if len(frame) > self.sockets.bounds.message_bytes:
+                max_bytes = f"{self.sockets.bounds.message_bytes:,}"
                 await self.close(protocol.TOO_BIG, f"A message has at most {max_bytes} bytes")
             else:
-                await self.do(self.conversation.handle_frame(frame))
+                await self.perform_actions(self.conversation.handle_frame(frame))
 
     async def _wait_for_init(self) -> None:
         await asyncio.sleep(self.sockets.bounds.init_seconds)
-        await self.do(self.conversation.expire_init())
+        await self.perform_actions(self.conversation.expire_init())
 
     async def close(self, code: int, reason: str) -> None:
         """End every operation and the connection."""
-        await self.do(self.conversation.close(code, reason))
+        await self.perform_actions(self.conversation.close(code, reason))
 
-    async def do(self, actions: Sequence[protocol.Action]) -> None:
+    async def perform_actions(self, actions: Sequence[protocol.SocketAction]) -> None:
         """Carry out what the conversation decided."""
         for action in actions:
-            if isinstance(action, protocol.Send):
+            if isinstance(action, protocol.SendMessage):
                 await self._send_message(action.message)
-            elif isinstance(action, protocol.Close):
+            elif isinstance(action, protocol.CloseSocket):
                 await self._close_socket(action)
-            elif isinstance(action, protocol.Admit):
+            elif isinstance(action, protocol.AdmitClient):
                 await self._identify_client(action.payload)
-            elif isinstance(action, protocol.Start):
+            elif isinstance(action, protocol.StartOperation):
                 self._tasks[action.serial] = asyncio.create_task(self._run_operation(action))
             else:
                 self._stop_operation(action.serial)
@@ -218,7 +223,7 @@ class Connection:
         with suppress(WebSocketDisconnect, RuntimeError):
             await self.websocket.send_text(text)
 
-    async def _close_socket(self, action: protocol.Close) -> None:
+    async def _close_socket(self, action: protocol.CloseSocket) -> None:
         with (
             suppress(WebSocketDisconnect, RuntimeError),
             anyio.move_on_after(self.sockets.bounds.close_seconds),
@@ -236,25 +241,27 @@ class Connection:
         try:
             self.viewer = await self.sockets.identify_viewer(self.token)
         except UnauthenticatedError:
-            await self.do(self.conversation.refused())
+            await self.perform_actions(self.conversation.refuse_connection())
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             describe_error(error)
-            await self.do(self.conversation.refused())
+            await self.perform_actions(self.conversation.refuse_connection())
         else:
-            await self.do(self.conversation.accept_connection())
+            await self.perform_actions(self.conversation.accept_connection())
 
-    async def _run_operation(self, start: protocol.Start) -> None:
+    async def _run_operation(self, start: protocol.StartOperation) -> None:
         """Run one operation to its end."""
         serial = start.serial
         try:
             async with aclosing(self._stream_results(start)) as answers:
                 async for answer in answers:
                     await self._send_result(serial, answer)
-            await self.do(self.conversation.complete_operation(serial))
+            await self.perform_actions(self.conversation.complete_operation(serial))
         except SubscriberTooSlowError as error:
             await self._drop_slow_client(serial, error.extensions.get("position", ""))
         except Exception as error:  # noqa: BLE001 - each operation ends with what went wrong
-            await self.do(self.conversation.fail_operation(serial, format_errors(error)))
+            await self.perform_actions(
+                self.conversation.fail_operation(serial, format_errors(error))
+            )
         finally:
             self._tasks.pop(serial, None)
             self._subscribers.pop(serial, None)
@@ -264,7 +271,7 @@ class Connection:
             now = asyncio.get_running_loop().time()
             self._waiting[serial] = (now, self._subscribers[serial])
         try:
-            await self.do(self.conversation.next(serial, answer))
+            await self.perform_actions(self.conversation.send_result(serial, answer))
         finally:
             self._waiting.pop(serial, None)
 
@@ -276,25 +283,25 @@ class Connection:
                 listening.on_lost(listening.position)
 
     async def _stream_results(
-        self, start: protocol.Start
+        self, start: protocol.StartOperation
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         ready = await asyncio.to_thread(self.sockets.schemas.get_schema)
         bounds = self.sockets.bounds
         document = await asyncio.to_thread(
-            validate_document, ready, start.query, start.operation, bounds.shape
+            validate_document, ready, start.query, start.operation, bounds.document_limits
         )
         viewer = self.viewer or Viewer(tenants=frozenset())
         if document.operation.operation is not OperationType.SUBSCRIPTION:
-            asking = Asking(viewer=viewer, caps=bounds.caps)
+            asking = RequestContext(viewer=viewer, caps=bounds.caps)
             execute = partial(execute_query, ready, document, asking, start.variables or {})
             async with self.sockets.queries:
                 result = await asyncio.to_thread(execute)
             errors = [format_error(error) for error in result.errors or ()]
             yield {"data": result.data, **({"errors": errors} if errors else {})}
             return
-        listening = Listening(viewer=viewer, on_lost=self._make_lost_callback(start.serial))
+        listening = SubscriberContext(viewer=viewer, on_lost=self._make_lost_callback(start.serial))
         self._subscribers[start.serial] = listening
-        telling = Telling(
+        telling = SubscriptionExecution(
             ready.schema, document.document, document.operation, start.variables, listening
         )
         async with aclosing(telling.stream_results()) as answers:
@@ -306,7 +313,7 @@ class Connection:
 
     def refuse(self, reason: str) -> None:
         """End the connection, without waiting for a client that does not read."""
-        self._spawn_task(self.do(self.conversation.refused(reason)))
+        self._spawn_task(self.perform_actions(self.conversation.refuse_connection(reason)))
 
     def _spawn_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -328,8 +335,8 @@ class Connection:
         for running_serial in list(self._tasks):
             self._stop_operation(running_serial)
         with anyio.move_on_after(self.sockets.bounds.close_seconds):
-            await self.do(fail_actions)
-        await self.do(close_actions)
+            await self.perform_actions(fail_actions)
+        await self.perform_actions(close_actions)
 
 
 def find_token(payload: Mapping[str, Any], header: str | None) -> str | None:

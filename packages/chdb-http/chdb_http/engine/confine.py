@@ -66,7 +66,7 @@ class Reach:
         return None if self.any_port else (*default_ports, *map(int, named_ports))
 
 
-def confine_process(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bool:
+def confine_process(reach: Reach, *files: Path, shown_variables: Iterable[str] = ()) -> bool:
     """Confine this process to its reach and these files for good.
 
     `/proc` then shows only the variables `shown`. False if the kernel has no Landlock.
@@ -75,9 +75,9 @@ def confine_process(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bo
         folder.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = tempfile.tempdir = str(reach.data / SCRATCH)
     os.chdir(reach.user_files)
-    if not landlock.version():
+    if not landlock.get_abi_version():
         return False
-    _hide_environment(shown)
+    _hide_environment(shown_variables)
     own_files = [Path("/proc/self", name) for name in _OWN]
     _keep_open(own_files)
     read = (*map(Path, _SYSTEM), *_list_python_paths(), *own_files, *files)

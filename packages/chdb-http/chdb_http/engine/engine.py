@@ -58,7 +58,7 @@ class Connection:
     def __init__(self, path: str) -> None:
         self._handle = chdb.connect(path)
         self.allow_files(allowed=False)
-        self.lost = False
+        self.broken = False
         # Whether a client's own SET may have run; until then all settings are the server's.
         self.changed = False
         # The max_query_size after such a SET.
@@ -114,7 +114,7 @@ class Connection:
         try:
             self.allow_files(allowed=False)
         except EngineError:
-            self.lost = True
+            self.broken = True
             raise
 
     def note_changes(self) -> None:

@@ -47,7 +47,7 @@ class _PathRule(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def version() -> int:
+def get_abi_version() -> int:
     """The kernel's Landlock ABI; 0 when it has none, or it is switched off."""
     if not sys.platform.startswith("linux"):
         return 0
@@ -64,7 +64,7 @@ def limit_process(
     open stays open. Paths that cannot be opened are left out. The limits cannot be undone. Raises
     StartError when the kernel refuses.
     """
-    abi = version()
+    abi = get_abi_version()
     handled = _ALL_FILES[max(level for level in _ALL_FILES if level <= abi)]
     ruleset = _Ruleset(
         files=handled,

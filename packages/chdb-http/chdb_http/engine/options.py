@@ -42,7 +42,7 @@ _MAX_FIELDS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionAsked:
+class SessionRequest:
     """A named session: `must_exist` is session_check, `close` ends it after the request."""
 
     session_id: str
@@ -61,7 +61,7 @@ class Options:
     database: str | None = None
     role: str | None = None
     default_format: str = DEFAULT_FORMAT
-    session: SessionAsked | None = None
+    session: SessionRequest | None = None
     read_only: bool = False
     wait_end: bool = False
     buffer_bytes: int = _DEFAULT_BUFFER_BYTES
@@ -181,7 +181,7 @@ def _parse_number(values: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def _parse_session(values: Mapping[str, str]) -> SessionAsked | None:
+def _parse_session(values: Mapping[str, str]) -> SessionRequest | None:
     if not values.get("session_id"):
         return None
     timeout = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
@@ -195,7 +195,7 @@ def _parse_session(values: Mapping[str, str]) -> SessionAsked | None:
             f"Session timeout '{truncate_value(timeout)}' is larger than max_session_timeout: "
             f"{_MAX_SESSION_SECONDS}",
         )
-    return SessionAsked(
+    return SessionRequest(
         session_id=values["session_id"],
         seconds=int(timeout),
         must_exist=_parse_flag(values, "session_check"),

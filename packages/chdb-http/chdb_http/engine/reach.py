@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from chdb_http.sql.errors import Code, EngineError, truncate_value
 from chdb_http.sql.pieces import is_found
-from chdb_http.sql.tokens import Kind, tokens, unquote
+from chdb_http.sql.tokens import TokenKind, iter_tokens, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
     """
     if not is_found(_SUSPECT, text):
         return False
-    words = list(tokens(text))
+    words = list(iter_tokens(text))
     closing, attaches, reads_files = _match_brackets(words), False, False
     for at, word in enumerate(words):
         before = words[at - 1] if at else None
@@ -67,7 +67,7 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
         _check_clause(word, before, after)
         # Another statement may come first, before PARALLEL WITH.
         attaches |= word.is_word("ATTACH")
-        if attaches and word.kind is Kind.STRING and before and before.is_word("FROM"):
+        if attaches and word.kind is TokenKind.STRING and before and before.is_word("FROM"):
             raise EngineError(Code.ACCESS_DENIED, "ATTACH ... FROM a folder is not allowed")
         called = after is not None and after.is_mark(b"(")
         if called and word.is_name and len(word.value) < _LONGEST_NAME:
@@ -79,12 +79,12 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
 def check_columns(text: bytes) -> None:
     """Raise `EngineError` 36 for a text that is anything but a list of columns."""
     depth = end = 0
-    for word in tokens(text):
-        if word.is_mark(b";") or (word.kind is Kind.MARK and word.value >= b"\x80"):
+    for word in iter_tokens(text):
+        if word.is_mark(b";") or (word.kind is TokenKind.MARK and word.value >= b"\x80"):
             depth = -1
-        if word.kind is Kind.MARK and word.value in {b"(", b"[", b"{"}:
+        if word.kind is TokenKind.MARK and word.value in {b"(", b"[", b"{"}:
             depth += 1
-        elif word.kind is Kind.MARK and word.value in {b")", b"]", b"}"}:
+        elif word.kind is TokenKind.MARK and word.value in {b")", b"]", b"}"}:
             depth -= 1
         end = word.end
         if depth < 0:
@@ -96,12 +96,16 @@ def check_columns(text: bytes) -> None:
 
 
 def _check_clause(word: Token, before: Token | None, after: Token | None) -> None:
-    if word.kind is Kind.MARK and word.value >= b"\x80":
+    if word.kind is TokenKind.MARK and word.value >= b"\x80":
         raise EngineError(
             Code.SYNTAX_ERROR,
             f"Syntax error: failed at position {word.start + 1}: unexpected character",
         )
-    if word.kind is Kind.QUOTED and _is_used(before, after) and _ESCAPED.search(word.value[:1024]):
+    if (
+        word.kind is TokenKind.QUOTED
+        and _is_used(before, after)
+        and _ESCAPED.search(word.value[:1024])
+    ):
         raise EngineError(
             Code.ACCESS_DENIED,
             "Write the name of a function, an engine or a setting without escapes",
@@ -153,10 +157,10 @@ def _match_brackets(words: list[Token]) -> dict[int, int]:
     closing: dict[int, int] = {}
     opened: list[int] = []
     for at, word in enumerate(words):
-        if word.kind is Kind.MARK and word.value in {b"(", b"[", b"{"}:
+        if word.kind is TokenKind.MARK and word.value in {b"(", b"[", b"{"}:
             opened.append(at)
             closing[at] = len(words)
-        elif word.kind is Kind.MARK and word.value in {b")", b"]", b"}"} and opened:
+        elif word.kind is TokenKind.MARK and word.value in {b")", b"]", b"}"} and opened:
             closing[opened.pop()] = at
     return closing
 
@@ -183,7 +187,7 @@ def _check_call(
     arguments = _split_arguments(words, at + 1, closing)[: 2 if takes_two else 1]
     check = _check_path if name in _FILES else _check_url
     is_bare = bool(
-        takes_two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD
+        takes_two and arguments and arguments[0][:1] and arguments[0][0].kind is TokenKind.WORD
     )
     for argument in arguments[1:] if is_bare else arguments:
         check(argument, folders)
@@ -233,7 +237,7 @@ def _split_arguments(
 
 def _parse_plain_string(argument: list[Token]) -> str | None:
     """The text of a string that is written without escapes; None for anything else."""
-    raw = argument[0].value if len(argument) == 1 and argument[0].kind is Kind.STRING else b""
+    raw = argument[0].value if len(argument) == 1 and argument[0].kind is TokenKind.STRING else b""
     return unquote(raw) if raw.startswith(b"'") and b"\\" not in raw else None
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chdb_http.engine.engine import Connection
-    from chdb_http.engine.options import SessionAsked
+    from chdb_http.engine.options import SessionRequest
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class Sessions:
         self._later = later
         self._sessions: dict[str, _Session] = {}
 
-    def acquire(self, requested: SessionAsked) -> Connection | None:
+    def acquire(self, requested: SessionRequest) -> Connection | None:
         """Take the session; None for a new one, which gets its connection from `release`.
 
         Raises `EngineError` 373 while another request has it, and 372 if session_check finds
@@ -59,7 +59,7 @@ class Sessions:
         session = self._sessions.get(name)
         return None if session is None or session.busy else session.connection
 
-    def release(self, requested: SessionAsked, connection: Connection | None) -> None:
+    def release(self, requested: SessionRequest, connection: Connection | None) -> None:
         """Give the session back; it ends after its timeout, or now when it has no connection."""
         session = self._sessions[requested.session_id]
         session.connection, session.busy = connection, False

@@ -32,7 +32,7 @@ class Slots:
         # One check at a time; many would keep Python's lock from the event loop.
         self._check_lock = threading.Lock()
 
-    def query_limit(self, options: Options) -> int:
+    def get_query_limit(self, options: Options) -> int:
         """The most bytes of the request's statement: by its settings, else by its session's."""
         session = options.session
         connection = (
@@ -82,7 +82,7 @@ class Slots:
         self._running.discard(query.options.query_id)
         if query.options.session is not None:
             connection = lease.connection
-            if connection is not None and connection.lost:
+            if connection is not None and connection.broken:
                 connection.close()
                 connection = None
             self._sessions.release(query.options.session, connection)

@@ -19,7 +19,7 @@ _MAGIC = b"ARROW1"
 _MAGIC_BLOCK = 8
 
 
-async def stream_of_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def extract_stream(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The stream within a file. Raises `EngineError` when either end lacks the magic."""
     head, tail = b"", b""
     async for chunk in chunks:

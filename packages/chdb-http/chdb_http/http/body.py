@@ -45,11 +45,11 @@ async def read_whole(chunks: AsyncIterator[bytes], limit: int = MAX_HELD_BYTES) 
     data = bytearray()
     async for chunk in chunks:
         data += chunk
-        check_held(len(data), limit)
+        check_size(len(data), limit)
     return bytes(data)
 
 
-def check_held(size: int, limit: int = MAX_HELD_BYTES) -> None:
+def check_size(size: int, limit: int = MAX_HELD_BYTES) -> None:
     """Raise `EngineError` 229 for a text of more than `limit` bytes."""
     if size > limit:
         raise EngineError(

@@ -149,4 +149,4 @@ async def _convert_arrow_file(
     if (query.statement.format or "").lower() != arrow_file.FILE_FORMAT.lower():
         return query, rows
     statement = replace(query.statement, format=arrow_file.STREAM_FORMAT)
-    return replace(query, statement=statement), arrow_file.stream_of_file(rows)
+    return replace(query, statement=statement), arrow_file.extract_stream(rows)

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from chdb_http.engine.hints import add_hint
 from chdb_http.engine.options import Options, check_url, read_options
 from chdb_http.engine.query import ExternalTable, Query
-from chdb_http.http.body import Body, check_held, read_whole
+from chdb_http.http.body import Body, check_size, read_whole
 from chdb_http.http.forms import is_multipart, parse_form
 from chdb_http.http.reading import StatementReader
 from chdb_http.http.reply import Reply
@@ -85,13 +85,13 @@ class QueryHandler:
             tables = tuple(_build_external_table(part, options) for part in files)
             fields = [(p.name, _decode_field(p)) for p in parts if p.filename is None]
             options = options.add_fields(fields, [table.name for table in tables])
-        limit = self._exchange.slots.query_limit(options)
+        limit = self._exchange.slots.get_query_limit(options)
         statement, rows = await self._reader.read(options.query, chunks, limit)
         return Query(statement=statement, options=options, tables=tables), rows
 
 
 def _decode_field(field: FormPart) -> str:
-    check_held(len(field.data))
+    check_size(len(field.data))
     return to_text(field.data)
 
 

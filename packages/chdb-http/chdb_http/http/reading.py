@@ -44,16 +44,16 @@ class StatementReader:
         async for chunk in chunks:
             text += chunk
             if len(text) >= min(next_look, _compute_limit(limit) + 1):
-                statement = await self._parse_held(text, limit, complete=False)
+                statement = await self._parse_text(text, limit, complete=False)
                 if statement is not None:
                     return statement, _join_rows(bytes(text[statement.data_start :]), chunks)
                 next_look = _LOOK_AGAIN * len(text)
-        statement = await self._parse_held(text, limit, complete=True)
+        statement = await self._parse_text(text, limit, complete=True)
         if statement is None:
             raise EngineError(Code.SYNTAX_ERROR, "Syntax error: the statement has no end")
         return statement, _join_rows(bytes(text[statement.data_start :]), chunks)
 
-    async def _parse_held(self, text: bytearray, limit: int, *, complete: bool) -> Statement | None:
+    async def _parse_text(self, text: bytearray, limit: int, *, complete: bool) -> Statement | None:
         max_bytes = _compute_limit(limit)
         is_whole = complete and len(text) <= max_bytes
         statement = await self._run_in_turns(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from asgi_guards.admission import Admission
-from asgi_guards.connections import options
+from asgi_guards.connections import make_uvicorn_options
 from chdb_http.engine.engine import Engine
 from chdb_http.engine.sessions import Sessions
 from chdb_http.engine.slots import Slots
@@ -103,7 +103,7 @@ class _AnnouncingServer(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            **options(_MOST_HEAD_BYTES),
+            **make_uvicorn_options(_MOST_HEAD_BYTES),
             log_config=None,
             lifespan="off",
             ws="none",

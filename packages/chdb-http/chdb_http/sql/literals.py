@@ -20,7 +20,7 @@ _CLOSING = {b"\xe2\x80\x98": b"\xe2\x80\x99", b"\xe2\x80\x9c": b"\xe2\x80\x9d"}
 
 
 @dataclass(kw_only=True)
-class Open:
+class OpenToken:
     """A token that begins at `start` and continues at least to `at`."""
 
     start: int

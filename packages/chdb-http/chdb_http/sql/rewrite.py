@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chdb_http.sql.octets import to_bytes
-from chdb_http.sql.tokens import Kind, quote_name, quote_string, tokens, unquote
+from chdb_http.sql.tokens import TokenKind, iter_tokens, quote_name, quote_string, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,8 +49,8 @@ def insert_from(statement: Statement, descriptor: int) -> bytes:
 def kill_by_engine_ids(text: bytes, engine_ids: Mapping[str, str]) -> bytes:
     """A KILL statement with each client's query id replaced by the engine's."""
     parts, copied = [], 0
-    for word in tokens(text):
-        if word.kind is Kind.STRING and (engine_id := engine_ids.get(unquote(word.value))):
+    for word in iter_tokens(text):
+        if word.kind is TokenKind.STRING and (engine_id := engine_ids.get(unquote(word.value))):
             parts += [text[copied : word.start], quote_string(engine_id).encode()]
             copied = word.end
     return b"".join([*parts, text[copied:]])

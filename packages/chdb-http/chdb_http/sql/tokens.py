@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from chdb_http.sql.errors import Code, EngineError, truncate_value
-from chdb_http.sql.literals import Open
+from chdb_http.sql.literals import OpenToken
 from chdb_http.sql.octets import to_bytes, to_text
 from chdb_http.sql.pieces import PIECE, remove_escapes
 
@@ -53,7 +53,7 @@ _NUMBER = re.compile(
 )
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     WORD = "word"
     QUOTED = "quoted"
     STRING = "string"
@@ -62,14 +62,19 @@ class Kind(Enum):
 
 
 _WHOLE = frozenset({"mark", "word", "number"})
-_KINDS = {"heredoc": Kind.STRING, **{kind.value: kind for kind in Kind}}
-_FORMS = {Kind.MARK: _MARK, Kind.WORD: _WORD, Kind.NUMBER: _NUMBER, Kind.STRING: _STRING}
+_KINDS = {"heredoc": TokenKind.STRING, **{kind.value: kind for kind in TokenKind}}
+_FORMS = {
+    TokenKind.MARK: _MARK,
+    TokenKind.WORD: _WORD,
+    TokenKind.NUMBER: _NUMBER,
+    TokenKind.STRING: _STRING,
+}
 
 
 class Token(NamedTuple):
     """One significant token: `text[start:end]`; `depth` counts the brackets around it."""
 
-    kind: Kind
+    kind: TokenKind
     value: bytes
     start: int
     end: int
@@ -77,18 +82,18 @@ class Token(NamedTuple):
 
     def is_word(self, *words: str) -> bool:
         """True when the token is one of these keywords; case does not matter."""
-        return self.kind is Kind.WORD and self.value.decode("latin-1").upper() in words
+        return self.kind is TokenKind.WORD and self.value.decode("latin-1").upper() in words
 
     def is_mark(self, mark: bytes) -> bool:
-        return self.kind is Kind.MARK and self.value == mark
+        return self.kind is TokenKind.MARK and self.value == mark
 
     @property
     def is_name(self) -> bool:
         """A bare or a quoted identifier."""
-        return self.kind in {Kind.WORD, Kind.QUOTED}
+        return self.kind in {TokenKind.WORD, TokenKind.QUOTED}
 
 
-def tokens(text: bytes, start: int = 0) -> Iterator[Token]:
+def iter_tokens(text: bytes, start: int = 0) -> Iterator[Token]:
     """The tokens of `text` from `start`; comments and blanks are left out.
 
     Stops before a string, a quoted name or a comment that has no end. Raises `EngineError` 62 for
@@ -117,7 +122,7 @@ class _Lexer:
         self._complete = complete
         self._depth = 0
         self._group = ""
-        self._open: Open | None = None
+        self._open: OpenToken | None = None
         self._lone_dollars = 0
 
     def step(self) -> Iterator[Token]:
@@ -139,12 +144,12 @@ class _Lexer:
             return self._make_token(_KINDS[group], value, start)
         if group != "space":
             opener = b"\n" if group == "line" else value
-            self._group, self._open = group, Open(start=start, at=self.at, opener=opener)
+            self._group, self._open = group, OpenToken(start=start, at=self.at, opener=opener)
             if self.at == len(self._text):
                 return self._resume_token(self._open)
         return None
 
-    def _resume_token(self, begun: Open) -> Token | None:
+    def _resume_token(self, begun: OpenToken) -> Token | None:
         closed = begun.look(self._text)
         self.at = begun.at
         if not closed and self.at < len(self._text):
@@ -157,8 +162,8 @@ class _Lexer:
             return self._make_dollar_token(begun.start)
         return None
 
-    def _make_token(self, kind: Kind, value: bytes, start: int) -> Token:
-        turn = _TURNS.get(value, 0) if kind is Kind.MARK else 0
+    def _make_token(self, kind: TokenKind, value: bytes, start: int) -> Token:
+        turn = _TURNS.get(value, 0) if kind is TokenKind.MARK else 0
         self._depth += min(turn, 0)
         token = Token(kind, value, start, self.at, self._depth)
         self._depth += max(turn, 0)
@@ -172,7 +177,7 @@ class _Lexer:
         word = _DOLLAR_WORD.match(self._text, start)
         self.at = start + 1 if word is None else word.end()
         self._check_length(start)
-        kind = Kind.MARK if word is None else Kind.WORD
+        kind = TokenKind.MARK if word is None else TokenKind.WORD
         return self._make_token(kind, self._text[start : self.at], start)
 
     def _check_length(self, start: int) -> None:
@@ -226,7 +231,7 @@ def quote_name(value: str) -> str:
 def split_list(text: str) -> list[str]:
     """The items of a comma separated list; commas within brackets and strings do not split."""
     raw, items, start = to_bytes(text), [], 0
-    for word in tokens(raw):
+    for word in iter_tokens(raw):
         if word.depth == 0 and word.is_mark(b","):
             items.append(raw[start : word.start])
             start = word.end

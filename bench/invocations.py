@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from bench import driving
 from bench.report import BenchReport
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import Frame, encode, frame
+from durable_invocations.protocol.frames import Frame, encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.versions import NEWEST, format_content_type
 
@@ -80,7 +80,7 @@ def _serve_endpoint() -> Iterator[int]:
 
 async def _load(port: int) -> tuple[float, list[float]]:
     """The rate at which invocations end, and how long each of them takes."""
-    request = _request(port, "nothing", _start(1), frame(pb.InputEntryMessage()))
+    request = _request(port, "nothing", _start(1), make_frame(pb.InputEntryMessage()))
     share = INVOCATIONS // CONCURRENCY
     start = time.perf_counter()
     waits = await asyncio.gather(
@@ -108,9 +108,10 @@ async def _invoke_repeatedly(port: int, request: bytes, count: int) -> list[floa
 async def _replay(port: int) -> float:
     """How long a handler that replays many runs takes until its output."""
     runs = [
-        frame(pb.RunEntryMessage(name="step", value=b"%d" % number)) for number in range(ENTRIES)
+        make_frame(pb.RunEntryMessage(name="step", value=b"%d" % number))
+        for number in range(ENTRIES)
     ]
-    input_frame = frame(pb.InputEntryMessage(value=b"%d" % ENTRIES))
+    input_frame = make_frame(pb.InputEntryMessage(value=b"%d" % ENTRIES))
     request = _request(port, "steps", _start(ENTRIES + 1), input_frame, *runs)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
     start = time.perf_counter()
@@ -124,7 +125,7 @@ async def _replay(port: int) -> float:
 
 
 def _start(entries: int) -> Frame:
-    return frame(pb.StartMessage(id=bytes(16), debug_id="inv_1bench", known_entries=entries))
+    return make_frame(pb.StartMessage(id=bytes(16), debug_id="inv_1bench", known_entries=entries))
 
 
 def _request(port: int, handler: str, *frames: Frame) -> bytes:

@@ -12,7 +12,7 @@ from durable_invocations.ingress import facts
 from durable_invocations.protocol.failures import escape_surrogates
 from durable_invocations.runtime.sql.database import INVOCATIONS
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.views import Chosen
+from durable_invocations.runtime.store.views import InvocationFilter
 from iscp_dagster.joblog.sql.engine import LOG, open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
@@ -55,10 +55,10 @@ def open_invocations_client(environ: Mapping[str, str] | None = None) -> Client:
 
 def build_selection(
     *, status: str | None, service: str | None, handler: str | None, key: str | None, limit: int
-) -> Chosen:
+) -> InvocationFilter:
     """The invocations that the arguments select. Raises ConfigError for an invalid status."""
     with raise_job_errors():
-        selection = Chosen() if status is None else facts.parse_status(status)
+        selection = InvocationFilter() if status is None else facts.parse_status(status)
     return replace(
         selection,
         service=escape_surrogates(service or ""),

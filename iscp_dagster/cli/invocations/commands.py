@@ -44,7 +44,7 @@ def list_invocations(
         status=status, service=service, handler=handler, key=key, limit=limit
     )
     store = open_invocations(os.environ)
-    records = [facts.invocation(invocation) for invocation in store.invocations(selection)]
+    records = [facts.describe_invocation(invocation) for invocation in store.invocations(selection)]
     if as_json:
         write(records)
     else:

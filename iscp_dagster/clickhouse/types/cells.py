@@ -93,9 +93,9 @@ _JSON = Cell(
     label="`JSON`",
     names=("JSON",),
     domain="objects that it returns unchanged: no null members, no empty objects, no arrays of "
-    "only nulls, no `.` in a name, arrays of one kind, numbers that a 64-bit integer or double holds, "
-    "no text that looks like a date or time, such as `2020-01-31 12:00:00`, except dates from "
-    "1970-01-01 to 2149-06-06; not within other types",
+    "only nulls, no `.` in a name, arrays of one kind, numbers that a 64-bit integer or double "
+    "holds, no text that looks like a date or time, such as `2020-01-31 12:00:00`, except dates "
+    "from 1970-01-01 to 2149-06-06; not within other types",
     fit_values=texts.fit_json_objects,
     read_type="String",
     filler="{}",

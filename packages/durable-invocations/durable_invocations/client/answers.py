@@ -40,15 +40,15 @@ class Answer:
         Raises UnavailableError if it is not a runtime's answer.
         """
         try:
-            return json.loads(self.content, object_hook=lambda fields: Told(self.url, fields))
+            return json.loads(self.content, object_hook=lambda fields: JsonObject(self.url, fields))
         except (ValueError, RecursionError) as error:
             raise make_no_runtime_error(self.url) from error
 
     @property
-    def object(self) -> Told:
+    def object(self) -> JsonObject:
         """The JSON object. Raises UnavailableError if it is not a runtime's answer."""
         parsed = self.value
-        if not isinstance(parsed, Told):
+        if not isinstance(parsed, JsonObject):
             raise make_no_runtime_error(self.url)
         return parsed
 
@@ -77,7 +77,7 @@ class Answer:
             return self.status, " ".join(self.content.decode(errors="replace")[:_TEXT].split())
 
 
-class Told(dict[str, Any]):
+class JsonObject(dict[str, Any]):
     """A JSON object of an answer. A missing field means that the server is not a runtime."""
 
     def __init__(self, url: str, fields: Mapping[str, Any]) -> None:
@@ -98,11 +98,11 @@ class Told(dict[str, Any]):
     def get_objects(self, name: str) -> list[Mapping[str, Any]]:
         """A field that is a list of objects. Raises UnavailableError."""
         objects = self._get_field(name, list)
-        if not all(isinstance(value, Told) for value in objects):
+        if not all(isinstance(value, JsonObject) for value in objects):
             raise make_no_runtime_error(self._url)
         return list(objects)
 
-    def check_shape(self, shape: Mapping[str, Any]) -> Told:
+    def check_shape(self, shape: Mapping[str, Any]) -> JsonObject:
         """Check that fields have these types, or are lists or objects of them; returns itself."""
         if not _has_shape(self, shape):
             raise make_no_runtime_error(self._url)
@@ -119,7 +119,7 @@ def _has_shape(value: Any, shape: Any) -> bool:
     if isinstance(shape, list):
         return isinstance(value, list) and all(_has_shape(element, shape[0]) for element in value)
     if isinstance(shape, Mapping):
-        has_keys = isinstance(value, Told) and shape.keys() <= value.keys()
+        has_keys = isinstance(value, JsonObject) and shape.keys() <= value.keys()
         return has_keys and all(
             _has_shape(value[name], field_shape) for name, field_shape in shape.items()
         )

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from durable_invocations.client.answers import ID_HEADER, JSON, Answer, Told, read
+from durable_invocations.client.answers import ID_HEADER, JSON, Answer, JsonObject, read
 from durable_invocations.client.errors import (
     InvocationFailedError,
     InvocationRefusedError,
@@ -27,7 +27,7 @@ from durable_invocations.client.requests import (
     encode_idempotency_key,
     encode_text,
     path,
-    written,
+    to_json,
 )
 from durable_invocations.errors import DurableError, UnavailableError, WaitError
 
@@ -136,7 +136,7 @@ class Client:
         headers: dict[str, str | bytes] = {}
         if idempotency_key is not None:
             headers["idempotency-key"] = encode_idempotency_key(idempotency_key)
-        content = written(argument)
+        content = to_json(argument)
         if content is not None:
             headers["content-type"] = JSON
         params = build_delay_params(delay)
@@ -176,7 +176,7 @@ class Client:
 
     def resolve(self, awakeable: str, value: Any = None) -> bool:
         """Complete an awakeable with a value; false if it was completed before."""
-        content = written(value)
+        content = to_json(value)
         url_path = path("restate", "awakeables", awakeable, "resolve")
         return self._request_change(
             "POST", url_path, content=content, headers={"content-type": JSON}
@@ -245,7 +245,7 @@ class Client:
     def _request_change(self, method: str, url_path: str, **request: Any) -> bool:
         return self._request_object(method, url_path, **request).flag("changed")
 
-    def _request_object(self, method: str, url_path: str, **request: Any) -> Told:
+    def _request_object(self, method: str, url_path: str, **request: Any) -> JsonObject:
         return self._request_answer(method, url_path, **request).object
 
     def _request_answer(self, method: str, url_path: str, **request: Any) -> Answer:

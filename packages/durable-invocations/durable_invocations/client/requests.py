@@ -82,7 +82,7 @@ def build_delay_params(delay: float) -> dict[str, str]:
     return {"delay": f"{round(delay * 1_000)}"} if delay > 0 else {}
 
 
-def written(value: Any) -> bytes | None:
+def to_json(value: Any) -> bytes | None:
     """The value as JSON; bytes and None unchanged. Raises InvocationRefusedError."""
     if value is None or isinstance(value, bytes):
         return value

@@ -25,8 +25,8 @@ from durable_invocations.ingress.refusals import (
 )
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
-from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
-from durable_invocations.runtime.store.views import Chosen
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
+from durable_invocations.runtime.store.views import InvocationFilter
 
 CHANGES: Mapping[str, type[op.Cancel | op.Kill | op.Pause | op.Purge | op.Resume]] = {
     "cancel": op.Cancel,
@@ -110,7 +110,9 @@ class Admin:
     async def _describe_deployment(self, id_: str) -> dict[str, Any]:
         deployments, services = await self._read_registered()
         matches = (deployment for deployment in deployments if deployment.id == id_)
-        return next((facts.deployment(deployment, services) for deployment in matches), {"id": id_})
+        return next(
+            (facts.describe_deployment(deployment, services) for deployment in matches), {"id": id_}
+        )
 
     async def _read_registered(self) -> tuple[list[Deployment], list[RegisteredService]]:
         store = self.backend.store
@@ -122,7 +124,11 @@ class Admin:
         """The registered addresses."""
         deployments, services = await self._read_registered()
         return _make_json_response(
-            {"deployments": [facts.deployment(deployment, services) for deployment in deployments]}
+            {
+                "deployments": [
+                    facts.describe_deployment(deployment, services) for deployment in deployments
+                ]
+            }
         )
 
     async def unregister(self, request: Request) -> Response:
@@ -146,11 +152,11 @@ class Admin:
         """The latest invocations that match the query's parameters."""
         return await self.backend.read(self._read_invocations, parse_filter(request.query_params))
 
-    def _read_invocations(self, filters: Chosen) -> Response:
+    def _read_invocations(self, filters: InvocationFilter) -> Response:
         # In the reader's thread: thousands would block the loop.
         invocations = self.backend.store.invocations(filters)
         return _make_json_response(
-            {"invocations": [facts.invocation(invocation) for invocation in invocations]}
+            {"invocations": [facts.describe_invocation(invocation) for invocation in invocations]}
         )
 
     async def invocation(self, request: Request) -> Response:
@@ -170,18 +176,18 @@ class Admin:
         change_type = CHANGES.get(request.path_params["change"])
         if change_type is None:
             raise RefusedError(NOT_FOUND, f"Change an invocation by one of {', '.join(CHANGES)}.")
-        change: op.StoreOperation[Done | OperationRefusal] = change_type(
+        change: op.StoreOperation[ChangeOutcome | OperationRefusal] = change_type(
             id=request.path_params["id"]
         )
         return _make_json_response({"changed": _check_done(await self.backend.do(change)).changed})
 
 
-def parse_filter(parameters: Mapping[str, str]) -> Chosen:
+def parse_filter(parameters: Mapping[str, str]) -> InvocationFilter:
     """The filter of a query's parameters. Raises RefusedError (400)."""
     if unknown := sorted(set(parameters) - _FILTERS):
         allowed = ", ".join(sorted(_FILTERS))
         raise RefusedError(BAD, f"The parameter {unknown[0]!r} is unknown; known: {allowed}.")
-    filters = _parse_status(parameters["status"]) if "status" in parameters else Chosen()
+    filters = _parse_status(parameters["status"]) if "status" in parameters else InvocationFilter()
     return replace(
         filters,
         service=parameters.get("service", ""),
@@ -192,7 +198,7 @@ def parse_filter(parameters: Mapping[str, str]) -> Chosen:
     )
 
 
-def _parse_status(text: str) -> Chosen:
+def _parse_status(text: str) -> InvocationFilter:
     """The filter for a status. Raises RefusedError (400)."""
     try:
         return facts.parse_status(text)
@@ -207,7 +213,7 @@ def _parse_number(name: str, text: str, most: int = 2**53) -> int:
     return int(text)
 
 
-def _check_done(outcome: Done | OperationRefusal) -> Done:
+def _check_done(outcome: ChangeOutcome | OperationRefusal) -> ChangeOutcome:
     if isinstance(outcome, OperationRefusal):
         raise RefusedError(outcome.code, outcome.message)
     return outcome

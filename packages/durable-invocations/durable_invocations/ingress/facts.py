@@ -16,7 +16,13 @@ from durable_invocations.protocol.frames import ONEOF
 from durable_invocations.protocol.results import Result, Value, get_result, parse_state_keys
 from durable_invocations.protocol.wire import RESULT
 from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
-from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Status, target
+from durable_invocations.runtime.store.views import (
+    Invocation,
+    InvocationFilter,
+    JournalEntry,
+    Status,
+    format_target,
+)
 
 FAILED = "failed"
 """The status, for people, of a completed invocation that ended with a failure."""
@@ -30,20 +36,20 @@ _NOT_TOLD = {"name", "headers"}
 _FAILURES = {kinds.RUN.code, kinds.OUTPUT.code}
 
 
-def invocation(record: Invocation) -> dict[str, Any]:
+def describe_invocation(record: Invocation) -> dict[str, Any]:
     """An invocation without its journal; times are UTC, in ISO 8601."""
     return {
         "id": record.id,
         "number": record.number,
-        "target": target(record.service, record.key, record.handler),
+        "target": format_target(record.service, record.key, record.handler),
         "service": record.service,
         "handler": record.handler,
         "key": record.key or None,
         "status": record.status.label,
-        "created": time(record.created),
-        "changed": time(record.changed),
-        "ended": time(record.ended),
-        "next_at": time(record.next_at),
+        "created": format_time(record.created),
+        "changed": format_time(record.changed),
+        "ended": format_time(record.ended),
+        "next_at": format_time(record.next_at),
         "attempts": record.attempts,
         "entries": record.entries,
         "waits_for": list(record.waits),
@@ -53,13 +59,13 @@ def invocation(record: Invocation) -> dict[str, Any]:
         "canceled": record.canceled,
         "driven_by": record.owner or None,
         "error": _describe_error(record.error, record.error_at),
-        "result": result(record.result),
+        "result": describe_result(record.result),
     }
 
 
 def describe_with_journal(record: Invocation, journal: Iterable[JournalEntry]) -> dict[str, Any]:
     """An invocation with its journal and the full description of its last failure."""
-    described = invocation(record)
+    described = describe_invocation(record)
     if record.error is not None and record.error.description:
         described["error"]["description"] = record.error.description
     return described | {"journal": [describe_entry(record.id, entry) for entry in journal]}
@@ -81,32 +87,36 @@ def describe_entry(invocation_id: str, entry: JournalEntry) -> dict[str, Any]:
         "code": f"0x{kind.code:04X}",
         "name": entry.name or None,
         "state": _get_state(kind, outcome),
-        "stored": time(entry.created),
-        "completed": time(entry.completed_at),
+        "stored": format_time(entry.created),
+        "completed": format_time(entry.completed_at),
         "detail": detail,
-        "result": _describe_keys(outcome) if kind is kinds.GET_STATE_KEYS else result(outcome),
+        "result": _describe_keys(outcome)
+        if kind is kinds.GET_STATE_KEYS
+        else describe_result(outcome),
     }
 
 
-def result(outcome: Result | None) -> dict[str, Any] | None:
+def describe_result(outcome: Result | None) -> dict[str, Any] | None:
     """A value, a failure or emptiness; None if there is no result yet."""
     if outcome is None:
         return None
     if isinstance(outcome, Failure):
         return {"failure": {"code": outcome.code, "message": outcome.message}}
     if isinstance(outcome, Value):
-        return {"value": text(outcome.value), "bytes": len(outcome.value)}
+        return {"value": format_bytes(outcome.value), "bytes": len(outcome.value)}
     return {"empty": True}
 
 
-def deployment(record: Deployment, services: Iterable[RegisteredService]) -> dict[str, Any]:
+def describe_deployment(
+    record: Deployment, services: Iterable[RegisteredService]
+) -> dict[str, Any]:
     """A registered address and the services whose new invocations go to it."""
     return {
         "id": record.id,
         "uri": record.url,
         "mode": record.mode.value,
         "versions": list(record.versions),
-        "registered": time(record.registered),
+        "registered": format_time(record.registered),
         "services": [
             describe_service(service, record.url)
             for service in services
@@ -128,18 +138,18 @@ def describe_service(service: RegisteredService, uri: str | None) -> dict[str, A
     }
 
 
-def parse_status(label: str) -> Chosen:
+def parse_status(label: str) -> InvocationFilter:
     """The filter for a status by its label. Raises ConfigError for an unknown one."""
     name = label.replace("_", " ").lower()
     if name == FAILED:
-        return Chosen(failed=True)
+        return InvocationFilter(failed=True)
     statuses = [status for status in Status if status.label == name]
     if not statuses:
         raise ConfigError(f"The status {label!r} is unknown; use one of {STATUSES}.")
-    return Chosen(statuses=statuses)
+    return InvocationFilter(statuses=statuses)
 
 
-def time(at: int | None) -> str | None:
+def format_time(at: int | None) -> str | None:
     """Milliseconds since 1970 as ISO 8601 in UTC; capped at the end of 9999."""
     if at is None:
         return None
@@ -147,7 +157,7 @@ def time(at: int | None) -> str | None:
     return moment.isoformat(timespec="milliseconds")
 
 
-def text(value: bytes) -> str:
+def format_bytes(value: bytes) -> str:
     """Bytes as text, cut if they are long; as hexadecimal digits if they are not UTF-8."""
     try:
         rendered = value.decode()
@@ -160,7 +170,7 @@ def _describe_error(error: ErrorReport | None, at: int | None) -> dict[str, Any]
     if error is None:
         return None
     of_entry = {"index": error.index, "type": _format_type(error.kind), "name": error.name}
-    fields = {"code": error.code, "message": error.message, "at": time(at)}
+    fields = {"code": error.code, "message": error.message, "at": format_time(at)}
     return {**fields, **{name: value for name, value in of_entry.items() if value is not None}}
 
 
@@ -188,8 +198,8 @@ def _get_state(kind: kinds.Kind, outcome: Result | None) -> str:
 
 def _describe_keys(outcome: Result | None) -> dict[str, Any] | None:
     if isinstance(outcome, Value):
-        return {"keys": [text(key) for key in parse_state_keys(outcome.value)]}
-    return result(outcome)
+        return {"keys": [format_bytes(key) for key in parse_state_keys(outcome.value)]}
+    return describe_result(outcome)
 
 
 def _describe_detail(message: Message) -> dict[str, Any]:
@@ -208,5 +218,5 @@ def _describe_value(name: str, value: Any) -> Any:
             for field, field_value in value.ListFields()
         }
     if isinstance(value, bytes):
-        return text(value)
-    return time(value) if name in _TIMES else value
+        return format_bytes(value)
+    return format_time(value) if name in _TIMES else value

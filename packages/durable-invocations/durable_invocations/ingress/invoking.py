@@ -17,7 +17,7 @@ from durable_invocations.ingress.bodies import body
 from durable_invocations.ingress.delays import parse_delay
 from durable_invocations.ingress.inputs import ID_HEADER, answer, check_input, select_headers
 from durable_invocations.ingress.refusals import BAD, BUSY, NOT_FOUND, PLAIN, RefusedError
-from durable_invocations.ingress.targets import Target, called, split_path
+from durable_invocations.ingress.targets import Target, parse_call, split_path
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.store.deployments import RegisteredHandler, RegisteredService
@@ -110,7 +110,7 @@ class Invoking:
         """The output, or `{"invocationId", "status"}` for `/send`."""
         parts = split_path(get_raw_path(request))
         service = await self._find_service(parts)
-        target, send = called(parts, keyed=service.kind.keyed)
+        target, send = parse_call(parts, keyed=service.kind.keyed)
         handler = get_handler(service, target.handler)
         if not send:
             self.waiting.check()

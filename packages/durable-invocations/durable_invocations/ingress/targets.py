@@ -41,7 +41,7 @@ def split_path(path: str | bytes) -> tuple[str, ...]:
     return segments
 
 
-def target(parts: tuple[str, ...], *, keyed: bool) -> Target | None:
+def match_target(parts: tuple[str, ...], *, keyed: bool) -> Target | None:
     """The target that exactly these segments name; `keyed` if the service has keys."""
     if keyed and len(parts) == _WITH_KEY:
         return Target(service=parts[0], key=parts[1], handler=parts[2])
@@ -50,14 +50,14 @@ def target(parts: tuple[str, ...], *, keyed: bool) -> Target | None:
     return None
 
 
-def called(parts: tuple[str, ...], *, keyed: bool) -> tuple[Target, bool]:
+def parse_call(parts: tuple[str, ...], *, keyed: bool) -> tuple[Target, bool]:
     """The target of a request to invoke, and whether its path ends in `/send`.
 
     Raises RefusedError (404) with the expected form.
     """
-    if resolved := target(parts, keyed=keyed):
+    if resolved := match_target(parts, keyed=keyed):
         return resolved, False
-    if parts[-1] == SEND and (resolved := target(parts[:-1], keyed=keyed)):
+    if parts[-1] == SEND and (resolved := match_target(parts[:-1], keyed=keyed)):
         return resolved, True
     form = f"/{parts[0]}/{{key}}/{{handler}}" if keyed else f"/{parts[0]}/{{handler}}"
     rule = "has a key" if keyed else "has no key"

@@ -9,7 +9,7 @@ def make_bit(index: int) -> int:
     return 1 << index
 
 
-def of(indexes: Iterable[int]) -> int:
+def from_indexes(indexes: Iterable[int]) -> int:
     mask = 0
     for index in indexes:
         mask |= 1 << index

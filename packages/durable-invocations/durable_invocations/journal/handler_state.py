@@ -9,7 +9,7 @@ from enum import Enum
 from durable_invocations.journal import bits
 from durable_invocations.journal.handler_events import Close, Ending, OutEvent, Send
 from durable_invocations.protocol.failures import ErrorReport
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import list_variants
 from durable_invocations.protocol.versions import NEWEST
@@ -86,7 +86,7 @@ def suspend_if_waiting(state: HandlerState) -> HandlerTransition:
     unresolved = state.open | state.unacked
     if not waits or not all(bits.has(unresolved, index) for index in state.awaited):
         return state, ()
-    message = frame(pb.SuspensionMessage(entry_indexes=sorted(state.awaited)))
+    message = make_frame(pb.SuspensionMessage(entry_indexes=sorted(state.awaited)))
     return closed(state), (Send(frame=message), Close(ending=Ending.SUSPENDED))
 
 
@@ -94,11 +94,11 @@ def end_if_returned(state: HandlerState) -> HandlerTransition:
     """End if the handler has returned and all its entries are sent."""
     if not state.returned or state.unsent:
         return state, ()
-    return closed(state), (Send(frame=frame(pb.EndMessage())), Close(ending=Ending.ENDED))
+    return closed(state), (Send(frame=make_frame(pb.EndMessage())), Close(ending=Ending.ENDED))
 
 
 def fail_attempt(state: HandlerState, report: ErrorReport) -> HandlerTransition:
-    message = frame(report.written(state.version))
+    message = make_frame(report.written(state.version))
     return closed(state), (Send(frame=message), Close(ending=Ending.FAILED, report=report))
 
 

@@ -16,7 +16,7 @@ from durable_invocations.journal import bits, validity
 from durable_invocations.journal import runtime_events as events
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import UNKNOWN, ErrorReport, ProtocolError
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import make_completion
 from durable_invocations.protocol.versions import NEWEST
@@ -162,7 +162,7 @@ def _handle_committed(state: RuntimeState, event: events.EntryCommitted) -> Runt
     assert index == state.stored < state.length, "commits come in order"
     state, out = _close_if_stored(replace(state, stored=index + 1))
     if bits.has(state.acking, index) and state.duplex and state.last is None:
-        return state, (events.Notify(frame=frame(pb.EntryAckMessage(entry_index=index))), *out)
+        return state, (events.Notify(frame=make_frame(pb.EntryAckMessage(entry_index=index))), *out)
     return state, out
 
 

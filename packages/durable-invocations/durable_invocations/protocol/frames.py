@@ -87,7 +87,9 @@ class Frame:
         return str(getattr(self.message(), "name", ""))
 
 
-def frame(message: Message, *, requires_ack: bool = False, completed: bool | None = None) -> Frame:
+def make_frame(
+    message: Message, *, requires_ack: bool = False, completed: bool | None = None
+) -> Frame:
     """The frame of a protocol message; `completed` follows from its result if not given."""
     kind = OF_MESSAGE[message.DESCRIPTOR.full_name]
     if completed is None:
@@ -96,7 +98,7 @@ def frame(message: Message, *, requires_ack: bool = False, completed: bool | Non
     return Frame(code=kind.code, body=body, requires_ack=requires_ack, completed=completed)
 
 
-def custom(code: int, message: Message, *, requires_ack: bool = False) -> Frame:
+def make_custom_frame(code: int, message: Message, *, requires_ack: bool = False) -> Frame:
     """The frame of a custom entry."""
     body = message.SerializeToString(deterministic=True)
     return Frame(code=code, body=body, requires_ack=requires_ack)

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from durable_invocations.protocol.failures import Failure, ProtocolError
-from durable_invocations.protocol.frames import ONEOF, Frame, frame
+from durable_invocations.protocol.frames import ONEOF, Frame, make_frame
 from durable_invocations.protocol.kinds import Kind
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
@@ -45,7 +45,7 @@ def _to_bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def put(message: Any, result: Result, kind: Kind) -> None:
+def set_result(message: Any, result: Result, kind: Kind) -> None:
     """Set the result of a message. Raises ProtocolError if its `kind` has no such result."""
     check(kind, result)
     if isinstance(result, Failure):
@@ -83,7 +83,7 @@ def make_completion(index: int, result: Result) -> Frame:
         message.empty.SetInParent()
     else:
         message.value = result.value
-    return frame(message)
+    return make_frame(message)
 
 
 def parse_state_keys(value: bytes) -> list[bytes]:

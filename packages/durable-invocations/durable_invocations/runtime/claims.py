@@ -24,7 +24,7 @@ _READYING_ENTRIES = kinds.CALLS | {
 logger = logging.getLogger(__name__)
 
 
-class Claims:
+class Claimer:
     """Claims while places are free, one claim at a time. Belongs to one event loop."""
 
     def __init__(self, owner: str, put: Put) -> None:

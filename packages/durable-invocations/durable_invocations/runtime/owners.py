@@ -12,7 +12,7 @@ LOOKS = 4
 
 
 @dataclass(kw_only=True)
-class Watch:
+class LivenessWatch:
     """Remembers for how long each runtime's beat has not changed.
 
     No clocks are compared, so a changed clock does no harm. A time without looks counts little:

@@ -21,7 +21,7 @@ USUAL = {
 """The kind of a handler if the manifest has none."""
 
 
-def registered(discovered: Discovered) -> tuple[Deployment, tuple[RegisteredService, ...]]:
+def convert_discovered(discovered: Discovered) -> tuple[Deployment, tuple[RegisteredService, ...]]:
     """The deployment and services of a Register, under a new id."""
     deployment = Deployment(
         id=f"dp_{secrets.token_hex(8)}",

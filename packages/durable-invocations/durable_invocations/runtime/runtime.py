@@ -12,14 +12,14 @@ import anyio
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.claims import Claims
+from durable_invocations.runtime.claims import Claimer
 from durable_invocations.runtime.driving.course import take_error
 from durable_invocations.runtime.driving.drives import Drives
-from durable_invocations.runtime.driving.tools import Tools
+from durable_invocations.runtime.driving.tools import AttemptContext
 from durable_invocations.runtime.http.client import HttpClient
 from durable_invocations.runtime.http.discovery import discover_deployment
-from durable_invocations.runtime.owners import Watch
-from durable_invocations.runtime.registering import registered
+from durable_invocations.runtime.owners import LivenessWatch
+from durable_invocations.runtime.registering import convert_discovered
 from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS, RuntimeSettings
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store import operations as op
@@ -60,10 +60,10 @@ class Runtime:
         self._earlier = asyncio.Event()
         self._due, self._waiting = Due(), ResultFutures()
         self.store.owner = self._settings.owner
-        self._watch = Watch(owner=self._settings.owner, silent=self._settings.silent)
+        self._watch = LivenessWatch(owner=self._settings.owner, silent=self._settings.silent)
         self._client = HttpClient(trusted=self._settings.trusted)
         self._writer = Writer(self.store, self._handle_changes, patience=self._settings.patience)
-        self._claims = Claims(self._settings.owner, self._put_operation)
+        self._claims = Claimer(self._settings.owner, self._put_operation)
         self._drives = Drives(self._build_tools(), self._claims.note_freed)
         self._tasks: list[asyncio.Future[None]] = []
         await self._writer.__aenter__()
@@ -135,7 +135,7 @@ class Runtime:
 
         Raises ConfigError, DiscoveryError, DeploymentUnreachableError.
         """
-        return registered(await discover_deployment(self._client, url, http=http))
+        return convert_discovered(await discover_deployment(self._client, url, http=http))
 
     async def register(
         self, url: str, *, force: bool = False, http: int | None = None
@@ -215,8 +215,8 @@ class Runtime:
             self._claims.claim_behind(operation)
         return future
 
-    def _build_tools(self) -> Tools:
-        return Tools(
+    def _build_tools(self) -> AttemptContext:
+        return AttemptContext(
             client=self._client,
             put=self._put_operation,
             settings=self._settings,

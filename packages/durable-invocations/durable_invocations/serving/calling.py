@@ -11,7 +11,7 @@ from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.serving.attempts.attempt import HandlerAttempt
 from durable_invocations.serving.attempts.operations import BAD_REQUEST
-from durable_invocations.serving.attempts.reports import format_error, report
+from durable_invocations.serving.attempts.reports import format_error, make_report
 from durable_invocations.serving.context import Context
 from durable_invocations.serving.declared.serde import JSON, check_numbers
 from durable_invocations.serving.declared.services import DeclaredHandler
@@ -32,7 +32,7 @@ async def handle_attempt(attempt: HandlerAttempt, *, tracebacks: bool) -> None:
         attempt.log_failure("failed", error)
         description = "".join(traceback.format_exception(error)) if tracebacks else ""
         index = attempt.journal.issued - 1
-        attempt.journal.fail(report(error, index, description=description))
+        attempt.journal.fail(make_report(error, index, description=description))
 
 
 async def _call_handler(attempt: HandlerAttempt) -> pb.OutputEntryMessage:

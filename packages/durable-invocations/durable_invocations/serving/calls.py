@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.serving.attempts.operations import Operation, text
+from durable_invocations.serving.attempts.operations import Operation, parse_id
 
 if TYPE_CHECKING:
     from durable_invocations.protocol.results import Result
@@ -26,7 +26,7 @@ class InvocationHandle:
     def invocation_id(self) -> Operation[str]:
         """The invocation's id."""
         message = pb.GetCallInvocationIdEntryMessage(call_entry_index=self.entry)
-        return self._attempt_of.operation(message, text)
+        return self._attempt_of.operation(message, parse_id)
 
     def cancel(self) -> None:
         """Ask the runtime to cancel the invocation."""

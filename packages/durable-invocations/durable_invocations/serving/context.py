@@ -14,12 +14,12 @@ from uuid import UUID
 from durable_invocations.durations import CENTURY
 from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.serving.attempts.operations import (
     Operation,
-    given,
     ignore_result,
+    make_external_parser,
     make_value_parser,
 )
 from durable_invocations.serving.attempts.running import Action, RunRetry
@@ -148,7 +148,7 @@ class Context:
             idempotency_key=_check_idempotency_key(idempotency_key),
         )
         call: Call[Any] = Call(self._attempt, make_value_parser(get_serde(returns)))
-        self._attempt.begin(call, frame(message))
+        self._attempt.begin(call, make_frame(message))
         call.entry = call.index
         return call
 
@@ -180,7 +180,7 @@ class Context:
 
         Awaiting it raises TerminalError (400) for a value that does not fit `returns`.
         """
-        parse = given(get_serde(returns), "The value of the awakeable")
+        parse = make_external_parser(get_serde(returns), "The value of the awakeable")
         operation = self._attempt.operation(pb.AwakeableEntryMessage(name=name), parse)
         return make_awakeable_id(self._attempt.start.id, operation.index), operation
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.serving.attempts.operations import Operation, given, ignore_result
+from durable_invocations.serving.attempts.operations import (
+    Operation,
+    ignore_result,
+    make_external_parser,
+)
 from durable_invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:
@@ -34,12 +38,14 @@ class Promise:
     def value(self) -> Operation[Any]:
         """The value, once there is one. Awaiting it raises TerminalError if it was rejected."""
         message = pb.GetPromiseEntryMessage(key=self._name)
-        return self._attempt.operation(message, given(self._serde, self._label))
+        return self._attempt.operation(message, make_external_parser(self._serde, self._label))
 
     def peek(self, default: Any = None) -> Operation[Any]:
         """The value if there is one by now, else `default`."""
         message = pb.PeekPromiseEntryMessage(key=self._name)
-        return self._attempt.operation(message, given(self._serde, self._label, default))
+        return self._attempt.operation(
+            message, make_external_parser(self._serde, self._label, default)
+        )
 
     def resolve(self, value: Any = None) -> Operation[None]:
         """Complete it with a value. Awaiting raises TerminalError if it was completed before."""

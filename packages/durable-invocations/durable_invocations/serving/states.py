@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.serving.attempts.operations import Operation, keys, make_value_parser
+from durable_invocations.serving.attempts.operations import Operation, make_value_parser, parse_keys
 from durable_invocations.serving.declared.serde import JSON, get_serde
 from durable_invocations.serving.errors import ContextError
 
@@ -29,7 +29,7 @@ class KeyState:
     def keys(self) -> Operation[list[str]]:
         """The names that have a value, sorted."""
         self._check_access()
-        return self._attempt.get_state(pb.GetStateKeysEntryMessage(), keys)
+        return self._attempt.get_state(pb.GetStateKeysEntryMessage(), parse_keys)
 
     def set(self, name: str, value: Any) -> None:
         """Set a name's value, as JSON; bytes are kept unchanged."""

@@ -16,7 +16,7 @@ from durable_invocations.protocol.failures import (
     MessageTooLargeError,
     ProtocolError,
 )
-from durable_invocations.protocol.frames import HEADER, Frame, encode, frame
+from durable_invocations.protocol.frames import HEADER, Frame, encode, make_frame
 from durable_invocations.protocol.kinds import KINDS, get_kind
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
@@ -88,7 +88,7 @@ def test_what_is_too_large_is_refused_by_its_header():
 
 
 def test_a_stream_that_ends_within_a_frame_is_told():
-    for part in (b"\0", encode(frame(pb.EntryAckMessage(entry_index=7)))[:-1]):
+    for part in (b"\0", encode(make_frame(pb.EntryAckMessage(entry_index=7)))[:-1]):
         decoder = Decoder()
         assert decoder.feed(part) == []
         with pytest.raises(ProtocolError, match="within a message"):
@@ -97,7 +97,7 @@ def test_a_stream_that_ends_within_a_frame_is_told():
 
 @pytest.mark.parametrize("kind", [each for each in KINDS.values() if each.completable], ids=str)
 def test_each_result_of_an_entry_is_put_in_and_read_again(kind):
-    entry = frame(kind.message())
+    entry = make_frame(kind.message())
     assert not entry.completed
     for variant, result in RESULTS.items():
         if variant not in results.list_variants(kind):
@@ -113,7 +113,7 @@ def test_each_result_of_an_entry_is_put_in_and_read_again(kind):
 def test_a_completed_flag_without_result_is_malformed_and_so_is_the_reverse():
     with pytest.raises(ProtocolError, match="COMPLETED"):
         Frame(code=kinds.SLEEP.code, body=b"", completed=True).message()
-    held = completed(frame(pb.CallEntryMessage()), results.Value(value=b""))
+    held = completed(make_frame(pb.CallEntryMessage()), results.Value(value=b""))
     with pytest.raises(ProtocolError, match="COMPLETED"):
         Frame(code=held.code, body=held.body).message()
 
@@ -178,7 +178,7 @@ def test_after_a_fault_the_stream_is_over():
     decoder = Decoder()
     with pytest.raises(ProtocolError) as first:
         decoder.feed(HEADER.pack(0x0006, 0, 0))
-    for again in (lambda: decoder.feed(encode(frame(pb.EndMessage()))), decoder.end):
+    for again in (lambda: decoder.feed(encode(make_frame(pb.EndMessage()))), decoder.end):
         with pytest.raises(ProtocolError) as later:
             again()
         assert later.value is first.value
@@ -214,9 +214,9 @@ def test_a_completion_has_the_result_of_its_entry(kind):
 def test_a_result_that_its_entry_cannot_hold_is_refused():
     not_text, not_keys = results.Value(value=b"\xff"), results.Value(value=b"\xff")
     with pytest.raises(ProtocolError, match="not UTF-8"):
-        completed(frame(pb.GetCallInvocationIdEntryMessage()), not_text)
+        completed(make_frame(pb.GetCallInvocationIdEntryMessage()), not_text)
     with pytest.raises(ProtocolError, match="GetStateKeys cannot be parsed"):
-        completed(frame(pb.GetStateKeysEntryMessage()), not_keys)
+        completed(make_frame(pb.GetStateKeysEntryMessage()), not_keys)
     with pytest.raises(ProtocolError, match="GetStateKeys cannot be parsed"):
         results.parse_state_keys(b"\xff")
     with pytest.raises(ProtocolError, match="no result of the form 'empty'"):
@@ -228,7 +228,7 @@ def test_a_result_that_its_entry_cannot_hold_is_refused():
 
 
 def test_completing_keeps_name_and_flags():
-    entry = frame(pb.AwakeableEntryMessage(name="paid"), requires_ack=True)
+    entry = make_frame(pb.AwakeableEntryMessage(name="paid"), requires_ack=True)
     held = completed(entry, results.Value(value=b"x"))
     assert (held.name, held.requires_ack, held.completed) == ("paid", True, True)
 

@@ -50,12 +50,12 @@ def test_a_frame_is_read(name, flags, text, digits):
 def test_a_frame_is_written(name, flags, text, digits):
     asks = "REQUIRES_ACK" in flags
     if name == "Combinator":
-        made = frames.custom(kinds.COMBINATOR, parsed(name, text), requires_ack=asks)
+        made = frames.make_custom_frame(kinds.COMBINATOR, parsed(name, text), requires_ack=asks)
     elif name == "Custom":
         code, bits, _, body = digits.split()
         made = frames.Frame.of(int(code, 16), int(bits, 16), bytes.fromhex(body))
     else:
-        made = frames.frame(parsed(name, text), requires_ack=asks)
+        made = frames.make_frame(parsed(name, text), requires_ack=asks)
     assert frames.encode(made).hex() == digits.replace(" ", "")
 
 

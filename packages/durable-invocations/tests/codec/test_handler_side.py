@@ -7,20 +7,20 @@ from durable_invocations.journal import handler_side
 from durable_invocations.journal.handler_state import HandlerPhase, HandlerState
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ErrorReport, Failure
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, Value, make_completion
 
-INPUT = frame(pb.InputEntryMessage(value=b"in"))
-OUTPUT = frame(pb.OutputEntryMessage(value=b"out"))
-SLEEP = frame(pb.SleepEntryMessage(wake_up_time=7))
-SLEPT = frame(pb.SleepEntryMessage(wake_up_time=7, empty=pb.Empty()))
-GET = frame(pb.GetStateEntryMessage(key=b"k", value=b"v"))
-AWAKEABLE = frame(pb.AwakeableEntryMessage())
-RUN = frame(pb.RunEntryMessage(name="charge"))
-RAN = frame(pb.RunEntryMessage(name="charge", value=b"1"), requires_ack=True)
-SET = frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
-END = frame(pb.EndMessage())
+INPUT = make_frame(pb.InputEntryMessage(value=b"in"))
+OUTPUT = make_frame(pb.OutputEntryMessage(value=b"out"))
+SLEEP = make_frame(pb.SleepEntryMessage(wake_up_time=7))
+SLEPT = make_frame(pb.SleepEntryMessage(wake_up_time=7, empty=pb.Empty()))
+GET = make_frame(pb.GetStateEntryMessage(key=b"k", value=b"v"))
+AWAKEABLE = make_frame(pb.AwakeableEntryMessage())
+RUN = make_frame(pb.RunEntryMessage(name="charge"))
+RAN = make_frame(pb.RunEntryMessage(name="charge", value=b"1"), requires_ack=True)
+SET = make_frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
+END = make_frame(pb.EndMessage())
 ENDED = [h.Send(frame=END), h.Close(ending=h.Ending.ENDED)]
 
 
@@ -31,7 +31,7 @@ class Side:
         self.journal = [INPUT, *journal]
         self.state, self.out = HandlerState(version=version), []
         start = pb.StartMessage(known_entries=len(self.journal))
-        self.do(*(h.FrameReceived(frame=each) for each in (frame(start), *self.journal)))
+        self.do(*(h.FrameReceived(frame=each) for each in (make_frame(start), *self.journal)))
         assert self.out.pop() == h.Ready()
         self.out.clear()
         self.do(self.issued(INPUT))
@@ -65,7 +65,7 @@ class Side:
 
 
 def suspension(*indexes):
-    sent = h.Send(frame=frame(pb.SuspensionMessage(entry_indexes=indexes)))
+    sent = h.Send(frame=make_frame(pb.SuspensionMessage(entry_indexes=indexes)))
     return [sent, h.Close(ending=h.Ending.SUSPENDED)]
 
 
@@ -74,14 +74,14 @@ def waits(*indexes):
 
 
 def ack(index):
-    return frame(pb.EntryAckMessage(entry_index=index))
+    return make_frame(pb.EntryAckMessage(entry_index=index))
 
 
 def test_a_first_attempt_from_start_to_end():
     start = pb.StartMessage(id=b"i", known_entries=1)
     side, out = HandlerState(), []
     for event in (
-        *(h.FrameReceived(frame=frame(start)), h.FrameReceived(frame=INPUT), h.InputClosed()),
+        *(h.FrameReceived(frame=make_frame(start)), h.FrameReceived(frame=INPUT), h.InputClosed()),
         *(h.Issued(entry=INPUT, recorded=INPUT), h.Issued(entry=SET), h.Issued(entry=OUTPUT)),
         h.Returned(),
     ):
@@ -195,7 +195,7 @@ def test_the_first_result_of_an_entry_stands():
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (frame(pb.CompletionMessage(entry_index=1)), "no result"),
+        (make_frame(pb.CompletionMessage(entry_index=1)), "no result"),
         (make_completion(1, Value(value=b"x")), "entry 1 with value"),
         (make_completion(2, EMPTY), "entry 2 with empty"),
         (make_completion(0, EMPTY), "entry 0"),
@@ -206,7 +206,7 @@ def test_the_first_result_of_an_entry_stands():
         (ack(3), "entry 3, but only 3 were sent"),
         (ack(2**32 - 1), "entry 4294967295"),
         (h.FrameReceived(frame=SET), "after the replay"),
-        (frame(pb.StartMessage(known_entries=1)), "after the replay"),
+        (make_frame(pb.StartMessage(known_entries=1)), "after the replay"),
         (suspension(1)[0].frame, "after the replay"),
         (END, "after the replay"),
         (Frame(code=kinds.COMPLETION.code, body=b"\xff"), "cannot be parsed"),
@@ -225,13 +225,23 @@ def test_what_a_runtime_may_not_send_after_the_replay(sent, said):
         ([], "0 of an unknown number of entries"),
         ([INPUT], "begins with Input"),
         ([ack(0)], "begins with EntryAck"),
-        ([frame(pb.StartMessage())], "no entries"),
-        ([frame(pb.StartMessage(known_entries=2)), INPUT], "1 of 2 entries"),
-        ([frame(pb.StartMessage(known_entries=2)), SET], "as entry 0"),
-        ([frame(pb.StartMessage(known_entries=2)), INPUT, INPUT], "as entry 1"),
-        ([frame(pb.StartMessage(known_entries=2)), INPUT, make_completion(0, EMPTY)], "as entry 1"),
+        ([make_frame(pb.StartMessage())], "no entries"),
+        ([make_frame(pb.StartMessage(known_entries=2)), INPUT], "1 of 2 entries"),
+        ([make_frame(pb.StartMessage(known_entries=2)), SET], "as entry 0"),
+        ([make_frame(pb.StartMessage(known_entries=2)), INPUT, INPUT], "as entry 1"),
+        (
+            [make_frame(pb.StartMessage(known_entries=2)), INPUT, make_completion(0, EMPTY)],
+            "as entry 1",
+        ),
         *(
-            ([frame(pb.StartMessage(known_entries=2)), INPUT, Frame(code=0xFC00, body=body)], said)
+            (
+                [
+                    make_frame(pb.StartMessage(known_entries=2)),
+                    INPUT,
+                    Frame(code=0xFC00, body=body),
+                ],
+                said,
+            )
             for body, said in ((b"\x72\x00", "uses the field 14"), (b"\xff", "not a protobuf"))
         ),
     ],
@@ -272,6 +282,6 @@ def test_only_a_run_that_was_begun_gets_a_result_and_only_one(index):
 
 
 def test_what_the_runtimes_version_lacks_is_refused_to_the_handler():
-    cancel = frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x"))
+    cancel = make_frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x"))
     assert "version 3" in Side(version=2).fails(cancel).message
     assert Side().do(cancel) == [h.Send(frame=cancel)]

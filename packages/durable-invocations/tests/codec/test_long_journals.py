@@ -7,18 +7,18 @@ from durable_invocations.journal import handler_events as h
 from durable_invocations.journal import runtime_events as r
 from durable_invocations.journal.handler_state import HandlerState
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import encode, frame
+from durable_invocations.protocol.frames import encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
 ENTRIES = 10_000
-INPUT = frame(pb.InputEntryMessage())
-BEGUN = frame(pb.RunEntryMessage(name="step"))
-RUNS = [frame(pb.RunEntryMessage(name="step", value=b"%d" % each)) for each in range(ENTRIES)]
+INPUT = make_frame(pb.InputEntryMessage())
+BEGUN = make_frame(pb.RunEntryMessage(name="step"))
+RUNS = [make_frame(pb.RunEntryMessage(name="step", value=b"%d" % each)) for each in range(ENTRIES)]
 
 
 def replay_runs(count):
     """Replay a journal of as many runs; return their values and the handler's phase."""
-    start = frame(pb.StartMessage(known_entries=count + 1))
+    start = make_frame(pb.StartMessage(known_entries=count + 1))
     stream = b"".join(map(encode, (start, INPUT, *RUNS[:count])))
     state, recorded, resolved, decoder = HandlerState(), [], [], Decoder()
     for at in range(0, len(stream), 1 << 16):
@@ -35,11 +35,11 @@ def replay_runs(count):
 def open_calls(count):
     """Issue as many calls; return both sides."""
     handler = HandlerState()
-    for message in (frame(pb.StartMessage(known_entries=1)), INPUT):
+    for message in (make_frame(pb.StartMessage(known_entries=1)), INPUT):
         handler, _ = handler_side.step(handler, h.FrameReceived(frame=message))
     handler, _ = handler_side.step(handler, h.Issued(entry=INPUT, recorded=INPUT))
     runtime, _ = runtime_side.step(runtime_side.begin_attempt([INPUT], duplex=True), r.Replayed())
-    call = frame(pb.CallEntryMessage(service_name="S", handler_name="h"))
+    call = make_frame(pb.CallEntryMessage(service_name="S", handler_name="h"))
     for index in range(1, count + 1):
         handler, (sent,) = handler_side.step(handler, h.Issued(entry=call))
         runtime, _ = runtime_side.step(runtime, r.EntrySent(frame=sent.frame))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.versions import (
     LOWEST,
@@ -62,7 +62,7 @@ def test_the_content_type_of_a_manifest_names_its_version():
 
 def test_a_calls_idempotency_key_came_with_version_3():
     for kind in (pb.CallEntryMessage, pb.OneWayCallEntryMessage):
-        assert get_needed_version(frame(kind())) == 1
-        assert get_needed_version(frame(kind(idempotency_key="x"))) == 3
-    assert get_needed_version(frame(pb.CancelInvocationEntryMessage())) == 3
-    assert get_needed_version(frame(pb.RunEntryMessage())) == 1
+        assert get_needed_version(make_frame(kind())) == 1
+        assert get_needed_version(make_frame(kind(idempotency_key="x"))) == 3
+    assert get_needed_version(make_frame(pb.CancelInvocationEntryMessage())) == 3
+    assert get_needed_version(make_frame(pb.RunEntryMessage())) == 1

@@ -5,27 +5,27 @@ import pytest
 from durable_invocations.journal import runtime_events as r
 from durable_invocations.journal import runtime_side
 from durable_invocations.protocol.failures import UNKNOWN, ErrorReport, Failure
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, Value, make_completion
 
-INPUT = frame(pb.InputEntryMessage(value=b"in"))
-OUTPUT = frame(pb.OutputEntryMessage(value=b"out"))
-SLEEP = frame(pb.SleepEntryMessage(wake_up_time=7))
-SLEPT = frame(pb.SleepEntryMessage(wake_up_time=7, empty=pb.Empty()))
-RUN = frame(pb.RunEntryMessage(value=b"x"), requires_ack=True)
-SET = frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
-END = frame(pb.EndMessage())
+INPUT = make_frame(pb.InputEntryMessage(value=b"in"))
+OUTPUT = make_frame(pb.OutputEntryMessage(value=b"out"))
+SLEEP = make_frame(pb.SleepEntryMessage(wake_up_time=7))
+SLEPT = make_frame(pb.SleepEntryMessage(wake_up_time=7, empty=pb.Empty()))
+RUN = make_frame(pb.RunEntryMessage(value=b"x"), requires_ack=True)
+SET = make_frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
+END = make_frame(pb.EndMessage())
 CUSTOM = Frame(code=0xFC07, body=b"\x62\x01n", requires_ack=True, reserved=5)
 REPORT = ErrorReport(message="no", retry_after=5)
 
 
 def suspension(*indexes):
-    return frame(pb.SuspensionMessage(entry_indexes=indexes))
+    return make_frame(pb.SuspensionMessage(entry_indexes=indexes))
 
 
 def ack(index):
-    return frame(pb.EntryAckMessage(entry_index=index))
+    return make_frame(pb.EntryAckMessage(entry_index=index))
 
 
 def run(*events, journal=(INPUT,), duplex=True, version=3, replayed=True):
@@ -69,7 +69,7 @@ def test_an_end_finishes_once_the_output_is_stored():
 
 @pytest.mark.parametrize(
     "surplus",
-    [SET, END, INPUT, suspension(9), frame(REPORT.written()), r.Broken(report=REPORT)],
+    [SET, END, INPUT, suspension(9), make_frame(REPORT.written()), r.Broken(report=REPORT)],
     ids=lambda each: type(each).__name__,
 )
 def test_what_comes_after_the_last_message_changes_nothing(surplus):
@@ -110,7 +110,7 @@ def test_a_completion_is_told_once_and_in_full_duplex_only():
 
 
 def test_an_error_makes_the_runtime_try_again_once_what_came_before_is_stored():
-    error, retry = frame(REPORT.written()), r.Retry(report=REPORT)
+    error, retry = make_frame(REPORT.written()), r.Retry(report=REPORT)
     assert run(error) == [retry]
     assert run(error, replayed=False) == [retry]
     assert run(SET, error) == [r.StoreEntry(index=1, entry=SET)]
@@ -148,7 +148,7 @@ def test_an_invalid_entry_is_not_stored_and_ends_the_stream():
         ([SLEPT, suspension(1)], {}, "names entry 1"),
         ([SET, suspension(1)], {}, "names entry 1"),
         ([suspension(1)], {"journal": (INPUT, SLEPT)}, "names entry 1"),
-        ([frame(pb.StartMessage())], {}, "Start"),
+        ([make_frame(pb.StartMessage())], {}, "Start"),
         ([make_completion(1, EMPTY)], {"journal": (INPUT, SLEEP)}, "Completion"),
         ([ack(0)], {}, "EntryAck"),
         ([Frame(code=SLEEP.code, body=b"\xff")], {}, "cannot be parsed"),
@@ -158,15 +158,15 @@ def test_an_invalid_entry_is_not_stored_and_ends_the_stream():
         ([Frame(code=0xFC00, body=b"\x68\x01")], {}, "field 13"),
         ([Frame(code=0xFC00, body=b"\x72\x00")], {}, "field 14"),
         ([Frame(code=0xFC00, body=b"\x7a\x00")], {}, "field 15"),
-        ([frame(pb.OutputEntryMessage())], {}, "no result"),
-        ([frame(pb.RunEntryMessage())], {}, "no result"),
-        ([frame(pb.CompleteAwakeableEntryMessage(id="x"))], {}, "no result"),
-        ([frame(pb.CompletePromiseEntryMessage(key="x"))], {}, "no completion"),
-        ([frame(pb.CancelInvocationEntryMessage())], {}, "no target"),
-        ([frame(pb.AttachInvocationEntryMessage())], {}, "no target"),
-        ([frame(pb.GetInvocationOutputEntryMessage())], {}, "no target"),
-        ([frame(pb.CallEntryMessage(idempotency_key=""))], {}, "empty idempotency key"),
-        ([frame(pb.OneWayCallEntryMessage(idempotency_key=""))], {}, "empty idempotency key"),
+        ([make_frame(pb.OutputEntryMessage())], {}, "no result"),
+        ([make_frame(pb.RunEntryMessage())], {}, "no result"),
+        ([make_frame(pb.CompleteAwakeableEntryMessage(id="x"))], {}, "no result"),
+        ([make_frame(pb.CompletePromiseEntryMessage(key="x"))], {}, "no completion"),
+        ([make_frame(pb.CancelInvocationEntryMessage())], {}, "no target"),
+        ([make_frame(pb.AttachInvocationEntryMessage())], {}, "no target"),
+        ([make_frame(pb.GetInvocationOutputEntryMessage())], {}, "no target"),
+        ([make_frame(pb.CallEntryMessage(idempotency_key=""))], {}, "empty idempotency key"),
+        ([make_frame(pb.OneWayCallEntryMessage(idempotency_key=""))], {}, "empty idempotency key"),
     ],
     ids=str,
 )
@@ -187,7 +187,7 @@ def test_what_the_protocol_does_not_allow_ends_the_stream(events, how, said):
     ids=lambda message: message.DESCRIPTOR.name,
 )
 def test_what_a_later_version_added_is_refused_in_an_earlier_one(message):
-    entry = frame(message)
+    entry = make_frame(message)
     for version in (1, 2):
         assert "version 3" in violation(entry, version=version)
     assert run(entry, version=3) == [r.StoreEntry(index=1, entry=entry)]

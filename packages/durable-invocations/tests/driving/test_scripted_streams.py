@@ -17,7 +17,7 @@ from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol import ids, kinds
 from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.decoding import Limits
-from durable_invocations.protocol.frames import Frame, encode, frame
+from durable_invocations.protocol.frames import Frame, encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.driving import attempts
@@ -655,7 +655,9 @@ def test_a_message_that_comes_byte_by_byte_without_end_has_failed(tmp_path, serv
 @BOTH
 def test_a_long_message_may_take_longer_than_silence(tmp_path, server):
     text = b'"%s"' % (b"x" * 1_000_000)
-    whole = encode(frame(pb.OutputEntryMessage(value=text))) + encode(frame(pb.EndMessage()))
+    whole = encode(make_frame(pb.OutputEntryMessage(value=text))) + encode(
+        make_frame(pb.EndMessage())
+    )
 
     async def script(stream, _):
         for start in range(0, len(whole), 100_000):

@@ -12,7 +12,7 @@ from asgistream import ack, names, told
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import encode, frame
+from durable_invocations.protocol.frames import encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.versions import format_content_type
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
@@ -53,7 +53,7 @@ def urls():
 
 def begun(known=1, value=b"5"):
     start = pb.StartMessage(id=b"i" * 16, debug_id="inv_1i", known_entries=known)
-    return encode(frame(start)) + encode(frame(pb.InputEntryMessage(value=value)))
+    return encode(make_frame(start)) + encode(make_frame(pb.InputEntryMessage(value=value)))
 
 
 class Stream:

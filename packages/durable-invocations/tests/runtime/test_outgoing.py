@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, make_completion
 from durable_invocations.runtime.driving import outgoing as module
@@ -28,8 +28,8 @@ class Wire:
 
 
 def opening(count):
-    runs = [frame(pb.RunEntryMessage(value=b"%d" % number)) for number in range(count)]
-    return [frame(pb.StartMessage(known_entries=count)), *runs]
+    runs = [make_frame(pb.RunEntryMessage(value=b"%d" % number)) for number in range(count)]
+    return [make_frame(pb.StartMessage(known_entries=count)), *runs]
 
 
 def sent(frames, *, more=(), whole=False):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from durable_invocations.runtime.owners import Watch
+from durable_invocations.runtime.owners import LivenessWatch
 
 
 @pytest.fixture
 def watch():
-    return Watch(owner="me", silent=10)
+    return LivenessWatch(owner="me", silent=10)
 
 
 def looks(watch, beats, *times):

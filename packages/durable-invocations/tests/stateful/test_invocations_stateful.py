@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from watches import Watch
 
 from durable_invocations.protocol import awakeables, ids
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import get_result
 from durable_invocations.runtime.sql.database import open_database
@@ -176,7 +176,7 @@ class InvocationsMachine(RuleBasedStateMachine):
             entry = "call"
         canceled = self.store.invocation(claimed.id).canceled
         asked = op.CommitEntry(
-            id=claimed.id, fence=claimed.fence, index=index, frame=frame(message)
+            id=claimed.id, fence=claimed.fence, index=index, frame=make_frame(message)
         )
         outcome = self.do(asked, self.owner_of(known))
         assert isinstance(outcome, OperationRefusal) != holds
@@ -215,7 +215,7 @@ class InvocationsMachine(RuleBasedStateMachine):
         owner, now = self.owner_of(known), self.desks["one"].now
         fenced = {"id": claimed.id, "fence": claimed.fence}
         if how == "finish":
-            output = frame(pb.OutputEntryMessage(value=claimed.id.encode()))
+            output = make_frame(pb.OutputEntryMessage(value=claimed.id.encode()))
             asked = op.CommitEntry(**fenced, index=len(known.entries), frame=output)
             assert isinstance(self.do(asked, owner), OperationRefusal) != holds
             outcome = self.do(op.Finish(**fenced), owner)

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from desk import FIRST, SERVICES, TABLES, Desk, DiedError, awakeable_of, dying, submission, value
 
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
 
@@ -24,7 +24,9 @@ def everything(engine):
 
 
 def commit(claimed, index, message):
-    return op.CommitEntry(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
+    return op.CommitEntry(
+        id=claimed.id, fence=claimed.fence, index=index, frame=make_frame(message)
+    )
 
 
 def awaiting(desk, path, *messages):

@@ -6,12 +6,16 @@ from desk import CANCELED, awakeable_of, value
 
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, parse_state_keys
 from durable_invocations.runtime.sql.lives import completing
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import CommittedEntry, Done, OperationRefusal
+from durable_invocations.runtime.store.outcomes import (
+    ChangeOutcome,
+    CommittedEntry,
+    OperationRefusal,
+)
 
 NOBODY = ids.format_id(bytes(16))
 
@@ -33,7 +37,7 @@ def test_a_run_is_stored_as_it_is_and_replayed(desk):
     input_, first, second = again.journal
     assert input_.message().value == b"in"
     assert [(each.key, each.value) for each in input_.message().headers] == [("trace", "1")]
-    assert first == frame(sent)
+    assert first == make_frame(sent)
     assert second.message().failure.code == 400
     assert [each.name for each in desk.store.read_journal(mine.id)] == ["", "charge", ""]
 
@@ -63,7 +67,7 @@ def test_an_entry_that_came_completed_does_nothing(desk):
     assert len(desk.store.invocations()) == 1
     desk.fail(mine)
     (again,) = desk.claim()
-    assert again.journal[2] == frame(call_)
+    assert again.journal[2] == make_frame(call_)
 
 
 def test_custom_entries_are_kept_with_their_bits(desk):
@@ -112,7 +116,7 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
     assert [desk.store.state("Cart", key) for key in "kl"] == [{}, {b"n\0": b"kept"}]
     desk.fail(mine)
     (again,) = desk.claim()
-    assert again.journal[5] == frame(pb.GetStateEntryMessage(key=b"n\0", value=b""))
+    assert again.journal[5] == make_frame(pb.GetStateEntryMessage(key=b"n\0", value=b""))
 
 
 def test_state_without_a_key_is_refused(desk):
@@ -140,7 +144,7 @@ def test_a_sleep_ends_at_its_time(desk):
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=until)) == CommittedEntry(index=1)
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now)).result == EMPTY
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=2**64 - 1)).result is None
-    assert desk.suspend(mine, 1) == Done()
+    assert desk.suspend(mine, 1) == ChangeOutcome()
     assert desk.status(mine.id) == "suspended"
     assert desk.store.invocation(mine.id).waits == (1,)
     fired = desk.fire(59)
@@ -247,7 +251,7 @@ def test_an_awakeable_is_completed_by_its_id_once(desk):
         theirs, pb.CompleteAwakeableEntryMessage(id=id_, value=b"v")
     ) == CommittedEntry(index=1)
     again = op.CompleteAwakeable(awakeable=id_, result=Failure(code=500, message="late"))
-    assert desk.do(again) == Done(changed=False)
+    assert desk.do(again) == ChangeOutcome(changed=False)
     (woken,) = desk.claim()
     assert [each.completed for each in woken.journal] == [False, False, True]
     assert woken.journal[2].message().value == b"v"
@@ -260,7 +264,7 @@ def test_what_a_suspended_invocation_does_not_wait_for_leaves_it_suspended(desk)
     desk.suspend(mine, 1, 2)
     for index, status in ((3, "suspended"), (1, "ready")):
         asked = op.CompleteAwakeable(awakeable=awakeable_of(mine, index), result=value(b"v"))
-        assert desk.do(asked) == Done()
+        assert desk.do(asked) == ChangeOutcome()
         assert desk.status(mine.id) == status
     (woken,) = desk.claim()
     assert [each.completed for each in woken.journal] == [False, True, False, True]
@@ -269,8 +273,8 @@ def test_what_a_suspended_invocation_does_not_wait_for_leaves_it_suspended(desk)
 def test_an_awakeable_may_be_completed_before_its_entry_is_stored(desk):
     mine = desk.begun()
     early = op.CompleteAwakeable(awakeable=awakeable_of(mine, 2), result=value(b"quick"))
-    assert desk.do(early) == Done()
-    assert desk.do(early) == Done(changed=False)
+    assert desk.do(early) == ChangeOutcome()
+    assert desk.do(early) == ChangeOutcome(changed=False)
     assert desk.commit(mine, pb.AwakeableEntryMessage()).result is None
     assert desk.commit(mine, pb.AwakeableEntryMessage()).result == value(b"quick")
 

@@ -16,7 +16,7 @@ from durable_invocations.runtime.store.deployments import (
     RegisteredHandler,
     RegisteredService,
 )
-from durable_invocations.runtime.store.outcomes import Done, OperationRefusal, Submitted
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal, Submitted
 
 
 def test_the_same_submission_again_is_the_same_invocation(desk):
@@ -40,7 +40,7 @@ def test_an_idempotency_key_is_of_a_handler_and_a_key(desk):
         desk.finish(each, b"out")
     again = desk.submit("Cart/k/add", idempotency_key="a")
     assert again == Submitted(id=first.id, is_new=False, result=value(b"out"))
-    assert desk.do(op.Purge(id=first.id)) == Done()
+    assert desk.do(op.Purge(id=first.id)) == ChangeOutcome()
     assert desk.submit("Cart/k/add", idempotency_key="a").is_new
 
 
@@ -216,7 +216,7 @@ def test_it_may_wait_for_more_entries_than_a_statement_takes(desk, engine):
     with few_parameters(engine):
         outcome = desk.suspend(mine, *range(1, 70_002))
         assert (outcome.code, "entry 2," in outcome.message) == (571, True)
-        assert desk.suspend(mine, 1) == Done()
+        assert desk.suspend(mine, 1) == ChangeOutcome()
 
 
 @contextmanager
@@ -236,15 +236,15 @@ def test_suspending_on_what_is_completed_makes_it_ready_at_once(desk):
     mine = desk.begun("Cart/k/add")
     desk.commit(mine, pb.AwakeableEntryMessage())
     desk.commit(mine, pb.GetStateEntryMessage(key=b"n"))
-    assert desk.suspend(mine, 1, 2) == Done()
+    assert desk.suspend(mine, 1, 2) == ChangeOutcome()
     (mine,) = desk.claim()
     # A Run that waits for its ack is stored: it is resumed at once.
     desk.commit(mine, pb.RunEntryMessage(value=b"x"), requires_ack=True)
-    assert desk.suspend(mine, 3) == Done()
+    assert desk.suspend(mine, 3) == ChangeOutcome()
     (mine,) = desk.claim()
     for wrong in ((), (4,), (1, 4)):
         assert desk.suspend(mine, *wrong).code == 571
-    assert desk.suspend(mine, 1) == Done()
+    assert desk.suspend(mine, 1) == ChangeOutcome()
     assert desk.claim() == ()
     assert desk.store.invocation(mine.id).owner == ""
 
@@ -253,7 +253,7 @@ def test_an_invocation_ends_with_its_output_once(desk):
     mine = desk.begun()
     assert desk.do(op.Finish(id=mine.id, fence=mine.fence)).code == 571
     assert desk.result(mine.id) is None
-    assert desk.finish(mine, b"out") == Done()
+    assert desk.finish(mine, b"out") == ChangeOutcome()
     assert desk.result(mine.id) == value(b"out")
     assert desk.do(op.Finish(id=mine.id, fence=mine.fence)).fenced
     bad = desk.begun()
@@ -269,7 +269,7 @@ def test_an_invocation_ends_with_its_output_once(desk):
 def test_a_failed_attempt_is_tried_again_later(desk):
     mine = desk.begun()
     error = ErrorReport(code=500, message="no \0", index=3, name="charge", kind=0x0C05)
-    assert desk.fail(mine, 2.0, error) == Done()
+    assert desk.fail(mine, 2.0, error) == ChangeOutcome()
     shown = desk.store.invocation(mine.id)
     assert (shown.status.label, shown.next_at) == ("backing off", desk.now + 2_000)
     assert (shown.error, shown.error_at) == (error, desk.now)
@@ -316,12 +316,12 @@ def test_an_exhausted_invocation_is_paused_until_it_is_resumed(desk):
     mine = desk.begun()
     desk.fail(mine)
     (mine,) = desk.claim()
-    assert desk.do(op.Pause(id=mine.id, fence=mine.fence, error=ERROR)) == Done()
-    assert desk.do(op.Pause(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Pause(id=mine.id, fence=mine.fence, error=ERROR)) == ChangeOutcome()
+    assert desk.do(op.Pause(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.store.invocation(mine.id).error == ERROR
     assert desk.claim() == ()
-    assert desk.do(op.Resume(id=mine.id)) == Done()
-    assert desk.do(op.Resume(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome()
+    assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome(changed=False)
     (again,) = desk.claim()
     assert again.retries == 0
 
@@ -335,7 +335,7 @@ def test_a_person_pauses_what_has_begun_and_completions_wait(desk):
     (mine,) = desk.claim()
     desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 500))
     desk.suspend(mine, 1)
-    assert desk.do(op.Pause(id=waiting)) == Done()
+    assert desk.do(op.Pause(id=waiting)) == ChangeOutcome()
     assert desk.fire(0.5).count == 1
     assert desk.claim() == ()
     desk.do(op.Resume(id=waiting))
@@ -350,7 +350,7 @@ def test_a_person_pauses_what_has_begun_and_completions_wait(desk):
 def test_a_retry_that_is_far_off_may_be_hastened(desk):
     mine = desk.begun()
     desk.fail(mine, 3_600)
-    assert desk.do(op.Resume(id=mine.id)) == Done()
+    assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome()
     assert [each.id for each in desk.claim()] == [mine.id]
     assert desk.fire().next_at is None
 
@@ -360,8 +360,8 @@ def test_only_what_has_ended_is_forgotten(desk):
     desk.commit(mine, pb.SetStateEntryMessage(key=b"n", value=b"1"))
     assert desk.do(op.Purge(id=mine.id)).code == 409
     desk.finish(mine)
-    assert desk.do(op.Purge(id=mine.id)) == Done()
-    assert desk.do(op.Purge(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Purge(id=mine.id)) == ChangeOutcome()
+    assert desk.do(op.Purge(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.store.invocation(mine.id) is None
     assert desk.store.read_journal(mine.id) == []
     # An object outlives its invocations.
@@ -436,8 +436,8 @@ def test_what_was_not_begun_ends_when_it_is_stopped(desk, way):
     behind, last = desk.submit("Cart/k/add").id, desk.submit("Cart/k/add").id
     later = desk.submit("Cart/k/add", at=desk.now + 1_000).id
     for each in (behind, later):
-        assert desk.do(way(id=each)) == Done()
-        assert desk.do(way(id=each)) == Done(changed=False)
+        assert desk.do(way(id=each)) == ChangeOutcome()
+        assert desk.do(way(id=each)) == ChangeOutcome(changed=False)
         assert desk.result(each).code == 409
     assert desk.fire(1).count == 0
     (mine,) = desk.claim()

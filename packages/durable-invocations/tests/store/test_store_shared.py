@@ -15,8 +15,8 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import Mode, ServiceKind
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment
-from durable_invocations.runtime.store.outcomes import Changes, Done, News, Registered
-from durable_invocations.runtime.store.views import Chosen, Status
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, Changes, News, Registered
+from durable_invocations.runtime.store.views import InvocationFilter, Status
 
 SECOND = Deployment(
     id="second", url="http://127.0.0.1:9081", mode=Mode.FULL_DUPLEX, http=2, versions=(3, 3)
@@ -143,11 +143,11 @@ def test_a_deployment_that_is_needed_is_not_forgotten_unless_forced(desk):
     refused = desk.do(op.Unregister(id="first"))
     assert refused.code == 409
     assert mine.id in refused.message
-    assert desk.do(op.Unregister(id="first", force=True)) == Done()
+    assert desk.do(op.Unregister(id="first", force=True)) == ChangeOutcome()
     assert {desk.result(each).message for each in (mine.id, waiting)} == {"killed"}
     assert desk.store.deployments() == []
     assert desk.store.services() == {}
-    assert desk.do(op.Unregister(id="first")) == Done(changed=False)
+    assert desk.do(op.Unregister(id="first")) == ChangeOutcome(changed=False)
     assert desk.submit().code == 404
 
 
@@ -172,7 +172,7 @@ def test_invocations_are_listed_newest_first_by_what_is_asked(desk):
     assert [each.id for each in listed] == [third, second, child, first.id]
 
     def ids_of(**chosen):
-        return [each.id for each in desk.store.invocations(Chosen(**chosen))]
+        return [each.id for each in desk.store.invocations(InvocationFilter(**chosen))]
 
     assert ids_of(limit=1) == [third]
     assert ids_of(before=listed[0].number, limit=1) == [second]
@@ -217,7 +217,7 @@ def test_thousands_of_suspended_invocations_are_only_rows(engine, watch):
     commits = [op.CommitEntry(id=e.id, fence=e.fence, index=1, frame=sleep_frame) for e in claimed]
     suspends = [op.Suspend(id=e.id, fence=e.fence, indexes=(1,)) for e in claimed]
     outcomes, changes = desk.store.run([*commits, *suspends])
-    assert outcomes[count:] == [Done()] * count
+    assert outcomes[count:] == [ChangeOutcome()] * count
     assert changes.next_at == until
     assert desk.store.count_invocations() == {Status.SUSPENDED: count}
     look = desk.store.look("one")

@@ -14,7 +14,7 @@ from durable_invocations.journal import handler_events as h
 from durable_invocations.journal import handler_side, runtime_side
 from durable_invocations.journal import runtime_events as r
 from durable_invocations.journal.handler_state import HandlerState
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import (
     EMPTY,
@@ -22,10 +22,10 @@ from durable_invocations.protocol.results import (
     get_result,
     list_variants,
     make_keys_value,
-    put,
+    set_result,
 )
 
-INPUT = frame(pb.InputEntryMessage(value=b"in"))
+INPUT = make_frame(pb.InputEntryMessage(value=b"in"))
 MOST = 4_000
 """Actions after which an invocation that has not ended never will."""
 
@@ -40,8 +40,8 @@ def given(index: int, entry: Frame):
 def completed(entry: Frame, result) -> Frame:
     """The entry with its result, as the runtime replays it."""
     message = entry.message()
-    put(message, result, entry.kind)
-    return frame(message, requires_ack=entry.requires_ack)
+    set_result(message, result, entry.kind)
+    return make_frame(message, requires_ack=entry.requires_ack)
 
 
 def expected(program) -> bytes:
@@ -55,7 +55,9 @@ def expected(program) -> bytes:
         if what == "run":
             results[position] = of
         elif what == "ask":
-            results[position] = str(get_result(frame(of).message()) or given(index, frame(of)))
+            results[position] = str(
+                get_result(make_frame(of).message()) or given(index, make_frame(of))
+            )
     return ";".join(shown).encode()
 
 
@@ -89,7 +91,7 @@ class Handler:
         name = self.running.pop(index)
         self._executed[index] += 1
         self._kept[index] = name
-        done = frame(pb.RunEntryMessage(name=name, value=name.encode()), requires_ack=True)
+        done = make_frame(pb.RunEntryMessage(name=name, value=name.encode()), requires_ack=True)
         self.do(h.Finished(index=index, entry=done))
 
     def _take(self, out) -> None:
@@ -127,9 +129,9 @@ class Handler:
             if what != "wait":
                 self._at[self._next] = self._state.issued
             if what == "run":
-                self._step(h.RunBegun, frame(pb.RunEntryMessage(name=of)))
+                self._step(h.RunBegun, make_frame(pb.RunEntryMessage(name=of)))
             elif what != "wait":
-                self._step(h.Issued, of if what == "tell" else frame(of))
+                self._step(h.Issued, of if what == "tell" else make_frame(of))
             self._next += 1
         if self.closed is None and not self._returned:
             self._end()
@@ -143,7 +145,7 @@ class Handler:
         self._returned = True
         waits = [of for what, of in self._program if what == "wait"]
         shown = [self._results[self._at[each]] for of in waits for each in of]
-        self._step(h.Issued, frame(pb.OutputEntryMessage(value=";".join(shown).encode())))
+        self._step(h.Issued, make_frame(pb.OutputEntryMessage(value=";".join(shown).encode())))
         self._apply(h.Returned())
 
 
@@ -190,7 +192,9 @@ class AttemptRun:
         self.handler = Handler(world.program, world.executed)
         self.runtime = runtime_side.begin_attempt(world.journal, duplex=duplex)
         start = pb.StartMessage(id=b"i" * 16, known_entries=len(world.journal))
-        self.down: list = [h.FrameReceived(frame=each) for each in (frame(start), *world.journal)]
+        self.down: list = [
+            h.FrameReceived(frame=each) for each in (make_frame(start), *world.journal)
+        ]
         self.storing: list[r.StoreEntry] = []
         self.input_open, self.over = True, False
         self._tell(r.Replayed())

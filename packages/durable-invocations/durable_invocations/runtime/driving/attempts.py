@@ -11,10 +11,10 @@ from durable_invocations.protocol.decoding import Decoder
 from durable_invocations.protocol.failures import ErrorReport, ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.services import Mode
-from durable_invocations.runtime.driving.course import Course
+from durable_invocations.runtime.driving.course import AttemptProgress
 from durable_invocations.runtime.driving.opening import build_opening
 from durable_invocations.runtime.driving.outgoing import PIECE, Outgoing
-from durable_invocations.runtime.driving.tools import Tools
+from durable_invocations.runtime.driving.tools import AttemptContext
 from durable_invocations.runtime.http.exchange import (
     Address,
     DeploymentUnreachableError,
@@ -48,11 +48,11 @@ class AttemptDriver:
     Belongs to one event loop.
     """
 
-    def __init__(self, claimed: Claimed, tools: Tools) -> None:
+    def __init__(self, claimed: Claimed, tools: AttemptContext) -> None:
         self.claimed, self._tools = claimed, tools
         self._version = min(versions.NEWEST, claimed.deployment.versions[1])
         self._duplex = claimed.deployment.mode is Mode.FULL_DUPLEX
-        self._course = Course(
+        self._course = AttemptProgress(
             claimed,
             tools,
             version=self._version,

@@ -14,7 +14,7 @@ from durable_invocations.journal import runtime_events as events
 from durable_invocations.journal.runtime_side import begin_attempt, step
 from durable_invocations.protocol.failures import INTERNAL, MOST_RUN_NAME, ErrorReport, RunAttempts
 from durable_invocations.protocol.frames import Frame
-from durable_invocations.runtime.driving.tools import Tools
+from durable_invocations.runtime.driving.tools import AttemptContext
 from durable_invocations.runtime.settings import MS
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Claimed, OperationRefusal
@@ -29,7 +29,7 @@ MOST_RUNS, MOST_SAID = 1_000, 1_000
 logger = logging.getLogger(__name__)
 
 
-class Course:
+class AttemptProgress:
     """Applies the runtime's side of the protocol to one claimed invocation.
 
     `notify` sends a frame to the handler; `abort` aborts the stream. Belongs to one event loop.
@@ -38,7 +38,7 @@ class Course:
     def __init__(
         self,
         claimed: Claimed,
-        tools: Tools,
+        tools: AttemptContext,
         *,
         version: int,
         duplex: bool,

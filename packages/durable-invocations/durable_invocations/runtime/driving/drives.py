@@ -8,7 +8,7 @@ from functools import partial
 
 from durable_invocations.runtime.driving.attempts import AttemptDriver
 from durable_invocations.runtime.driving.places import Places
-from durable_invocations.runtime.driving.tools import Tools
+from durable_invocations.runtime.driving.tools import AttemptContext
 from durable_invocations.runtime.store.outcomes import Claimed, News
 
 
@@ -18,7 +18,7 @@ class Drives:
     Belongs to one event loop.
     """
 
-    def __init__(self, tools: Tools, freed: Callable[[], None]) -> None:
+    def __init__(self, tools: AttemptContext, freed: Callable[[], None]) -> None:
         self._tools, self._freed = tools, freed
         self._attempts: dict[str, AttemptDriver] = {}
         self._tasks: dict[AttemptDriver, asyncio.Task[None]] = {}

@@ -22,7 +22,7 @@ class Put(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tools:
+class AttemptContext:
     """What attempts share."""
 
     client: HttpClient

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.lives.claiming import is_claimable
 from durable_invocations.runtime.sql.lives.firing import find_next_due
-from durable_invocations.runtime.sql.packing import result
+from durable_invocations.runtime.sql.packing import unpack_result
 from durable_invocations.runtime.sql.tables import (
     INVOCATION_NEWS_TABLE,
     INVOCATIONS,
@@ -19,7 +19,7 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL_TABLE,
     NEWS,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.operations import TakeNews
 from durable_invocations.runtime.store.outcomes import News
 from durable_invocations.runtime.store.views import Look
@@ -62,15 +62,16 @@ def read_results(connection: sa.Connection, ids: Collection[str]) -> dict[str, R
     results: dict[str, Result | None] = {}
     for start in range(0, len(ordered), AT_ONCE):
         rows = connection.execute(_RESULTS, {"ids": ordered[start : start + AT_ONCE]})
-        results |= {row.id: result(row.result) for row in rows}
+        results |= {row.id: unpack_result(row.result) for row in rows}
     return results
 
 
-def take(work: Work, operation: TakeNews) -> tuple[News, ...]:
+def take(work: StoreTransaction, operation: TakeNews) -> tuple[News, ...]:
     """See the operation."""
     rows = work.connection.execute(_NEWS, {"who": operation.owner}).all()
     if rows:
         work.connection.execute(_GONE, {"who": operation.owner})
     return tuple(
-        News(id=row.id, fence=row.fence, index=row.idx, result=result(row.result)) for row in rows
+        News(id=row.id, fence=row.fence, index=row.idx, result=unpack_result(row.result))
+        for row in rows
     )

@@ -18,7 +18,7 @@ from durable_invocations.protocol.services import Mode
 from durable_invocations.runtime.store.deployments import Deployment
 
 
-def fields(result: Result) -> bytes:
+def pack_result(result: Result) -> bytes:
     """The result as the fields 13 to 15.
 
     Appended to an entry, these bytes set its result when protobuf parses it.
@@ -26,16 +26,16 @@ def fields(result: Result) -> bytes:
     return make_completion(0, result).body
 
 
-FAILED = fields(Failure(code=0, message=""))[:1]
+FAILED = pack_result(Failure(code=0, message=""))[:1]
 """The first byte of a failure's fields only: the tag of field 15."""
 
 
-def result(packed: bytes | None) -> Result | None:
+def unpack_result(packed: bytes | None) -> Result | None:
     """The result that `fields` packed; None if there is none yet."""
     return None if packed is None else get_result(pb.CompletionMessage.FromString(packed))
 
 
-def frame(row: sa.Row[Any]) -> Frame:
+def unpack_frame(row: sa.Row[Any]) -> Frame:
     """An entry of JOURNAL_TABLE as it is replayed: with its result, acknowledged."""
     flags = row.flags & ~REQUIRES_ACK
     if row.result is None:
@@ -43,7 +43,7 @@ def frame(row: sa.Row[Any]) -> Frame:
     return Frame.of(row.code, flags | COMPLETED, row.body + row.result)
 
 
-def report(error: ErrorReport) -> str:
+def pack_report(error: ErrorReport) -> str:
     """An attempt's error as text."""
     return json.dumps(asdict(error))
 
@@ -63,7 +63,7 @@ def _unpack_run_attempts(content: dict[str, Any]) -> RunAttempts:
     return RunAttempts(**{**content, "failure": None if failure is None else Failure(**failure)})
 
 
-def deployment(row: Any) -> Deployment:
+def unpack_deployment(row: Any) -> Deployment:
     """A row of SERVICE_DEPLOYMENTS_TABLE."""
     return Deployment(
         id=row.id,
@@ -75,7 +75,7 @@ def deployment(row: Any) -> Deployment:
     )
 
 
-def headers(pairs: Iterable[tuple[str, str]]) -> str:
+def pack_headers(pairs: Iterable[tuple[str, str]]) -> str:
     return json.dumps([list(pair) for pair in pairs])
 
 
@@ -92,7 +92,7 @@ def compute_identity(service: str, key: str, handler: str, idempotency_key: str 
     return _hash_parts([service, key, idempotency_key and handler, idempotency_key])
 
 
-def promise(service: str, key: str, name: str) -> str:
+def make_promise_id(service: str, key: str, name: str) -> str:
     """A promise as a target in WAITS_TABLE; never equal to an invocation's id."""
     return _hash_parts([service, key, name])
 

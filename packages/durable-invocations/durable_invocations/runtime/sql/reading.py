@@ -18,7 +18,12 @@ from durable_invocations.runtime.sql.tables import (
     SERVICE_DEPLOYMENTS_TABLE,
 )
 from durable_invocations.runtime.store.deployments import Deployment
-from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Status
+from durable_invocations.runtime.store.views import (
+    Invocation,
+    InvocationFilter,
+    JournalEntry,
+    Status,
+)
 
 _ENTRIES = (
     sa.select(sa.func.count())
@@ -29,7 +34,7 @@ _ENTRIES = (
 )
 
 
-def invocations(connection: sa.Connection, filters: Chosen) -> list[Invocation]:
+def invocations(connection: sa.Connection, filters: InvocationFilter) -> list[Invocation]:
     """See the store."""
     rows = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(
         *_build_conditions(filters)
@@ -38,14 +43,14 @@ def invocations(connection: sa.Connection, filters: Chosen) -> list[Invocation]:
     return [_unpack_invocation(row) for row in connection.execute(newest)]
 
 
-def invocation(connection: sa.Connection, id_: str) -> Invocation | None:
+def read_invocation(connection: sa.Connection, id_: str) -> Invocation | None:
     """See the store."""
     query = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(INVOCATIONS.id == id_)
     row = connection.execute(query).one_or_none()
     return None if row is None else _unpack_invocation(row)
 
 
-def count_invocations(connection: sa.Connection, filters: Chosen) -> dict[Status, int]:
+def count_invocations(connection: sa.Connection, filters: InvocationFilter) -> dict[Status, int]:
     """See the store."""
     rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_build_conditions(filters))
     rows = rows.group_by(INVOCATIONS.status)
@@ -63,7 +68,7 @@ def read_journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
     return [
         JournalEntry(
             index=row.idx,
-            frame=packing.frame(row),
+            frame=packing.unpack_frame(row),
             name=row.name,
             created=row.created,
             completed_at=row.completed_at,
@@ -77,10 +82,10 @@ def deployments(connection: sa.Connection) -> list[Deployment]:
     """See the store."""
     order = (DEPLOYMENTS.registered, DEPLOYMENTS.id)
     rows = connection.execute(sa.select(SERVICE_DEPLOYMENTS_TABLE).order_by(*order))
-    return [packing.deployment(row) for row in rows]
+    return [packing.unpack_deployment(row) for row in rows]
 
 
-def _build_conditions(filters: Chosen) -> Iterator[sa.ColumnElement[bool]]:
+def _build_conditions(filters: InvocationFilter) -> Iterator[sa.ColumnElement[bool]]:
     if filters.failed:
         yield INVOCATIONS.status == int(Status.COMPLETED)
         yield sa.func.substr(INVOCATIONS.result, 1, 1) == packing.FAILED
@@ -119,5 +124,5 @@ def _unpack_invocation(row: sa.Row[Any]) -> Invocation:
         canceled=row.canceled,
         error=packing.unpack_error(row.error),
         error_at=row.error_at,
-        result=packing.result(row.result),
+        result=packing.unpack_result(row.result),
     )

@@ -13,7 +13,7 @@ from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql import news, reading, registering
 from durable_invocations.runtime.sql.database import ENSURE_LOCK, INVOCATIONS
 from durable_invocations.runtime.sql.entries.committing import commit
-from durable_invocations.runtime.sql.finding import found
+from durable_invocations.runtime.sql.finding import find_invocation
 from durable_invocations.runtime.sql.lives import (
     attempts,
     awakeables,
@@ -32,23 +32,29 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES_TABLE,
     STATE,
 )
-from durable_invocations.runtime.sql.work import Work, lock
+from durable_invocations.runtime.sql.work import StoreTransaction, lock
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import Changes
-from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Look, Status
+from durable_invocations.runtime.store.views import (
+    Invocation,
+    InvocationFilter,
+    JournalEntry,
+    Look,
+    Status,
+)
 from durable_invocations.runtime.timers import get_utc_now
 from sql_transactions.engine import begin_transaction, prepare_engine, render_url
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 T = TypeVar("T")
-Doing = Callable[[Work, Sequence[Any]], Sequence[Any]]
+Doing = Callable[[StoreTransaction, Sequence[Any]], Sequence[Any]]
 
 RETENTION = timedelta(days=1)
 """How long ended invocations are kept."""
 
 
-def _apply_each(do: Callable[[Work, Any], Any]) -> Doing:
+def _apply_each(do: Callable[[StoreTransaction, Any], Any]) -> Doing:
     return lambda work, operations: [do(work, operation) for operation in operations]
 
 
@@ -149,21 +155,23 @@ class SqlStore:
     def find(self, service: str, key: str, handler: str, idempotency_key: str | None) -> str | None:
         """The invocation of that idempotency key; with None, a workflow's run."""
         return self._read(
-            lambda connection: found(connection, service, key, handler, idempotency_key)
+            lambda connection: find_invocation(connection, service, key, handler, idempotency_key)
         )
 
     def invocation(self, id_: str) -> Invocation | None:
         """One invocation; None if it is unknown."""
-        return self._read(lambda connection: reading.invocation(connection, id_))
+        return self._read(lambda connection: reading.read_invocation(connection, id_))
 
-    def invocations(self, filters: Chosen | None = None) -> list[Invocation]:
+    def invocations(self, filters: InvocationFilter | None = None) -> list[Invocation]:
         """Newest first."""
-        return self._read(lambda connection: reading.invocations(connection, filters or Chosen()))
+        return self._read(
+            lambda connection: reading.invocations(connection, filters or InvocationFilter())
+        )
 
-    def count_invocations(self, filters: Chosen | None = None) -> dict[Status, int]:
+    def count_invocations(self, filters: InvocationFilter | None = None) -> dict[Status, int]:
         """The number of matching invocations by status, without the limit."""
         return self._read(
-            lambda connection: reading.count_invocations(connection, filters or Chosen())
+            lambda connection: reading.count_invocations(connection, filters or InvocationFilter())
         )
 
     def read_journal(self, id_: str) -> list[JournalEntry]:
@@ -200,8 +208,8 @@ class SqlStore:
         with begin_transaction(self.engine, writes=False) as connection:
             return read(connection)
 
-    def _make_transaction(self, connection: sa.Connection) -> Work:
-        return Work(
+    def _make_transaction(self, connection: sa.Connection) -> StoreTransaction:
+        return StoreTransaction(
             connection=connection,
             now=int(self._clock().timestamp() * 1_000),
             owner=self.owner,

@@ -52,7 +52,7 @@ _LOCKED = sa.select(
 
 
 @dataclass(kw_only=True)
-class Work:
+class StoreTransaction:
     """Mutable: the operations of a transaction add what they change."""
 
     connection: sa.Connection

@@ -16,9 +16,9 @@ from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import (
+    ChangeOutcome,
     Claimed,
     CommittedEntry,
-    Done,
     Fired,
     News,
     OperationRefusal,
@@ -58,7 +58,7 @@ class Submit(StoreOperation[Submitted | OperationRefusal]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompleteAwakeable(StoreOperation[Done | OperationRefusal]):
+class CompleteAwakeable(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Complete an awakeable, even if its entry is not committed yet.
 
     Done(changed=False) if it is completed already; refused (404) for an unknown id.
@@ -70,7 +70,7 @@ class CompleteAwakeable(StoreOperation[Done | OperationRefusal]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cancel(StoreOperation[Done | OperationRefusal]):
+class Cancel(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Cancel an invocation: if it has not begun, it ends with failure 409.
 
     Else the entries that it waits for fail with 409, or the next one that would wait; the calls
@@ -83,14 +83,14 @@ class Cancel(StoreOperation[Done | OperationRefusal]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill(StoreOperation[Done | OperationRefusal]):
+class Kill(StoreOperation[ChangeOutcome | OperationRefusal]):
     """End an invocation and its open calls at once, with failure 409, whatever it does."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause(StoreOperation[Done | OperationRefusal]):
+class Pause(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Stop driving an invocation until it is resumed.
 
     With a fence, the attempt's error exhausted the retries; without, a person pauses it. Refused
@@ -103,14 +103,14 @@ class Pause(StoreOperation[Done | OperationRefusal]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(StoreOperation[Done | OperationRefusal]):
+class Resume(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Drive a paused or backing off invocation now, with all retries; others do not change."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purge(StoreOperation[Done | OperationRefusal]):
+class Purge(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Forget an ended invocation and its journal; a workflow's run with its state and promises.
 
     Done(changed=False) if it is unknown; refused (409) if it has not ended.
@@ -133,7 +133,7 @@ class Register(StoreOperation[Registered | OperationRefusal]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unregister(StoreOperation[Done | OperationRefusal]):
+class Unregister(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Forget a deployment and the services it serves now.
 
     Refused (409) while unfinished invocations need it; if forced, they are killed.
@@ -176,7 +176,7 @@ class CommitEntry(StoreOperation[CommittedEntry | OperationRefusal]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspend(StoreOperation[Done | OperationRefusal]):
+class Suspend(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Suspend an invocation until one of the entries is completed.
 
     It is ready at once if one is completed, or is not completable (a Run that waits for its ack).
@@ -191,7 +191,7 @@ class Suspend(StoreOperation[Done | OperationRefusal]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish(StoreOperation[Done | OperationRefusal]):
+class Finish(StoreOperation[ChangeOutcome | OperationRefusal]):
     """End an invocation with its Output entry; refused (571) if it has none."""
 
     id: str
@@ -199,7 +199,7 @@ class Finish(StoreOperation[Done | OperationRefusal]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fail(StoreOperation[Done | OperationRefusal]):
+class Fail(StoreOperation[ChangeOutcome | OperationRefusal]):
     """End an attempt with an error; the invocation is ready again at `next_at`."""
 
     id: str

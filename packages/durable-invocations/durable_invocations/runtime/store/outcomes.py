@@ -9,7 +9,7 @@ from durable_invocations.protocol.failures import RunAttempts
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.store.deployments import Deployment
-from durable_invocations.runtime.store.views import target
+from durable_invocations.runtime.store.views import format_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class OperationRefusal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class ChangeOutcome:
     """The operation's state is reached; `changed` is false if it was before."""
 
     changed: bool = True
@@ -74,7 +74,7 @@ class Claimed:
     @property
     def target(self) -> str:
         """The handler as one text."""
-        return target(self.service, self.key, self.handler)
+        return format_target(self.service, self.key, self.handler)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class Status(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-def target(service: str, key: str, handler: str) -> str:
+def format_target(service: str, key: str, handler: str) -> str:
     """A handler as one text: `Service/handler` or `Object/key/handler`."""
     return "/".join(filter(None, (service, key, handler)))
 
@@ -88,7 +88,7 @@ class JournalEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class InvocationFilter:
     """A filter of invocations; empty matches any."""
 
     statuses: Collection[Status] = ()

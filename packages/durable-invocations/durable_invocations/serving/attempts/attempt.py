@@ -15,9 +15,9 @@ from durable_invocations.journal.state import EagerState
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.decoding import Limits
 from durable_invocations.protocol.failures import ErrorReport, Failure, ProtocolError
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Result, get_result, put
+from durable_invocations.protocol.results import EMPTY, Result, get_result, set_result
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.serving.attempts import choices
 from durable_invocations.serving.attempts.journaling import Journaling
@@ -26,7 +26,7 @@ from durable_invocations.serving.attempts.operations import (
     ignore_result,
     make_value_parser,
 )
-from durable_invocations.serving.attempts.reports import report
+from durable_invocations.serving.attempts.reports import make_report
 from durable_invocations.serving.attempts.running import Action
 from durable_invocations.serving.attempts.steps import Steps, check_all, list_undone, where
 from durable_invocations.serving.declared.services import DeclaredHandler
@@ -78,7 +78,7 @@ class HandlerAttempt(Steps):
         """Log why it failed, with the traceback of an error of the user's code."""
         cause = error.__cause__ if isinstance(error, DurableError) else error
         logger.warning(
-            "%s: an attempt %s: %s", self, problem, report(error).message, exc_info=cause
+            "%s: an attempt %s: %s", self, problem, make_report(error).message, exc_info=cause
         )
 
     def read_input(self) -> Any:
@@ -86,12 +86,12 @@ class HandlerAttempt(Steps):
         values = {entry.key: entry.value for entry in self.start.state_map}
         self._state = EagerState(values, partial=self.start.partial_state)
         recorded = self.journal.recorded[0]
-        self.enter(frame(pb.InputEntryMessage()))
+        self.enter(make_frame(pb.InputEntryMessage()))
         return recorded.message()
 
     def end(self, output: pb.OutputEntryMessage) -> None:
         """Issue the invocation's output, and end it once all runs have ended."""
-        self.enter(frame(output), self.handler.line)
+        self.enter(make_frame(output), self.handler.line)
         self.journal.end()
 
     def get_state(self, message: Any, parse: Callable[[Result], T]) -> Operation[T]:
@@ -99,7 +99,7 @@ class HandlerAttempt(Steps):
         keyed = isinstance(message, pb.GetStateEntryMessage)
         result = self._state.get(message.key) if keyed else self._state.keys()
         if result is not None:
-            put(message, result, kinds.GET_STATE if keyed else kinds.GET_STATE_KEYS)
+            set_result(message, result, kinds.GET_STATE if keyed else kinds.GET_STATE_KEYS)
         return self.operation(message, parse)
 
     def update_state(self, message: Any) -> None:
@@ -115,7 +115,7 @@ class HandlerAttempt(Steps):
     def run(self, action: Action) -> Operation[Any]:
         """Begin a run, if it is not recorded."""
         operation = Operation(self, make_value_parser(action.serde))
-        entry = frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
+        entry = make_frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
         self._runs[self.journal.issued] = action
         self.begin(operation, entry, RunBegun)
         self._runs.pop(operation.index, None)
@@ -139,13 +139,13 @@ class HandlerAttempt(Steps):
             key=lambda operation: operation.order,
         )
         journaled = Operation(self, ignore_result)
-        self.begin(journaled, choices.written(chosen.index), result=EMPTY)
+        self.begin(journaled, choices.make_choice_entry(chosen.index), result=EMPTY)
         await journaled
         return chosen
 
     def _replay_choice(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         recorded = self.journal.recorded[0]
-        index = self.enter(choices.written())
+        index = self.enter(choices.make_choice_entry())
         try:
             return choices.find_chosen(recorded, index, operations, where())
         except ProtocolError as error:
@@ -165,9 +165,9 @@ class HandlerAttempt(Steps):
         assert counter is not None
         try:
             tried = counter.get_tries(index, action.name)
-            message = await action.done(tried, time.monotonic, self)
+            message = await action.execute(tried, time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
-            error_report = report(error, index, action.name, kinds.RUN.code)
+            error_report = make_report(error, index, action.name, kinds.RUN.code)
             if not isinstance(error, asyncio.CancelledError):
                 self.log_failure(f"failed in the run {action.name!r}", error)
                 spent = time.monotonic() - started_at
@@ -181,7 +181,7 @@ class HandlerAttempt(Steps):
         if isinstance(result, Failure):
             counter.give_up(index, action.name, result)
         self.journal.results[index] = result
-        self.journal.step(Finished(index=index, entry=frame(message, requires_ack=True)))
+        self.journal.step(Finished(index=index, entry=make_frame(message, requires_ack=True)))
 
     async def _fail_by_run(self, error_report: ErrorReport) -> None:
         """End the attempt with the first run that failed.

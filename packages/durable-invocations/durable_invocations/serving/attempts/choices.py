@@ -8,16 +8,16 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from durable_invocations.protocol.failures import JournalMismatchError, ProtocolError
-from durable_invocations.protocol.frames import Frame, custom
+from durable_invocations.protocol.frames import Frame, make_custom_frame
 from durable_invocations.protocol.kinds import COMBINATOR
 from durable_invocations.protocol.pb.custom_pb2 import CombinatorEntryMessage
 from durable_invocations.serving.attempts.operations import Operation
 
 
-def written(*indexes: int) -> Frame:
+def make_choice_entry(*indexes: int) -> Frame:
     """The entry with the index of the operation that was done first."""
     message = CombinatorEntryMessage(completed_entries_order=indexes, name="select")
-    return custom(COMBINATOR, message, requires_ack=True)
+    return make_custom_frame(COMBINATOR, message, requires_ack=True)
 
 
 def find_chosen(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from durable_invocations.protocol.failures import MOST_RUN_NAME, Failure, RunAttempts
-from durable_invocations.serving.attempts.running import Tried
+from durable_invocations.serving.attempts.running import PriorTries
 
 
 class RunCounter:
@@ -22,12 +22,12 @@ class RunCounter:
         self._start = start
         self._kept = None if run_attempts is None else {run.index: run for run in run_attempts}
 
-    def get_tries(self, index: int, name: str) -> Tried:
+    def get_tries(self, index: int, name: str) -> PriorTries:
         """How often the run failed before this attempt, and for how long."""
         if self._kept is None:
             return self._get_first_tries(index)
         attempts = self._get_attempts(index, name)
-        return Tried(
+        return PriorTries(
             count=attempts.count, seconds=attempts.milliseconds / 1000, failure=attempts.failure
         )
 
@@ -56,8 +56,8 @@ class RunCounter:
             return RunAttempts(index=index, name=name, count=0, milliseconds=0)
         return attempts
 
-    def _get_first_tries(self, index: int) -> Tried:
+    def _get_first_tries(self, index: int) -> PriorTries:
         count = self._start.retry_count_since_last_stored_entry
         if index != self._start.known_entries or not count:
-            return Tried()
-        return Tried(count=count, seconds=self._start.duration_since_last_stored_entry / 1000)
+            return PriorTries()
+        return PriorTries(count=count, seconds=self._start.duration_since_last_stored_entry / 1000)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 BAD_REQUEST = 400
 
 
-class Waits(Protocol):
+class OperationWaiter(Protocol):
     """What an operation needs from its attempt."""
 
     def wait_operation(self, operation: Operation[Any]) -> Coroutine[Any, Any, None]:
@@ -32,7 +32,7 @@ class Operation(Generic[T]):
 
     __slots__ = ("_parse", "_result", "_waits", "index", "order")
 
-    def __init__(self, waits: Waits, parse: Callable[[Result], T]) -> None:
+    def __init__(self, waits: OperationWaiter, parse: Callable[[Result], T]) -> None:
         self._waits = waits
         self._parse = parse
         self._result: Result | None = None
@@ -74,7 +74,7 @@ def make_value_parser(serde: Serde, empty: Any = None) -> Callable[[Result], Any
     return parse_result
 
 
-def given(serde: Serde, label: str, empty: Any = None) -> Callable[[Result], Any]:
+def make_external_parser(serde: Serde, label: str, empty: Any = None) -> Callable[[Result], Any]:
     """Parses a value that others gave: `value` raises TerminalError if it does not fit.
 
     Another attempt would not change the value; the handler may catch the error.
@@ -94,12 +94,12 @@ def ignore_result(_result: Result) -> None:
     """Parses results that have no value."""
 
 
-def text(result: Result) -> str:
+def parse_id(result: Result) -> str:
     """Parses the id of an invocation."""
     return _get_bytes(result).decode()
 
 
-def keys(result: Result) -> list[str]:
+def parse_keys(result: Result) -> list[str]:
     """Parses the keys of a state, sorted."""
     return sorted(key.decode() for key in parse_state_keys(_get_bytes(result)))
 

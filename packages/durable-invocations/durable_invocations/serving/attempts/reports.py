@@ -13,7 +13,7 @@ MOST_SAID = 100_000
 """Characters of a text: the protocol's messages are bounded, and the runtime keeps fewer."""
 
 
-def report(
+def make_report(
     error: BaseException,
     index: int | None = None,
     name: str | None = None,

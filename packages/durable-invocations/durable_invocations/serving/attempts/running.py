@@ -55,7 +55,7 @@ class RunRetry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class PriorTries:
     """How often a run has failed before, and for how many seconds it has been tried."""
 
     count: int = 0
@@ -74,8 +74,8 @@ class Action:
     serde: Serde
     retry: RunRetry | None
 
-    async def done(
-        self, tried: Tried, clock: Callable[[], float], attempt: object
+    async def execute(
+        self, tried: PriorTries, clock: Callable[[], float], attempt: object
     ) -> pb.RunEntryMessage:
         """Run it: the entry that records its result or final failure; `attempt` is for the log.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from durable_invocations.journal.handler_events import Awaited, InEvent, Issued
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.results import Result
 from durable_invocations.protocol.versions import NEWEST, get_needed_version
 from durable_invocations.serving.attempts.journaling import Journaling
@@ -38,12 +38,12 @@ class Steps:
 
     def record(self, message: Any) -> int:
         """Issue an entry without a result; returns its index."""
-        return self.enter(frame(message))
+        return self.enter(make_frame(message))
 
     def operation(self, message: Any, parse: Callable[[Result], T]) -> Operation[T]:
         """Issue an entry with a result."""
         operation = Operation(self, parse)
-        self.begin(operation, frame(message))
+        self.begin(operation, make_frame(message))
         return operation
 
     def begin(

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.store import SqlStore
@@ -84,7 +84,7 @@ class ByHand:
         return [each.id for each in claimed]
 
     def commit(self, id_: str, index: int, message: Any) -> Frame:
-        entry = frame(message)
+        entry = make_frame(message)
         fence = self._driven[id_].fence
         self.store.do(CommitEntry(id=id_, fence=fence, index=index, frame=entry))
         return entry

@@ -7,7 +7,7 @@ from watches import Watch
 
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import ErrorReport, Failure
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Value
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
@@ -93,7 +93,7 @@ class Desk:
         self.store = SqlStore(engine, owner=owner, clock=self.watch)
         self.owner = owner
         self.do = self.store.do
-        self.frame = frame
+        self.frame = make_frame
         self.error = ERROR
         self.do(op.Register(deployment=FIRST, services=services))
 
@@ -117,7 +117,7 @@ class Desk:
     def commit(self, claimed, message, index=None, **more):
         """Commit a message as the next entry of the journal, else at `index`."""
         at = len(self.store.read_journal(claimed.id)) if index is None else index
-        sent = frame(message, **more)
+        sent = make_frame(message, **more)
         return self.do(op.CommitEntry(id=claimed.id, fence=claimed.fence, index=at, frame=sent))
 
     def suspend(self, claimed, *indexes):

@@ -10,43 +10,56 @@ from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import ids, kinds
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, make_violation
-from durable_invocations.runtime.sql.finding import find_result, found
+from durable_invocations.runtime.sql.entries.driven import (
+    ACTED,
+    CommittingInvocation,
+    EntryEffect,
+    make_violation,
+)
+from durable_invocations.runtime.sql.finding import find_invocation, find_result
 from durable_invocations.runtime.sql.lives.completing import wait
 from durable_invocations.runtime.sql.lives.stopping import cancel as stop
 from durable_invocations.runtime.sql.lives.submitting import submit
-from durable_invocations.runtime.sql.packing import result
+from durable_invocations.runtime.sql.packing import unpack_result
 from durable_invocations.runtime.sql.tables import JOURNAL
-from durable_invocations.runtime.sql.work import NOT_FOUND, Work
+from durable_invocations.runtime.sql.work import NOT_FOUND, StoreTransaction
 from durable_invocations.runtime.store.operations import Cancel, Submit
 from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 
 
-def call(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+def call(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Invoke a handler; the entry is completed when that invocation ends."""
     submitted = _submit_call(work, invocation, message, at=0)
     if isinstance(submitted, OperationRefusal):
         return submitted
     if submitted.result is None:
         wait(work, submitted.id, (invocation.number, invocation.length))
-    return Acted(child=submitted.id, result=submitted.result)
+    return EntryEffect(child=submitted.id, result=submitted.result)
 
 
-def call_one_way(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+def call_one_way(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Invoke a handler, now or at a time, without waiting."""
     submitted = _submit_call(work, invocation, message, at=message.invoke_time)
-    return submitted if isinstance(submitted, OperationRefusal) else Acted(child=submitted.id)
+    return submitted if isinstance(submitted, OperationRefusal) else EntryEffect(child=submitted.id)
 
 
-def get_id(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+def get_id(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Complete a GetCallInvocationId at once."""
     target = _find_called(work, invocation, message.call_entry_index)
     if isinstance(target, str):
-        return Acted(result=Value(value=target.encode()))
-    return target if isinstance(target, OperationRefusal) else Acted(result=target)
+        return EntryEffect(result=Value(value=target.encode()))
+    return target if isinstance(target, OperationRefusal) else EntryEffect(result=target)
 
 
-def cancel(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+def cancel(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Cancel an invocation; does nothing if it is unknown or has ended."""
     target = _find_target(work, invocation, message)
     if isinstance(target, OperationRefusal):
@@ -56,7 +69,9 @@ def cancel(work: Work, invocation: Driven, message: Any) -> Acted | OperationRef
     return ACTED
 
 
-def attach(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+def attach(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Complete an AttachInvocation when its target ends; with a failure if it is unknown."""
     target = _find_target(work, invocation, message)
     if not isinstance(target, str):
@@ -65,20 +80,22 @@ def attach(work: Work, invocation: Driven, message: Any) -> Acted | OperationRef
     if exists and outcome is None:
         wait(work, target, (invocation.number, invocation.length))
         return ACTED
-    return Acted(result=outcome or _make_no_target(message))
+    return EntryEffect(result=outcome or _make_no_target(message))
 
 
-def output(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+def output(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Complete a GetInvocationOutput at once: empty if the target has not ended."""
     target = _find_target(work, invocation, message)
     if not isinstance(target, str):
         return _answer_untargeted(target, message)
     exists, outcome = find_result(work.connection, target)
-    return Acted(result=(outcome or EMPTY) if exists else _make_no_target(message))
+    return EntryEffect(result=(outcome or EMPTY) if exists else _make_no_target(message))
 
 
 def _submit_call(
-    work: Work, invocation: Driven, message: Any, *, at: int
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any, *, at: int
 ) -> Submitted | OperationRefusal:
     submission = Submit(
         id=ids.format_id(ids.make_id()),
@@ -95,7 +112,7 @@ def _submit_call(
 
 
 def _find_target(
-    work: Work, invocation: Driven, message: Any
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
 ) -> str | Failure | OperationRefusal | None:
     """The id of the entry's target; None if it is unknown. Else as `_find_called`."""
     which = message.WhichOneof("target")
@@ -110,14 +127,16 @@ def _find_target(
     if which == "idempotent_request_target":
         target = message.idempotent_request_target
         key = (target.service_key, target.handler_name)
-        return found(work.connection, target.service_name, *key, target.idempotency_key)
+        return find_invocation(work.connection, target.service_name, *key, target.idempotency_key)
     if which == "workflow_target":
         target = message.workflow_target
-        return found(work.connection, target.workflow_name, target.workflow_key, "", None)
+        return find_invocation(work.connection, target.workflow_name, target.workflow_key, "", None)
     return make_violation(invocation, "it names no target.")
 
 
-def _find_called(work: Work, invocation: Driven, index: int) -> str | Failure | OperationRefusal:
+def _find_called(
+    work: StoreTransaction, invocation: CommittingInvocation, index: int
+) -> str | Failure | OperationRefusal:
     """The id of the invocation that a call began; the failure of a canceled call."""
     conditions = (
         JOURNAL.invocation == invocation.number,
@@ -129,7 +148,7 @@ def _find_called(work: Work, invocation: Driven, index: int) -> str | Failure | 
     row = work.connection.execute(query).one_or_none()
     if row is not None and row.child is not None:
         return str(row.child)
-    outcome = None if row is None else result(row.result)
+    outcome = None if row is None else unpack_result(row.result)
     if isinstance(outcome, Failure):
         return outcome
     return make_violation(invocation, f"entry {index} is not a call that began an invocation.")
@@ -137,12 +156,12 @@ def _find_called(work: Work, invocation: Driven, index: int) -> str | Failure | 
 
 def _answer_untargeted(
     target: Failure | OperationRefusal | None, message: Any
-) -> Acted | OperationRefusal:
+) -> EntryEffect | OperationRefusal:
     """The outcome of an entry without a target invocation."""
     return (
         target
         if isinstance(target, OperationRefusal)
-        else Acted(result=target or _make_no_target(message))
+        else EntryEffect(result=target or _make_no_target(message))
     )
 
 

@@ -13,15 +13,15 @@ from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.sql.entries import calls, promises, states, waiting
 from durable_invocations.runtime.sql.entries.driven import (
     ACTED,
-    Acted,
     Action,
-    Driven,
+    CommittingInvocation,
+    EntryEffect,
     make_violation,
 )
 from durable_invocations.runtime.sql.lives.stopping import CANCEL, update_invocation
-from durable_invocations.runtime.sql.packing import fields, result
+from durable_invocations.runtime.sql.packing import pack_result, unpack_result
 from durable_invocations.runtime.sql.tables import JOURNAL, JOURNAL_TABLE
-from durable_invocations.runtime.sql.work import FENCED, Work, is_fenced
+from durable_invocations.runtime.sql.work import FENCED, StoreTransaction, is_fenced
 from durable_invocations.runtime.store.operations import CommitEntry
 from durable_invocations.runtime.store.outcomes import CommittedEntry, OperationRefusal
 from sql_transactions.given import escape_nul
@@ -29,7 +29,7 @@ from sql_transactions.given import escape_nul
 ACTIONS: Mapping[int, Action] = {
     kinds.GET_STATE.code: states.require_key(states.get),
     kinds.GET_STATE_KEYS.code: states.require_key(states.get_keys),
-    kinds.SET_STATE.code: states.require_key(states.put),
+    kinds.SET_STATE.code: states.require_key(states.put_state_entry),
     kinds.CLEAR_STATE.code: states.require_key(states.clear),
     kinds.CLEAR_ALL_STATE.code: states.require_key(states.clear_all),
     kinds.GET_PROMISE.code: promises.require_workflow(promises.get),
@@ -62,19 +62,19 @@ _STORED = sa.select(JOURNAL.code, JOURNAL.flags, JOURNAL.body, JOURNAL.result).w
 
 
 def commit(
-    work: Work, operations: Sequence[CommitEntry]
+    work: StoreTransaction, operations: Sequence[CommitEntry]
 ) -> list[CommittedEntry | OperationRefusal]:
     """See the operation; outcomes in their order."""
     return _EntryCommitter(work, operations).outcomes()
 
 
 class _EntryCommitter:
-    def __init__(self, work: Work, operations: Sequence[CommitEntry]) -> None:
+    def __init__(self, work: StoreTransaction, operations: Sequence[CommitEntry]) -> None:
         self._work = work
         self._operations = operations
         self._heads = work.heads(operation.id for operation in operations)
         self._driven = {
-            head.id: Driven(
+            head.id: CommittingInvocation(
                 number=head.number,
                 id=head.id,
                 service=head.service,
@@ -111,7 +111,9 @@ class _EntryCommitter:
         invocation.length += 1
         return CommittedEntry(index=operation.index, result=acted.result)
 
-    def _do_action(self, invocation: Driven, frame: Frame) -> Acted | OperationRefusal:
+    def _do_action(
+        self, invocation: CommittingInvocation, frame: Frame
+    ) -> EntryEffect | OperationRefusal:
         kind = frame.kind
         if not kind.entry or kind is kinds.INPUT:
             return make_violation(invocation, f"{kind} is not an entry that a handler makes.")
@@ -124,7 +126,7 @@ class _EntryCommitter:
         if invocation.canceled and frame.code in WAITING:
             update_invocation(self._work, invocation.number, canceled=False)
             invocation.canceled = False
-            return Acted(result=CANCEL)
+            return EntryEffect(result=CANCEL)
         acted = action(self._work, invocation, message)
         if frame.code == kinds.CANCEL_INVOCATION.code:
             self._refresh_canceled()
@@ -136,7 +138,7 @@ class _EntryCommitter:
             self._driven[head.id].canceled = head.canceled
 
     def _read_committed(
-        self, invocation: Driven, operation: CommitEntry
+        self, invocation: CommittingInvocation, operation: CommitEntry
     ) -> CommittedEntry | OperationRefusal:
         """The outcome of an entry that is already committed."""
         parameters = {"the_number": invocation.number, "index": operation.index}
@@ -144,10 +146,10 @@ class _EntryCommitter:
         frame = operation.frame
         if (row.code, row.flags, bytes(row.body)) != (frame.code, frame.flags, frame.body):
             return make_violation(invocation, f"another entry is committed at {operation.index}.")
-        return CommittedEntry(index=operation.index, result=result(row.result))
+        return CommittedEntry(index=operation.index, result=unpack_result(row.result))
 
     def _build_row(
-        self, invocation: Driven, frame: Frame, name: str, acted: Acted
+        self, invocation: CommittingInvocation, frame: Frame, name: str, acted: EntryEffect
     ) -> dict[str, Any]:
         now, completed = self._work.now, frame.completed or acted.result is not None
         return {
@@ -158,7 +160,7 @@ class _EntryCommitter:
             "name": escape_nul(name),
             "body": frame.body,
             "open": frame.kind.completable and not completed,
-            "result": None if acted.result is None else fields(acted.result),
+            "result": None if acted.result is None else pack_result(acted.result),
             "created": now,
             "completed_at": now if completed else None,
             "child": acted.child,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.sql.work import VIOLATION, Work
+from durable_invocations.runtime.sql.work import VIOLATION, StoreTransaction
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
 @dataclass(kw_only=True, slots=True)
-class Driven:
+class CommittingInvocation:
     """Mutable: grows with each entry of the transaction."""
 
     number: int
@@ -24,20 +24,20 @@ class Driven:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Acted:
+class EntryEffect:
     """The entry is to be stored; a completable one without a result is open."""
 
     result: Result | None = None
     child: str | None = None
 
 
-ACTED = Acted()
+ACTED = EntryEffect()
 
-Action = Callable[[Work, Driven, Any], Acted | OperationRefusal]
+Action = Callable[[StoreTransaction, CommittingInvocation, Any], EntryEffect | OperationRefusal]
 """Executes the next entry, with this message; if refused, nothing was done."""
 
 
-def make_violation(invocation: Driven, problem: str) -> OperationRefusal:
+def make_violation(invocation: CommittingInvocation, problem: str) -> OperationRefusal:
     return OperationRefusal(
         code=VIOLATION, message=f"Entry {invocation.length} of {invocation.id}: {problem}"
     )

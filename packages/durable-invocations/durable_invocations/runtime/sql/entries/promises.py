@@ -9,12 +9,17 @@ import sqlalchemy as sa
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.runtime.sql.entries.driven import Acted, Action, Driven, make_violation
+from durable_invocations.runtime.sql.entries.driven import (
+    Action,
+    CommittingInvocation,
+    EntryEffect,
+    make_violation,
+)
 from durable_invocations.runtime.sql.lives.completing import complete_waiting, wait
-from durable_invocations.runtime.sql.packing import fields, promise, result
+from durable_invocations.runtime.sql.packing import make_promise_id, pack_result, unpack_result
 from durable_invocations.runtime.sql.services import load_services
 from durable_invocations.runtime.sql.tables import PROMISES, PROMISES_TABLE
-from durable_invocations.runtime.sql.work import CONFLICT, LONGEST, Work
+from durable_invocations.runtime.sql.work import CONFLICT, LONGEST, StoreTransaction
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 from sql_transactions.given import insert_into
 
@@ -28,7 +33,9 @@ _RESULT = sa.select(PROMISES.result).where(
 def require_workflow(action: Action) -> Action:
     """The action, refused for services that are not workflows and so have no promises."""
 
-    def do_action(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+    def do_action(
+        work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    ) -> EntryEffect | OperationRefusal:
         load_services(work, [invocation.service])
         service = work.services[invocation.service]
         if not invocation.key or (service is not None and service.kind is not ServiceKind.WORKFLOW):
@@ -43,20 +50,22 @@ def require_workflow(action: Action) -> Action:
     return do_action
 
 
-def get(work: Work, invocation: Driven, message: Any) -> Acted:
+def get(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a GetPromise, now or when the promise is completed."""
     outcome = _read_result(work, invocation, message.key)
     if outcome is None:
         wait(work, _make_target(invocation, message.key), (invocation.number, invocation.length))
-    return Acted(result=outcome)
+    return EntryEffect(result=outcome)
 
 
-def peek(work: Work, invocation: Driven, message: Any) -> Acted:
+def peek(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a PeekPromise now."""
-    return Acted(result=_read_result(work, invocation, message.key) or EMPTY)
+    return EntryEffect(result=_read_result(work, invocation, message.key) or EMPTY)
 
 
-def complete(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+def complete(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Do a CompletePromise: it is empty the first time, else a failure."""
     completion = _parse_completion(message)
     if completion is None:
@@ -66,11 +75,14 @@ def complete(work: Work, invocation: Driven, message: Any) -> Acted | OperationR
     row = {"service": invocation.service, "key": invocation.key, "name": message.key}
     insert = insert_into(work.connection.dialect, PROMISES_TABLE)
     insert_once = insert.on_conflict_do_nothing().returning(PROMISES.name)
-    if work.connection.scalar(insert_once.values(row | {"result": fields(completion)})) is None:
+    if (
+        work.connection.scalar(insert_once.values(row | {"result": pack_result(completion)}))
+        is None
+    ):
         text = f"The promise {message.key!r} was completed already."
-        return Acted(result=Failure(code=CONFLICT, message=text))
+        return EntryEffect(result=Failure(code=CONFLICT, message=text))
     complete_waiting(work, {_make_target(invocation, message.key): completion})
-    return Acted(result=EMPTY)
+    return EntryEffect(result=EMPTY)
 
 
 def _parse_completion(message: Any) -> Result | None:
@@ -80,10 +92,12 @@ def _parse_completion(message: Any) -> Result | None:
     return Failure.read(message.completion_failure) if variant else None
 
 
-def _read_result(work: Work, invocation: Driven, name: str) -> Result | None:
+def _read_result(
+    work: StoreTransaction, invocation: CommittingInvocation, name: str
+) -> Result | None:
     parameters = {"of": invocation.service, "at": invocation.key, "named": name}
-    return result(work.connection.scalar(_RESULT, parameters))
+    return unpack_result(work.connection.scalar(_RESULT, parameters))
 
 
-def _make_target(invocation: Driven, name: str) -> str:
-    return promise(invocation.service, invocation.key, name)
+def _make_target(invocation: CommittingInvocation, name: str) -> str:
+    return make_promise_id(invocation.service, invocation.key, name)

@@ -9,13 +9,13 @@ import sqlalchemy as sa
 from durable_invocations.protocol.results import EMPTY, Value, make_keys_value
 from durable_invocations.runtime.sql.entries.driven import (
     ACTED,
-    Acted,
     Action,
-    Driven,
+    CommittingInvocation,
+    EntryEffect,
     make_violation,
 )
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE, STATE
-from durable_invocations.runtime.sql.work import LONGEST, Work
+from durable_invocations.runtime.sql.work import LONGEST, StoreTransaction
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 from sql_transactions.given import insert_into
 
@@ -30,7 +30,9 @@ _CLEAR_ALL = sa.delete(SERVICE_STATE_TABLE).where(*_OF)
 def require_key(action: Action) -> Action:
     """The action, refused for services without keys, which have no state."""
 
-    def do_action(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+    def do_action(
+        work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    ) -> EntryEffect | OperationRefusal:
         if not invocation.key:
             return make_violation(invocation, "it was invoked without a key, so it has no state.")
         if len(getattr(message, "key", b"")) > LONGEST:
@@ -40,19 +42,23 @@ def require_key(action: Action) -> Action:
     return do_action
 
 
-def get(work: Work, invocation: Driven, message: Any) -> Acted:
+def get(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a GetState at once."""
     value = work.connection.scalar(_VALUE, _bind_key(invocation) | {"named": message.key})
-    return Acted(result=EMPTY if value is None else Value(value=value))
+    return EntryEffect(result=EMPTY if value is None else Value(value=value))
 
 
-def get_keys(work: Work, invocation: Driven, _message: Any) -> Acted:
+def get_keys(
+    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
+) -> EntryEffect:
     """Complete a GetStateKeys at once; keys in byte order."""
     names = work.connection.scalars(_NAMES, _bind_key(invocation))
-    return Acted(result=make_keys_value([bytes(name) for name in names]))
+    return EntryEffect(result=make_keys_value([bytes(name) for name in names]))
 
 
-def put(work: Work, invocation: Driven, message: Any) -> Acted:
+def put_state_entry(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect:
     """Do a SetState."""
     row = {"service": invocation.service, "key": invocation.key, "name": message.key}
     insert = insert_into(work.connection.dialect, SERVICE_STATE_TABLE)
@@ -63,17 +69,19 @@ def put(work: Work, invocation: Driven, message: Any) -> Acted:
     return ACTED
 
 
-def clear(work: Work, invocation: Driven, message: Any) -> Acted:
+def clear(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Do a ClearState."""
     work.connection.execute(_CLEAR, _bind_key(invocation) | {"named": message.key})
     return ACTED
 
 
-def clear_all(work: Work, invocation: Driven, _message: Any) -> Acted:
+def clear_all(
+    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
+) -> EntryEffect:
     """Do a ClearAllState."""
     work.connection.execute(_CLEAR_ALL, _bind_key(invocation))
     return ACTED
 
 
-def _bind_key(invocation: Driven) -> dict[str, Any]:
+def _bind_key(invocation: CommittingInvocation) -> dict[str, Any]:
     return {"of": invocation.service, "at": invocation.key}

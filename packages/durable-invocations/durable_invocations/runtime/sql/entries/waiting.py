@@ -7,31 +7,42 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.results import EMPTY, get_result
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, make_violation
+from durable_invocations.runtime.sql.entries.driven import (
+    ACTED,
+    CommittingInvocation,
+    EntryEffect,
+    make_violation,
+)
 from durable_invocations.runtime.sql.lives import awakeables
 from durable_invocations.runtime.sql.tables import TIMERS_TABLE
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.operations import CompleteAwakeable
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
-def sleep(work: Work, invocation: Driven, message: Any) -> Acted:
+def sleep(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a Sleep at its time; at once if that has passed."""
     at = work.to_store_time(message.wake_up_time)
     if at <= work.now:
-        return Acted(result=EMPTY)
+        return EntryEffect(result=EMPTY)
     row = {"invocation": invocation.number, "idx": invocation.length, "at": at}
     work.connection.execute(sa.insert(TIMERS_TABLE), row)
     work.due(at)
     return ACTED
 
 
-def awakeable(work: Work, invocation: Driven, _message: Any) -> Acted:
+def awakeable(
+    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
+) -> EntryEffect:
     """Complete an Awakeable now if it was completed before its entry."""
-    return Acted(result=awakeables.take_early_result(work, (invocation.number, invocation.length)))
+    return EntryEffect(
+        result=awakeables.take_early_result(work, (invocation.number, invocation.length))
+    )
 
 
-def complete_awakeable(work: Work, invocation: Driven, message: Any) -> Acted | OperationRefusal:
+def complete_awakeable(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Complete an awakeable; no change if it is completed already."""
     completion = get_result(message)
     if completion is None:

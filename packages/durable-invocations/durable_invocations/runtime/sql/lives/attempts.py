@@ -15,11 +15,11 @@ from durable_invocations.runtime.sql.lives.stopping import (
     end_canceled,
     update_invocation,
 )
-from durable_invocations.runtime.sql.packing import report
+from durable_invocations.runtime.sql.packing import pack_report
 from durable_invocations.runtime.sql.tables import JOURNAL
-from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, is_fenced
+from durable_invocations.runtime.sql.work import FENCED, VIOLATION, StoreTransaction, is_fenced
 from durable_invocations.runtime.store.operations import Fail, Finish
-from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _OUTPUTS = (
@@ -30,14 +30,14 @@ _OUTPUTS = (
 )
 
 
-def fail(work: Work, operation: Fail) -> Done | OperationRefusal:
+def fail(work: StoreTransaction, operation: Fail) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None or is_fenced(head, operation.fence):
         return FENCED
     if head.canceled:
         end_canceled(work, head)
-        return Done()
+        return ChangeOutcome()
     at_once = operation.next_at <= work.now
     update_invocation(
         work,
@@ -46,7 +46,7 @@ def fail(work: Work, operation: Fail) -> Done | OperationRefusal:
         owner=None,
         waits=None,
         next_at=None if at_once else operation.next_at,
-        error=report(operation.error),
+        error=pack_report(operation.error),
         error_at=work.now,
         **build_failure_columns(head),
     )
@@ -54,10 +54,12 @@ def fail(work: Work, operation: Fail) -> Done | OperationRefusal:
         work.ready = True
     else:
         work.due(operation.next_at)
-    return Done()
+    return ChangeOutcome()
 
 
-def finish(work: Work, operations: Sequence[Finish]) -> list[Done | OperationRefusal]:
+def finish(
+    work: StoreTransaction, operations: Sequence[Finish]
+) -> list[ChangeOutcome | OperationRefusal]:
     """See the operation."""
     heads = work.heads(operation.id for operation in operations)
     owned = {
@@ -68,15 +70,15 @@ def finish(work: Work, operations: Sequence[Finish]) -> list[Done | OperationRef
     outputs = _read_outputs(work, [head.number for head in owned.values()])
     ends = [(head, outputs[head.number]) for head in owned.values() if head.number in outputs]
     end(work, ends)
-    outcomes: dict[str, Done | OperationRefusal] = {
+    outcomes: dict[str, ChangeOutcome | OperationRefusal] = {
         id_: OperationRefusal(code=VIOLATION, message=f"{id_} ends without an Output entry.")
         for id_ in owned
     }
-    outcomes |= {head.id: Done() for head, _ in ends}
+    outcomes |= {head.id: ChangeOutcome() for head, _ in ends}
     return [outcomes.get(operation.id, FENCED) for operation in operations]
 
 
-def _read_outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
+def _read_outputs(work: StoreTransaction, numbers: Collection[int]) -> dict[int, Result]:
     """The last Output entry's result, by invocation."""
     if not numbers:
         return {}

@@ -8,11 +8,11 @@ from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import awakeables, ids, kinds
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.lives.completing import Place, complete
-from durable_invocations.runtime.sql.packing import fields, result
+from durable_invocations.runtime.sql.packing import pack_result, unpack_result
 from durable_invocations.runtime.sql.tables import EARLY, EARLY_RESULTS_TABLE, JOURNAL
-from durable_invocations.runtime.sql.work import NOT_FOUND, Work
+from durable_invocations.runtime.sql.work import NOT_FOUND, StoreTransaction
 from durable_invocations.runtime.store.operations import CompleteAwakeable
-from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
@@ -20,7 +20,9 @@ AHEAD = 1_000
 """How far beyond a journal's end an awakeable may be completed already, in entries."""
 
 
-def complete_awakeable(work: Work, operation: CompleteAwakeable) -> Done | OperationRefusal:
+def complete_awakeable(
+    work: StoreTransaction, operation: CompleteAwakeable
+) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     try:
         raw, index = awakeables.parse_awakeable_id(operation.awakeable)
@@ -34,21 +36,21 @@ def complete_awakeable(work: Work, operation: CompleteAwakeable) -> Done | Opera
         code = sa.select(JOURNAL.code).where(JOURNAL.invocation == head.number)
         if work.connection.scalar(code.where(JOURNAL.idx == index)) != kinds.AWAKEABLE.code:
             return _make_unknown(operation.awakeable)
-        return Done(changed=bool(complete(work, {place: operation.result})))
+        return ChangeOutcome(changed=bool(complete(work, {place: operation.result})))
     if head.status == Status.COMPLETED:
         return _make_unknown(operation.awakeable)
-    return Done(changed=_keep_result(work, place, operation.result))
+    return ChangeOutcome(changed=_keep_result(work, place, operation.result))
 
 
-def take_early_result(work: Work, place: Place) -> Result | None:
+def take_early_result(work: StoreTransaction, place: Place) -> Result | None:
     """The result of an awakeable that was completed before its entry; returned once."""
     conditions = (EARLY.invocation == place[0], EARLY.idx == place[1])
     delete = sa.delete(EARLY_RESULTS_TABLE).where(*conditions).returning(EARLY.result)
-    return result(work.connection.scalar(delete))
+    return unpack_result(work.connection.scalar(delete))
 
 
-def _keep_result(work: Work, place: Place, early_result: Result) -> bool:
-    row = {"invocation": place[0], "idx": place[1], "result": fields(early_result)}
+def _keep_result(work: StoreTransaction, place: Place, early_result: Result) -> bool:
+    row = {"invocation": place[0], "idx": place[1], "result": pack_result(early_result)}
     insert = insert_into(work.connection.dialect, EARLY_RESULTS_TABLE).values(row)
     insert_once = insert.on_conflict_do_nothing().returning(EARLY.idx)
     return work.connection.scalar(insert_once) is not None

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from durable_invocations.runtime.sql.lives import inbox
 from durable_invocations.runtime.sql.services import ROLES
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, Role
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.views import Status
 
@@ -33,7 +33,9 @@ _CHANGE = (
 
 
 def follow(
-    work: Work, previous: Mapping[str, RegisteredService], services: Sequence[RegisteredService]
+    work: StoreTransaction,
+    previous: Mapping[str, RegisteredService],
+    services: Sequence[RegisteredService],
 ) -> None:
     """Give invocations that have not begun the roles of their new handlers."""
     for service in services:
@@ -46,7 +48,7 @@ def follow(
                 _update_role(work, service.name, handler.name, ROLES[handler.kind])
 
 
-def _update_role(work: Work, service: str, handler: str, role: Role) -> None:
+def _update_role(work: StoreTransaction, service: str, handler: str, role: Role) -> None:
     parameters = {"of": service, "at": handler, "was": int(_OTHER[role])}
     rows = work.connection.execute(_WAITING, parameters).all()
     for begin in range(0, len(rows), AT_ONCE):

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.failures import RunAttempts
-from durable_invocations.runtime.sql.packing import deployment, frame, unpack_error
+from durable_invocations.runtime.sql.packing import unpack_deployment, unpack_error, unpack_frame
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATION_NEWS_TABLE,
@@ -27,7 +27,7 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES_TABLE,
     STATE,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.deployments import Deployment
 from durable_invocations.runtime.store.operations import Beat, Claim, Recover, Release
 from durable_invocations.runtime.store.outcomes import Claimed
@@ -98,7 +98,7 @@ _STATE = (
 )
 
 
-def claim(work: Work, operation: Claim) -> tuple[Claimed, ...]:
+def claim(work: StoreTransaction, operation: Claim) -> tuple[Claimed, ...]:
     """See the operation."""
     parameters = {"most": operation.most, "without": sorted(operation.without)}
     rows = work.connection.execute(_READY, parameters).all()
@@ -118,7 +118,8 @@ def claim(work: Work, operation: Claim) -> tuple[Claimed, ...]:
     work.connection.execute(_TAKE, updates)
     ids = sorted({row.through for row in rows})
     served = {
-        row.id: deployment(row) for row in work.connection.execute(_DEPLOYMENTS, {"ids": ids})
+        row.id: unpack_deployment(row)
+        for row in work.connection.execute(_DEPLOYMENTS, {"ids": ids})
     }
     return tuple(
         _build_claimed(
@@ -137,7 +138,7 @@ def is_claimable(connection: sa.Connection) -> bool:
     return connection.execute(_READY, {"most": 1, "without": []}).first() is not None
 
 
-def release(work: Work, operation: Release) -> int:
+def release(work: StoreTransaction, operation: Release) -> int:
     """See the operation."""
     query = sa.select(*(INVOCATIONS[name] for name in ("number", "id", "fence")))
     rows = work.connection.execute(query.where(IS_RUNNING, INVOCATIONS.owner == operation.owner))
@@ -147,7 +148,7 @@ def release(work: Work, operation: Release) -> int:
     )
 
 
-def record_beat(work: Work, operation: Beat) -> int:
+def record_beat(work: StoreTransaction, operation: Beat) -> int:
     """See the operation."""
     row = {"owner": operation.owner, "beat": 1}
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE).values(row)
@@ -157,7 +158,7 @@ def record_beat(work: Work, operation: Beat) -> int:
     return int(work.connection.scalar(upsert.returning(RUNTIMES.beat)) or 0)
 
 
-def recover(work: Work, operation: Recover) -> int:
+def recover(work: StoreTransaction, operation: Recover) -> int:
     """See the operation."""
     count = 0
     for owner, beat in operation.beats:
@@ -168,14 +169,14 @@ def recover(work: Work, operation: Recover) -> int:
     return count
 
 
-def _ensure_runtime(work: Work, owner: str) -> None:
+def _ensure_runtime(work: StoreTransaction, owner: str) -> None:
     """Let others see that the runtime is alive, even if they considered it dead."""
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE)
     row = {"owner": owner, "beat": 0}
     work.connection.execute(insert.on_conflict_do_nothing().values(row))
 
 
-def _free_invocations(work: Work, numbers: Sequence[int]) -> int:
+def _free_invocations(work: StoreTransaction, numbers: Sequence[int]) -> int:
     if numbers:
         update = (
             sa.update(INVOCATIONS_TABLE)
@@ -187,14 +188,16 @@ def _free_invocations(work: Work, numbers: Sequence[int]) -> int:
     return len(numbers)
 
 
-def _read_journals(work: Work, numbers: Collection[int]) -> dict[int, list[sa.Row[Any]]]:
+def _read_journals(
+    work: StoreTransaction, numbers: Collection[int]
+) -> dict[int, list[sa.Row[Any]]]:
     journals: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in work.connection.execute(_ENTRIES, {"numbers": list(numbers)}):
         journals[row.invocation].append(row)
     return journals
 
 
-def _read_state(work: Work, row: Any, bound: int) -> StateOf:
+def _read_state(work: StoreTransaction, row: Any, bound: int) -> StateOf:
     if not row.key:
         return (), False
     parameters = {"of": row.service, "at": row.key, "bound": bound}
@@ -218,7 +221,7 @@ def _build_claimed(
         handler=row.handler,
         key=row.key,
         deployment=served,
-        journal=tuple(frame(entry) for entry in journal),
+        journal=tuple(unpack_frame(entry) for entry in journal),
         state=state[0],
         partial_state=state[1],
         retries=failed,

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.sql.packing import fields
+from durable_invocations.runtime.sql.packing import pack_result
 from durable_invocations.runtime.sql.tables import (
     INVOCATION_NEWS_TABLE,
     INVOCATIONS,
@@ -19,7 +19,7 @@ from durable_invocations.runtime.sql.tables import (
     WAITS,
     WAITS_TABLE,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.outcomes import News
 from durable_invocations.runtime.store.views import Status
 
@@ -51,7 +51,7 @@ _WAITING = sa.select(WAITS.target, WAITS.invocation, WAITS.idx).where(
 _MET = sa.delete(WAITS_TABLE).where(WAITS.target.in_(sa.bindparam("targets", expanding=True)))
 
 
-def complete(work: Work, results: Mapping[Place, Result]) -> set[Place]:
+def complete(work: StoreTransaction, results: Mapping[Place, Result]) -> set[Place]:
     """Complete the open ones of these entries; returns them.
 
     Invocations that are suspended on them become ready; the owners of running ones are notified.
@@ -74,16 +74,16 @@ def complete(work: Work, results: Mapping[Place, Result]) -> set[Place]:
     return completed
 
 
-def _write_results(work: Work, results: Mapping[Place, Result]) -> None:
+def _write_results(work: StoreTransaction, results: Mapping[Place, Result]) -> None:
     rows = [
-        {"number": number, "at": index, "the_result": fields(result), "now": work.now}
+        {"number": number, "at": index, "the_result": pack_result(result), "now": work.now}
         for (number, index), result in results.items()
     ]
     work.connection.execute(_COMPLETE, rows)
     _notify_invocations(work, results)
 
 
-def complete_waiting(work: Work, results: Mapping[str, Result]) -> None:
+def complete_waiting(work: StoreTransaction, results: Mapping[str, Result]) -> None:
     """Complete the entries that wait for these targets: invocations or promises."""
     targets = {"targets": list(results)}
     rows = work.connection.execute(_WAITING, targets).all()
@@ -92,19 +92,19 @@ def complete_waiting(work: Work, results: Mapping[str, Result]) -> None:
         complete(work, {(row.invocation, row.idx): results[row.target] for row in rows})
 
 
-def wait(work: Work, target: str, place: Place) -> None:
+def wait(work: StoreTransaction, target: str, place: Place) -> None:
     """Let the entry be completed when the target is."""
     row = {"target": target, "invocation": place[0], "idx": place[1]}
     work.connection.execute(sa.insert(WAITS_TABLE), row)
 
 
-def take_away(work: Work, head: sa.Row[Any]) -> None:
+def take_away(work: StoreTransaction, head: sa.Row[Any]) -> None:
     """Notify the invocation's owner that others ended or paused it."""
     if head.status == Status.RUNNING:
         _record_news(work, [(head, None, None)])
 
 
-def _notify_invocations(work: Work, results: Mapping[Place, Result]) -> None:
+def _notify_invocations(work: StoreTransaction, results: Mapping[Place, Result]) -> None:
     heads = work.read_heads_by_number({number for number, _ in results})
     waits = {
         number: set(json.loads(head.waits))
@@ -126,7 +126,9 @@ def _notify_invocations(work: Work, results: Mapping[Place, Result]) -> None:
     )
 
 
-def _record_news(work: Work, news: Iterable[tuple[sa.Row[Any], int | None, Result | None]]) -> None:
+def _record_news(
+    work: StoreTransaction, news: Iterable[tuple[sa.Row[Any], int | None, Result | None]]
+) -> None:
     rows = []
     for head, index, result in news:
         if head.owner == work.owner:

@@ -20,9 +20,9 @@ from durable_invocations.runtime.sql.tables import (
     WAITS_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.work import CONFLICT, Work
+from durable_invocations.runtime.sql.work import CONFLICT, StoreTransaction
 from durable_invocations.runtime.store.operations import Prune, Purge
-from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _KEPT = (INVOCATIONS.number, INVOCATIONS.service, INVOCATIONS.key, INVOCATIONS.role)
@@ -34,28 +34,28 @@ _OVER = (
 )
 
 
-def purge(work: Work, operation: Purge) -> Done | OperationRefusal:
+def purge(work: StoreTransaction, operation: Purge) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None:
-        return Done(changed=False)
+        return ChangeOutcome(changed=False)
     if head.status != Status.COMPLETED:
         return OperationRefusal(
             code=CONFLICT,
             message=f"Invocation {operation.id} has not ended; cancel or kill it first.",
         )
     _delete_invocations(work, [head])
-    return Done()
+    return ChangeOutcome()
 
 
-def prune(work: Work, operation: Prune) -> int:
+def prune(work: StoreTransaction, operation: Prune) -> int:
     """See the operation."""
     rows = work.connection.execute(_OVER, {"now": operation.now, "most": operation.most}).all()
     _delete_invocations(work, rows)
     return len(rows)
 
 
-def _delete_invocations(work: Work, rows: Sequence[Any]) -> None:
+def _delete_invocations(work: StoreTransaction, rows: Sequence[Any]) -> None:
     if not rows:
         return
     numbers = [row.number for row in rows]
@@ -75,7 +75,7 @@ def _delete_invocations(work: Work, rows: Sequence[Any]) -> None:
         _delete_promises(work, sorted(others))
 
 
-def _delete_promises(work: Work, keys: Sequence[tuple[str, str]]) -> None:
+def _delete_promises(work: StoreTransaction, keys: Sequence[tuple[str, str]]) -> None:
     """Forget the promises of keys without invocations: no run read them."""
     remaining = sa.exists().where(INVOCATIONS.service == PROMISES.service)
     matching = sa.tuple_(PROMISES.service, PROMISES.key).in_(keys)

@@ -11,16 +11,22 @@ from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import CANCELED, Failure
 from durable_invocations.runtime.sql.lives.completing import complete, take_away
 from durable_invocations.runtime.sql.lives.ending import end
-from durable_invocations.runtime.sql.packing import report
+from durable_invocations.runtime.sql.packing import pack_report
 from durable_invocations.runtime.sql.tables import (
     INVOCATIONS,
     INVOCATIONS_TABLE,
     JOURNAL,
     JOURNAL_TABLE,
 )
-from durable_invocations.runtime.sql.work import CONFLICT, FENCED, Work, is_fenced, make_unknown
+from durable_invocations.runtime.sql.work import (
+    CONFLICT,
+    FENCED,
+    StoreTransaction,
+    is_fenced,
+    make_unknown,
+)
 from durable_invocations.runtime.store.operations import Cancel, Kill, Pause, Resume
-from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 CANCEL = Failure(code=CANCELED, message="canceled")
@@ -33,38 +39,38 @@ _OPEN = sa.select(JOURNAL.idx).where(JOURNAL.invocation == sa.bindparam("the_num
 _NOT_BEGUN = frozenset({Status.SCHEDULED, Status.INBOX})
 
 
-def cancel(work: Work, operation: Cancel) -> Done | OperationRefusal:
+def cancel(work: StoreTransaction, operation: Cancel) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None:
         return make_unknown(operation.id)
     changed, calls = _cancel_one(work, head)
     _cancel_all(work, calls)
-    return Done(changed=changed)
+    return ChangeOutcome(changed=changed)
 
 
-def end_canceled(work: Work, head: sa.Row[Any]) -> None:
+def end_canceled(work: StoreTransaction, head: sa.Row[Any]) -> None:
     """End a canceled invocation that waits for nothing, and cancel its open calls."""
     _cancel_all(work, _end_one(work, head))
 
 
-def deliver(work: Work, head: sa.Row[Any]) -> None:
+def deliver(work: StoreTransaction, head: sa.Row[Any]) -> None:
     """Fail what a canceled invocation now waits for."""
     update_invocation(work, head.number, canceled=False)
     _cancel_all(work, _fail_entries(work, head))
 
 
-def kill(work: Work, operation: Kill) -> Done | OperationRefusal:
+def kill(work: StoreTransaction, operation: Kill) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     return (
         make_unknown(operation.id)
         if head is None
-        else Done(changed=kill_all(work, [operation.id]) > 0)
+        else ChangeOutcome(changed=kill_all(work, [operation.id]) > 0)
     )
 
 
-def kill_all(work: Work, ids: Iterable[str]) -> int:
+def kill_all(work: StoreTransaction, ids: Iterable[str]) -> int:
     """Kill the invocations and, recursively, those of their open calls; how many."""
     count = 0
     rest = list(ids)
@@ -79,7 +85,7 @@ def kill_all(work: Work, ids: Iterable[str]) -> int:
     return count
 
 
-def pause(work: Work, operation: Pause) -> Done | OperationRefusal:
+def pause(work: StoreTransaction, operation: Pause) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if operation.fence is not None and is_fenced(head, operation.fence):
@@ -87,36 +93,36 @@ def pause(work: Work, operation: Pause) -> Done | OperationRefusal:
     if head is None:
         return make_unknown(operation.id)
     if head.status == Status.PAUSED:
-        return Done(changed=False)
+        return ChangeOutcome(changed=False)
     if head.status == Status.COMPLETED or head.status in _NOT_BEGUN:
         reason = "has ended" if head.status == Status.COMPLETED else "has not begun; cancel it"
         return OperationRefusal(code=CONFLICT, message=f"Invocation {operation.id} {reason}.")
     if head.canceled and operation.error is not None:
         end_canceled(work, head)
-        return Done()
+        return ChangeOutcome()
     if operation.fence is None:
         take_away(work, head)
     values: dict[str, Any] = {"status": int(Status.PAUSED), "owner": None, "waits": None}
     if operation.error is not None:
-        values |= {"error": report(operation.error), "error_at": work.now}
+        values |= {"error": pack_report(operation.error), "error_at": work.now}
         values |= build_failure_columns(head)
     update_invocation(work, head.number, **values, next_at=None)
-    return Done()
+    return ChangeOutcome()
 
 
-def resume(work: Work, operation: Resume) -> Done | OperationRefusal:
+def resume(work: StoreTransaction, operation: Resume) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None:
         return make_unknown(operation.id)
     if head.status not in {Status.PAUSED, Status.BACKING_OFF}:
-        return Done(changed=False)
+        return ChangeOutcome(changed=False)
     update_invocation(work, head.number, status=int(Status.READY), next_at=None, retries=0)
     work.ready = True
-    return Done()
+    return ChangeOutcome()
 
 
-def update_invocation(work: Work, number: int, **values: Any) -> None:
+def update_invocation(work: StoreTransaction, number: int, **values: Any) -> None:
     """Set columns of an invocation."""
     update = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.number == number)
     work.connection.execute(update.values(**values, changed=work.now))
@@ -128,13 +134,13 @@ def build_failure_columns(head: sa.Row[Any]) -> dict[str, int]:
     return {"retries": 1 if progressed else int(head.retries) + 1, "known": head.length}
 
 
-def _cancel_all(work: Work, ids: list[str]) -> None:
+def _cancel_all(work: StoreTransaction, ids: list[str]) -> None:
     while ids:
         heads = work.heads(ids[:AT_ONCE]).values()
         ids = ids[AT_ONCE:] + [call for head in heads for call in _cancel_one(work, head)[1]]
 
 
-def _cancel_one(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
+def _cancel_one(work: StoreTransaction, head: sa.Row[Any]) -> tuple[bool, list[str]]:
     """Cancel one invocation; whether that changed it, and the calls to cancel too."""
     if head.status == Status.COMPLETED:
         return False, []
@@ -147,25 +153,25 @@ def _cancel_one(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
     return True, _fail_entries(work, head)
 
 
-def _end_one(work: Work, head: sa.Row[Any]) -> list[str]:
+def _end_one(work: StoreTransaction, head: sa.Row[Any]) -> list[str]:
     """End the invocation as canceled; returns its open calls."""
     calls = _list_open_calls(work, head)
     end(work, [(head, CANCEL)])
     return calls
 
 
-def _fail_entries(work: Work, head: sa.Row[Any]) -> list[str]:
+def _fail_entries(work: StoreTransaction, head: sa.Row[Any]) -> list[str]:
     """Fail the entries that the invocation waits for; returns the calls among them."""
     calls = _list_open_calls(work, head)
     complete(work, {(head.number, index): CANCEL for index in _list_open_entries(work, head)})
     return calls
 
 
-def _list_open_entries(work: Work, head: sa.Row[Any]) -> list[int]:
+def _list_open_entries(work: StoreTransaction, head: sa.Row[Any]) -> list[int]:
     return list(work.connection.scalars(_OPEN, {"the_number": head.number}))
 
 
-def _list_open_calls(work: Work, head: sa.Row[Any]) -> list[str]:
+def _list_open_calls(work: StoreTransaction, head: sa.Row[Any]) -> list[str]:
     """The invocations that this one's open calls began, and no other caller."""
     child = INVOCATIONS_TABLE.alias("made")
     calls = (

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.sql.lives import inbox
-from durable_invocations.runtime.sql.packing import compute_identity, headers, result
+from durable_invocations.runtime.sql.packing import compute_identity, pack_headers, unpack_result
 from durable_invocations.runtime.sql.services import find_role, load_services
 from durable_invocations.runtime.sql.tables import (
     INVOCATIONS,
@@ -19,7 +19,7 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.work import BAD, LONGEST, Work
+from durable_invocations.runtime.sql.work import BAD, LONGEST, StoreTransaction
 from durable_invocations.runtime.store.operations import Submit
 from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 from durable_invocations.runtime.store.views import Status
@@ -46,7 +46,7 @@ class _NewInvocation:
 
 
 def submit(
-    work: Work, submissions: Sequence[Submit], *, parent: str | None = None
+    work: StoreTransaction, submissions: Sequence[Submit], *, parent: str | None = None
 ) -> list[Submitted | OperationRefusal]:
     """See the operation; `parent` is the invocation that calls."""
     load_services(
@@ -87,7 +87,7 @@ def submit(
     ]
 
 
-def _find_role(work: Work, submission: Submit) -> Role | OperationRefusal:
+def _find_role(work: StoreTransaction, submission: Submit) -> Role | OperationRefusal:
     """The handler's role; a refusal if the request is invalid."""
     if submission.idempotency_key == "":
         return OperationRefusal(
@@ -120,19 +120,26 @@ def _compute_identity(submission: Submit, role: Role) -> str | None:
     )
 
 
-def _find_existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, Submitted]:
+def _find_existing(
+    work: StoreTransaction, identities: Sequence[str | None]
+) -> dict[str | None, Submitted]:
     """The existing invocations with these identities."""
     present = [identity for identity in identities if identity is not None]
     if not present:
         return {}
     rows = work.connection.execute(_EXISTING, {"identities": present})
     return {
-        row.identity: Submitted(id=row.id, is_new=False, result=result(row.result)) for row in rows
+        row.identity: Submitted(id=row.id, is_new=False, result=unpack_result(row.result))
+        for row in rows
     }
 
 
 def _make_new(
-    work: Work, submission: Submit, role: Role, identity: str | None, occupied: set[inbox.Key]
+    work: StoreTransaction,
+    submission: Submit,
+    role: Role,
+    identity: str | None,
+    occupied: set[inbox.Key],
 ) -> _NewInvocation:
     key = (submission.service, submission.key)
     status, at = Status.READY, work.to_store_time(submission.at) if submission.at else 0
@@ -146,7 +153,7 @@ def _make_new(
 
 
 def _insert_new(
-    work: Work, new_invocations: Sequence[_NewInvocation], parent: str | None
+    work: StoreTransaction, new_invocations: Sequence[_NewInvocation], parent: str | None
 ) -> Mapping[str, int]:
     """Insert the invocations whose ids are new; their numbers, by id."""
     if not new_invocations:
@@ -176,7 +183,9 @@ def _insert_new(
     return numbers
 
 
-def _build_columns(work: Work, invocation: _NewInvocation, parent: str | None) -> dict[str, Any]:
+def _build_columns(
+    work: StoreTransaction, invocation: _NewInvocation, parent: str | None
+) -> dict[str, Any]:
     submission = invocation.submission
     return {
         "id": submission.id,
@@ -186,7 +195,7 @@ def _build_columns(work: Work, invocation: _NewInvocation, parent: str | None) -
         "role": int(invocation.role),
         "identity": invocation.identity,
         "idempotency_key": submission.idempotency_key,
-        "headers": headers(submission.headers),
+        "headers": pack_headers(submission.headers),
         "status": int(invocation.status),
         "parent": parent,
         "created": work.now,
@@ -200,7 +209,7 @@ def _build_columns(work: Work, invocation: _NewInvocation, parent: str | None) -
     }
 
 
-def _build_input(work: Work, submission: Submit, number: int) -> dict[str, Any]:
+def _build_input(work: StoreTransaction, submission: Submit, number: int) -> dict[str, Any]:
     message = pb.InputEntryMessage(value=submission.argument)
     for name, value in submission.headers:
         message.headers.add(key=name, value=value)

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from durable_invocations.runtime.sql.lives.completing import AT_ONCE
 from durable_invocations.runtime.sql.lives.stopping import deliver
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, JOURNAL
-from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, is_fenced
+from durable_invocations.runtime.sql.work import FENCED, VIOLATION, StoreTransaction, is_fenced
 from durable_invocations.runtime.store.operations import Suspend
-from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _ENTRIES = sa.select(JOURNAL.invocation, JOURNAL.idx, JOURNAL.open).where(
@@ -38,7 +38,9 @@ Open = Mapping[int, Mapping[int, bool]]
 """By invocation and index, whether the entry waits for its completion."""
 
 
-def suspend(work: Work, operations: Sequence[Suspend]) -> list[Done | OperationRefusal]:
+def suspend(
+    work: StoreTransaction, operations: Sequence[Suspend]
+) -> list[ChangeOutcome | OperationRefusal]:
     """See the operation; several at once."""
     all_heads = work.heads(operation.id for operation in operations)
     heads = dict(all_heads)
@@ -60,12 +62,12 @@ def suspend(work: Work, operations: Sequence[Suspend]) -> list[Done | OperationR
 
 
 def _suspend_one(
-    work: Work,
+    work: StoreTransaction,
     heads: dict[str, sa.Row[Any]],
     entries: Open,
     operation: Suspend,
     rows: list[dict[str, Any]],
-) -> Done | OperationRefusal:
+) -> ChangeOutcome | OperationRefusal:
     head = heads.get(operation.id)
     if head is None or is_fenced(head, operation.fence):
         return FENCED
@@ -81,7 +83,7 @@ def _suspend_one(
     status = Status.SUSPENDED if waits else Status.READY
     row = {"left": head.number, "becomes": int(status), "now": work.now}
     rows.append(row | {"for": json.dumps(indexes) if waits else None})
-    return Done()
+    return ChangeOutcome()
 
 
 def _find_refusal(
@@ -101,7 +103,7 @@ def _find_refusal(
     return None
 
 
-def _read_entries(work: Work, heads: Heads, operations: Sequence[Suspend]) -> Open:
+def _read_entries(work: StoreTransaction, heads: Heads, operations: Sequence[Suspend]) -> Open:
     """The awaited entries, and perhaps others of the same indexes."""
     places = [
         (heads[operation.id].number, index)

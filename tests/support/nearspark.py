@@ -514,7 +514,7 @@ def near() -> Iterator[NearSpark]:
         patch.setattr("iscp_dagster.upkeep.verify._compare_by_key", joined)
         patch.setattr("iscp_dagster.upkeep.verify._compare_by_count", counted)
         session = NearSpark()
-        for name in ("shared", "create_private_session"):
+        for name in ("get_shared_session", "create_private_session"):
             patch.setattr(f"iscp_dagster.location.resources.spark.{name}", lambda *_: session)
         yield session
 

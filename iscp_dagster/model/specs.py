@@ -22,11 +22,11 @@ EMPTY: Any = _Empty()
 
 
 def _fill(record: Any, defaults: Mapping[str, Any]) -> None:
-    """Fill a frozen dataclass's EMPTY fields with `defaults`; its `given` names the others."""
-    given = frozenset(name for name in defaults if getattr(record, name) is not EMPTY)
-    for name in set(defaults) - given:
+    """Fill a frozen dataclass's EMPTY fields with `defaults`; its `set_fields` name the others."""
+    set_fields = frozenset(name for name in defaults if getattr(record, name) is not EMPTY)
+    for name in set(defaults) - set_fields:
         object.__setattr__(record, name, defaults[name])
-    object.__setattr__(record, "given", given)
+    object.__setattr__(record, "set_fields", set_fields)
 
 
 MOST_PRIORITY = 2**31 - 1

@@ -78,7 +78,7 @@ def build_index_assets(
             deployment=deployment,
             source=source,
             tenants=_take_over_tenants(context, source, deployment),
-            chosen=[
+            consumers=[
                 by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
             ],
             warn=context.log.warning,

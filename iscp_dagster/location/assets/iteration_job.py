@@ -109,7 +109,7 @@ def _build_iterations(
         deployment=deployment,
         source=source,
         tenants=(),
-        chosen=source.consumers,
+        consumers=source.consumers,
         undeclared=True,
         warn=context.log.warning,
         writer=get_index_writer(context, source),

@@ -63,4 +63,6 @@ def load_kinds() -> Mapping[str, type[Any]]:
 @cache
 def list_view_suffixes() -> tuple[str, ...]:
     """The suffixes of the index views that kinds have beside the first."""
-    return tuple(sorted({suffix for kind in load_kinds().values() for suffix in kind.view_suffixes}))
+    return tuple(
+        sorted({suffix for kind in load_kinds().values() for suffix in kind.view_suffixes})
+    )

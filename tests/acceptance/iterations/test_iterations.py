@@ -438,7 +438,7 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
     table.follow()
     for id_ in (2, 3, 4, 5):
         table.insert(id_)
-    written = dict(deployment.make_delta_log(table.source).written(1, 5, {"a"}))
+    written = dict(deployment.make_delta_log(table.source).list_written_volumes(1, 5, {"a"}))
     two = replace(deployment, bounds=IterationBounds(bytes=written[2].bytes + written[3].bytes))
     small = replace(table, deployment=two)
     watermarks = []
@@ -458,10 +458,10 @@ def test_a_backlog_is_worked_off_in_steps_by_hand_too(deployment):
     for id_ in (2, 3, 4, 5, 6):
         table.insert(id_)
     log = deployment.log
-    before = len(log.history())
+    before = len(log.read_history())
     # A person sees each index once, at the end.
     assert kinds(table.materialize()) == [ReadKind.TAIL] * 2
-    done = [each for each in log.history()[before:] if each.event is Event.COMPLETE]
+    done = [each for each in log.read_history()[before:] if each.event is Event.COMPLETE]
     steps = [(each.from_.version, each.to.version) for each in done]
     assert sorted(steps) == [(1, 3), (1, 3), (3, 5), (3, 5), (5, 6), (5, 6)]
     table.check()
@@ -856,7 +856,7 @@ def test_verify_sees_what_is_missing_or_extra_or_different(spark_deployment, mon
     rows = table.view(table.source.indexes[0], "__rows")
     for tenant, (values, _) in TAMPERED.items():
         if values:
-            spark_deployment.endpoint.client().command(
+            spark_deployment.endpoint.get_client().command(
                 f"INSERT INTO {rows} (tenant, id, name, x, _deleted, _version) "
                 f"VALUES ('{tenant}', {values}, 99)",
                 settings=ANYWAY,

@@ -468,7 +468,7 @@ class Particular:
         found, done = Counter(), False
         while not done:
             upserts, _, done = retriever.next()
-            for tenant, rows in retriever.by_tenant(upserts).items():
+            for tenant, rows in retriever.split_by_tenant(upserts).items():
                 if self.dislikes in {tenant, "*"}:
                     error = self.error(f"no rows of {tenant}, please")
                     if not self.says:
@@ -565,7 +565,9 @@ class InOneTransaction:
         rows, done = Counter(), False
         while not done:
             upserts, _, done = retriever.next()
-            rows.update({t: each.num_rows for t, each in retriever.by_tenant(upserts).items()})
+            rows.update(
+                {t: each.num_rows for t, each in retriever.split_by_tenant(upserts).items()}
+            )
         type(self).lose()
         with self.engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS mine (tenant TEXT, n INTEGER)")

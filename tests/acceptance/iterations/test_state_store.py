@@ -182,7 +182,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
             return getattr(store, name)
 
         def write_many(self, writes):
-            store.write(make_state_key(job), seen.record, holder="quicker", seen=seen)
+            store.write(make_state_key(job), seen.record, holder="quicker", expected=seen)
             return store.write_many(writes)
 
     late = replace(events, deployment=replace(events.deployment, states=Late))

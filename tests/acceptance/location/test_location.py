@@ -753,7 +753,7 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     (request,) = tried.run_requests
     assert (request.job_name, request.partition_key) == (tenants_name(location), None)
     assert (tried.cursor, tried.asset_events) == (None, [])
-    assert (log.list_jobs(include_dropped=True), log.history()) == ([], [])
+    assert (log.list_jobs(include_dropped=True), log.read_history()) == ([], [])
     assert location.instance.get_dynamic_partitions(name) == []
     # Launching the request that it shows makes a run by hand.
     done = location.run(None, None, request.tags, job_name=request.job_name)
@@ -842,7 +842,7 @@ def register(location, job, kind, **options):
     source = location.source
     info = ConsumerInfo(type=kind, db=source.database, table=source.table, job=job, options=options)
     log = location.table.deployment.log
-    table_id = location.table.deployment.make_delta_log(source).table_id()
+    table_id = location.table.deployment.make_delta_log(source).get_table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
     assert log.register("a", name_of(location, job), table_id, spec)
 

@@ -128,11 +128,13 @@ def test_every_type_is_kept_as_it_is_and_as_declared(deployment):
 
 def verify_sees_what_was_changed(table):
     """Check that verify notices changes, also of values that only ClickHouse distinguishes."""
-    rows = table.view(table.source.index("kept")).replace("_kept`", "_kept__rows`")
+    rows = table.view(table.source.get_index("kept")).replace("_kept`", "_kept__rows`")
     for change, key in (("generateUUIDv4() AS u", 2), ("'{\"n\":3}' AS vo", 12), ("999 AS id", 3)):
         picked = f"SELECT * FROM {rows} FINAL WHERE id = {key}"
         changed = f"SELECT * REPLACE ({change}, _version + 1 AS _version) FROM ({picked})"
-        table.deployment.endpoint.client().command(f"INSERT INTO {rows} {changed}", settings=ANYWAY)
+        table.deployment.endpoint.get_client().command(
+            f"INSERT INTO {rows} {changed}", settings=ANYWAY
+        )
     (verdict,) = verify(table.deployment, table.source, indexes=["kept"])
     assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
 

@@ -47,7 +47,7 @@ def arrow_rows(table, columns, tenants):
         table.deployment.make_delta_log(table.source),
     )
     log = table.deployment.make_delta_log(table.source)
-    at = log.latest()
+    at = log.get_latest_moment()
     wanted = ReadRequest(plan=SNAPSHOT, range=Range(from_=START, to=at))
     rows = source.make_frame(table.deployment.spark(), wanted, columns, through_spark=False)
     if rows.unpack is pass_through:
@@ -56,7 +56,7 @@ def arrow_rows(table, columns, tenants):
 
 
 def spark_rows(table, columns, tenants):
-    at = table.deployment.make_delta_log(table.source).latest()
+    at = table.deployment.make_delta_log(table.source).get_latest_moment()
     selection = TableSelection(
         path=table.path,
         columns=columns,
@@ -129,7 +129,7 @@ def test_rows_that_went_columns_that_are_mapped_and_fields_that_came(deployment,
     if "Mapping" in properties:
         table.sql("ALTER TABLE {t} RENAME COLUMN st TO `other name`")
         table.sql("INSERT INTO {t} (tenant, id) VALUES ('a', 202)")
-    columns = [each.name for each in deployment.make_delta_log(table.source).facts().fields]
+    columns = [each.name for each in deployment.make_delta_log(table.source).get_facts().fields]
     for tenants in (("a",), ("a", OTHER)):
         found = arrow_rows(table, columns, tenants)
         assert plain(found) == plain(spark_rows(table, columns, tenants))

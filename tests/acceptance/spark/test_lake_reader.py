@@ -322,7 +322,7 @@ def test_changes_lead_from_each_version_to_each_later_one(table, seed, propertie
         assert not any(row["_repeats"] for row in found), where
         assert len({(row.tenant, row.k) for row in found}) == len(found), where
         assert {row["_timestamp"] for row in found} <= {
-            log.moment(version).micros for version in range(after + 1, upto + 1)
+            log.get_moment(version).micros for version in range(after + 1, upto + 1)
         }
         some = set(chance.sample(TENANTS, 1 + number % 2))
         for tenants in (set(TENANTS), some):
@@ -339,7 +339,7 @@ def test_changes_lead_from_each_version_to_each_later_one(table, seed, propertie
     for version in range(1, last + 1):
         held = {(row["tenant"], row["k"]): row["v"] for row in held_by_arrow(table, version)}
         assert held == model.states[version], model.log[version]
-    assert sorted(log.tenants()) == sorted({tenant for tenant, _ in model.states[-1]})
+    assert sorted(log.list_tenants()) == sorted({tenant for tenant, _ in model.states[-1]})
 
 
 def written(table, name, seed, properties, chance):
@@ -362,7 +362,7 @@ def held_by_arrow(table, version):
     """Return the snapshot as tasks read it themselves."""
     log, columns = table.log, ("tenant", "k", "v")
     files = log.list_data_files(version, set(TENANTS))
-    scan = plan_tasks(log.location, log.facts(version), files, columns, 2)
+    scan = plan_tasks(log.location, log.get_facts(version), files, columns, 2)
     numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
     return [row for batch in scan.read_batches(numbers) for row in batch.to_pylist()]
 
@@ -375,8 +375,8 @@ def by_arrow(table, after, upto, tenants):
     if files is not None:
         scan = plan_feed(
             log.location,
-            log.facts(upto),
-            [(log.moment(version), file) for version, file in files],
+            log.get_facts(upto),
+            [(log.get_moment(version), file) for version, file in files],
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
             tenant=selection.tenant_column,
@@ -387,7 +387,7 @@ def by_arrow(table, after, upto, tenants):
     number = pa.record_batch({"id": [0]})
     return [
         row
-        for batch in pickle.loads(pickle.dumps(scan)).rows([number])
+        for batch in pickle.loads(pickle.dumps(scan)).read_batches([number])
         for row in batch.to_pylist()
     ]
 
@@ -421,7 +421,7 @@ class TestRows:
         table.insert(("a", 1, "x"), ("a", 2, "x"))
         table.write("DELETE FROM {t} WHERE k = 2")
         log = table.log
-        first, second = log.moment(1), log.moment(2)
+        first, second = log.get_moment(1), log.get_moment(2)
         kept, gone = sorted(table.changes(0, 2), key=lambda row: row["k"])
         written = {"tenant": "a", "k": 1, "v": "x"}
         system = {"_version": 1, "_timestamp": first.micros, "_deleted": False}
@@ -509,7 +509,7 @@ class TestRows:
         assert [row.k for row in table.changes(0, 1)] == [1]
         assert [row.k for row in table.snapshot(1)] == [1]
         assert table.log.list_changed_tenants(0, 1) == {"a"}
-        assert table.log.unnamed().rows == 2
+        assert table.log.get_unnamed_size().rows == 2
 
     def test_no_tenants_and_no_versions(self, table):
         table.create()
@@ -703,7 +703,7 @@ class TestFeedGone:
         log = table.log
         assert plan_read(log, 0, 3).kind is ReadKind.TAIL
         selection = table.selection(columns=("k", "w"))
-        rows = read_changes(table.spark, selection, log.moment(0), log.moment(3)).collect()
+        rows = read_changes(table.spark, selection, log.get_moment(0), log.get_moment(3)).collect()
         assert {row.k: row.w for row in rows} == {1: None, 2: 5}
         assert len(rows) == 2
         assert [row.k for row in table.changes(0, 1)] == [1]

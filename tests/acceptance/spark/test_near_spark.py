@@ -54,10 +54,10 @@ def test_each_range_and_each_version(table, spark_deployment, keys):
         path=table.path, columns=("tenant", "id", "name"), keys=keys, tenant_column="tenant"
     )
     chosen = replace(selection, tenants=frozenset({OTHER}))
-    last = log.latest().version
+    last = log.get_latest_moment().version
     kinds = set()
     for after in range(0, last, 3):
-        from_, to = log.moment(after), log.moment(last)
+        from_, to = log.get_moment(after), log.get_moment(last)
         wanted = told(reader.read_changes(spark, selection, from_, to))
         found = told(changes(NearSpark(), selection, from_, to))
         if keys:

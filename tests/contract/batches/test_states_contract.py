@@ -110,7 +110,7 @@ def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
         "names": ["a\0b", "\ud800", "ü", "it's \\ \n", None, True],
         "deep": {"a": {"b": []}},
     }
-    written = make().write(key, batch(3, 7, Phase.AFTER, **layout), holder="r'1\\", seen=None)
+    written = make().write(key, batch(3, 7, Phase.AFTER, **layout), holder="r'1\\", expected=None)
     assert (written.fence, written.holder) == (1, "r'1\\")
     found = make().read([key])[key]
     assert found == written
@@ -127,46 +127,46 @@ def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
 def test_any_name_is_a_key_of_its_own(store, parts):
     odd = a_key(**parts)
     plain = replace(odd, tenant="acme", job_name="mirror", registration=7)
-    first = store.write(odd, batch(to=1), holder="r1", seen=None)
+    first = store.write(odd, batch(to=1), holder="r1", expected=None)
     assert store.read([odd, plain]) == {odd: first}
-    second = store.write(odd, batch(to=2), holder="r1", seen=first)
+    second = store.write(odd, batch(to=2), holder="r1", expected=first)
     assert store.read([odd]) == {odd: second}
     assert store.forget([odd]) == 1
 
 
 def test_names_that_read_alike_when_joined_are_apart(store, key):
     other = replace(key, tenant="acme" + key.table_id[:1], table_id=key.table_id[1:])
-    store.write(key, batch(), holder="r1", seen=None)
+    store.write(key, batch(), holder="r1", expected=None)
     assert store.read([other]) == {}
 
 
 def test_each_write_grows_the_fence_by_one(store, key):
     held = None
     for number in range(1, 6):
-        held = store.write(key, batch(number, number + 1), holder=f"r{number % 2}", seen=held)
+        held = store.write(key, batch(number, number + 1), holder=f"r{number % 2}", expected=held)
         assert (held.fence, held.holder) == (number, f"r{number % 2}")
         assert store.read([key]) == {key: held}
 
 
 def test_a_write_onto_what_is_no_longer_there_is_refused_and_changes_nothing(store, key):
-    first = store.write(key, batch(to=1), holder="old", seen=None)
-    heir = store.write(key, batch(to=2), holder="heir", seen=first)
+    first = store.write(key, batch(to=1), holder="old", expected=None)
+    heir = store.write(key, batch(to=2), holder="heir", expected=first)
     said = (
         rf"State of job 'mirror' \(registration 1\) of tenant 'acme' on table {key.table_id}: run "
         r"old saw fence 1 of run old, but found fence 2 of run heir; .* stop here"
     )
     with pytest.raises(FenceError, match=said) as caught:
-        store.write(key, batch(to=3), holder="old", seen=first)
+        store.write(key, batch(to=3), holder="old", expected=first)
     assert not caught.value.permanent
     with pytest.raises(FenceError, match="saw nothing, but found fence 2"):
-        store.write(key, batch(to=3), holder="old", seen=None)
+        store.write(key, batch(to=3), holder="old", expected=None)
     assert store.read([key]) == {key: heir}
 
 
 def test_a_write_onto_what_was_never_there_is_refused(store, key):
     imagined = StoredState(record=batch(), fence=1, holder="old")
     with pytest.raises(FenceError, match="saw fence 1 of run old, but found nothing"):
-        store.write(key, batch(to=6), holder="old", seen=imagined)
+        store.write(key, batch(to=6), holder="old", expected=imagined)
     assert store.read([key]) == {}
 
 
@@ -182,24 +182,24 @@ def test_a_write_onto_what_was_never_there_is_refused(store, key):
     ids=["holder", "fence", "phase", "layout", "microseconds"],
 )
 def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key, other):
-    held = store.write(key, batch(n=1), holder="r1", seen=None)
+    held = store.write(key, batch(n=1), holder="r1", expected=None)
     with pytest.raises(FenceError):
-        store.write(key, batch(to=9), holder="r1", seen=replace(held, **other))
+        store.write(key, batch(to=9), holder="r1", expected=replace(held, **other))
     assert is_same(store.read([key])[key], held)
 
 
 def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
     """A run that was presumed dead wakes up after each step of its heir."""
-    before = store.write(key, batch(to=5), holder="zombie", seen=None)
+    before = store.write(key, batch(to=5), holder="zombie", expected=None)
 
     def wakes_up():
         for record in (batch(to=5, phase=Phase.AFTER), batch(5, 9), batch(to=5)):
             with pytest.raises(FenceError):
-                store.write(key, record, holder="zombie", seen=before)
+                store.write(key, record, holder="zombie", expected=before)
 
-    held = store.write(key, batch(to=5), holder="heir", seen=before)
+    held = store.write(key, batch(to=5), holder="heir", expected=before)
     wakes_up()
-    held = store.write(key, batch(to=5, phase=Phase.AFTER), holder="heir", seen=held)
+    held = store.write(key, batch(to=5, phase=Phase.AFTER), holder="heir", expected=held)
     wakes_up()
     assert store.read([key]) == {key: held}
     store.forget([key])
@@ -219,24 +219,24 @@ def test_a_write_may_be_made_again_when_its_answer_was_lost(make, key):
 
 
 def test_what_differs_from_a_write_that_went_through_is_another_write(store, key):
-    store.write(key, batch(n=1), holder="r1", seen=None)
+    store.write(key, batch(n=1), holder="r1", expected=None)
     for record, holder in ((batch(n=2), "r1"), (batch(n=1), "r2")):
         with pytest.raises(FenceError):
-            store.write(key, record, holder=holder, seen=None)
+            store.write(key, record, holder=holder, expected=None)
 
 
 def test_a_repeated_write_loses_against_who_came_between(store, key):
-    first = store.write(key, batch(to=1), holder="r1", seen=None)
-    store.write(key, batch(to=2), holder="r2", seen=first)
+    first = store.write(key, batch(to=1), holder="r1", expected=None)
+    store.write(key, batch(to=2), holder="r2", expected=first)
     with pytest.raises(FenceError, match="found fence 2 of run r2"):
-        store.write(key, batch(to=1), holder="r1", seen=None)
+        store.write(key, batch(to=1), holder="r1", expected=None)
 
 
 def test_two_registrations_of_a_job_are_apart(store, key):
     later = replace(key, registration=2)
-    first = store.write(key, batch(to=9, phase=Phase.AFTER), holder="r1", seen=None)
+    first = store.write(key, batch(to=9, phase=Phase.AFTER), holder="r1", expected=None)
     assert store.read([key, later]) == {key: first}
-    second = store.write(later, batch(to=1), holder="r2", seen=None)
+    second = store.write(later, batch(to=1), holder="r2", expected=None)
     assert second.fence == 1
     assert store.forget([key]) == 1
     assert store.read([key, later]) == {later: second}
@@ -245,12 +245,12 @@ def test_two_registrations_of_a_job_are_apart(store, key):
 def test_what_is_forgotten_is_gone_and_may_begin_anew(store, key):
     assert store.forget([key]) == 0
     assert store.forget([]) == 0
-    held = store.write(key, batch(), holder="r1", seen=None)
+    held = store.write(key, batch(), holder="r1", expected=None)
     assert store.forget([key, key]) == 1
     assert store.forget([key]) == 0
     with pytest.raises(FenceError):
-        store.write(key, batch(to=9), holder="r1", seen=held)
-    assert store.write(key, batch(to=9), holder="r2", seen=None).fence == 1
+        store.write(key, batch(to=9), holder="r1", expected=held)
+    assert store.write(key, batch(to=9), holder="r2", expected=None).fence == 1
 
 
 def test_many_keys_are_written_read_and_forgotten_at_once(store, key):
@@ -329,7 +329,7 @@ def test_a_key_is_made_of_what_can_be_stored(parts):
 
 
 def test_making_it_ready_again_keeps_what_is_there(make, key):
-    held = make().write(key, batch(), holder="r1", seen=None)
+    held = make().write(key, batch(), holder="r1", expected=None)
     store = make()
     store.ensure()
     assert store.read([key]) == {key: held}
@@ -342,7 +342,7 @@ def test_threads_of_one_store_take_each_fence_once(store, key):
         for _ in range(ROUNDS):
             try:
                 seen = store.read([key]).get(key)
-                won.append(store.write(key, batch(), holder=holder, seen=seen).fence)
+                won.append(store.write(key, batch(), holder=holder, expected=seen).fence)
             except FenceError:
                 continue
 

@@ -217,7 +217,7 @@ def test_of_a_lost_write_an_heir_is_told(store, proxy):
     key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
     with broken(proxy), pytest.raises(UnavailableError):
         through.write(key, batch(1), holder="r1", expected=None)
-    heir = store.write(key, batch(2), holder="heir", seen=store.read([key])[key])
+    heir = store.write(key, batch(2), holder="heir", expected=store.read([key])[key])
     with pytest.raises(FenceError, match="found fence 2 of run heir"):
         through.write(key, batch(1), holder="r1", expected=None)
     assert store.read([key]) == {key: heir}
@@ -256,13 +256,13 @@ def test_a_server_that_answers_500_is_unavailable(proxy, header):
 
 def test_without_its_zookeeper_it_is_unavailable_and_with_it_goes_on(keeper, store):
     key = a_key()
-    held = store.write(key, batch(1), holder="r1", seen=None)
+    held = store.write(key, batch(1), holder="r1", expected=None)
     keeper.zookeeper.stop()
     try:
         calls = [
             lambda: store.read([key]),
-            lambda: store.write(key, batch(2), holder="r1", seen=held),
-            lambda: store.write(a_key(), batch(2), holder="r1", seen=None),
+            lambda: store.write(key, batch(2), holder="r1", expected=held),
+            lambda: store.write(a_key(), batch(2), holder="r1", expected=None),
         ]
         for call in calls:
             with pytest.raises(UnavailableError, match=r"ZooKeeper.*check that it is up") as caught:
@@ -272,7 +272,7 @@ def test_without_its_zookeeper_it_is_unavailable_and_with_it_goes_on(keeper, sto
         keeper.zookeeper.start()
     wait_for(lambda: reads(store, key), START_SECONDS)
     assert store.read([key]) == {key: held}
-    assert store.write(key, batch(2), holder="r1", seen=held).fence == 2
+    assert store.write(key, batch(2), holder="r1", expected=held).fence == 2
 
 
 def reads(store: KeeperMapStates, key: StateKey) -> bool:

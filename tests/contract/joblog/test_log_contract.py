@@ -500,7 +500,7 @@ def test_what_began_since_somebody_looked_is_not_canceled_by_what_they_saw(log):
         log.enqueue(over(key(each)), f"run-{each}")
     seen = {job.key: job.seq for job in log.list_jobs()}
     (claim,) = log.begin(over(key("a")), "run-a", LAYOUT)
-    assert log.cancel(seen, seen=seen) == (key("b"),)
+    assert log.cancel(seen, expected_seqs=seen) == (key("b"),)
     complete(log, claim, moment(5), {})
 
 

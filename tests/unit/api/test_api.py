@@ -751,11 +751,11 @@ def test_what_a_wait_waits_for_is_told(jobs, source, clock):
     commit(source, "eu")
     clock.meanwhile = [lambda: None, lambda: finish(jobs, source)]
     told = []
-    assert jobs.wait("shop.orders", tell=told.append) == 1
+    assert jobs.wait("shop.orders", report=told.append) == 1
     lacking = "version 1 is still to come in 1 job: 'mirror' of tenant 'eu' is not built yet"
     assert {each.partition(" (")[0] for each in told} == {lacking}
     with pytest.raises(WaitError):
-        jobs.wait("shop.orders", 2, timeout=1, tell=told.append)
+        jobs.wait("shop.orders", 2, timeout=1, report=told.append)
     assert told[-1] == "version 2 is to be committed; the latest is 1"
 
 

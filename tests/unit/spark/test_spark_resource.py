@@ -54,7 +54,9 @@ def test_the_path_takes_its_sessions_by_the_same_resource(environment, monkeypat
     monkeypatch.setattr(
         "iscp_dagster.location.resources.spark.create_private_session", lambda *_: Session()
     )
-    monkeypatch.setattr("iscp_dagster.location.resources.spark.get_shared_session", lambda *_: shared)
+    monkeypatch.setattr(
+        "iscp_dagster.location.resources.spark.get_shared_session", lambda *_: shared
+    )
     seen = []
 
     @dg.asset

@@ -1,4 +1,4 @@
-"""A whole stack over declared tables, used as its users do."""
+"""A whole stack over declared tables, used as users do."""
 
 from __future__ import annotations
 

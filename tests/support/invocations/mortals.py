@@ -1,4 +1,4 @@
-"""A runtime and a service endpoint as processes that a test kills at a point of its choice."""
+"""A runtime and a service endpoint as processes that a test kills at a chosen point."""
 
 from __future__ import annotations
 

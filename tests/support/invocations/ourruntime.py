@@ -1,4 +1,4 @@
-"""The project's runtime in the test's own event loop, called by its HTTP."""
+"""The project's runtime in the test's event loop, called by HTTP."""
 
 from __future__ import annotations
 

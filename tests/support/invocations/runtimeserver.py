@@ -1,4 +1,4 @@
-"""The runtime of invocations with its HTTP, in a thread of the test."""
+"""The runtime of invocations as an HTTP server in a thread of the test."""
 
 from contextlib import contextmanager
 

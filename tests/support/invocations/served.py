@@ -1,4 +1,4 @@
-"""Runs an ASGI application in a process of its own, at both HTTP/1.1 and HTTP/2."""
+"""Runs an ASGI application in a separate process, over HTTP/1.1 and HTTP/2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits to a small table as the image rows that a scan hands to a trigger, without Spark.
+"""Commits to a small table as the image rows that a trigger gets from a scan, without Spark.
 
 The table has the columns desk (the tenant), id (the key) and amount. A commit is a mapping from
 (desk, id) to the new amount, or to GONE.

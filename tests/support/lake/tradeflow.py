@@ -1,4 +1,4 @@
-"""A table of trades with a view and a trigger on it: its commits, and what consumers must get.
+"""A table of trades with a view and a trigger: its commits, and what consumers must get.
 
 Two tenants have equal keys, and each commit changes many rows of both, so that a range of commits
 changes most keys several times. Kept in tests/golden, as Spark wrote it.

@@ -1,4 +1,4 @@
-"""Changes of a view in memory: what `Images` reads, and the truth that subscribers are held to."""
+"""Changes of a view in memory: what `ImageReader` reads, and what subscribers must get."""
 
 from __future__ import annotations
 

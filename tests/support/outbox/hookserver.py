@@ -1,4 +1,4 @@
-"""A receiver of webhooks in a process of its own, which is often unwell and may be killed.
+"""A receiver of webhooks in a separate process, which often fails and may be killed.
 
     python hookserver.py PORT DATABASE
 

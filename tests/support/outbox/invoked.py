@@ -1,4 +1,4 @@
-"""A runtime of invocations in memory, and a retriever of rows cut anyhow, for tests."""
+"""A runtime of invocations in memory, and a retriever of rows in any batches, for tests."""
 
 from __future__ import annotations
 

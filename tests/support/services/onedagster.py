@@ -1,7 +1,7 @@
 """A process that tests kill: a Dagster instance with the location's sensor and jobs.
 
 Run as `python onedagster.py CONFIG`, a JSON file. It looks repeatedly and executes the requested
-runs in a thread, as daemon and run worker do. It writes events to a file, one a line.
+runs in a thread, as daemon and run worker do. It writes events to a file, one in each line.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def iterate(
 ) -> Generator[Outcome, None, None]:
     """Claim the iteration's jobs, scan once for all of them, and yield each one's outcome.
 
-    Each PendingCommit is already published; a job that cannot be is Failed, and stops no other. The
-    caller renews the lease of `run_id` (`joblog.renewal`). Steps left over from a run that died
+    Each PendingCommit is already published; a job that cannot be is a FailedStep, and stops no
+    other. The caller renews the lease of `run_id` (`joblog.renewal`). Steps left over from a run that died
     are replayed first. With the caller's `delta_log` the table is not opened again. `writer` is the
     IO manager's in a run of Dagster. Raises FenceError when another run holds one of the jobs.
     """
@@ -130,7 +130,7 @@ class Interpreter:
                 deployment.log.cancel(fences, expected_seqs=fences)
                 return commands.CleanupDone()
             case commands.ReturnOutcomes():
-                raise TypeError("Give is handled by Interpreter.outcomes.")
+                raise TypeError("ReturnOutcomes is handled by Interpreter.yield_outcomes.")
         assert_never(command)
 
     def _advance_state(self, event: commands.IterationEvent) -> list[commands.Command]:

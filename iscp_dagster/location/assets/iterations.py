@@ -135,7 +135,7 @@ class Iterations:
         """Yield each scan's outcomes once all its claims have ended; deliveries are published.
 
         If an error ends a scan, its outcomes so far come before the error. Jobs that another run
-        writes come last, as LeftOut. Raises Failure if a requested job can be neither claimed nor
+        writes come last, as BusyJob. Raises Failure if a requested job can be neither claimed nor
         left out.
         """
         if self.dispatch is None:

@@ -16,7 +16,7 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID
 
 ConsumerReport = Mapping[str, Any]
-"""What a consumer reports besides rows, see `DataRetriever.tell`."""
+"""What a consumer reports besides rows, see `DataRetriever.report`."""
 MOST_LISTED = 50
 """How many of a list's latest entries are kept."""
 

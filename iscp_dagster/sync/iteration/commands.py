@@ -1,6 +1,6 @@
 """The commands of an iteration to its services, and the events that follow.
 
-Each command is answered by the event that its docstring names; `Give` by none.
+Each command is answered by the event that its docstring names; `ReturnOutcomes` by none.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class ScanResult:
 
 @dataclass(frozen=True)
 class RecordSteps:
-    """Record the claims' steps as BEFORE in the state store, if there is one: Recorded."""
+    """Record the claims' steps as BEFORE in the state store, if there is one: StepsRecorded."""
 
     claims: Claims
 
 
 @dataclass(frozen=True)
 class PlanReads:
-    """Plan how to read the claims' steps, which all begin at the same version: Planned."""
+    """Plan how to read the claims' steps, which all begin at the same version: ReadsPlanned."""
 
     claims: Claims
     plan: ReadPlan | None = None
@@ -52,7 +52,7 @@ class PlanReads:
 
 @dataclass(frozen=True)
 class ScanClaims:
-    """Read the range and write it for all claims: Scanned or ScanFailed."""
+    """Read the range and write it for all claims: ScanFinished or ScanFailed."""
 
     trial: ScanGroup
 
@@ -66,7 +66,7 @@ class VerifyScan:
 
 @dataclass(frozen=True)
 class PlaceRows:
-    """Put staged rows of one index and reading in place for the jobs still held: Placed.
+    """Put staged rows of one index and reading in place for the jobs still held: RowsPlaced.
 
     A tail is in place since its scan: only jobs that are no longer held are dropped from it.
     """
@@ -76,7 +76,7 @@ class PlaceRows:
 
 @dataclass(frozen=True)
 class MoveWatermarks:
-    """Move the watermarks to the ends of the claims, or to where the next steps begin: Moved."""
+    """Move the watermarks to the claims' ends or to the next steps' beginnings: WatermarksMoved."""
 
     deliveries: tuple[PendingCommit, ...]
 
@@ -90,7 +90,7 @@ class ServeIndex:
 
 @dataclass(frozen=True)
 class DropStaging:
-    """Drop what the scan staged, whose rows are in place or never will be: Discarded."""
+    """Drop what the scan staged, whose rows are in place or never will be: CleanupDone."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class ReturnOutcomes:
 
 @dataclass(frozen=True)
 class AbortIteration:
-    """End the iteration with this error: Broken."""
+    """End the iteration with this error: IterationFailed."""
 
     error: IscpError
 
 
 @dataclass(frozen=True)
 class ReleaseClaims:
-    """Release the claims, so that the jobs are planned again at once: Discarded."""
+    """Release the claims, so that the jobs are planned again at once: CleanupDone."""
 
     claims: Claims
 

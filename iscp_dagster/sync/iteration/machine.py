@@ -1,6 +1,6 @@
 """What an iteration does next, given what happened: a pure machine.
 
-`step(state, event)` gives the next state and the commands to execute before any that still wait.
+`handle_event(state, event)` gives the next state and the commands to execute before any others.
 docs/architecture.md has its transitions as a table.
 """
 

@@ -700,7 +700,7 @@ def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(l
     assert checks(range_tags("a")) == dict.fromkeys(of_a, True)
     assert unchecked() == set()
     of_text = location.table.view(INDEXES[1], "__rows")
-    location.table.deployment.endpoint.client().command(
+    location.table.deployment.endpoint.get_client().command(
         f"INSERT INTO {of_text} (tenant, id, name, v, _version) VALUES ('a', 1, 'else', [1,1], 99)",
         settings=ANYWAY,
     )

@@ -210,7 +210,7 @@ def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
 def test_a_write_may_be_made_again_when_its_answer_was_lost(make, key):
     held = None
     for to in (1, 2):
-        write = {"record": batch(to=to, n=[to]), "holder": "r1", "seen": held}
+        write = {"record": batch(to=to, n=[to]), "holder": "r1", "expected": held}
         first = make().write(key, **write)
         assert make().write(key, **write) == first
         assert make().read([key]) == {key: first}

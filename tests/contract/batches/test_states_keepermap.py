@@ -54,7 +54,7 @@ def store(keeper) -> KeeperMapStates:
 @pytest.fixture
 def table(keeper) -> Iterator[Callable[..., str]]:
     """Give a function that runs a statement on a fresh table :t and returns answer or error."""
-    client = keeper.endpoint.client()
+    client = keeper.endpoint.get_client()
     name = f"facts_{uuid.uuid4().hex}"
 
     def run(sql: str, **settings) -> str:
@@ -296,7 +296,7 @@ def test_a_table_that_was_never_made_is_an_error_for_a_person(keeper):
 
 
 def test_paths_are_apart_and_one_path_is_shared_by_all_its_tables(keeper, store):
-    client = keeper.endpoint.client()
+    client = keeper.endpoint.get_client()
     for name in ("it's `another`", "a third"):
         client.command(f"CREATE DATABASE IF NOT EXISTS `{name.replace('`', '``')}`")
     other = KeeperMapStates(keeper.endpoint, database="it's `another`", path="/o'ther \\ states")

@@ -43,7 +43,7 @@ def endpoint(clickhouse_url):
 def make(endpoint):
     def build(*, column=COLUMN, first=FIRST, **named):
         table = f"t{next(NUMBERS)}"
-        endpoint.client().command(
+        endpoint.get_client().command(
             f"CREATE TABLE barred.{table} ({quote_identifier(COLUMN)} String, n Int64, "
             f"{first.render_constraint(column)}) "
             f"ENGINE = MergeTree PARTITION BY {quote_identifier(COLUMN)} ORDER BY n"
@@ -130,7 +130,7 @@ def test_a_table_whose_barrier_somebody_changed_is_refused(make, found):
     gate = make()
     name = quote_identifier("barred", gate.table)
     change = "ADD CONSTRAINT iscp_barrier_9 CHECK 1" if found else f"DROP CONSTRAINT {FIRST.name}"
-    gate.endpoint.client().command(f"ALTER TABLE {name} {change}")
+    gate.endpoint.get_client().command(f"ALTER TABLE {name} {change}")
     for look in (gate.read_epoch, lambda: gate.shut_out({"a"})):
         with pytest.raises(ClickHouseError, match=f"barred.{gate.table} has {found} constraints"):
             look()
@@ -176,7 +176,7 @@ def at_work(gate, into):
 
 def test_what_was_let_in_before_is_awaited(make):
     gate = make()
-    with insert_gate(gate.endpoint.client().command, f"barred.{gate.table}") as into:
+    with insert_gate(gate.endpoint.get_client().command, f"barred.{gate.table}") as into:
         done, ended = at_work(gate, into)
         waits = []
 
@@ -192,7 +192,7 @@ def test_what_was_let_in_before_is_awaited(make):
 
 def test_what_does_not_end_is_killed_and_nothing_is_published_before_it_has(make):
     gate = make(sleep=lambda _: None)
-    with insert_gate(gate.endpoint.client().command, f"barred.{gate.table}") as into:
+    with insert_gate(gate.endpoint.get_client().command, f"barred.{gate.table}") as into:
         done, ended = at_work(gate, into)
         with pytest.raises(ClickHouseBusyError, match="do not end"):
             gate.shut_out({"a"})

@@ -79,7 +79,7 @@ HISTORY = (
 
 
 def asked(store, sql):
-    return [tuple(row) for row in store.endpoint.client().query(sql).result_rows]
+    return [tuple(row) for row in store.endpoint.get_client().query(sql).result_rows]
 
 
 def begun(store, *base, at=4, gap=()):
@@ -98,7 +98,7 @@ def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
     for _ in range(2):
         receipts = write(store, rows(*HISTORY), since=4, upto=7)
         assert [each.code for each in receipts] == [0]
-    view = store.shape.name(store.shape.view)
+    view = store.shape.qualify_name(store.shape.view)
     order = "ORDER BY _version, _ordinal, _image"
     columns = "_version, _ordinal, id, _change, _image, _fields, gross"
     found = asked(store, f"SELECT {columns} FROM {view} WHERE _change > 0 {order}")
@@ -111,7 +111,7 @@ def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
     ]
     names = [row[0] for row in asked(store, f"DESCRIBE {view}")]
     assert names[3:] == ["_change", "_fields", "_version", "_timestamp", "_ordinal", "_image"]
-    as_of = store.shape.name(f"{store.shape.view}_as_of")
+    as_of = store.shape.qualify_name(f"{store.shape.view}_as_of")
     held = {
         v: asked(store, f"SELECT id, toInt32(gross) FROM {as_of}(version = {v}) ORDER BY id")
         for v in (3, 4, 5, 6, 7)
@@ -131,7 +131,7 @@ def test_a_history_has_a_beginning_even_without_rows(make):
     begun(store, image(2, 4, 0, 1))
     at = Moment(4, 1_700_000_000_000_004)
     assert store.read_beginnings() == {"acme": HistoryStart(at=at), "globex": HistoryStart(at=at)}
-    view = store.shape.name(store.shape.view)
+    view = store.shape.qualify_name(store.shape.view)
     assert asked(store, f"SELECT desk, id, _change FROM {view}") == [("acme", 2, 0)]
     later = make(store.shape.source.name)
     begun(later, image(7, 9, 0, 1), at=9, gap=["versions 5 to 9: why"])

@@ -65,8 +65,8 @@ def rows(values, *, version=1, tenant="a", deleted=()):
 
 
 def served(store):
-    query = f"SELECT id, n FROM {store.shape.name(store.shape.view)} ORDER BY id"
-    return dict(store.endpoint.client().query(query).result_rows)
+    query = f"SELECT id, n FROM {store.shape.qualify_name(store.shape.view)} ORDER BY id"
+    return dict(store.endpoint.get_client().query(query).result_rows)
 
 
 def letters(store):
@@ -125,14 +125,14 @@ def test_no_older_row_is_served_for_one_that_is_set_aside(store):
 
 def test_of_a_row_that_does_not_fit_the_key_is_hidden_without_passing_over_the_table(make):
     store = make(Mirror(errors="dead_letter", types={"n": "UInt8"}))
-    name = store.shape.name(store.shape.rows)
-    store.endpoint.client().command(f"ALTER TABLE {name} DROP CONSTRAINT small")
+    name = store.shape.qualify_name(store.shape.rows)
+    store.endpoint.get_client().command(f"ALTER TABLE {name} DROP CONSTRAINT small")
     write(store, rows({1: 1, 2: 2}))
     write(store, rows({2: 300, 3: 300}, version=2), since=1, upto=2)
     assert served(store) == {1: 1}
     query = "SELECT table, command FROM system.mutations WHERE database = {db:String}"
     asked = {"db": store.shape.database}
-    assert store.endpoint.client().query(query, asked).result_rows == []
+    assert store.endpoint.get_client().query(query, asked).result_rows == []
     # What is written later under the same version counts, as in a replay of the letter.
     write(store, rows({2: 5}, version=2), since=1, upto=2)
     assert served(store) == {1: 1, 2: 5}
@@ -171,8 +171,8 @@ def test_a_key_of_any_type_is_not_served_on(make, kind, asked, values):
             table = table.append_column(name, pa.array([value] * table.num_rows))
         (receipt, *_) = [*write(store, table, since=version - 1, upto=version), None]
         assert receipt is None or receipt.code == 0, receipt.message
-    query = f"SELECT n FROM {store.shape.name(store.shape.view)}"
-    assert store.endpoint.client().query(query).result_rows == [(1,)]
+    query = f"SELECT n FROM {store.shape.qualify_name(store.shape.view)}"
+    assert store.endpoint.get_client().query(query).result_rows == [(1,)]
 
 
 def test_a_vector_index_serves_no_older_vector_either(make):
@@ -199,8 +199,10 @@ def test_pieces_of_a_chunk_that_are_alike_are_all_written(make):
         (receipt,) = write(store, table)
         assert receipt.inserted == 6
         assert list(served(store).values()) == [5]
-        name = store.shape.name(store.shape.rows)
-        assert store.endpoint.client().query(f"SELECT count() FROM {name}").result_rows == [(6,)]
+        name = store.shape.qualify_name(store.shape.rows)
+        assert store.endpoint.get_client().query(f"SELECT count() FROM {name}").result_rows == [
+            (6,)
+        ]
     assert len(letters(store).list_letters()) == 2
 
 
@@ -274,7 +276,7 @@ def test_a_tenant_that_is_built_anew_has_no_older_letters(store):
     store = store.enter()
     store.stage()
     staged = store.target(staged=True)
-    store.endpoint.client().insert_arrow(
+    store.endpoint.get_client().insert_arrow(
         staged.table,
         rows({1: 1, 2: 2}, version=4).set_column(
             5, "_timestamp", pa.array([0, 0], pa.timestamp("us", tz="UTC"))

@@ -83,7 +83,7 @@ def rows(count):
 
 
 def counted(store, clickhouse_url):
-    name = store.shape.name(store.shape.rows)
+    name = store.shape.qualify_name(store.shape.rows)
     query = f"SELECT count(), uniqExact(n) FROM {name}"
     return Endpoint.parse(clickhouse_url).get_client().query(query).result_rows[0]
 
@@ -101,8 +101,8 @@ def test_an_insert_that_fails_is_sent_again_and_stands_there_once(
 
 
 def staged(store):
-    name = store.shape.name(store.staging)
-    return store.endpoint.client().query(f"SELECT count() FROM {name}").result_rows[0][0]
+    name = store.shape.qualify_name(store.staging)
+    return store.endpoint.get_client().query(f"SELECT count() FROM {name}").result_rows[0][0]
 
 
 def alike(count):
@@ -197,7 +197,7 @@ def answer(count):
 def placed(store):
     """Count the rows that belong to either of two shards."""
     by = Sharding(hash_function="cityHash64", key=["n"])
-    stored = {"n": store.shape.stored["n"]}
+    stored = {"n": store.shape.stored_types["n"]}
     shards = [
         Placement(endpoint=store.endpoint, name="x", sharding=each, stored_types=stored)
         for each in by.make_shards(2)
@@ -241,7 +241,7 @@ def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f != "silent"])
 def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault):
     store = make(errors="dead_letter", quorum="1")
-    name = store.shape.name(store.shape.rows)
+    name = store.shape.qualify_name(store.shape.rows)
     direct = Endpoint.parse(clickhouse_url)
     direct.get_client().command(f"ALTER TABLE {name} ADD CONSTRAINT small CHECK n < 10")
     proxy.coming_to["iscp_dead_letters"] = [fault] * 2
@@ -334,12 +334,12 @@ def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhous
     check_appended(store, "t0", range_=range_, rows=3)
     with pytest.raises(LostRowsError, match=r"4 rows .* were sent, 3 are there"):
         check_appended(store, "t0", range_=range_, rows=4)
-    name = store.shape.name(store.shape.rows)
-    store.endpoint.client().command(
+    name = store.shape.qualify_name(store.shape.rows)
+    store.endpoint.get_client().command(
         f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1", settings=shipping.ANYWAY
     )
     (doubled,) = (
-        store.endpoint.client()
+        store.endpoint.get_client()
         .query(f"SELECT tenant FROM {name} GROUP BY tenant HAVING count() > 3")
         .first_row
     )

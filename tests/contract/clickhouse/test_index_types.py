@@ -95,15 +95,15 @@ def write(store, table, *, deleted=False, staged=False, since=0):
 def served(store, schema):
     """Return the view's rows in the source's types."""
     shape = store.shape
-    columns = ", ".join(render_select_item(name, each) for name, each in shape.stored.items())
-    query = f"SELECT {columns} FROM {shape.name(shape.view)} ORDER BY id"
+    columns = ", ".join(render_select_item(name, each) for name, each in shape.stored_types.items())
+    query = f"SELECT {columns} FROM {shape.qualify_name(shape.view)} ORDER BY id"
     settings = {"output_format_arrow_string_as_string": 0}
-    return decode_rows(store.endpoint.client().query_arrow(query, settings=settings), schema)
+    return decode_rows(store.endpoint.get_client().query_arrow(query, settings=settings), schema)
 
 
 def stored_rows(store):
-    query = f"SELECT count() FROM {store.shape.name(store.shape.rows)}"
-    return store.endpoint.client().query(query).result_rows[0][0]
+    query = f"SELECT count() FROM {store.shape.qualify_name(store.shape.rows)}"
+    return store.endpoint.get_client().query(query).result_rows[0][0]
 
 
 def exact(column):
@@ -199,7 +199,7 @@ VALUES = st.recursive(
 def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
     texts = [text for text in map(json.dumps, values) if is_json(text)]
     column = pa.table({"c": pa.array(texts, pa.string())})
-    client, table = endpoint.client(), "types.json"
+    client, table = endpoint.get_client(), "types.json"
     client.command(
         f"CREATE OR REPLACE TABLE {table} (n UInt64, c JSON) ENGINE = MergeTree ORDER BY n"
     )
@@ -222,7 +222,7 @@ def test_an_array_of_nulls_would_take_the_type_of_another_rows(nulls, other):
     "text", ["[9007199254740993, 1]", "[9007199254740993, null]", "[[18446744073709551615]]"]
 )
 def test_whole_numbers_in_an_array_would_be_rounded_as_another_rows_doubles(endpoint, text):
-    client, table = endpoint.client(), "types.rounded"
+    client, table = endpoint.get_client(), "types.rounded"
     client.command(f"CREATE OR REPLACE TABLE {table} (n UInt8, c JSON) ENGINE = Memory")
     doubles = "[[1.5]]" if text.startswith("[[") else "[1.5, 2]"
     rows = [f'{{"a": {each}}}' for each in (doubles, text)]
@@ -240,7 +240,7 @@ def test_an_address_is_in_its_shortest_form_when_clickhouse_writes_it_so(endpoin
     sparse = [number & (0xFFFF << 16 * (number % 8)) for number in numbers]
     packed = [number.to_bytes(16, "big") for number in [*numbers, *sparse]]
     query = "SELECT arrayMap(x -> IPv6NumToString(toFixedString(unhex(x), 16)), {n:Array(String)})"
-    found = endpoint.client().query(query, parameters={"n": [each.hex() for each in packed]})
+    found = endpoint.get_client().query(query, parameters={"n": [each.hex() for each in packed]})
     assert list(found.result_rows[0][0]) == list(map(format_ipv6, packed))
     assert all(map(is_ipv6, found.result_rows[0][0]))
 
@@ -372,7 +372,7 @@ def test_a_column_becomes_a_wider_type_and_no_other(endpoint):
     wider.ensure()
     row = row.append_column("new", pa.array([7])).set_column(1, "n", pa.array([-1]))
     assert write(wider, row.set_column(2, "e", pa.array(["b"])), since=1)[0].code == 0
-    found = endpoint.client().query("SELECT n, e, new FROM types.altered_mirror").result_rows
+    found = endpoint.get_client().query("SELECT n, e, new FROM types.altered_mirror").result_rows
     assert found == [(-1, "b", 7)]
     with pytest.raises(
         SchemaError, match="has become Nullable\\(UInt8\\), and index 'mirror' holds"
@@ -398,10 +398,10 @@ def test_tenants_before_and_after_a_renamed_field_have_their_values_in_one_table
 
     def check(made, *whose):
         columns = ", ".join(
-            render_select_item(name, each) for name, each in made.shape.stored.items()
+            render_select_item(name, each) for name, each in made.shape.stored_types.items()
         )
         query = f"SELECT {columns} FROM types.renamed_mirror WHERE id = {whose[-1]}"
-        found = endpoint.client().query_arrow(query, use_strings=True)
+        found = endpoint.get_client().query_arrow(query, use_strings=True)
         assert found.to_pylist() == row(made, *whose).to_pylist()
 
     before, after = store("x"), store("z")
@@ -415,7 +415,9 @@ def test_tenants_before_and_after_a_renamed_field_have_their_values_in_one_table
     assert write(before, row(before, "a", 3))[0].code == 0
     for each in ((before, "a", 1), (after, "b", 2), (before, "a", 3)):
         check(*each)
-    found = endpoint.client().query("SELECT s.z, s.x, s.y FROM types.renamed_mirror ORDER BY id")
+    found = endpoint.get_client().query(
+        "SELECT s.z, s.x, s.y FROM types.renamed_mirror ORDER BY id"
+    )
     assert found.result_rows == [(None, 1, -1), (2, None, -2), (None, 3, -3)]
 
 

@@ -414,6 +414,8 @@ def test_a_query_of_no_vector_is_refused(endpoint, metric, append, number):
     for query in ("", "1", f"{eight}, 9", eight.replace("8", "NULL")):
         for view in (f"{nearest}(k = 1, ", f"{distances}("):
             with pytest.raises(DatabaseError, match="query: a vector of 8 numbers is expected"):
-                endpoint.client().query(f"SELECT id FROM {view}query = [{query}], tenant = 'a')")
+                endpoint.get_client().query(
+                    f"SELECT id FROM {view}query = [{query}], tenant = 'a')"
+                )
     fit = f"SELECT id FROM {nearest}(k = 1, query = [{eight}], tenant = 'a')"
-    assert len(endpoint.client().query(fit).result_rows) == min(number, 1)
+    assert len(endpoint.get_client().query(fit).result_rows) == min(number, 1)

@@ -127,8 +127,8 @@ def placements(servers, function, columns):
 
 def distributed(client, placement, rows):
     """Return the `n` of the rows on each shard, as a real Distributed table places them."""
-    table, columns = f"d{next(NAMES)}", list(placement.stored)
-    types = [str(placement.stored[each].type) for each in columns]
+    table, columns = f"d{next(NAMES)}", list(placement.stored_types)
+    types = [str(placement.stored_types[each].type) for each in columns]
     declared = ", ".join(
         f"`{c}` {t}" for c, t in zip([*columns, "n"], [*types, "Int64"], strict=True)
     )
@@ -184,7 +184,7 @@ def test_a_distributed_table_stands_over_the_views(distributing):
 def sent_as_kept(placement, rows):
     from iscp_dagster.clickhouse.types.wire import encode_column
 
-    for name, kept in placement.stored.items():
+    for name, kept in placement.stored_types.items():
         at = rows.schema.get_field_index(name)
         rows = rows.set_column(at, name, encode_column(rows[name], kept))
     return rows
@@ -202,7 +202,7 @@ def test_each_shard_says_of_its_rows_what_the_expression_says(servers, function)
         assert receipt.code == 0, receipt.message
     held = []
     for shard, store in enumerate(found):
-        client, view = store.endpoint.client(), store.shape.name(store.shape.view)
+        client, view = store.endpoint.get_client(), store.shape.qualify_name(store.shape.view)
         hashed = render_hash(store.placement.sharding, [column])
         strange = client.query(f"SELECT count() FROM {view} WHERE {hashed} % {SHARDS} != {shard}")
         assert strange.result_rows == [(0,)]
@@ -271,11 +271,11 @@ def test_rows_without_a_key_lie_where_any_of_their_columns_says(servers):
         assert {receipt.code for receipt in write(store, table)} == {0}
     held = []
     for shard, store in enumerate(found):
-        query = f"SELECT id, n FROM {store.shape.name(store.shape.rows)}"
-        its = store.endpoint.client().query(query).result_rows
+        query = f"SELECT id, n FROM {store.shape.qualify_name(store.shape.rows)}"
+        its = store.endpoint.get_client().query(query).result_rows
         wrong = f"assumeNotNull(cityHash64(assumeNotNull(n)) % {SHARDS}) != {shard}"
-        count = f"SELECT count() FROM {store.shape.name(store.shape.rows)} WHERE n IS NOT NULL AND "
-        assert store.endpoint.client().query(count + wrong).first_row == (0,)
+        count = f"SELECT count() FROM {store.shape.qualify_name(store.shape.rows)} WHERE n IS NOT NULL AND "
+        assert store.endpoint.get_client().query(count + wrong).first_row == (0,)
         assert shard == 0 or all(n is not None for _, n in its)
         held += its
     assert len(found) == SHARDS
@@ -320,8 +320,8 @@ def test_a_replay_sends_the_same_chunks_under_the_same_tokens(servers):
     for store in found:
         for _ in range(2):
             write(store, rows(range(200)), rows_per_chunk=30)
-        query = f"SELECT count(), uniqExact(id) FROM {store.shape.name(store.shape.rows)}"
-        (counts,) = store.endpoint.client().query(query).result_rows
+        query = f"SELECT count(), uniqExact(id) FROM {store.shape.qualify_name(store.shape.rows)}"
+        (counts,) = store.endpoint.get_client().query(query).result_rows
         # Without FINAL: the repeated chunk was dropped by its token.
         assert counts[0] == counts[1]
 
@@ -395,7 +395,7 @@ def test_what_an_earlier_declaration_had_built_more_often_is_refused(servers):
     later.ensure()
     later.ensure_views()
     with pytest.raises(
-        SchemaError, match=r"serves generation 2, .* asks for 0: .*iscp job rebuild"
+        SchemaError, match=r"serves generation 2, but the ISCP log has 0: .*iscp job rebuild"
     ):
         first.ensure()
 

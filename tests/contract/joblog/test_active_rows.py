@@ -88,7 +88,7 @@ def test_what_a_dropped_job_kept_goes_with_its_row_unless_it_was_registered_agai
         store_active_set(
             connection, OTHER, ActiveSet(registration=again.registration, definition="d")
         )
-    log.forget(gone)
+    log.delete_dropped(gone)
     assert kept(log, JOB, OTHER).keys() == {OTHER}
     assert (keys(log, JOB), keys(log, OTHER)) == (set(), {"a"})
     assert [job.drop_at for job in log.list_jobs(include_dropped=True)] == [None]

@@ -23,7 +23,7 @@ from iscp_dagster.model.states import JobState
 
 def test_a_registered_job_is_completed_at_the_start_with_its_creation_time(log):
     assert log.register("acme", name(), "t-1", spec(priority=3, schedule={"interval": "10s"}))
-    job = log.job(key())
+    job = log.find_job(key())
     assert job is not None
     assert (job.key, job.name) == (key(), name())
     assert job.spec == spec(priority=3, schedule={"interval": "10s"})
@@ -35,18 +35,18 @@ def test_a_registered_job_is_completed_at_the_start_with_its_creation_time(log):
 
 def test_registering_a_live_name_is_false_and_changes_nothing(log):
     add(log, key())
-    before = log.job(key())
+    before = log.find_job(key())
     assert not log.register("acme", name(), "t-1", spec(priority=9))
-    assert log.job(key()) == before
+    assert log.find_job(key()) == before
 
 
 def test_a_dropped_name_is_replaced_with_a_new_registration_from_the_start(log):
     at(log, 5, key())
-    old = log.job(key())
+    old = log.find_job(key())
     assert log.unregister("acme", name(), "t-1")
-    assert log.job(key()) is None
+    assert log.find_job(key()) is None
     assert log.register("acme", name(), "t-1", spec(priority=1))
-    new = log.job(key())
+    new = log.find_job(key())
     assert new.registration != old.registration
     assert new.seq > old.seq
     assert (new.watermark, new.drop_at, new.batch, new.run_id) == (START, None, None, None)
@@ -115,7 +115,7 @@ def test_odd_names_are_kept_exactly(log):
 def test_begin_records_before_and_complete_records_after(log):
     add(log, key())
     (claim,) = log.begin(over(key()), "run-1", LAYOUT)
-    job = log.job(key())
+    job = log.find_job(key())
     assert (job.state, job.run_id, job.watermark) == (JobState.RUNNING, "run-1", START)
     assert (job.batch.range, job.batch.phase, job.batch.layout) == (
         span(-1, 5),
@@ -131,7 +131,7 @@ def test_begin_records_before_and_complete_records_after(log):
     ]
 
     complete(log, claim, moment(5), {"inserted": 7, "deleted": 1})
-    job = log.job(key())
+    job = log.find_job(key())
     assert (job.state, job.watermark) == (JobState.COMPLETED, moment(5))
     assert job.batch.phase is Phase.AFTER
     assert job.status.end_at > job.status.start_at
@@ -152,7 +152,7 @@ def test_a_layout_may_have_any_json(log):
     add(log, key())
     layout = {"cuts": [1, 2.5, "ü", None, {"deep": [True]}], "big": 2**53}
     log.begin(over(key()), "run-1", layout)
-    assert log.job(key()).batch.layout == layout
+    assert log.find_job(key()).batch.layout == layout
 
 
 def test_a_tenant_may_have_a_layout_of_its_own(log):
@@ -161,7 +161,7 @@ def test_a_tenant_may_have_a_layout_of_its_own(log):
     own = {"other": {"own": 1}, "nobody": {}}
     claims = log.begin(over(*keys), "run-1", LAYOUT, layouts=own)
     assert [claim.step.layout for claim in claims] == [LAYOUT, {"own": 1}]
-    assert [log.job(each).batch.layout for each in keys] == [LAYOUT, {"own": 1}]
+    assert [log.find_job(each).batch.layout for each in keys] == [LAYOUT, {"own": 1}]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queu
     assert "is pending in run run-1" in str(lost[key("b")])
     assert "is not registered" in str(lost[key("c")])
     assert log.list_queued("ticket") == (planned.select_jobs([key("a"), key("d")]),)
-    assert log.job(key("b")).run_id == "run-1"
+    assert log.find_job(key("b")).run_id == "run-1"
     assert lost.keys() == log.enqueue(planned.select_jobs(lost), "another").keys()
     assert log.find_expired_leases(["another"], 9) == frozenset()
 
@@ -236,20 +236,20 @@ def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
     add(log, *other.jobs)
     log.enqueue(planned, "ticket-1")
     log.enqueue(other, "ticket-2")
-    assert of_a_run.queued("ticket-1") == (planned,)
-    assert of_a_run.queued("ticket-2") == (other,)
-    assert of_a_run.queued("ticket-3") == ()
+    assert of_a_run.list_queued("ticket-1") == (planned,)
+    assert of_a_run.list_queued("ticket-2") == (other,)
+    assert of_a_run.list_queued("ticket-3") == ()
     # Events that do not concern the iteration do not change it.
     log.pause("acme", name("a"))
     log.update("acme", name("a"), SpecUpdate(job_type="greedy"))
-    assert of_a_run.queued("ticket-1") == (planned,)
+    assert of_a_run.list_queued("ticket-1") == (planned,)
     log.cancel([key("c")])
-    assert of_a_run.queued("ticket-1") == (over(key("a"), key("b"), start=2),)
+    assert of_a_run.list_queued("ticket-1") == (over(key("a"), key("b"), start=2),)
     log.rebuild([key("b")])
     rest, anew = over(key("a"), start=2), over(key("b"))
-    assert of_a_run.queued("ticket-1") == (anew, rest)
+    assert of_a_run.list_queued("ticket-1") == (anew, rest)
     of_a_run.begin(rest, "run-1", {}, queued_as="ticket-1")
-    assert of_a_run.queued("ticket-1") == (anew,)
+    assert of_a_run.list_queued("ticket-1") == (anew,)
     assert {each.key.job_name: each.queued_to for each in log.list_jobs()} == {
         **dict.fromkeys("ac"),
         "b": moment(5),
@@ -264,7 +264,7 @@ def test_only_the_last_claim_counts(log):
     (stale,) = log.begin(over(key()), "run-1", LAYOUT)
     assert log.recover({"run-1"}) == (key(),)
     (claim,) = log.begin(over(key()), "run-2", LAYOUT)
-    before = log.job(key())
+    before = log.find_job(key())
     for late in (
         lambda: complete(log, stale, moment(5), {}),
         lambda: fail(log, stale, 500, "late"),
@@ -272,7 +272,7 @@ def test_only_the_last_claim_counts(log):
     ):
         with pytest.raises(FenceError, match="another writer has taken it"):
             late()
-    assert log.job(key()) == before
+    assert log.find_job(key()) == before
     complete(log, claim, moment(5), {})
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
@@ -288,8 +288,8 @@ def test_a_claim_does_not_outlive_its_registration(log):
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
     with pytest.raises(FenceError):
-        complete(log, replace(claim, fence=log.job(key()).seq), moment(5), {})
-    assert log.job(key()).watermark == START
+        complete(log, replace(claim, fence=log.find_job(key()).seq), moment(5), {})
+    assert log.find_job(key()).watermark == START
 
 
 def test_completing_elsewhere_than_at_the_ranges_end_is_refused(log):
@@ -298,7 +298,7 @@ def test_completing_elsewhere_than_at_the_ranges_end_is_refused(log):
     for version in (4, 6):
         with pytest.raises(BatchError, match=f"cannot complete at version {version}"):
             complete(log, claim, moment(version), {})
-    assert log.job(key()).watermark == START
+    assert log.find_job(key()).watermark == START
 
 
 def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_error(log):
@@ -323,7 +323,7 @@ def test_the_next_iteration_after_a_success_forgets_its_code_and_counts(log):
     (claim,) = log.begin(over(key(), start=5, to=6), "run-1", LAYOUT)
     fail(log, claim, 500, "slow")
     (claim,) = log.begin(over(key(), start=5, to=6), "run-2", {"other": 1})
-    assert log.job(key()).status.code == 0
+    assert log.find_job(key()).status.code == 0
     assert [(step.action, step.layout) for step in claim.steps] == [(BatchAction.REPLAY, LAYOUT)]
 
 
@@ -338,11 +338,11 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
         (BatchAction.INSERT, span(7, 9), {"new": 2}),
     ]
     # A run that dies here leaves the batch under replay as the record, not the whole range.
-    assert log.job(key()).batch.range == span(5, 7)
+    assert log.find_job(key()).batch.range == span(5, 7)
     with pytest.raises(BatchError, match="1 steps left"):
         complete(log, claim, moment(9), {})
     second = advance(log, claim, {"inserted": 3, "bytes": 10})
-    job = log.job(key())
+    job = log.find_job(key())
     assert (job.watermark, job.state) == (moment(7), JobState.RUNNING)
     assert (job.batch.range, job.batch.phase) == (span(7, 9), Phase.BEFORE)
     with pytest.raises(FenceError):
@@ -350,7 +350,7 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     with pytest.raises(BatchError, match="no step follows"):
         advance(log, second, {})
     complete(log, second, moment(9), {"inserted": 4, "deleted": 1})
-    job = log.job(key())
+    job = log.find_job(key())
     assert job.watermark == moment(9)
     assert job.status.counts == {"inserted": 7, "deleted": 1, "bytes": 10}
 
@@ -362,7 +362,7 @@ def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
     (claim,) = log.begin(over(key(), start=5, to=7), "run-2", {})
     assert (claim.range, claim.step.action) == (span(5, 9), BatchAction.REPLAY)
     complete(log, claim, moment(9), {})
-    assert log.job(key()).watermark == moment(9)
+    assert log.find_job(key()).watermark == moment(9)
 
 
 def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
@@ -385,13 +385,13 @@ def test_cancel_takes_the_active_jobs_and_their_claims(log):
     assert log.cancel(everything) == (key("a"), key("b"))
     assert log.cancel(everything) == ()
     assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
-    assert log.job(key("a")).status.end_at is not None
+    assert log.find_job(key("a")).status.end_at is not None
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
     with pytest.raises(FenceError, match="was canceled in run run-2"):
         log.begin(over(key("b")), "run-2", {})
     log.begin(over(key("b")), "run-3", {})
-    assert log.job(key("a")).batch.phase is Phase.BEFORE
+    assert log.find_job(key("a")).batch.phase is Phase.BEFORE
 
 
 def test_recover_frees_the_jobs_of_gone_runs_only(log):
@@ -412,7 +412,7 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
         "running",
         "completed",
     ]
-    assert log.job(key("a")).batch.phase is Phase.BEFORE
+    assert log.find_job(key("a")).batch.phase is Phase.BEFORE
     assert log.list_active_runs() == {"alive"}
 
 
@@ -423,10 +423,10 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     everything = [key("none"), key("b"), key("a")]
     assert log.repair(everything) == (key("a"),)
     assert log.repair(everything) == ()
-    repaired = log.job(key("a"))
+    repaired = log.find_job(key("a"))
     assert (repaired.state, repaired.watermark) == (JobState.COMPLETED, moment(5))
     assert (repaired.status.code, repaired.status.message) == (0, "")
-    assert log.job(key("b")).state is JobState.RUNNING
+    assert log.find_job(key("b")).state is JobState.RUNNING
     (claim,) = log.begin(over(key("a"), start=5, to=7), "run-2", LAYOUT)
     assert [(step.action, step.range) for step in claim.steps] == [
         (BatchAction.INSERT, claim.range)
@@ -453,9 +453,9 @@ def test_repairs_are_counted_until_a_range_is_done(log):
     claim = began(7, "run-4")
     assert (claim.repairs, len(claim.steps)) == (2, 2)
     second = advance(log, claim, {})
-    assert second.repairs == log.job(key("a")).status.repairs == 0
+    assert second.repairs == log.find_job(key("a")).status.repairs == 0
     complete(log, second, moment(7), {})
-    assert log.job(key("a")).status.repairs == 0
+    assert log.find_job(key("a")).status.repairs == 0
 
 
 def test_watermarks_are_told_apart_by_version_and_time(log):
@@ -489,7 +489,7 @@ def test_places_are_those_of_the_tables_live_jobs(log):
     assert log.find_table_ids("docs", "others") == frozenset()
     assert log.find_table_names("t-1") == {("docs", "symbols")}
     assert log.find_table_names("t-1", ["nobody"]) == log.find_table_names("t-1", []) == frozenset()
-    assert log.tenants("t-1") == {"acme", "zed"}
+    assert log.list_tenants("t-1") == {"acme", "zed"}
     names = {("acme", name) for name in ("a", "b", "c", "dropped")}
     assert log.list_registered("t-1") == names | {("zed", "a")}
 
@@ -522,11 +522,11 @@ def test_idle_jobs_move_with_the_table(log):
     log.begin(over(running, start=5, to=6), "run-1", LAYOUT)
     (claim,) = log.begin(over(failed, start=5, to=6), "run-2", LAYOUT)
     fail(log, claim, 500, "slow")
-    seq = log.job(idle).seq
+    seq = log.find_job(idle).seq
     moves = dict.fromkeys([idle, behind, running, failed, key("idle", "unknown")], span(5, 9))
     assert log.flush(moves) == 1
-    assert log.job(idle).watermark == moment(9)
-    assert log.job(idle).seq > seq
+    assert log.find_job(idle).watermark == moment(9)
+    assert log.find_job(idle).seq > seq
     assert log.flush(moves) == 0
     assert log.flush({idle: span(8, 10)}) == 0
     assert log.flush({fresh: span(-1, 8)}) == 0
@@ -534,7 +534,7 @@ def test_idle_jobs_move_with_the_table(log):
     assert log.flush({behind: span(4, 7)}) == 1
     stands = {job.key.job_name: job.watermark.version for job in log.list_jobs(tenant="acme")}
     assert stands == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
-    assert log.job(other).watermark == moment(5)
+    assert log.find_job(other).watermark == moment(5)
 
 
 def test_a_plan_made_before_an_idle_move_is_refused(log):

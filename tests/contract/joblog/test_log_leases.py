@@ -26,11 +26,11 @@ def test_what_nobody_keeps_is_freed_and_what_somebody_keeps_is_not(log, hand):
     log.enqueue(over(key("dispatched")), "ticket-2")
     hand.now += log.leases.run
     assert log.reclaim() == ()
-    log.keep(["run-1"], log.leases.run)
+    log.renew_leases(["run-1"], log.leases.run)
     hand.now += 0.5
     assert log.reclaim() == (key("left"),)
     hand.now += log.leases.queued - log.leases.run
-    log.keep(["run-1", "ticket-2"], 1.0)
+    log.renew_leases(["run-1", "ticket-2"], 1.0)
     assert log.reclaim() == (key("queued"),)
     assert log.reclaim() == ()
     assert states(log) == {
@@ -53,7 +53,7 @@ def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_
         hand.now += log.leases.queued + 1
         assert log.reclaim() == (key("queued"), key("ran"))
         lost += 1
-        ran, queued = log.job(key("ran")).status, log.job(key("queued")).status
+        ran, queued = log.find_job(key("ran")).status, log.find_job(key("queued")).status
         assert (ran.code, ran.attempts) == (RunGoneError.code, lost)
         assert f"Run run-{lost - 1} ended without a result" in ran.message
         assert (queued.code, queued.attempts) == (0, 0)
@@ -61,7 +61,7 @@ def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_
     assert is_backing_off(ran, ran.end_at + compute_backoff(3) - timedelta(seconds=1))
     for claim in log.begin(over(key("ran")), "run-last", LAYOUT):
         complete(log, claim, moment(5), {})
-    assert log.job(key("ran")).status.attempts == log.job(key("ran")).status.code == 0
+    assert log.find_job(key("ran")).status.attempts == log.find_job(key("ran")).status.code == 0
 
 
 def test_what_could_not_be_claimed_has_failed_like_what_was(log):
@@ -74,10 +74,10 @@ def test_what_could_not_be_claimed_has_failed_like_what_was(log):
     assert log.refuse("run", UnavailableError.code, "it has begun") == ()
     assert log.refuse("ticket-2", SourceError.code, "no such table") == (key("c"),)
     assert states(log) == {"a": "completed", "b": "completed", "c": "error", "d": "running"}
-    status = log.job(key("a")).status
+    status = log.find_job(key("a")).status
     assert (status.code, status.message, status.attempts) == (1_100, "away", 1)
     assert is_backing_off(status, status.end_at)
-    assert [each.seconds for each in log.usage() if each.failed] == [0.0, 0.0, 0.0]
+    assert [each.seconds for each in log.read_usage() if each.failed] == [0.0, 0.0, 0.0]
     with pytest.raises(FenceError):
         log.begin(over(key("c")), "run", LAYOUT, queued_as="ticket-2")
 
@@ -98,7 +98,7 @@ def test_one_owner_has_a_lease_until_it_lets_it_run_out(log, hand):
 def test_what_was_never_heard_of_gets_time_to_be_heard_of(log, hand):
     assert log.find_expired_leases(["a", "b"], unseen=60) == frozenset()
     hand.now += 59
-    log.keep(["b"], 30)
+    log.renew_leases(["b"], 30)
     assert log.find_expired_leases(["a", "b", "c"], unseen=60) == frozenset()
     hand.now += 2
     assert log.find_expired_leases(["a", "b"], unseen=60) == {"a"}
@@ -112,12 +112,12 @@ def test_a_run_that_stood_still_and_wakes_up_has_lost_what_was_taken_meanwhile(l
     stale, mine = log.begin(over(key("taken"), key("untouched")), "run-1", LAYOUT)
     hand.now += log.leases.run + 1
     log.recover(["nobody"])
-    log.keep(["run-1"], log.leases.run)
+    log.renew_leases(["run-1"], log.leases.run)
     assert log.reclaim() == ()
     hand.now += log.leases.run + 1
     log.reclaim()
     (heir,) = log.begin(over(key("taken")), "run-2", LAYOUT)
-    log.keep(["run-1"], log.leases.run)
+    log.renew_leases(["run-1"], log.leases.run)
     for claim in (stale, mine):
         with pytest.raises(FenceError):
             advance(log, claim, {})

@@ -23,9 +23,9 @@ def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
     (claim,) = log.begin(over(key()), "run-1", LAYOUT)
     assert log.update("acme", name(), SpecUpdate(priority=5)) == Interruption(changed=True)
     assert log.update("acme", name(), SpecUpdate(priority=5)) == Interruption()
-    assert log.job(key()).priority == 5
+    assert log.find_job(key()).priority == 5
     complete(log, claim, moment(5), {})
-    assert log.job(key()).watermark == moment(5)
+    assert log.find_job(key()).watermark == moment(5)
 
 
 def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
@@ -50,11 +50,11 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     log.mark_stranded("t-2", TableGoneError.code, "dropped")
     for job in ("broken", "gone"):
         assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interruption(changed=True)
-    broken, gone = (log.job(key("broken")), log.job(key("gone", table_id="t-2")))
+    broken, gone = (log.find_job(key("broken")), log.find_job(key("gone", table_id="t-2")))
     assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
     assert (broken.status.code, broken.batch) == (0, None)
     assert (gone.state, gone.priority) == (JobState.ERROR, 5)
-    told = [each.event for each in log.history(name=name("broken"))]
+    told = [each.event for each in log.read_history(name=name("broken"))]
     assert told == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
 
 
@@ -64,7 +64,7 @@ def failed_eight_times(log):
     for attempt in range(8):
         (claim,) = log.begin(over(key()), f"run-{attempt}", LAYOUT)
         fail(log, claim, 1_100, "ClickHouse is away")
-    assert log.job(key()).status.attempts == 8
+    assert log.find_job(key()).status.attempts == 8
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
@@ -77,32 +77,32 @@ def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
     failed_eight_times(log)
     done = log.update("acme", name(), change, interrupt=interrupt)
     assert done == Interruption(changed=True)
-    job = log.job(key())
+    job = log.find_job(key())
     assert (job.status.attempts, job.status.code) == (0, 1_100)
     assert plan_iterations([job], moment(5), job.status.end_at)
-    assert log.history(name=name())[-1].event is Event.UPDATE
+    assert log.read_history(name=name())[-1].event is Event.UPDATE
 
 
 def test_an_interruption_without_a_new_spec_ends_the_wait_too(log):
     failed_eight_times(log)
     assert log.update("acme", name(), SpecUpdate()) == Interruption()
-    assert log.job(key()).status.attempts == 8
+    assert log.find_job(key()).status.attempts == 8
     assert log.update("acme", name(), SpecUpdate(), interrupt=True) == Interruption(changed=True)
-    assert log.job(key()).status.attempts == 0
+    assert log.find_job(key()).status.attempts == 0
 
 
 def test_a_resumed_job_does_not_wait_for_what_failed_before_the_pause(log):
     failed_eight_times(log)
     log.pause("acme", name())
     log.resume("acme", name())
-    assert log.job(key()).status.attempts == 0
+    assert log.find_job(key()).status.attempts == 0
 
 
 def test_an_interrupted_iteration_leaves_the_new_spec_no_wait(log):
     failed_eight_times(log)
     log.begin(over(key()), "run-9", LAYOUT)
     log.update("acme", name(), SpecUpdate(priority=5), interrupt=True)
-    assert log.job(key()).status.attempts == 0
+    assert log.find_job(key()).status.attempts == 0
 
 
 def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):
@@ -116,21 +116,21 @@ def test_another_consumer_gets_all_rows_anew(log):
     (claim,) = log.begin(over(key("runs"), start=5, to=9), "run-1", LAYOUT)
     for job in ("rests", "runs"):
         log.update("acme", name(job), SpecUpdate(columns=("b",)))
-    assert log.job(key("rests")).watermark == START
+    assert log.find_job(key("rests")).watermark == START
     complete(log, claim, moment(9), {})
-    assert (log.job(key("runs")).watermark, log.job(key("runs")).batch) == (START, None)
+    assert (log.find_job(key("runs")).watermark, log.find_job(key("runs")).batch) == (START, None)
 
 
 def test_pausing_is_kept_until_resumed(log):
     add(log, key())
     assert log.pause("acme", name()) == (key(),)
-    since = log.job(key()).paused_at
+    since = log.find_job(key()).paused_at
     assert since is not None
     assert log.pause("acme", name()) == ()
-    assert log.job(key()).paused_at == since
+    assert log.find_job(key()).paused_at == since
     assert log.resume("acme", name()) == (key(),)
     assert log.resume("acme", name()) == ()
-    assert log.job(key()).paused_at is None
+    assert log.find_job(key()).paused_at is None
 
 
 def test_what_is_registered_for_all_is_kept_once(log):
@@ -252,19 +252,19 @@ def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
     log.enqueue(over(key("waits"), start=5, to=7), "run-2")
     keys = (key("rests"), key("runs"), key("waits"))
     assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
-    stand = {k.job_name: log.job(k).watermark.version for k in keys}
+    stand = {k.job_name: log.find_job(k).watermark.version for k in keys}
     assert stand == {"rests": -1, "runs": 5, "waits": -1}
     with pytest.raises(FenceError, match="is at version -1"):
         log.begin(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
     complete(log, claim, moment(7), {})
-    assert log.job(key("runs")).watermark == START
+    assert log.find_job(key("runs")).watermark == START
 
 
 def test_another_consumer_of_a_queued_job_gets_all_rows_too(log):
     at(log, 5, key())
     log.enqueue(over(key(), start=5, to=7), "run-1")
     log.update("acme", name(), SpecUpdate(columns=("other",)))
-    assert (log.job(key()).watermark, log.job(key()).rebuild) == (START, False)
+    assert (log.find_job(key()).watermark, log.find_job(key()).rebuild) == (START, False)
 
 
 def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
@@ -297,7 +297,7 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
         (3, START, "completed"),
         (0, START, "completed"),
     ]
-    told = [each.event for each in log.history(name=name("c"))]
+    told = [each.event for each in log.read_history(name=name("c"))]
     assert told == [Event.REGISTER, Event.STRAND, Event.REGISTER, Event.UNREGISTER]
 
 

@@ -103,11 +103,11 @@ def test_a_flush_changes_the_watermark_and_nothing_else(log):
     for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
         complete(log, claim, moment(7), {"inserted": 4})
     log.pause("acme", name())
-    before = log.job(key())
-    history = log.history()
+    before = log.find_job(key())
+    history = log.read_history()
     assert log.flush({key(): span(7, 9)}) == 1
-    assert log.job(key()) == replace(before, watermark=moment(9), seq=before.seq + 1)
-    assert log.history() == history
+    assert log.find_job(key()) == replace(before, watermark=moment(9), seq=before.seq + 1)
+    assert log.read_history() == history
 
 
 # --- several openers of one store
@@ -116,7 +116,7 @@ def test_a_flush_changes_the_watermark_and_nothing_else(log):
 def test_a_second_opener_sees_committed_rows(make_log):
     one, two = make_log(), make_log()
     add(one, key())
-    assert two.jobs() == one.jobs()
+    assert two.list_jobs() == one.list_jobs()
     assert not two.register("acme", name(), "t-1", spec())
 
 
@@ -203,12 +203,12 @@ def test_what_commits_late_is_touched(log):
         pytest.skip("one writes at a time")
     since = log.read_changed_tenants(None).upto
     with begin_transaction(log.engine, writes=True) as connection:
-        add(log.within(connection), key("a", "late"))
+        add(log.bind(connection), key("a", "late"))
         add(log, key("b", "early"))
         found = log.read_changed_tenants(since)
         assert found.tenants == {("t-1", "early")}
         found = log.read_changed_tenants(found.upto)
-    numbers = {entry.key.tenant: entry.number for entry in log.history()}
+    numbers = {entry.key.tenant: entry.number for entry in log.read_history()}
     assert numbers["late"] < numbers["early"]
     found = log.read_changed_tenants(found.upto)
     assert ("t-1", "late") in found.tenants
@@ -220,13 +220,13 @@ def test_what_is_done_within_a_callers_transaction_is_all_or_nothing(log):
     before = log.list_jobs(include_dropped=True)
 
     def change(connection: sa.Connection) -> None:
-        joined = log.within(connection)
+        joined = log.bind(connection)
         assert joined.register("acme", name("new"), "t-1", spec("new"))
         assert joined.unregister("acme", name("old"))
         done = joined.update("acme", name("other"), SpecUpdate(priority=7))
         assert done is not None
         assert done.changed
-        assert [job.key.job_name for job in joined.jobs()] == ["new", "other"]
+        assert [job.key.job_name for job in joined.list_jobs()] == ["new", "other"]
 
     class ChangedMindError(Exception):
         pass

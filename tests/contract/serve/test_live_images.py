@@ -83,7 +83,10 @@ def test_the_rows_that_it_begins_with_come_by_key(both):
         begin = index.tenants[tenant].begin
         for told_, most in ((0, 9), (0, 2), (2, 2), (4, 2), (5, 2)):
             found, model = (each.read_base(tenant, begin, told_, most) for each in (images, index))
-            assert (told(found.stamped), found.whole) == (told(model.stamped), model.whole)
+            assert (told(found.timed_changes), found.complete) == (
+                told(model.timed_changes),
+                model.complete,
+            )
     assert images.read_base("acme", 99, 0, 9) == ChangePage()
 
 

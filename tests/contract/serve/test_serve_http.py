@@ -204,7 +204,7 @@ def test_without_tokens_pages_of_other_sites_are_refused(shop):
 def test_caps_are_the_servers(shop, tmp_path):
     caps = Caps(rows=3, cells=10, default_rows=2)
     client = shop.client(
-        tmp_path / "tokens", caps=caps, shape=DocumentLimits(depth=2, fields=3, roots=2)
+        tmp_path / "tokens", caps=caps, document_limits=DocumentLimits(depth=2, fields=3, roots=2)
     )
 
     def asked(query):

@@ -55,7 +55,7 @@ def test_it_fires_on_transitions_and_not_on_changes_with_one_id_for_each_tenants
     ids = [row["event_id"] for row in alerts.outbox()]
     assert len({*ids}) == 4
     at = SourceTimestamp.from_micros(1_000_123, version=1)
-    assert ids[0] == alerts.consumer().ids.event_id("large_trade", A1, at)
+    assert ids[0] == alerts.consumer().ids.make_event_id("large_trade", A1, at)
     assert alerts.watermarks() == {"acme": 4, "globex": 4}
 
 
@@ -122,7 +122,7 @@ def test_a_job_taken_by_another_run_takes_its_events_with_it_and_the_others_come
     sink = alerts.begun(1)
     retriever = alerts.retriever(sink, snapshot=False)
     # Lost after the rows were read, when only the transaction can tell.
-    retriever = replace(retriever, lost=dict)
+    retriever = replace(retriever, find_lost=dict)
     alerts.log.cancel([alerts.key("globex")])
     with pytest.raises(FenceError):
         alerts.consumer().consume(retriever)
@@ -175,7 +175,7 @@ def test_a_value_without_a_form_in_json_fails_its_tenant_alone(alerts, monkeypat
 
 def test_a_gap_is_noted_gives_no_event_and_leaves_the_active_rows_as_the_source_has_them(alerts):
     alerts.iterate(1)
-    told = alerts.iterate(4, "acme", gap="the files of version 2 are gone").told["acme"]
+    told = alerts.iterate(4, "acme", gap="the files of version 2 are gone").reports["acme"]
     assert told["gap"] == "versions 2 to 4: the files of version 2 are gone"
     assert (told["matches"], told["unmatches"], told["active"]) == (0, 0, 0)
     assert [each[3] for each in alerts.events()] == [1, 1]
@@ -206,7 +206,7 @@ def test_a_row_in_between_stays_as_it_was_over_a_gap(alerts):
     alerts.iterate(1)
     alerts.iterate(2, gap="why")
     assert alerts.active() == {A1, '["acme","2"]', B1}
-    told = alerts.iterate(4).told["acme"]
+    told = alerts.iterate(4).reports["acme"]
     assert "gap" not in told
     assert alerts.events()[2:] == [
         ("UNMATCH", "acme", A1, 4),
@@ -223,11 +223,11 @@ def test_another_condition_is_another_generation_found_by_a_snapshot_without_eve
     (error,) = retriever.refused.values()
     assert (type(error), alerts.watermarks()["acme"]) == (FeedGoneError, 1)
     # What reads unreadable changes as a snapshot does so for these, under the same claims.
-    told = alerts.consumed(sink, gap=str(error)).told["acme"]
+    told = alerts.consumed(sink, gap=str(error)).reports["acme"]
     assert told["gap"] == "versions 2 to 2: the definition of trigger 'large_trade' changed"
     assert alerts.events() == events
     assert alerts.watermarks()["acme"] == 2
-    assert alerts.held("acme").definition == alerts.consumer().rule.definition
+    assert alerts.held("acme").definition == alerts.consumer().evaluator.definition
     # In between by the conditions, and what was active by the earlier ones does not count.
     assert A1 not in alerts.active()
 
@@ -245,7 +245,7 @@ def test_a_job_that_is_registered_again_begins_anew(alerts):
 def test_a_rebuilt_job_finds_its_active_rows_anew_and_notes_what_it_did_not_see(alerts):
     alerts.iterate(1)
     alerts.log.rebuild([alerts.key("acme")])
-    told = alerts.iterate(3, "acme", gap="first synchronization").told["acme"]
+    told = alerts.iterate(3, "acme", gap="first synchronization").reports["acme"]
     assert told["gap"] == "versions 2 to 3: first synchronization"
     assert len(alerts.events()) == 2
 

@@ -173,7 +173,7 @@ def test_rows_that_no_reader_sees_are_missed_by_the_count_of_the_log(table, caps
 
 def tamper(table, columns, values):
     held = table.view(table.source.indexes[0], "__rows")
-    client = table.deployment.endpoint.client()
+    client = table.deployment.endpoint.get_client()
     client.command(f"INSERT INTO {held} {columns} VALUES {values}", settings=ANYWAY)
 
 

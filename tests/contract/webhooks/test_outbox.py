@@ -144,7 +144,7 @@ def test_what_is_sent_again_while_it_waits_is_due_at_once_and_counted_once(outbo
 
 def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(outbox):
     put(outbox, event(1))
-    outbox.hold(["alerts"], "sender-1", 30)
+    outbox.take_leases(["alerts"], "sender-1", 30)
     seen = outbox.list_endpoints()["alerts"]
     assert (seen.active, seen.health) == (True, EndpointHealth())
     failed = replace(seen, health=EndpointHealth(in_a_row=3, failing_since=outbox.clock()))
@@ -164,18 +164,18 @@ def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(o
 
 
 def test_an_endpoint_is_one_senders_at_a_time(outbox):
-    assert outbox.hold(["alerts", "audit"], "one", 60) == {"alerts", "audit"}
-    assert outbox.hold(["alerts", "other"], "two", 60) == {"other"}
+    assert outbox.take_leases(["alerts", "audit"], "one", 60) == {"alerts", "audit"}
+    assert outbox.take_leases(["alerts", "other"], "two", 60) == {"other"}
     outbox.release(["alerts", "other"], "one")
-    assert outbox.hold(["alerts", "audit", "other"], "two", -1) == {"alerts", "other"}
-    assert outbox.hold(["other"], "one", 60) == {"other"}
+    assert outbox.take_leases(["alerts", "audit", "other"], "two", -1) == {"alerts", "other"}
+    assert outbox.take_leases(["other"], "one", 60) == {"other"}
 
 
 def test_a_look_tells_when_something_is_due(outbox, watch):
-    outbox.hold(["alerts", "audit"], "one", 60)
+    outbox.take_leases(["alerts", "audit"], "one", 60)
     put(outbox, event(1), event(2))
     end(outbox, again(outbox, 60), "alarm-1", "alarm-2", status=500)
-    found = outbox.look(["alerts", "audit", "unknown"])
+    found = outbox.poll_endpoints(["alerts", "audit", "unknown"])
     assert {name: due for name, (_, due) in found.items()} == {
         "alerts": watch() + timedelta(seconds=60),
         "audit": None,

@@ -40,7 +40,7 @@ class ImageTable:
 
     def __init__(self, endpoint, database):
         self.endpoint, self.source = endpoint, source_in(database)
-        self.client = endpoint.client()
+        self.client = endpoint.get_client()
         self.create()
 
     def shape(self, generation=0):

@@ -157,7 +157,8 @@ def test_a_delete_of_a_row_that_had_no_key_is_passed_over(store):
 
 def test_timestamps_are_stored_to_the_microsecond(store):
     write(store, rows([1]))
-    query = f"SELECT toUnixTimestamp64Micro(_timestamp) FROM {store.shape.qualify_name(store.shape.rows)}"
+    name = store.shape.qualify_name(store.shape.rows)
+    query = f"SELECT toUnixTimestamp64Micro(_timestamp) FROM {name}"
     assert store.endpoint.get_client().query(query).result_rows == [(1_700_000_000_000_001,)]
 
 
@@ -402,7 +403,8 @@ def test_words_use_the_text_index(make):
     store = make(FullText("body"))
     write(store, rows(range(10), body="Common text"))
     write(store, rows([99], body="a RARE bird", version=2), upto=2)
-    query = f"SELECT id FROM {store.shape.qualify_name(store.shape.view)} WHERE hasAllTokens(body, 'rare')"
+    view = store.shape.qualify_name(store.shape.view)
+    query = f"SELECT id FROM {view} WHERE hasAllTokens(body, 'rare')"
     assert store.endpoint.get_client().query(query).result_rows == [(99,)]
     assert "Name: body_text" in explained(store, query)
 

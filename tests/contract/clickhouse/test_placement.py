@@ -274,7 +274,8 @@ def test_rows_without_a_key_lie_where_any_of_their_columns_says(servers):
         query = f"SELECT id, n FROM {store.shape.qualify_name(store.shape.rows)}"
         its = store.endpoint.get_client().query(query).result_rows
         wrong = f"assumeNotNull(cityHash64(assumeNotNull(n)) % {SHARDS}) != {shard}"
-        count = f"SELECT count() FROM {store.shape.qualify_name(store.shape.rows)} WHERE n IS NOT NULL AND "
+        name = store.shape.qualify_name(store.shape.rows)
+        count = f"SELECT count() FROM {name} WHERE n IS NOT NULL AND "
         assert store.endpoint.get_client().query(count + wrong).first_row == (0,)
         assert shard == 0 or all(n is not None for _, n in its)
         held += its

@@ -63,7 +63,7 @@ def test_rows_too_large_for_one_answer_are_read_fewer_at_a_time(both, monkeypatc
     whole = told(index.changes(spans, 100).stamped)
     at = {"acme": ChangePosition.from_commit(12)}
     rows = len(index.standing(at, (), 100, EVERYTHING).rows)
-    monkeypatch.setattr(module, "LIMITS", QueryLimits(rows=3, bytes=10**6))
+    monkeypatch.setattr(module, "IMAGE_LIMITS", QueryLimits(rows=3, bytes=10**6))
     found = images.changes(spans, 16)
     assert (told(found.stamped), found.whole) == (whole[:1], False)
     page = images.read_snapshot(at, (), 32)

@@ -666,7 +666,7 @@ def test_a_job_is_named_by_its_id_or_as_the_command_line_names_it(jobs, source):
         lambda jobs, name: jobs.resume_job("eu", name),
         lambda jobs, name: jobs.repair_job("eu", name),
         lambda jobs, name: jobs.get_job_status("eu", name),
-        lambda jobs, name: jobs.history("eu", name),
+        lambda jobs, name: jobs.read_history("eu", name),
     ],
     ids=[
         *("register", "unregister", "update", "rebuild", "pause", "resume", "repair"),
@@ -697,16 +697,18 @@ def test_history_and_usage_tell_what_happened(jobs, source, clock):
     jobs.register_job("eu", OTHER, spec(OTHER))
     clock.sleep(60)
     finish(jobs, source, inserted=7, bytes=70)
-    found = [each.event for each in jobs.history("eu", MIRROR)]
+    found = [each.event for each in jobs.read_history("eu", MIRROR)]
     assert found == [Event.REGISTER, Event.START, Event.COMPLETE]
-    assert [each.event for each in jobs.history("*", MIRROR, most=1)] == [Event.COMPLETE]
-    assert len(jobs.history(since=clock.now)) == 2
-    assert jobs.history("us") == []
-    (used,) = jobs.usage()
+    assert [each.event for each in jobs.read_history("*", MIRROR, most=1)] == [Event.COMPLETE]
+    assert len(jobs.read_history(since=clock.now)) == 2
+    assert jobs.read_history("us") == []
+    (used,) = jobs.read_usage()
     assert (used.tenant, used.name, used.inserted, used.bytes) == ("eu", MIRROR, 7, 70)
-    assert jobs.usage(clock.now + timedelta(seconds=1)) == []
-    assert jobs.usage(tenant="eu", table="shop.orders") == jobs.usage(tenant="*") == [used]
-    assert jobs.usage(tenant="us") == jobs.usage(table="shop.refunds") == []
+    assert jobs.read_usage(clock.now + timedelta(seconds=1)) == []
+    assert (
+        jobs.read_usage(tenant="eu", table="shop.orders") == jobs.read_usage(tenant="*") == [used]
+    )
+    assert jobs.read_usage(tenant="us") == jobs.read_usage(table="shop.refunds") == []
 
 
 # Waiting.
@@ -731,7 +733,7 @@ def test_a_wait_in_which_nothing_happens_reads_no_job(jobs, source, clock, monke
     registered(jobs, source, "eu")
     elsewhere = JobID(db="shop", table="refunds", job="mirror")
     read, log = [], type(jobs.deployment.log)
-    held = log.jobs
+    held = log.list_jobs
     monkeypatch.setattr(log, "list_jobs", lambda *a, **b: read.append(clock.now) or held(*a, **b))
     clock.meanwhile = [lambda: None] * 50 + [
         lambda: jobs.deployment.log.register("eu", elsewhere, "another table", spec(elsewhere))
@@ -790,7 +792,7 @@ def test_a_change_of_properties_alone_leaves_an_idle_tenant_in_step(jobs, source
     commit(source, "us")
     look = runner.look(look.cursor)
     assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
-    latest = jobs.deployment.make_delta_log(source).latest().version
+    latest = jobs.deployment.make_delta_log(source).get_latest_moment().version
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
     (position,) = read_positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.lag) == (True, 0.0)

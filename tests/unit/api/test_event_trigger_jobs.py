@@ -72,7 +72,7 @@ def test_a_trigger_s_job_does_what_is_declared_and_nothing_else(jobs, source, up
 
 def test_an_index_does_not_become_a_trigger(jobs, source):
     registered(jobs, source, "eu")
-    mirror = name_of(source, source.index("mirror"))
+    mirror = name_of(source, source.get_index("mirror"))
     with pytest.raises(ConfigError, match=r"no trigger of that name is declared .*: large\)"):
         jobs.update_job_spec("eu", mirror, SpecUpdate(type="trigger"))
 

@@ -85,7 +85,7 @@ def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
 
 def attempt(outbox, status, outcome, text=""):
     """Answer all that is due, as a sender does."""
-    outbox.hold(["alerts"], "sender", 60)
+    outbox.take_leases(["alerts"], "sender", 60)
     work = outbox.claim("alerts", room=100, busy=())
     messages = [message for each in work for message in each.messages]
     results = [result(outbox, message, outcome, status, text) for message in messages]
@@ -270,7 +270,7 @@ def health(outbox, *used):
 
 
 def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):
-    outbox.hold(["alerts", "spare"], "sender", 60)
+    outbox.take_leases(["alerts", "spare"], "sender", 60)
     outbox.pause("spare", "20 attempts in a row were refused")
     assert health(outbox) == [
         "endpoint alerts: ok",
@@ -280,7 +280,7 @@ def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):
 
 
 def test_health_names_the_endpoints_that_no_sender_serves(outbox):
-    outbox.hold(["spare"], "sender", 60)
+    outbox.take_leases(["spare"], "sender", 60)
     assert health(outbox, "alerts") == [
         "endpoint alerts: no sender serves it",
         "endpoint spare: ok",
@@ -290,12 +290,12 @@ def test_health_names_the_endpoints_that_no_sender_serves(outbox):
         "endpoint alerts: no sender serves it, and events wait for it",
         "  next: for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)",
     ]
-    outbox.hold(["alerts"], "sender", 60)
+    outbox.take_leases(["alerts"], "sender", 60)
     assert health(outbox, "alerts") == ["endpoint alerts: ok", "endpoint spare: ok"]
 
 
 def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
-    outbox.hold(["alerts"], "sender", 60)
+    outbox.take_leases(["alerts"], "sender", 60)
     alerts = outbox.list_endpoints()["alerts"]
     failing = replace(alerts, health=EndpointHealth(failing_since=outbox.clock()))
     outbox.record(failing, [])

@@ -75,7 +75,7 @@ def canceled():
 
 @pytest.fixture
 def jobs(source, clock, canceled, monkeypatch):
-    log = log_in_memory(clock=clock, who="a person")
+    log = log_in_memory(clock=clock, actor="a person")
     deployment = replace(in_memory(clock), log=log)
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=canceled.append)
     monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda environ: jobs)

@@ -298,4 +298,4 @@ def test_a_long_wait_is_told_of_now_and_then_elsewhere():
     ],
 )
 def test_what_differs_is_told_from_what_was_not_compared(found, differs, whole):
-    assert (found.differs, found.whole) == (differs, whole)
+    assert (found.differs, found.complete) == (differs, whole)

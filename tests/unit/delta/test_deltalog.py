@@ -168,7 +168,7 @@ class TestPoll:
         assert (first.moment.version, second.moment.version) == (0, 1)
         assert second.is_same_table(first)
         assert log.poll(second) is second
-        assert log.latest() == second.moment
+        assert log.get_latest_moment() == second.moment
 
     def test_many_commits_at_once(self, table):
         log = table.log()
@@ -207,7 +207,7 @@ class TestPoll:
         for _ in range(2):
             table.commit(file("add", "old"))
         log = table.log()
-        log.tenants()
+        log.list_tenants()
         known = log.poll()
         shutil.rmtree(table.path)
         again = Table(table.path).create()
@@ -313,9 +313,9 @@ class TestPoll:
             json.dumps({"version": hint, "size": 3})
         )
         log = table.log()
-        assert (log.latest().version, log.get_facts().version) == (3, 3)
-        assert log.tenants() == ["a", "b", "c"]
-        assert [table.log().tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
+        assert (log.get_latest_moment().version, log.get_facts().version) == (3, 3)
+        assert log.list_tenants() == ["a", "b", "c"]
+        assert [table.log().list_tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
 
     def test_such_a_hint_where_the_log_does_not_begin_with_the_table(self, table):
         from deltalake import DeltaTable
@@ -326,7 +326,7 @@ class TestPoll:
         (table.path / commit_name(0)).unlink()
         next((table.path / "_delta_log").glob("*.checkpoint.parquet")).unlink()
         with pytest.raises(SourceError, match=r"_last_checkpoint names checkpoint 2.*Delete that"):
-            table.log().tenants()
+            table.log().list_tenants()
 
     def test_a_store_that_fails_past_such_a_hint_is_asked_again(self, table, monkeypatch):
         for tenant in ("a", "b", "c"):
@@ -351,8 +351,8 @@ class TestPoll:
         for version in (0, 1):
             (table.path / commit_name(version)).unlink()
         log = table.log()
-        assert log.latest().version == 1
-        assert log.tenants() == ["a"]
+        assert log.get_latest_moment().version == 1
+        assert log.list_tenants() == ["a"]
         assert log.list_changed_tenants(0, 1) is None
 
 
@@ -469,7 +469,7 @@ class TestChangedTenants:
         orphan = file("add", null, path="orphan.parquet")
         table.commit(file("add", "a"), orphan)
         log = table.log()
-        assert (log.list_changed_tenants(0, 1), log.tenants()) == ({"a"}, ["a"])
+        assert (log.list_changed_tenants(0, 1), log.list_tenants()) == ({"a"}, ["a"])
         assert log.has_unnamed_changes(0, 1)
         assert log.get_unnamed_size().files == 1
         table.commit(file("add", "b"))
@@ -479,13 +479,13 @@ class TestChangedTenants:
         assert log.get_unnamed_size() is None
         # The removed rows had no tenant either.
         assert log.has_only_adds(2, 3, {"a"})
-        assert log.tenants() == ["a", "b"]
+        assert log.list_tenants() == ["a", "b"]
 
     def test_rows_that_nobody_counted_are_taken_for_eight_bytes(self, table):
         gone = file("remove", "a", size=80)
         table.commit({"cdc": file("add", "a", size=8_000)["add"]}, file("add", "a", size=4), gone)
         table.commit(file("remove", "a", size=800), file("remove", "a", stats='{"numRecords" : 7}'))
-        assert table.log().written(0, 2, {"a"}) == [(1, (8_000, 1_000)), (2, (0, 107))]
+        assert table.log().list_written_volumes(0, 2, {"a"}) == [(1, (8_000, 1_000)), (2, (0, 107))]
 
     def test_sizes(self, table):
         table.commit(file("add", "a", size=5, stats='{"numRecords":3}'), file("add", "b", size=7))
@@ -493,8 +493,8 @@ class TestChangedTenants:
         log = table.log()
         assert log.get_bytes_written(0, 2) == {"a": 6, "b": 7}
         # The rows of b are estimated from its bytes; removed rows count as read, too.
-        assert log.written(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
-        assert log.written(0, 2, {"b"}) == [(1, (7, 0)), (2, (0, 1))]
+        assert log.list_written_volumes(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
+        assert log.list_written_volumes(0, 2, {"b"}) == [(1, (7, 0)), (2, (0, 1))]
         sizes = log.get_tenant_sizes(1)
         assert (sizes["a"].rows, sizes["a"].bytes, sizes["b"].rows) == (3, 5, None)
         assert log.get_tenant_sizes()["a"].files == 2
@@ -542,14 +542,14 @@ class TestFeed:
         table.commit().commit()
         log = table.log()
         one, last = log.get_moment(1), log.get_moment(2)
-        assert all(map(log.has, (START, log.get_moment(0), one, last)))
-        assert not log.has(replace(one, micros=one.micros + 1))
-        assert not log.has(Moment(3, last.micros))
+        assert all(map(log.has_moment, (START, log.get_moment(0), one, last)))
+        assert not log.has_moment(replace(one, micros=one.micros + 1))
+        assert not log.has_moment(Moment(3, last.micros))
         another = table.log()
-        another.latest()
+        another.get_latest_moment()
         (table.path / commit_name(1)).unlink()
         # A commit that was cleaned up may have been the same.
-        assert another.has(replace(one, micros=1))
+        assert another.has_moment(replace(one, micros=1))
 
     def test_first(self, table):
         assert self.gone(table, -1, 0) == "first synchronization"
@@ -740,7 +740,7 @@ class TestChecks:
         at = SnapshotReader.read_facts
         monkeypatch.setattr(
             SnapshotReader,
-            "at",
+            "read_facts",
             lambda self, version: (opened.append(version), at(self, version))[1],
         )
         log = DeltaLog(path)

@@ -100,7 +100,7 @@ def scanned(folder, files, facts=None, *, output, identity=("tenant", "k"), keye
 
 
 def read(scan):
-    batches = list(pickle.loads(pickle.dumps(scan)).rows([pa.record_batch({"id": [0]})]))
+    batches = list(pickle.loads(pickle.dumps(scan)).read_batches([pa.record_batch({"id": [0]})]))
     return pa.Table.from_batches(batches).to_pylist() if batches else []
 
 

@@ -52,7 +52,7 @@ def scan_of(path, *, tenants=TENANTS, tenant="tenant", columns=("tenant", "k", "
 def read(scan):
     scan = pickle.loads(pickle.dumps(scan))
     numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
-    return sorted(map(str, pa.Table.from_batches(list(scan.rows(numbers))).to_pylist()))
+    return sorted(map(str, pa.Table.from_batches(list(scan.read_batches(numbers))).to_pylist()))
 
 
 def expected(path, wanted=TENANTS, columns=("tenant", "k", "v")):

@@ -58,7 +58,10 @@ def story(steps):
 
 
 def fired(machine, changes):
-    return [(each.type, each.change.key, each.timestamp.version) for each in machine.take(changes)]
+    return [
+        (each.type, each.change.key, each.timestamp.version)
+        for each in machine.apply_changes(changes)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_table_that_goes_is_told_of_at_once(ticking, tmp_path):
     ticking.after(3, lambda: (tmp_path / "orders").rename(tmp_path / "gone"))
     looks, seconds = ticking.tick()
     assert seconds == pytest.approx(3, abs=2 * COMMITS_SECONDS)
-    assert looks[-1].risen == {ticking.source.name}
+    assert looks[-1].new_problem_tables == {ticking.source.name}
     looks, seconds = ticking.tick()
     assert seconds == pytest.approx(TICK, abs=2 * COMMITS_SECONDS), "it was reported before"
 
@@ -142,7 +142,7 @@ def test_a_sensor_that_is_switched_off_meanwhile_queues_nothing(ticking):
 
 
 def test_a_newer_tick_ends_the_one_before(ticking):
-    other = ticking.lookout.looks(ticking.context())
+    other = ticking.lookout.take_looks(ticking.context())
     ticking.after(3, lambda: next(other))
     ticking.after(2, lambda: commit(ticking.source, "us"))
     looks, seconds = ticking.tick()

@@ -133,7 +133,7 @@ def test_a_run_with_nobody_behind_it_ends_and_gives_its_slot_back(world, status,
     world.run("never heard of", status)
     world.run("fell silent", status)
     world.run("lives", status)
-    world.log.keep(["fell silent"], world.log.leases.run)
+    world.log.renew_leases(["fell silent"], world.log.leases.run)
     world.pass_(world.log.leases.run + 11, "lives")
     found = {run.run_id: run.status for run in world.here.get_runs()}
     assert found == {"never heard of": status, "fell silent": ended, "lives": status}

@@ -215,7 +215,7 @@ def left_unconfirmed(location, source):
     commit(source, "eu")
     (job,) = location.deployment.log.list_jobs()
     delta_log = location.deployment.make_delta_log(source)
-    iteration = Iteration.from_jobs([job], delta_log.latest())
+    iteration = Iteration.from_jobs([job], delta_log.get_latest_moment())
     reader = SourceReader(location.deployment, source, iteration.tenants, delta_log)
     location.deployment.log.begin(iteration, "killed", reader.plan_layout(iteration.range))
     location.deployment.log.recover({"killed"})

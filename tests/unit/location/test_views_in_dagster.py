@@ -339,7 +339,7 @@ def test_the_sensor_s_run_selects_views_and_triggers(location):
         for each in location.source.consumers
     ]
     commit(location.source, "eu")
-    at = location.deployment.make_delta_log(location.source).latest()
+    at = location.deployment.make_delta_log(location.source).get_latest_moment()
     iteration = Iteration.from_jobs(jobs, at)
     request = run_request(Dispatch(name="d", source=location.source, iteration=iteration))
     assert request.job_name == "sync_shop_orders"
@@ -356,7 +356,9 @@ def test_a_materialization_shows_the_view_s_columns_with_their_types(location):
         DeltaField(name=name, type=Primitive(type_), nullable=name != "id")
         for name, type_ in (("id", "long"), ("region", "string"), ("gross", "double"))
     ]
-    shape = IndexTable(source=source, index=source.index("big"), fields=[*fields, *IMAGE_FIELDS])
+    shape = IndexTable(
+        source=source, index=source.get_index("big"), fields=[*fields, *IMAGE_FIELDS]
+    )
     shown = build_clickhouse_schema(IndexStore(endpoint=location.deployment.endpoint, shape=shape))
     columns = {each.name: each.type for each in shown.columns}
     assert columns["gross"] == "Nullable(Float64)"

@@ -109,7 +109,9 @@ def test_a_tenant_with_rows_at_that_version_begins_with_a_snapshot(deployment, s
     us = [job for job in deployment.log.list_jobs() if job.key.tenant == "us"]
     for name in {job.name for job in us}:
         deployment.log.unregister("us", name)
-    deployment.log.forget([j for j in deployment.log.list_jobs(include_dropped=True) if j.drop_at])
+    deployment.log.delete_dropped(
+        [j for j in deployment.log.list_jobs(include_dropped=True) if j.drop_at]
+    )
     look(Runner(deployment, [source]), deployment, run=False)
     assert begins(deployment) == {"eu": 0, "us": START.version}
 

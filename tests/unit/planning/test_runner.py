@@ -135,7 +135,7 @@ def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are
     others = [job.key for job in deployment.log.list_jobs() if job.key != mirror.key]
     assert dispatch.iteration.jobs == tuple(others)
     assert deployment.log.list_queued(dispatch.name) == (dispatch.iteration,)
-    assert deployment.log.job(mirror.key).run_id == "a person's"
+    assert deployment.log.find_job(mirror.key).run_id == "a person's"
 
 
 def test_a_restart_in_between_loses_nothing(deployment, source):

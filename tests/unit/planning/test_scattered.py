@@ -69,7 +69,9 @@ def scattered(deployment, source, tmp_path, clock):
         delta_log = here.make_delta_log(table)
         log.flush(
             {
-                job.key: Range(from_=job.watermark, to=delta_log.moment(int(job.key.tenant) + 1))
+                job.key: Range(
+                    from_=job.watermark, to=delta_log.get_moment(int(job.key.tenant) + 1)
+                )
                 for job in log.list_jobs()
             }
         )

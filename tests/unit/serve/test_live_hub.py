@@ -40,7 +40,7 @@ def hub_of(log, **options):
 async def test_what_is_touched_is_read_and_nothing_without_subscribers():
     index, log = FakeIndex(), Log()
     index.synchronize("acme", {1})
-    hub, pauses = hub_of(log, whole=10**6)
+    hub, pauses = hub_of(log, refresh_seconds=10**6)
     async with hub.follow_feed("big", lambda: new_feed(index)) as feed:
         assert feed.positions == {"acme": ChangePosition.from_commit(1)}
         await until(lambda: hub.poll_count > 3)
@@ -65,7 +65,7 @@ async def test_what_is_touched_is_read_and_nothing_without_subscribers():
 async def test_all_watermarks_are_looked_at_from_time_to_time():
     index, log = FakeIndex(), Log()
     index.synchronize("acme", {1})
-    hub, _ = hub_of(log, whole=0.0)
+    hub, _ = hub_of(log, refresh_seconds=0.0)
     async with hub.follow_feed("big", lambda: new_feed(index)) as feed:
         index.synchronize("acme", {1})
         await until(lambda: feed.positions == {"acme": ChangePosition.from_commit(2)})

@@ -42,7 +42,7 @@ class Tokens:
 def connected(sockets, token):
     connection = SocketConnection(sockets=sockets, websocket=Deaf())
     connection.token, connection.viewer = token, ACME
-    sockets.open.add(connection)
+    sockets.connections.add(connection)
     return connection
 
 

@@ -77,14 +77,14 @@ async def test_so_many_requests_wait_for_a_place_and_only_so_long(blocked, asked
     async def ask(client):
         answers.append(await client.post("/graphql", json=ASKED))
 
-    client = client_of(blocked, together=1, **bound)
+    client = client_of(blocked, max_running=1, **bound)
     async with client, anyio.create_task_group() as tasks:
         for _ in range(asked):
             tasks.start_soon(ask, client)
         while not answers:  # noqa: ASYNC110 - an answer is no event
             await anyio.sleep(0.01)
         blocked.go.set()
-    async with client_of(blocked, together=1) as client:
+    async with client_of(blocked, max_running=1) as client:
         await ask(client)
     sent_away, *others = answers
     assert code(sent_away) == (503, "OVERLOADED")

@@ -131,7 +131,7 @@ def test_a_kind_of_index_that_cannot_be_loaded_holds_up_no_trigger(monkeypatch):
     def broken():
         raise ConfigError("a package's kind cannot be loaded")
 
-    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.kinds", broken)
+    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.load_kinds", broken)
     names = ("mirror", "changes", "trigger")
     assert [get_consumer_kind(each).of_images for each in names] == [False, False, True]
     with pytest.raises(ConfigError, match="cannot be loaded"):

@@ -135,7 +135,7 @@ class Services:
         )
 
     def written(self, trial, claims):
-        staged = trial.reading.staged
+        staged = trial.reading.is_snapshot
         error, stopped = None, {}
         for each in claims:
             if each.step.action not in WRITES:

@@ -25,9 +25,9 @@ NAP, LATER = 3_600.0, 7_200.0
 """The handler sleeps for an hour, and the clocks of the later runtimes are ahead."""
 DEATHS = [
     ("after", "Claim", 1, 0),  # begun, and nothing sent
-    ("before", "Commit", 1, 0),  # the first effect was done, and its entry is lost
-    ("after", "Commit", 1, 0),  # between its entry and the ack
-    ("after", "Commit", 1, 0),  # in the sleep
+    ("before", "CommitEntry", 1, 0),  # the first effect was done, and its entry is lost
+    ("after", "CommitEntry", 1, 0),  # between its entry and the ack
+    ("after", "CommitEntry", 1, 0),  # in the sleep
     ("after", "Fire", 1, LATER),  # between the commit of the sleep's end and its completion
     ("after", "Finish", 1, LATER),  # the child has ended, and its parent was not told
 ]

@@ -93,7 +93,7 @@ def test_a_call_waits_for_the_output_of_the_handler(http, hand):
         http, hand, "POST", "/Greeter/greet", content=b'"Ada"', headers={**JSON, "x-team": "a"}
     ):
         (id_,) = hand.claim()
-        found = hand.store.journal(id_)[0].frame.message()
+        found = hand.store.read_journal(id_)[0].frame.message()
         assert found.value == b'"Ada"'
         assert ("x-team", "a") in [(each.key, each.value) for each in found.headers]
         hand.finish(id_, b'"Hello Ada"')

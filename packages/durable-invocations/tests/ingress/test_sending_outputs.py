@@ -52,15 +52,15 @@ def test_who_takes_nothing_for_too_long_gets_no_more(most):
 def test_all_who_take_one_output_share_one_copy():
     sending = OutputSender()
     first, second = (sending.make_response("inv_1", bytes(bytearray(LARGE)), {}) for _ in range(2))
-    assert first.held is second.held
+    assert first.output is second.output
     other = sending.make_response("inv_2", bytes(bytearray(LARGE)), {})
-    assert other.held is not first.held
+    assert other.output is not first.output
     del first
-    assert sending.make_response("inv_1", LARGE, {}).held is second.held
+    assert sending.make_response("inv_1", LARGE, {}).output is second.output
 
 
 def test_nothing_is_kept_of_an_output_that_nobody_takes_any_more():
     sending = OutputSender()
     first = sending.make_response("inv_1", bytes(bytearray(LARGE)), {})
     del first
-    assert sending.make_response("inv_1", LARGE, {}).held.content is LARGE
+    assert sending.make_response("inv_1", LARGE, {}).output.content is LARGE

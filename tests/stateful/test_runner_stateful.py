@@ -126,15 +126,15 @@ class RunnerMachine(RuleBasedStateMachine):
         self.changes.append(frozenset(changed))
         self.now += timedelta(seconds=1)
 
-    @rule(actor=dagsters)
-    def tick(self, actor=0):
+    @rule(who=dagsters)
+    def tick(self, who=0):
         look = self.runners[who].look(self.cursors[who])
         assert look.problems == []
         self.cursors[who] = look.cursor
         self.queued += look.dispatches
         self.fired["stood by"] += bool(look.elsewhere)
 
-    @rule(actor=dagsters)
+    @rule(who=dagsters)
     def restart(self, who):
         """Another process, with the cursor that Dagster kept."""
         self.runners[who] = self.runner(who)

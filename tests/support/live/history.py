@@ -189,7 +189,7 @@ class Listener:
     """One subscriber that takes what it is told, at once."""
 
     def __init__(self, feed, **asked):
-        asked.setdefault("wanted", ChangeFilter())
+        asked.setdefault("change_filter", ChangeFilter())
         self.subscription = Subscription(feed=feed, progress_seconds=0, **asked)
         self.messages = []
         self.error = None

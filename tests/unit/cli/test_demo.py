@@ -29,7 +29,7 @@ def ended(monkeypatch, tmp_path):
     }
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     monkeypatch.setattr(demo, "add_stack_variables", lambda _: environ)
-    for name in ("up", "status", "down"):
+    for name in ("start_stack", "print_status", "stop_stack"):
         monkeypatch.setattr(demo.control, name, lambda *_, name=name, **__: found.append(name))
     return found
 
@@ -41,13 +41,13 @@ def played(monkeypatch, verdict):
 def test_a_stack_that_the_demo_started_ends_with_it(monkeypatch, ended):
     played(monkeypatch, AGREES)
     assert demo.run(keep=False) == 0
-    assert ended == ["up", "down"]
+    assert ended == ["start_stack", "stop_stack"]
 
 
 def test_kept_it_stays_and_its_addresses_and_next_commands_are_shown(monkeypatch, ended, capsys):
     played(monkeypatch, AGREES)
     assert demo.run(keep=True) == 0
-    assert ended == ["up", "status"]
+    assert ended == ["start_stack", "print_status"]
     assert "./iscp job list" in capsys.readouterr().out
 
 
@@ -55,11 +55,11 @@ def test_one_that_was_up_before_stays_up(monkeypatch, ended):
     played(monkeypatch, AGREES)
     monkeypatch.setattr(demo, "find_running_stack", lambda _: object())
     assert demo.run(keep=False) == 0
-    assert ended == ["up"]
+    assert ended == ["start_stack"]
 
 
 def test_an_index_that_differs_fails_it_and_ends_the_stack_too(monkeypatch, ended):
     played(monkeypatch, DIFFERS)
     with pytest.raises(OutOfStepError, match="1 of 1 indexes differ"):
         demo.run(keep=False)
-    assert ended == ["up", "down"]
+    assert ended == ["start_stack", "stop_stack"]

@@ -153,7 +153,7 @@ def test_a_restart_in_between_loses_nothing(deployment, source):
 def opened(monkeypatch):
     """Record each opening of a table and each query for its jobs, until emptied."""
     found = []
-    for of, name in ((deltalog, "DeltaFacts"), (TableWatch, "_examine_table")):
+    for of, name in ((deltalog, "SnapshotReader"), (TableWatch, "_examine_table")):
         real = getattr(of, name)
 
         def told(*args, real=real, name=name):

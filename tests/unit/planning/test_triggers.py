@@ -325,8 +325,8 @@ def test_jobs_of_two_tenants_are_not_planned_together():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"jobs": ()}, "at least one"),
-        ({"jobs": (make_job("a", 1).key,) * 2}, "each job once"),
+        ({"jobs": ()}, "one or more distinct jobs"),
+        ({"jobs": (make_job("a", 1).key,) * 2}, "one or more distinct jobs"),
         ({"tenants": frozenset({"other"})}, r"tenants \['other'\] has jobs"),
         ({"table_id": "else"}, "over table else"),
     ],

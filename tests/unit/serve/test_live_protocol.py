@@ -180,6 +180,8 @@ METHODS = {
     "waited": "expire_init",
     "ended": "complete_operation",
     "failed": "fail_operation",
+    "refused": "refuse_connection",
+    "next": "send_result",
 }
 steps = st.one_of(
     st.sampled_from(["init", "admitted", "refused", "waited", "ping", "pong", "bad"]),

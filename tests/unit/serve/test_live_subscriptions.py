@@ -138,7 +138,7 @@ async def listen(index, feed, told, where, sight, snapshot):
     model = Model(index, wanted)
     if not snapshot:
         model.start(feed.get_visible_positions(sight))
-    listener = Listener(feed, wanted=wanted, snapshot=snapshot, progress=True)
+    listener = Listener(feed, change_filter=wanted, snapshot=snapshot, progress=True)
     await begun(listener)
     told.append((listener, model))
 
@@ -158,7 +158,7 @@ async def resume(index, feed, told, which, back, anew):
         told.append((listener, model))
         again = Listener(
             feed,
-            wanted=model.wanted,
+            change_filter=model.wanted,
             snapshot=listener.subscription.snapshot,
             after=listener.subscription.after,
             progress=True,
@@ -173,7 +173,7 @@ async def resume(index, feed, told, which, back, anew):
     if anew and not told:
         feed.close()
         await feed.open()
-    again = Listener(feed, wanted=model.wanted, after=kept[-1].cursor, progress=True)
+    again = Listener(feed, change_filter=model.wanted, after=kept[-1].cursor, progress=True)
     await begun(again)
     told.append((again, model))
 
@@ -189,7 +189,7 @@ STEPS = {
 
 async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_deleted():
     index, feed = await synchronized()
-    listener = Listener(feed, wanted=wanting({"value": {"_gte": 2, "_lt": 5}}))
+    listener = Listener(feed, change_filter=wanting({"value": {"_gte": 2, "_lt": 5}}))
     await begun(listener)
     for _ in range(5):
         index.synchronize("acme", {1})
@@ -347,7 +347,7 @@ async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
         index.synchronize(tenant, {1})
     feed = await opened(index)
     seeing = Listener(feed)
-    other = Listener(feed, wanted=wanting(None, frozenset({"globex"})))
+    other = Listener(feed, change_filter=wanting(None, frozenset({"globex"})))
     await settled(feed, [seeing, other])
     gap(index)
     await settled(feed, [seeing, other])
@@ -433,8 +433,8 @@ async def test_a_position_that_cannot_be_asked_for_is_not_told():
 async def test_progress_moves_the_cursor_of_a_quiet_filter():
     index, feed = await synchronized()
     quiet = wanting({"id": {"_eq": 99}})
-    loud = Listener(feed, wanted=quiet, progress=True)
-    silent = Listener(feed, wanted=quiet)
+    loud = Listener(feed, change_filter=quiet, progress=True)
+    silent = Listener(feed, change_filter=quiet)
     await settled(feed, [loud, silent])
     for _ in range(2):
         index.synchronize("acme", {1})

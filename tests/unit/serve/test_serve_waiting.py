@@ -69,7 +69,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(blocked, monkeypatch)
     assert code(answer) == (408, "REQUEST_TIMEOUT")
 
 
-@pytest.mark.parametrize(("asked", "bound"), [(2, {"patience": 0.05}), (3, {"waiting": 1})])
+@pytest.mark.parametrize(("asked", "bound"), [(2, {"wait_seconds": 0.05}), (3, {"max_waiting": 1})])
 async def test_so_many_requests_wait_for_a_place_and_only_so_long(blocked, asked, bound):
     """The time of a request itself begins with the place."""
     answers = []

@@ -322,7 +322,7 @@ def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
         (commands.ReleaseClaims(both),),
     )
     assert handle_event(IterationState(), commands.RunInterrupted()) == (IterationState(), ())
-    state = replace(state, told={both[0].key: {"rows": 1}})
+    state = replace(state, reports={both[0].key: {"rows": 1}})
     _, (fail, give) = handle_event(state, commands.IterationFailed(ValueError("a bug")))
     assert [(each.code, each.message) for each in fail.failures] == (
         [(IscpError.code, "ValueError: a bug")] * 2

@@ -222,7 +222,7 @@ async def settled(feed, listeners, seconds=10.0):
     while not all(each.task.done() for each in listeners):
         going = [each for each in listeners if not each.task.done()]
         readers = feed.ring._readers
-        if len(readers) == len(going) and all(each.at == feed.ring.end for each in readers):
+        if len(readers) == len(going) and all(each.next_entry == feed.ring.end for each in readers):
             return
         assert time.monotonic() < deadline, "listeners do not settle"
         await asyncio.sleep(0)

@@ -95,7 +95,7 @@ NAME = "warehouse.order_lines/mirror"
 def test_a_declared_index_is_registered_as_declared(iscp, jobs, source):
     said = printed(iscp, "job", "register", NAME, "--tenant", "eu")
     assert said == f"{NAME}, tenant eu: registered\n"
-    assert jobs.get_job("eu", MIRROR).spec == make_job_spec(source, source.index("mirror"))
+    assert jobs.get_job("eu", MIRROR).spec == make_job_spec(source, source.get_index("mirror"))
     assert jobs.get_job("eu", MIRROR).priority == 2
 
 
@@ -619,7 +619,7 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     finish(jobs, source, clock=clock, inserted=1_234)
     commit(source, "eu")
     log = jobs.deployment.make_delta_log(source)
-    lag = (log.latest().micros - log.get_moment(0).micros) / 1e6
+    lag = (log.get_latest_moment().micros - log.get_moment(0).micros) / 1e6
     said = printed(iscp, "job", "status", NAME, "--tenant", "eu")
     shown_ = facts(said)
     assert shown_["watermark"] == f"0 of {log.get_moment(0).at:%Y-%m-%d %H:%M:%S} UTC"

@@ -79,6 +79,6 @@ def test_the_numbers_are_those_of_the_code():
         f"{JOURNAL_MISMATCH} (the handler",
         f"{TOO_LARGE} (too large)",
         "Version 3 was withdrawn",
-        {60.0: "ends it after a minute of silence"}[RuntimeSettings().inactivity],
+        {60.0: "ends the body after a minute of silence"}[RuntimeSettings().inactivity],
     ):
         assert told in PAGE.replace("\n", " ")

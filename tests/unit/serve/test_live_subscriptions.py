@@ -89,7 +89,7 @@ class Model:
                         yield tenant, key, value
 
     def check(self, feed):
-        assert self.rows == {(tenant, key): value for tenant, key, value in self.truth(feed.at)}
+        assert self.rows == {(tenant, key): value for tenant, key, value in self.truth(feed.positions)}
 
 
 tenants = st.sampled_from(["acme", "globex", "late"])

@@ -66,7 +66,7 @@ class Holder:
 
     held: Deployment
 
-    def deployment(self) -> Deployment:
+    def create_deployment(self) -> Deployment:
         return self.held
 
 

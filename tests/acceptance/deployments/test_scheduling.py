@@ -353,7 +353,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
             get_shared_session(world.stack.spark_remote), tmp_path / "met", get_default_cores()
         )
         assert not gate.opened, "its insert still waits"
-    assert Event.CANCEL in {each.event for each in log.history(tenant="cut", name=both[0])}
+    assert Event.CANCEL in {each.event for each in log.read_history(tenant="cut", name=both[0])}
     stopped = world.job("mirror", "cut")
     assert (stopped.watermark, stopped.batch.phase) == (before, Phase.BEFORE)
     for name in both:
@@ -468,7 +468,7 @@ def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
     for name in names:
         ended = world.job(name, "end")
         assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
-        history = world.table.deployment.log.history(tenant="end", name=ended.name)
+        history = world.table.deployment.log.read_history(tenant="end", name=ended.name)
         begun = [Event.START] if name in ran else []
         assert [e.event for e in history] == [Event.REGISTER, Event.ENQUEUE, *begun, Event.CANCEL]
     assert len(ran) == A_TENANTS_SLOTS < len(names)

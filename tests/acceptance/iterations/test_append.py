@@ -225,7 +225,7 @@ def test_rows_that_stand_twice_are_noticed_and_the_tenant_is_built_anew(events):
     begun(events)
     mirror = events.view(ALL[0], "__rows")
     # As if the table had forgotten the tokens when the rows came again.
-    events.deployment.endpoint.client().command(
+    events.deployment.endpoint.get_client().command(
         f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE _version > 1", settings=ANYWAY
     )
     outcomes = events.follow()

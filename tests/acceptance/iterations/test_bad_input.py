@@ -232,7 +232,7 @@ def test_a_row_that_the_server_refuses_is_mended_by_deleting_it(deployment, erro
     table.sql("INSERT INTO {t} VALUES ('a', 1, 1), ('a', 2, 2), ('b', 1, 1)")
     table.follow()
     rows = table.view(table.source.indexes[0], "__rows")
-    deployment.endpoint.client().command(f"ALTER TABLE {rows} ADD CONSTRAINT pos CHECK x > 0")
+    deployment.endpoint.get_client().command(f"ALTER TABLE {rows} ADD CONSTRAINT pos CHECK x > 0")
     table.sql("INSERT INTO {t} VALUES ('a', 3, -1)")
     table.sql("UPDATE {t} SET x = -1 WHERE tenant = 'a' AND id = 2")
     table.sql("INSERT INTO {t} VALUES ('b', 2, 1)")

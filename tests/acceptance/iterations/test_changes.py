@@ -87,12 +87,12 @@ def reached(table, *versions):
 
 def images_in(table, name, after=BEGIN):
     """Return the index's image rows after a version as the model writes them, in order."""
-    view = table.view(table.source.index(name))
-    client = table.deployment.endpoint.client()
+    view = table.view(table.source.get_index(name))
+    client = table.deployment.endpoint.get_client()
     query = f"SELECT * FROM {view} WHERE _version > {after} ORDER BY tenant, _version, _ordinal"
     log, rows = table.deployment.make_delta_log(table.source), []
     for row in client.query(f"{query}, _image").named_results():
-        assert row["_timestamp"] == log.moment(row["_version"]).at.replace(tzinfo=None)
+        assert row["_timestamp"] == log.get_moment(row["_version"]).at.replace(tzinfo=None)
         system = {"_version", "_timestamp", *IMAGE_COLUMNS}
         kept = {column: value for column, value in row.items() if column not in system}
         place = row["tenant"], row["_version"], row["_ordinal"], row["_image"]
@@ -106,7 +106,7 @@ def modelled(model, name, upto):
 
 
 def rows_in(table, name, suffix="", where=""):
-    view = table.view(table.source.index(name), suffix)
+    view = table.view(table.source.get_index(name), suffix)
     columns = "tenant, k" if suffix else "tenant, k, _change, _image, _version"
     return table.query(f"SELECT {columns} FROM {view}{where} ORDER BY ALL")
 
@@ -251,7 +251,7 @@ def test_a_tenant_with_a_key_twice_waits_alone_and_begins_anew(
 
 def store_of(table, name) -> IndexStore:
     (info,) = {j.spec.detail.consumer for j in table.jobs() if j.name.job == name}
-    schema = table.deployment.make_delta_log(table.source).facts().fields
+    schema = table.deployment.make_delta_log(table.source).get_facts().fields
     return table.deployment.make_index_store(
         table.source, resolve_index(table.source, info), schema
     )

@@ -105,7 +105,7 @@ def register(table, kind, *, job="kept", tenant="a", columns=(), **options):
         columns=columns,
         options=options,
     )
-    table_id = table.deployment.make_delta_log(table.source).table_id()
+    table_id = table.deployment.make_delta_log(table.source).get_table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
     assert table.deployment.log.register(tenant, name(table, job), table_id, spec)
 
@@ -130,7 +130,7 @@ def test_a_snapshot_has_all_columns_with_version_and_time_and_no_deletes(deploym
     found = rows(kept.inserts)
     assert [row["id"] for row in found] == [1, 2]
     assert list(found[0]) == ["tenant", "id", "name", "v", "_version", "_timestamp"]
-    latest = deployment.make_delta_log(table.source).latest()
+    latest = deployment.make_delta_log(table.source).get_latest_moment()
     assert {(row["_version"], row["_timestamp"]) for row in found} == {(latest.version, latest.at)}
     assert job_of(table).status.counts["inserted"] == 2
 
@@ -287,7 +287,7 @@ def test_an_index_that_nobody_declared_is_kept_by_its_spec(deployment):
         columns=("name",),
         options={"text": ["name"]},
     )
-    table_id = deployment.make_delta_log(table.source).table_id()
+    table_id = deployment.make_delta_log(table.source).get_table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
     assert deployment.log.register("a", name(table, "words"), table_id, spec)
     table.follow()

@@ -40,7 +40,7 @@ def dlq(monkeypatch):
 
 def guarded(table, index, action):
     name = table.view(index, "__rows")
-    table.deployment.endpoint.client().command(f"ALTER TABLE {name} {action}")
+    table.deployment.endpoint.get_client().command(f"ALTER TABLE {name} {action}")
 
 
 def test_a_row_that_is_refused_waits_until_it_is_replayed(spark_deployment, dlq):
@@ -87,7 +87,7 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
     table = Table.make(deployment, index, columns="tenant STRING, id BIGINT, d DATE")
     table.sql("INSERT INTO {t} VALUES ('a', 1, DATE'2026-01-01'), ('a', 2, DATE'2026-01-02')")
     table.follow()
-    deployment.endpoint.client().command(
+    deployment.endpoint.get_client().command(
         f"ALTER TABLE {table.view(index, '__rows')} ADD CONSTRAINT early CHECK d < '2026-06-01'"
     )
     table.sql("INSERT INTO {t} VALUES ('b', 1, DATE'2026-01-01'), ('b', 2, DATE'2027-01-01')")

@@ -52,7 +52,7 @@ def data(table):
 def build_one(table):
     """Run the due iteration for its first tenant alone, drop the rest; return that tenant."""
     (due,) = table.look().dispatches
-    tenant, keys = min(due.iteration.by_tenant().items())
+    tenant, keys = min(due.iteration.group_by_tenant().items())
     first = replace(due.iteration, tenants=frozenset({tenant}), jobs=tuple(keys))
     table.run(first, queued_as=due.name)
     table.deployment.log.recover([due.name])
@@ -111,11 +111,11 @@ def test_tenants_that_come_one_after_the_other_do_not_hold_up_the_new_generation
     first = table.look().dispatches
     table.insert(3, tenant="c")
     last = table.look().dispatches
-    assert table.deployment.log.unbuilt(mirror(table)) == {"a", "b", "c"}
+    assert table.deployment.log.find_unbuilt_tenants(mirror(table)) == {"a", "b", "c"}
     for due in first:
         table.run(due.iteration, queued_as=due.name)
     # Tenant c was not served before, and is not yet.
-    assert table.deployment.log.unbuilt(mirror(table)) == {"c"}
+    assert table.deployment.log.find_unbuilt_tenants(mirror(table)) == {"c"}
     assert data(table).find_served_generation() == 1
     for due in last:
         table.run(due.iteration, queued_as=due.name)
@@ -155,12 +155,14 @@ def test_a_rebuild_has_the_columns_that_the_table_has_gained_whatever_its_siblin
     table = old.with_indexes(Mirror(columns=["name", "prio"]), FullText("name"))
     texts = [job for job in table.jobs() if job.key.job_name == "text"]
     if sibling == "written":
-        latest = deployment.make_delta_log(table.source).latest()
+        latest = deployment.make_delta_log(table.source).get_latest_moment()
         log.begin(Iteration.from_jobs(texts, latest), "another run", {})
     assert api(table).rebuild_job(ALL_TENANTS, mirror(table)) is True
     if sibling == "tried before":
         mirrors = [job for job in table.jobs() if job.key.job_name == "mirror"]
-        past = Iteration.from_jobs(mirrors, deployment.make_delta_log(table.source).moment(before))
+        past = Iteration.from_jobs(
+            mirrors, deployment.make_delta_log(table.source).get_moment(before)
+        )
         assert {each.code for each in table.run(past)} == {ConfigError.code}
         api(table).rebuild_job(ALL_TENANTS, mirror(table))
     table.follow()
@@ -241,7 +243,7 @@ def test_what_a_tenant_built_in_its_place_has_lost_comes_again(table):
         both.iteration("a"),
         jobs=(next(job.key for job in both.jobs() if job.watermark == START),),
         from_=START,
-        to=log.moment(both.version - 1),
+        to=log.get_moment(both.version - 1),
     )
     both.run(iteration)
     assert both.query("SELECT id FROM {mirror} WHERE tenant = 'a'") == [(1,)]
@@ -258,11 +260,13 @@ def test_views_of_an_earlier_version_are_renewed_within_the_hour(deployment):
     query = "SELECT as_select FROM system.tables WHERE database = {d:String} AND name = {t:String}"
     made = table.query(query, d=database, t=view)
     rows = f"{database}.{table.source.table}_mirror__rows"
-    deployment.endpoint.client().command(
+    deployment.endpoint.get_client().command(
         f"CREATE OR REPLACE VIEW {database}.{view} AS SELECT id FROM {rows} FINAL"
     )
     plain = f"{database}.{table.source.table}_mirror"
-    deployment.endpoint.client().command(f"CREATE OR REPLACE VIEW {plain} AS SELECT * FROM {rows}")
+    deployment.endpoint.get_client().command(
+        f"CREATE OR REPLACE VIEW {plain} AS SELECT * FROM {rows}"
+    )
     assert serve_all(deployment, [table.source]).problems == []
     assert table.query(query, d=database, t=view) == made
     table.check()

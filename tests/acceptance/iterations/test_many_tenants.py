@@ -213,7 +213,7 @@ def test_what_clickhouse_refuses_without_saying_whose_it_is_stops_that_tenant_al
     """The error code is not among those known to concern a row."""
     table.run(table.iteration(*SOME))
     rows = table.view(table.source.indexes[0], "__rows")
-    deployment.endpoint.client().command(
+    deployment.endpoint.get_client().command(
         f"ALTER TABLE {rows} ADD CONSTRAINT odd CHECK "
         f"throwIf(tenant = '{BAD}' AND id = 2, 'not this one') = 0"
     )
@@ -284,7 +284,7 @@ def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(t
     left_out = next(key for key in iteration.jobs if (key.tenant, key.job_name) == (BAD, "text"))
     keys = tuple(key for key in iteration.jobs if key != left_out)
     outcomes = table.run(
-        type(iteration).of([j for j in table.jobs() if j.key in keys], iteration.to)
+        type(iteration).from_jobs([j for j in table.jobs() if j.key in keys], iteration.to)
     )
     assert len(outcomes) == 2 * len(SOME) - 1
     assert table.query("SELECT count() FROM {mirror}") == [(2 * len(SOME),)]
@@ -439,7 +439,7 @@ def test_rows_without_a_key_are_not_doubled_when_tenants_are_tried_in_smaller_se
     fill(table, SOME, 1)
     table.run(table.iteration(*SOME))
     rows = table.view(table.source.indexes[0], "__rows")
-    deployment.endpoint.client().command(
+    deployment.endpoint.get_client().command(
         f"ALTER TABLE {rows} ADD CONSTRAINT odd CHECK "
         f"throwIf(tenant = '{BAD}' AND id = 2, 'not this one') = 0"
     )
@@ -495,7 +495,7 @@ def particular(deployment, monkeypatch):
         )
         spec = JobSpec(detail=IterationDetail(consumer=info))
         name = JobID(db=source.database, table=source.table, job="own")
-        table_id = deployment.make_delta_log(source).table_id()
+        table_id = deployment.make_delta_log(source).get_table_id()
         for tenant in tenants:
             deployment.log.register(tenant, name, table_id, spec)
         return table

@@ -180,7 +180,7 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
     assert {type(each) for each in outcomes} == {PendingCommit}
     # As after many blocks of other tenants.
     rows = table.view(table.source.indexes[0], "__rows")
-    table.deployment.endpoint.client().command(
+    table.deployment.endpoint.get_client().command(
         f"ALTER TABLE {rows} MODIFY SETTING non_replicated_deduplication_window = 0"
     )
     (said,) = proxy.land()
@@ -284,7 +284,7 @@ def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(deployment, p
     finally:
         proxy.coming_to.clear()
     assert {type(each) for each in outcomes} == {PendingCommit, FailedStep}
-    data = deployment.data(table.jobs()[0].spec.detail.consumer)
+    data = deployment.get_index_data(table.jobs()[0].spec.detail.consumer)
     data.drop_tenants("tenant", ["a"])
     assert all("iscp_barrier_" in each for each in proxy.land())
     assert table.query("SELECT count() FROM {mirror}") == [(0,)]

@@ -106,8 +106,8 @@ def tables(table, shard):
 
 def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenant, id"):
     endpoint = table.deployment.endpoints[shard]
-    view = f"{endpoint.holds(table.source.database)}.{table.source.table}_mirror"
-    found = endpoint.client().query(query.replace("{view}", view))
+    view = f"{endpoint.resolve_database(table.source.database)}.{table.source.table}_mirror"
+    found = endpoint.get_client().query(query.replace("{view}", view))
     return [tuple(row) for row in found.result_rows]
 
 

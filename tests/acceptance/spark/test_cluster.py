@@ -86,7 +86,7 @@ def check(table):
         assert [each for each in seen.verdicts() if not each.agrees] == []
         held = seen.sql("SELECT count(*) FROM {t}")[0][0]
     view = f"{table.source.database}.{table.source.table}_mirror"
-    client = table.deployment.endpoint.client()
+    client = table.deployment.endpoint.get_client()
     assert client.query(f"SELECT count() FROM {view}").result_rows == [(held,)]
     assert client.query(f"SELECT count() FROM {view}__rows").result_rows == [(held,)]
 

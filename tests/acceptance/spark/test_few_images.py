@@ -80,7 +80,7 @@ def rows(tenant, shift):
 
 
 def read_of(spark, table, transitions, tenants, version):
-    fields = table.log.facts(version).fields
+    fields = table.log.get_facts(version).fields
     types = {each.name: each.type for each in fields}
     selection = TableSelection(
         path=table.path,
@@ -98,8 +98,8 @@ def read_of(spark, table, transitions, tenants, version):
 def fed(table, read, after, upto):
     """Return how the log says that the range is read, which must be possible without Spark."""
     files = table.log.feed_files(after, upto, read.selection.tenants)
-    feed = [(table.log.moment(version), file) for version, file in files]
-    facts = table.log.facts(upto)
+    feed = [(table.log.get_moment(version), file) for version, file in files]
+    facts = table.log.get_facts(upto)
     found = plan_rows(table.path, facts, feed, read.selection.output, "tenant")
     assert found is not None
     return found
@@ -113,7 +113,7 @@ def told(frame):
 
 
 def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
-    last, met = table.log.latest().version, set()
+    last, met = table.log.get_latest_moment().version, set()
     for transitions, tenants, ranges in (
         (VIEW, BOTH, [(0, last), *((at - 1, at) for at in range(2, last + 1))]),
         (NARROW, BOTH, [(1, last)]),
@@ -122,7 +122,7 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
         for after, upto in ranges:
             read = read_of(spark, table, transitions, tenants, upto)
             expected = told(
-                read_images(spark, read, table.log.moment(after), table.log.moment(upto))
+                read_images(spark, read, table.log.get_moment(after), table.log.get_moment(upto))
             )
             rows = fed(table, read, after, upto)
             if not rows.parts:
@@ -139,9 +139,9 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
 
 
 def test_spark_reads_what_is_no_text_and_what_is_too_much(spark, table):
-    read = read_of(spark, table, NARROW, BOTH, table.log.latest().version)
-    last = table.log.latest().version
+    read = read_of(spark, table, NARROW, BOTH, table.log.get_latest_moment().version)
+    last = table.log.get_latest_moment().version
     assert fed(table, read, 0, last).read_if_small(100) is None
-    version = table.log.latest().version
+    version = table.log.get_latest_moment().version
     table.sql("UPDATE {t} SET ar = array(CAST(X'ff61' AS STRING)) WHERE id = 1")
     assert fed(table, read, version, version + 1).read_if_small(MOST) is None

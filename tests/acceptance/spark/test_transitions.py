@@ -52,7 +52,7 @@ def read_of(spark, table, transitions, tenants=None):
         tenant_column="tenant",
         tenants=tenants,
     )
-    schema = table.log.facts(table.model.gap[0]).fields
+    schema = table.log.get_facts(table.model.gap[0]).fields
     calculated = analyze_expressions(spark, "the view", schema, transitions)
     return ViewRead.from_schema(selection, schema, transitions, calculated)
 
@@ -63,7 +63,7 @@ def rows_of(spark, table, read, after, upto, **more):
     rows = []
     for each in found:
         row = each.asDict()
-        assert row["_timestamp"] == table.log.moment(row["_version"]).micros
+        assert row["_timestamp"] == table.log.get_moment(row["_version"]).micros
         assert (row["_repeats"], row["_deleted"]) == (False, False)
         kept = {name: row[name] for name in read.output}
         place = row["tenant"], row["_version"], row["_ordinal"], row["_image"]
@@ -125,7 +125,7 @@ def test_images_say_which_conditions_they_meet(spark, table):
 def test_a_history_begins_with_the_rows_of_the_view(spark, table):
     transitions = Transitions(stages=(BIG, HUGE)).replace_conditions([HOT])
     read = read_of(spark, table, transitions)
-    at = table.log.moment(table.model.gap[0])
+    at = table.log.get_moment(table.model.gap[0])
     found = read_base(spark, read, at).collect()
     held = {(row["tenant"], row["k"]): {n: row[n] for n in read.output} for row in found}
     assert held == seen(table.model.states[at.version], huge)
@@ -197,7 +197,7 @@ FAULTS = {
 
 
 def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table, capfd):
-    fields = table.log.facts().fields
+    fields = table.log.get_facts().fields
 
     def check(*stages, conditions=()):
         transitions = Transitions(stages=stages).replace_conditions(conditions)
@@ -228,7 +228,7 @@ def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table,
 
 def test_the_calculated_columns_have_types(spark, table):
     found = analyze_expressions(
-        spark, "the view", table.log.facts().fields, Transitions(stages=(BIG, HUGE))
+        spark, "the view", table.log.get_facts().fields, Transitions(stages=(BIG, HUGE))
     )
     assert {each.name: str(each.type) for each in found} == {
         "gross": "decimal(14,4)",

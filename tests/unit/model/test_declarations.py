@@ -159,7 +159,9 @@ def test_a_calculated_column_hides_no_column_that_every_change_has(name):
 
 
 def test_a_table_without_a_key_has_no_changes():
-    with pytest.raises(ConfigError, match=r"'changes': append=True, but changes are tracked by key"):
+    with pytest.raises(
+        ConfigError, match=r"'changes': append=True, but changes are tracked by key"
+    ):
         SourceTable("shop.events", indexes=[Changes(append=True)])
     with pytest.raises(ConfigError, match=r"declare at least one key column, or append=True"):
         SourceTable("shop.events", indexes=[Changes()])

@@ -89,7 +89,9 @@ class Model:
                         yield tenant, key, value
 
     def check(self, feed):
-        assert self.rows == {(tenant, key): value for tenant, key, value in self.truth(feed.positions)}
+        assert self.rows == {
+            (tenant, key): value for tenant, key, value in self.truth(feed.positions)
+        }
 
 
 tenants = st.sampled_from(["acme", "globex", "late"])

@@ -137,7 +137,7 @@ def test_the_change_reached_every_distribution_but_one(newcomer):
 
 def loaded_by(clone):
     """Return the distributions that the clone's demo loads, in its order."""
-    code = "from iscp_dagster.demo.load import installed; print(*installed())"
+    code = "from iscp_dagster.demo.load import list_installed; print(*list_installed())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
     return done.stdout.split()

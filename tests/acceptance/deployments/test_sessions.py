@@ -31,8 +31,8 @@ MIB = 2**20
 TIME_ZONE = "spark.sql.session.timeZone"
 COUNTS = """
 import os
-from iscp_dagster.spark.session import shared
-frame = shared(os.environ["SPARK_REMOTE"]).range(10)
+from iscp_dagster.spark.session import get_shared_session
+frame = get_shared_session(os.environ["SPARK_REMOTE"]).range(10)
 print(frame.mapInArrow(lambda batches: batches, "id bigint").count())
 """
 

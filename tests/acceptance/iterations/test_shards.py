@@ -396,7 +396,7 @@ def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table)
     table.follow()
     api(table).rebuild_job(ALL_TENANTS, name(table, "mirror_shard_1"))
     (dispatch,) = table.look().dispatches
-    mortal_log = Mortal(table.deployment.log, Life("before", "unbuilt"))
+    mortal_log = Mortal(table.deployment.log, Life("before", "find_unbuilt_tenants"))
     mortal = replace(table, deployment=replace(table.deployment, log=mortal_log))
     with pytest.raises(Crash):
         mortal.run(dispatch.iteration, queued_as=dispatch.name)

@@ -94,7 +94,7 @@ def followed(clickhouse_url, spark_remote, tmp_path_factory):
 
 def test_one_iteration_and_several_give_the_events_of_the_model_under_the_same_ids(followed):
     model, tables = followed
-    moments = tables[0].deployment.make_delta_log(tables[0].source).moment
+    moments = tables[0].deployment.make_delta_log(tables[0].source).get_moment
     for name, rule in (("high", high), ("seen", seen)):
         wanted = expected(model, name, rule, moments, model.gap[0])
         assert len(wanted) > 9
@@ -133,7 +133,7 @@ def test_a_gap_and_then_a_changed_condition_give_no_event_and_are_shown(followed
     kinds = {(each.job_name, each.plan.kind.value) for each in outcomes.values()}
     assert kinds == {("high", "snapshot"), ("seen", "tail")}
     why = f"versions {after + 1} to {after + 1}: the definition of trigger 'high' changed"
-    assert {each.told.get("gap") for each in outcomes.values()} == {why, None}
+    assert {each.report.get("gap") for each in outcomes.values()} == {why, None}
     here, there = (
         {key for key, row in model.states[version].items() if seen(row, active=False)}
         for version in (after, after + 1)

@@ -100,7 +100,7 @@ def states(table):
 def tables(table, shard):
     view = f"{table.source.table}_mirror"
     endpoint = table.deployment.endpoints[shard]
-    database = endpoint.holds(table.source.database)
+    database = endpoint.resolve_database(table.source.database)
     return IndexData(endpoint=endpoint, database=database, view=view).list_tables()
 
 
@@ -204,7 +204,7 @@ def test_a_row_on_the_wrong_shard_is_missing_on_one_and_extra_on_the_other(table
     table.follow()
     ((tenant, id_, said), *_) = held(table, 0)
     rows = f"{table.source.database}.{table.source.table}_mirror__rows"
-    first, second = (each.client() for each in table.deployment.endpoints)
+    first, second = (each.get_client() for each in table.deployment.endpoints)
     second.insert(
         rows.partition(".")[2],
         [(tenant, id_, said, [float(id_), 1.0], 1, 0)],
@@ -254,7 +254,9 @@ def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other(table, serv
     table.insert(*range(30))
     table.follow()
     rows = f"{table.source.database}.{table.source.table}_mirror__rows"
-    with insert_gate(lambda sql: table.deployment.endpoints[1].client().command(sql), rows) as gate:
+    with insert_gate(
+        lambda sql: table.deployment.endpoints[1].get_client().command(sql), rows
+    ) as gate:
 
         def kill():
             gate.met.wait(60)
@@ -462,7 +464,7 @@ def test_letters_lie_with_their_shard_and_are_replayed_there(deployment):
     for shard, endpoint in enumerate(deployment.endpoints):
         rows = f"{table.source.database}.{table.source.table}_mirror__rows"
         constraint = "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
-        endpoint.client().command(f"ALTER TABLE {rows} {constraint}")
+        endpoint.get_client().command(f"ALTER TABLE {rows} {constraint}")
         assert held(table, shard, "SELECT count() > 0 FROM {view}") == [(True,)]
     table.insert(*range(10, 20), name="odd")
     table.follow()
@@ -474,7 +476,7 @@ def test_letters_lie_with_their_shard_and_are_replayed_there(deployment):
     assert 0 < len(only) < 10
     assert {each.dead for each in table.verdicts()} == {len(only), 10 - len(only)}
     for endpoint in deployment.endpoints:
-        endpoint.client().command(f"ALTER TABLE {rows} DROP CONSTRAINT no_odd")
+        endpoint.get_client().command(f"ALTER TABLE {rows} DROP CONSTRAINT no_odd")
     done = replay_letters(deployment, [table.source], found)
     assert [each.error for each in done] == [None] * 10
     assert find_letters(deployment, [table.source]) == []

@@ -30,7 +30,7 @@ def states(keeper, tmp_path):
     states = KeeperMapStates(keeper.endpoint, database=database, path=f"/{database}")
     states.ensure()
     yield states
-    keeper.endpoint.client().command(f"DROP DATABASE {quote_identifier(database)}")
+    keeper.endpoint.get_client().command(f"DROP DATABASE {quote_identifier(database)}")
 
 
 @pytest.fixture

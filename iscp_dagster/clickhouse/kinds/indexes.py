@@ -56,7 +56,10 @@ class Indexes(ConsumerKind):
     ) -> HistoryStart | None:
         if not self.of_images:
             return None
-        info, schema = job.spec.detail.consumer, deployment.make_delta_log(source).facts().fields
+        info, schema = (
+            job.spec.detail.consumer,
+            deployment.make_delta_log(source).get_facts().fields,
+        )
         store = deployment.make_index_store(
             source, resolve_index(source, info), schema, info.generation
         )

@@ -179,7 +179,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     heir = next(each for each in children if each is not busy)
     world.held(heir).unlink()
     world.until(world.in_step)
-    lost = [e for e in table.deployment.log.history() if e.event is Event.RECOVER]
+    lost = [e for e in table.deployment.log.read_history() if e.event is Event.RECOVER]
     assert [(each.code, each.cut) for each in lost] == [(RunGoneError.code, True)]
     assert {each["pid"] for each in world.told("takes", ends=ends)} == {heir.pid}
     name = "one" if busy is one else "two"

@@ -164,7 +164,7 @@ def _log_to_file(settings: StackSettings) -> None:
     logs.rotate(log)
     handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("iscp_dagster.local.stack")
+    logger = logging.getLogger("iscp_dagster.local")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import netrc
 import os
 import queue
@@ -603,3 +604,23 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
     assert plan.list_own_services(plan.resolve(tmp_path, {}, found)) == SERVICES
     half = found | {"SPARK_REMOTE": others["SPARK_REMOTE"]}
     assert plan.resolve(tmp_path, {}, half).spark == others["SPARK_REMOTE"]
+
+
+def test_the_supervisor_s_log_has_what_its_modules_report(tmp_path) -> None:
+    logger = logging.getLogger("iscp_dagster.local")
+    before = (logger.level, logger.propagate)
+    running._log_to_file(settings(home=tmp_path))
+    try:
+        for module in ("stack.ending", "supervise.supervisor", "supervise.vigil"):
+            logging.getLogger(f"iscp_dagster.local.{module}").info("%s reports", module)
+        lines = (tmp_path / "logs" / "supervisor.log").read_text().splitlines()
+    finally:
+        logger.removeHandler(handler := logger.handlers[-1])
+        handler.close()
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+    assert [line.partition(" INFO ")[2] for line in lines] == [
+        "stack.ending reports",
+        "supervise.supervisor reports",
+        "supervise.vigil reports",
+    ]

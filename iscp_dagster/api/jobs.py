@@ -83,7 +83,7 @@ class Jobs:
         `*` registers it for every tenant of the table, now and later; True when that or any job
         is new. Unregisters the tenant's job of an earlier, dropped table of the same name; its rows
         are replaced by the new table's, even if that has none.
-        `connection` makes the call part of the caller's transaction (see `within`).
+        `connection` makes the call part of the caller's transaction (see `join_transaction`).
         Raises ConfigError for a job that could never run, SourceError when there is no such table.
         """
         job = to_job_id(job)
@@ -105,7 +105,7 @@ class Jobs:
         """Unregister a job, with `*` also its standing registration. False if it already was.
 
         The runner does not register it again by itself, even if its index is declared.
-        `connection` makes the call part of the caller's transaction (see `within`).
+        `connection` makes the call part of the caller's transaction (see `join_transaction`).
         Raises NoSuchJobError for a job that the tenant never had, or whose row was collected.
         """
         job = to_job_id(job)
@@ -135,7 +135,7 @@ class Jobs:
         failures is planned again at once if the spec changes or `interrupt` is set; one in error
         always is, unless its table is gone. `*` changes
         every tenant's job and the spec that later tenants get. `connection` makes the call part of
-        the caller's transaction (see `within`).
+        the caller's transaction (see `join_transaction`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
         jobs = self if connection is None else self.join_transaction(connection)
@@ -303,8 +303,8 @@ class Jobs:
     ) -> int:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
-        With `index`, only in that index or the consumer of that job. `tell` is called with a line
-        about what is still to come, whenever that may have changed.
+        With `index`, only in that index or the consumer of that job. `report` is called with a
+        line about what is still to come, whenever that may have changed.
         Registered consumers of the user's own must have it too. Waits for all tenants that the
         table holds at that version, or only for `tenant`; leaves out unregistered jobs. Raises
         WaitError after `timeout` seconds, or at once when a lagging job is in error or paused, or

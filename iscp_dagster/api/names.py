@@ -114,7 +114,7 @@ def has_remedy(status: JobStatus) -> bool:
 
 
 def suggest_command(verb: str, tenants: Sequence[str], job: JobID) -> str:
-    """Like `command`, but for every tenant if several need it.
+    """Like `format_command`, but for every tenant if several need it.
 
     A tenant named `*` can only be handled in Dagster.
     """

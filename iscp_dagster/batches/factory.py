@@ -56,7 +56,8 @@ def make_opener(
     """A function that opens a deployment's store, ready for use; None for `sql`.
 
     `sql` needs none: the job's row holds the state, in one transaction with the watermark. A
-    database URL gives the states a database of their own. Raises ConfigError for other settings.
+    database URL gives the states a database of their own. Raises ConfigError for a setting
+    that names no store.
     """
     if setting == "sql":
         return None

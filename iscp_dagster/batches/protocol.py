@@ -47,7 +47,7 @@ class StoredState:
 
 @dataclass(frozen=True, kw_only=True)
 class StateWrite:
-    """A record that replaces what `holder` has `seen` (None: nothing)."""
+    """A record that replaces what `holder` has seen, `expected` (None: nothing)."""
 
     key: StateKey
     record: BatchRecord

@@ -52,8 +52,8 @@ _COLUMNS = ISCP_STATES.c
 class SqlStates(StateStore):
     """A StateStore in SQLite or PostgreSQL, beside the ISCP log.
 
-    Rows are locked, compared and written in one transaction. `at` is a URL (see `open_engine`)
-    or an engine of the caller's.
+    Rows are locked, compared and written in one transaction. `database` is a URL (see
+    `open_engine`) or an engine of the caller's.
     """
 
     def __init__(self, database: str | sa.URL | sa.Engine) -> None:

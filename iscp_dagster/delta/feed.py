@@ -115,7 +115,7 @@ class ChangeFeed:
 def get_feed_state(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> FeedState:
-    """Check one range as `ChangeFeed.state` does."""
+    """Check one range as `ChangeFeed.get_state` does."""
     return ChangeFeed(log=log).get_state(after, upto, tenants)
 
 

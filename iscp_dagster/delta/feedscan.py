@@ -2,8 +2,8 @@
 
 The log names the files that hold a range's changes, which saves Spark's planning: that costs more
 than reading a few thousand rows (ADR 29). `plan_feed` gives the same rows in the same order as
-`reader.changes`, and `plan_rows` those of `reader.feed`, where they can. Imports neither pyspark
-nor deltalake.
+`reader.read_changes`, and `plan_rows` those of `reader.read_feed`, where they can. Imports neither
+pyspark nor deltalake.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FeedRows:
     def read_table(self) -> pa.Table:
         """All rows in memory, with their version, time and kind of change, in no order.
 
-        Raises as `Files.read` does.
+        Raises as `TableFiles.read` does.
         """
         import pyarrow as pa
 
@@ -64,7 +64,7 @@ class FeedRows:
     def read_if_small(self, most: int) -> pa.Table | None:
         """All rows; None if they exceed `most` bytes, or if Spark would read them differently.
 
-        Spark's feed has U+FFFD for what is not UTF-8. Otherwise raises as `Files.read` does.
+        Spark's feed has U+FFFD for what is not UTF-8. Otherwise raises as `TableFiles.read` does.
         """
         import pyarrow as pa
 
@@ -120,7 +120,7 @@ class FeedScan(FeedRows):
                 yield from self._read_changes().to_batches(max_chunksize=filescan.ROWS_PER_BATCH)
 
     def _read_changes(self) -> pa.Table:
-        """Raises as `Files.read` does, before any row is handed on."""
+        """Raises as `TableFiles.read` does, before any row is handed on."""
         rows = self.read_table()
         return _keep_latest(rows, self) if self.keyed else _sort_changes(rows, self)
 
@@ -215,7 +215,7 @@ def _parse_value(value: str, type_: str) -> Any:
 
 
 def _keep_latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
-    """The last change of every key, sorted by key and marked as in `reader.changes`."""
+    """The last change of every key, sorted by key and marked as in `reader.read_changes`."""
     import numpy as np
     import pyarrow as pa
 

@@ -123,10 +123,10 @@ def read_images(
 ) -> Any:
     """The image rows of the changes of (after, upto].
 
-    Adds `_repeats` and `_fresh`, as `reader.changes` does. `_repeats` is true where a commit has
-    two images of one side of a key, or inserts a key that an earlier commit of the range left in
-    the view: the changes then do not say which rows remain. Rows are sorted by tenant, version and
-    ordinal, each tenant's in one of the `partitions`.
+    Adds `_repeats` and `_fresh`, as `reader.read_changes` does. `_repeats` is true where a commit
+    has two images of one side of a key, or inserts a key that an earlier commit of the range left
+    in the view: the changes then do not say which rows remain. Rows are sorted by tenant,
+    version and ordinal, each tenant's in one of the `partitions`.
     """
     _set_utc(spark)
     rows = read_feed(spark, read.selection, after, upto)

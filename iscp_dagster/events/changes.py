@@ -41,10 +41,10 @@ NEITHER = ConditionResult()
 class RowChange:
     """What one commit did to one row of a view, netted.
 
-    `tenant` is None for a table without a tenant column; `key` is the row's `event_key`. `before`
-    and `after` are the view's columns, None where the row was not in the view. `fields` are the
-    columns that an UPDATE changed. `was` and `becomes` say which of a trigger's conditions the
-    images meet; NEITHER without a trigger.
+    `tenant` is None for a table without a tenant column; `key` is the row's, see
+    `make_event_key`. `before` and `after` are the view's columns, None where the row was not in the
+    view. `fields` are the columns that an UPDATE changed. `result_before` and `result_after` say
+    which of a trigger's conditions the images meet; NEITHER without a trigger.
     """
 
     tenant: str | None

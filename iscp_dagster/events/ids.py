@@ -63,7 +63,7 @@ class IdScheme:
             )
 
     def make_event_id(self, trigger: str, key: str, timestamp: SourceTimestamp) -> str:
-        """The id of the event that a trigger fires for a key (`event_key`) in a commit.
+        """The id of the event that a trigger fires for a key (`make_event_key`) in a commit.
 
         Raises ConfigError for a trigger name that is empty or has a colon.
         """

@@ -58,7 +58,7 @@ def format_millis(at: datetime) -> str:
 
 
 def to_json_value(value: object, *, column: str) -> object:
-    """A column's value as JSON holds it. Raises SchemaError that names the column `at`."""
+    """A column's value as JSON holds it. Raises SchemaError that names `column`."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):

@@ -37,7 +37,7 @@ class TenantRead:
 class TriggerEvaluation:
     """What fired, and how the tenant's active rows move.
 
-    `anew`: the added rows replace all earlier ones.
+    `replaces_all`: the added rows replace all earlier ones.
     """
 
     fired: Sequence[FiredEvent] = ()

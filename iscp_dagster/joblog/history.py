@@ -20,8 +20,9 @@ CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
 class HistoryEntry:
     """One transition: who did it, when, between which states, over which range, with what result.
 
-    `who` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds count
-    the iteration that it ended, else 0; jobs that shared the iteration split its seconds evenly.
+    `actor` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds
+    count the iteration that it ended, else 0; jobs that shared the iteration split its seconds
+    evenly.
     """
 
     at: datetime

@@ -18,7 +18,10 @@ two entries."""
 
 
 async def wait_for_commit(ctx: Context, steps: Steps, argument: WaitArgument) -> int:
-    """The version once it is searchable. TerminalError: 408 at the timeout, 409."""
+    """The version once it is searchable.
+
+    Raises TerminalError: 408 at the timeout, 409 if waiting cannot help.
+    """
     version = argument.version
     if version is None:
         version = await ctx.run("latest commit", steps.get_latest_version, argument.table)

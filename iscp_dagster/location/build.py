@@ -56,13 +56,13 @@ def build_definitions(
 ) -> Definitions:
     """All Dagster definitions of `tables`, and of what is declared over them.
 
-    `resources` has `iscp`, whose `deployment()` provides services, and an IO manager `<kind>_index`
-    for every index kind; `resources_from_environment` makes them. `environ` (default: the
-    process's own) says how often the runner looks, how long runs are kept, and which ClickHouses
-    there are: a sharded index becomes one index per server, and all runs that write to them share
-    one pool. A declaration that conflicts with others is left out, and reported by its table's
-    check, `iscp health` and the log; with ISCP_STRICT=true it raises ConfigError, as an invalid
-    setting does.
+    `resources` has `iscp`, whose `create_deployment()` provides services, and an IO manager
+    `<kind>_index` for every index kind; `resources_from_environment` makes them. `environ`
+    (default: the process's own) says how often the runner looks, how long runs are kept, and which
+    ClickHouses there are: a sharded index becomes one index per server, and all runs that write to
+    them share one pool. A declaration that conflicts with others is left out, and reported by its
+    table's check, `iscp health` and the log; with ISCP_STRICT=true it raises ConfigError, as an
+    invalid setting does.
     """
     declarations = Declarations(
         tables=tables, views=views, triggers=triggers, endpoints=endpoints, services=services

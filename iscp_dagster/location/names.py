@@ -54,7 +54,7 @@ def get_index_asset_key(source: SourceTable, index: Index) -> AssetKey:
 
 
 def get_job_asset_key(source: SourceTable, job_name: str) -> AssetKey:
-    """Like `index_key`, also for a job that no index declares."""
+    """Like `get_index_asset_key`, also for a job that no index declares."""
     return AssetKey([source.database, f"{source.table}_{job_name}"])
 
 

@@ -52,7 +52,10 @@ class DueIteration:
 
     @property
     def since(self) -> int:
-        """The earliest version that it may be read from: nothing changed until its start."""
+        """The earliest version to read from.
+
+        Nothing changed for its tenants between it and the iteration's start.
+        """
         return max(job.watermark.version for job in self.jobs)
 
     @property

@@ -1,6 +1,7 @@
-"""Tenants that first appear after a trigger: its jobs for them begin before their first commit.
+"""Tenants that first appear once a trigger is registered.
 
-Their rows did not exist before the trigger, so the first ones fire, each from its own commit.
+Its job for such a tenant begins before the tenant's first commit, so that its first rows fire, each
+from its own commit.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ from iscp_dagster.model.moment import Moment
 
 @dataclass(frozen=True, kw_only=True)
 class PendingNews:
-    """The tenants changed in (after, upto], or all if `after` is None, that sort after `told`."""
+    """The tenants changed in (after, upto], or all if `after` is None.
+
+    Only those that sort after `last_tenant`.
+    """
 
     after: Moment | None
     upto: Moment

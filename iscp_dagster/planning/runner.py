@@ -81,7 +81,7 @@ class Runner:
     _missed_since: Bookmark | None = None
     """The bookmark after which the ISCP log has events that some watch has not taken in."""
     _heard_since: Bookmark | None = None
-    """The bookmark after which it has the events since the last look began."""
+    """Where the ISCP log's history ended when the last look began; later events are new."""
     latest: LookResult | None = None
 
     def look(self, cursor: str | None) -> LookResult:

@@ -55,7 +55,7 @@ class TableWatch:
     """The terms (`planning.declared`) under which it was begun."""
     open: set[str] = field(default_factory=set)
     found_tenants: tuple[str, ...] | None = None
-    """The tenants that the last `take_in` found; None when nothing happened."""
+    """The tenants that the last `refresh` found; None when nothing happened."""
     problems: list[Problem] = field(default_factory=list)
     tenantless_size: TenantSize | None = None
     """The rows without a tenant."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster import DagsterRun
 
 SERVER_TAG = ".dagster/iscp_run_server"
-"""Says which server has a run, see `RunServerAddress.of`; the UI hides such tags."""
+"""Says which server has a run, see `RunServerAddress.from_run`; the UI hides such tags."""
 TAKE_SECONDS = 20.0
 """How long a server waits for an earlier one at its place, and for that one's runs, to end."""
 

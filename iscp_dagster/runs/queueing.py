@@ -1,4 +1,4 @@
-"""The stack's run coordinator for Dagster: a queued run waits for a quarter of a second."""
+"""The stack's run coordinator for Dagster: a queued run waits a quarter of a second on average."""
 
 from __future__ import annotations
 

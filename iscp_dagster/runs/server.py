@@ -233,7 +233,10 @@ def _exit_server(*_: object) -> NoReturn:
 
 
 def fork_process(work: Callable[[], None], *inherited: socket.socket) -> int:
-    """Fork a process that does the work without these sockets; on Linux it dies with this one."""
+    """Fork a process that closes these sockets, then does the work.
+
+    On Linux it dies with this one.
+    """
     parent = os.getpid()
     pid = _fork_quietly()
     if pid:

@@ -29,7 +29,7 @@ SQL_OPERATORS: Mapping[str, str] = MappingProxyType(
 class FittedComparison:
     """A comparison by `operator` with `value`; a column with a grid counts it in steps.
 
-    Without an operator, `always` is the result for each value that is not null.
+    Without an operator, `constant_result` is the result for each value that is not null.
     """
 
     operator: str = ""

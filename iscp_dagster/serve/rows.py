@@ -57,7 +57,7 @@ class QueryLimits:
 
 
 def render_select_list(columns: Sequence[Column]) -> str:
-    """Return the SELECT list that `rows` reads the columns from."""
+    """Return the SELECT list that `query_rows` reads the columns from."""
     return ", ".join(column.select_sql for column in columns)
 
 

@@ -49,9 +49,9 @@ class BadValueError(IscpError):
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """A scalar: `read` makes a comparable value of a literal or of a value in an answer.
+    """A scalar: `parse` makes a comparable value of a literal or of a value in an answer.
 
-    `read` raises BadValueError. The schema defines the scalars that are its `own`; the others are
+    `parse` raises BadValueError. The schema defines the scalars with `is_custom`; the others are
     GraphQL's.
     """
 

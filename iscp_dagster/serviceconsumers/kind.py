@@ -13,7 +13,7 @@ from iscp_dagster.model.specs import ConsumerInfo
 
 
 class ServiceConsumerKind(DeclaredKind):
-    """Invokes by keys that a replay makes again; a rebuild's invocations count as new ones."""
+    """Invokes with idempotency keys: a replay repeats them, a rebuild makes new ones."""
 
     noun: ClassVar[str] = "service consumer"
     declare: ClassVar[str] = "ServiceConsumer(..., name={name})"

@@ -29,7 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RuntimeClient:
-    """See `services.Services`."""
+    """See `services.InvocationRuntime`."""
 
     client: Client
     _keyed: dict[tuple[str, str, str], bool] = field(default_factory=dict)

@@ -18,8 +18,10 @@ Answers = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 def move_watermarks(
     log: SqlLog, ledger: BatchLedger, deliveries: Sequence[PendingCommit]
 ) -> WatermarksMoved:
-    """Move the watermarks of the jobs that the run still holds, all after a last step or all before
-    another. The state store goes first.
+    """Move the watermarks of the jobs that the run still holds. The state store goes first.
+
+    `deliveries` are all at their claim's last step, which completes the jobs, or all before it,
+    which advances them.
     """
     errors: dict[JobKey, IscpError] = {}
     claims: list[Claim] = []

@@ -100,7 +100,8 @@ def _needs_images(claim: Claim) -> bool:
 def _find_replaced(reader: SourceReader, tails: Sequence[Claim]) -> list[JobKey]:
     """The claims of tenants for which an earlier attempt already put a snapshot in place.
 
-    A tail does not show there which of its keys existed before its range.
+    Where a later snapshot is in place, a replayed tail cannot tell which of its keys existed before
+    its range.
     """
     histories = list(filter(_needs_images, tails))
     others = [claim for claim in tails if not _needs_images(claim)]

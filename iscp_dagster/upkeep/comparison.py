@@ -64,7 +64,7 @@ def compare_tables(
 ) -> ComparisonResult:
     """Compare the built indexes, for one tenant or all. An error in one does not stop the others.
 
-    `tell` is called with a line about each comparison as it begins.
+    `report` is called with a line about each comparison as it begins.
     """
     comparison, tenants = ComparisonResult(), None if tenant is None else [tenant]
     for source, names in requested:

@@ -70,9 +70,10 @@ class Garbage:
 def find_garbage(
     deployment: Deployment, sources: Sequence[SourceTable], retention: timedelta = JOB_RETENTION
 ) -> list[Garbage]:
-    """The jobs dropped longer ago than `kept`, and what to delete with each, by name. Reads only.
+    """The jobs dropped longer ago than `retention`, and what to delete with each, by name.
 
-    Only jobs of the `sources`: others in the log belong, or belonged, to another deployment.
+    Reads only. Only jobs of the `sources`: others in the log belong, or belonged, to another
+    deployment.
     """
     tables = {(source.database, source.table) for source in sources}
     dropped = [
@@ -220,7 +221,7 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
 
 
 def prune_history(deployment: Deployment, retention: timedelta = HISTORY_RETENTION) -> int:
-    """Delete history entries older than `kept`; returns how many."""
+    """Delete history entries older than `retention`; returns how many."""
     return deployment.log.prune(deployment.clock() - retention)
 
 
@@ -279,7 +280,10 @@ def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
 
 
 def _is_twin(job: Job) -> bool:
-    """Whether it keeps a shard, or an index that is not merely named like a first shard."""
+    """Whether it has tables to share.
+
+    False for an unsharded index that is merely named like a first shard.
+    """
     shard = get_shard(job.spec.detail.consumer.options)
     return shard is not None or not job.name.job.endswith(format_suffix(0))
 

@@ -21,7 +21,7 @@ def open_outbox(deployment: Deployment) -> Outbox:
 
 
 def prune_events(deployment: Deployment, retention: timedelta = EVENT_RETENTION) -> int:
-    """Delete events and attempts that ended longer ago than `kept`; returns how many.
+    """Delete events and attempts that ended longer ago than `retention`; returns how many.
 
     Pending events stay. Idempotent.
     """

@@ -153,7 +153,7 @@ def compare_indexes(
     """Compare every built index with the source at its effective watermark. Reads only.
 
     Covers these tenants or all (None), with one comparison per index and watermark. Where the
-    table's log has lost that version, compares with the latest one, and says so by `tell`.
+    table's log has lost that version, compares with the latest one, and says so by `report`.
 
     An index that moves on during each of several attempts fails with MovingError. Raises an
     IscpError where the table itself, or its jobs, cannot be read.

@@ -82,7 +82,11 @@ class Outbox:
     def show(
         self, event_id: str, endpoint: str | None = None
     ) -> tuple[list[EventDelivery], list[DeliveryAttempt]]:
-        """The deliveries of an event, and their attempts, oldest first; none if it is unknown."""
+        """The deliveries of an event, newest first, and their attempts, oldest first.
+
+        The attempts are those of each delivery and of its present batch. Both are empty if it is
+        unknown.
+        """
         selection = OutboxSelection(event_id=event_id, endpoint=endpoint)
         with self.begin_read() as connection:
             deliveries = history.list_deliveries(connection, selection, limit=1_000)
@@ -125,7 +129,10 @@ class Outbox:
         return self._requeue_chosen(selection)
 
     def prune(self, before: datetime) -> int:
-        """Delete deliveries and attempts that ended `before`, in portions; returns how many."""
+        """Delete deliveries and attempts that ended `before`, in portions.
+
+        Returns the sum of the larger of the two counts of each portion.
+        """
         total = 0
         while True:
             with self.begin_write() as connection:

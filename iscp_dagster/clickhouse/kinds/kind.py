@@ -71,7 +71,7 @@ class InsertTarget(Protocol):
 class IndexKind(Index):
     """An index that ClickHouse keeps. A kind overrides what differs from a mirror.
 
-    Instances are sent to Spark's executors, where `fitted` runs: install the module there too.
+    Instances are sent to Spark's executors, where `fit_rows` runs: install the module there too.
     """
 
     @property
@@ -123,7 +123,7 @@ class IndexKind(Index):
         return f"SELECT {columns} FROM {shape.final} SETTINGS {render_settings(EXACT_FINAL)}"
 
     def render_suffixed_view(self, suffix: str, shape: TableShape, selected: str) -> str:
-        """Return the SELECT of the view that ends in `end`, one of `beside`.
+        """Return the SELECT of the view that ends in `suffix`, one of `view_suffixes`.
 
         It shows the columns `selected`, a SELECT list.
         """

@@ -240,7 +240,7 @@ def parse_generation(view: str, select: str) -> int:
 def find_unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
     """Return the views to look after.
 
-    Another version of this package made them, or there are tables of a generation not served.
+    Another package version made them, or they have tables of generations not served.
     """
     query = (
         "SELECT name, as_select, comment FROM system.tables "

@@ -215,7 +215,7 @@ class IndexStore:
         return self.data.get_barrier(self.shape.rows, self.shape.source.tenant)
 
     def enter(self) -> IndexStore:
-        """Return a copy with the barriers' current epochs; see `Gate.read_epoch` for when."""
+        """Return a copy with the barriers' current epochs; when, see `TableBarrier.read_epoch`."""
         letters = self._dead_letters.read_epoch() if self._keeps_dead_letters else 0
         return replace(self, epochs=Epochs(rows=self.barrier.read_epoch(), letters=letters))
 
@@ -277,8 +277,8 @@ class IndexStore:
         """Put the staged tenants in place of the served ones; `rows` has their numbers of rows.
 
         Atomic for readers of each tenant: `REPLACE PARTITION`. Returns an error for each tenant
-        that ClickHouse refused. Check them first with `check_staged`. Empty tenants are replaced
-        too: a delayed `DROP PARTITION` would drop rows that came later. Raises IscpError.
+        that ClickHouse refused. Check them first with `find_staged_errors`. Empty tenants are
+        replaced too: a delayed `DROP PARTITION` would drop rows that came later. Raises IscpError.
         """
         source = f" FROM {self.shape.qualify_name(self.staging)}"
         refused: dict[str, IscpError] = {}

@@ -22,8 +22,9 @@ from iscp_dagster.model.declared.schema import Decimal, DeltaType, Primitive
 class Cell:
     """One family of Delta types kept as one of the types `names`.
 
-    `read` is the type in which ClickHouse returns the values for comparison; None: the stored one.
-    `blank` is a value that the type holds, set if it does not hold the family's own blank.
+    `read_type` is the type in which ClickHouse returns the values for comparison; None: the stored
+    one.
+    `filler` is a value that the type holds, set if it does not hold the family's own blank.
     `respell` rewrites held values as ClickHouse returns them, if that may differ.
     """
 

@@ -95,7 +95,7 @@ def resolve_stored_type(
     ordered: bool = False,
     nulls: str = EMPTY,
 ) -> StoredType:
-    """Return how the column `at` is stored: as `requested`, or by default.
+    """Return how `column` is stored: as `requested`, or by default.
 
     `nullable` says whether the source has nulls in it; an `ordered` column needs a type with an
     order and without nulls. Raises SchemaError, which names the alternatives, for a type that

@@ -29,7 +29,7 @@ PRIMITIVES: Mapping[str, str] = MappingProxyType(
 
 
 def to_clickhouse_type(type_: DeltaType, *, nullable: bool, column: str) -> str:
-    """Return the type that holds every value of `type_`; `at` is the column, for the message.
+    """Return the type that holds every value of `type_`; messages name it by `column`.
 
     ClickHouse has no null arrays, maps or tuples: `nullable` does not apply to them, but to a
     tuple's members, which are null where it is. Raises SchemaError for an unknown type.

@@ -245,10 +245,11 @@ class IndexConsumer:
     def _make_token(
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
     ) -> str:
-        """Return the piece's token; without one ClickHouse would drop a chunk equal to another.
+        """Return the piece's token.
 
-        The start is part of it, as pieces of one chunk may be equal. Staged rows are never written
-        again under the same build, so their place is enough.
+        It names the piece's place, since ClickHouse would drop a chunk equal to another. The start
+        is part of it, as pieces of one chunk may be equal. Staged rows are never written again
+        under the same build, so their place is enough.
         """
         staged = retriever.data_type is DataType.SNAPSHOT
         content = "" if staged else hash_rows(rows)

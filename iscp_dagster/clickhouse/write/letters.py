@@ -130,7 +130,7 @@ class DeadLetters:
         )
 
     def read_epoch(self) -> int:
-        """Return the epoch that a letter must show; see `Gate.read_epoch`."""
+        """Return the epoch that a letter must show; see `TableBarrier.read_epoch`."""
         return self._barrier.read_epoch()
 
     def shut_out(self, index: str, tenants: Collection[str]) -> int:

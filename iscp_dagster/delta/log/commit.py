@@ -84,7 +84,8 @@ class Commit:
     """What one version did. `changed` maps partition values to the volume written there.
 
     `changed` is None when an action gives no partition, so that it is unknown who changed.
-    `taken` holds the partition values whose rows were deleted or updated, None for the same reason.
+    `rewritten` holds the partition values whose rows were deleted or updated, None for the same
+    reason.
     `probes` are the first files that a reader of this version's change feed opens. `feed` holds all
     files of that feed; None if it is more than files (deletion vectors), a partition is
     missing, or there are too many.

@@ -1,6 +1,6 @@
 """The commits of one table's log: the last one, and when each was made and what it did.
 
-Each commit is read once and kept; call `forget` when the log has been replaced.
+Each commit is read once and kept; call `clear` when the log has been replaced.
 """
 
 from __future__ import annotations

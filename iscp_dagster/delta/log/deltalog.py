@@ -37,7 +37,7 @@ MAX_CARRIED = 1_000
 STANDS_SECONDS = 60.0
 """In an object store, between two checks that the last commit is still the same file."""
 LATEST_SECONDS = 1.0
-"""In an object store, how long `latest` reuses what it found."""
+"""In an object store, how long `get_latest_moment` reuses what it found."""
 
 _ByTenant = dict[str | None, list[tuple[int, Volume]]]
 
@@ -431,7 +431,10 @@ class DeltaLog:
             return None
 
     def _is_mark_valid(self, mark: LogMark, within: float = STANDS_SECONDS) -> bool:
-        """Whether the mark's commit is the same file, or was less than `within` seconds ago."""
+        """Whether the commit's file is still the marked one.
+
+        In an object store, a check less than `within` seconds old counts.
+        """
         now = self.monotonic()
         if not self.files.local and self._checked_mark == mark and now - self._checked_at < within:
             return True

@@ -81,7 +81,7 @@ class DataFile:
     """A Parquet file of a snapshot; `path` as the log writes it, percent-encoded.
 
     `rows` counts stored rows, None where the log does not. `partition` holds typed values, and
-    an `Unheld` for a value that Python cannot hold.
+    an `UnreadableValue` for a value that Python cannot hold.
     """
 
     path: str
@@ -179,7 +179,8 @@ class SnapshotReader:
 def _read_partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
     """The partition values of each file.
 
-    deltalake turns empty texts into null here, so in a column that has any, a null is `Unheld`.
+    deltalake turns empty texts into null here, so in a column that has any, a null is an
+    `UnreadableValue`.
     """
     if "partition" not in actions.column_names:
         return [{}] * int(actions.num_rows)

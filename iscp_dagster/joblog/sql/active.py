@@ -108,9 +108,10 @@ def store_active_set(
     removed: Collection[str] = (),
     replace_all: bool = False,
 ) -> None:
-    """Store the job's set, and change its active rows; with `anew`, `added` replaces all of them.
+    """Store the job's set, and change its active rows.
 
-    `active_set.number` is the caller's count after the change. Idempotent.
+    With `replace_all`, `added` replaces all of them. `active_set.number` is the caller's count
+    after the change. Idempotent.
     """
     if replace_all:
         connection.execute(sa.delete(ISCP_ACTIVE).where(*_match_job(ISCP_ACTIVE, job)))

@@ -23,7 +23,7 @@ def open_engine(
 ) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
-    With `kept` a connection stays open between transactions; not for processes that fork.
+    With `keep_open` a connection stays open between transactions; not for processes that fork.
 
     Raises ConfigError for a malformed URL, an unsupported database, or an in-memory SQLite
     database; SetupError if PostgreSQL's driver is not installed.

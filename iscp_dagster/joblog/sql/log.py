@@ -75,8 +75,8 @@ class SqlLog:
     FenceError; a log that does not answer raises UnavailableError.
 
     Rows are locked, changed by joblog.lifecycle, and written back if `seq` is unchanged. `at` is a
-    URL (see `open_engine`) or the caller's engine; `who` signs changes made outside of runs. Leases
-    use the database's clock, unless `lease_clock` returns seconds.
+    URL (see `open_engine`) or the caller's engine; `actor` signs changes made outside of runs.
+    Leases use the database's clock, unless `lease_clock` returns seconds.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SqlLog:
         return _BoundLog(self, connection)
 
     def begin_write(self) -> AbstractContextManager[sa.Connection]:
-        """A transaction in the log's database, for `within`; an error rolls it back."""
+        """A transaction in the log's database, for `bind`; an error rolls it back."""
         return begin_transaction(self.engine, writes=True)
 
     def begin_read(self) -> AbstractContextManager[sa.Connection]:
@@ -354,7 +354,8 @@ class SqlLog:
 
         Each job must be startable, with the iteration's start as its watermark; a pending one must
         wait for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run
-        gets a lease, which it must `keep` while it works. `layouts` overrides `layout` by tenant.
+        gets a lease, which it must renew (`renew_leases`) while it works. `layouts` overrides
+        `layout` by tenant.
         The claim's steps replay or set aside a batch that an earlier run left unconfirmed, and
         reject or skip a range that contradicts it.
         """
@@ -414,7 +415,7 @@ class SqlLog:
     ) -> tuple[JobKey, ...]:
         """Cancel jobs that are pending or running; returns them. Idempotent.
 
-        With `seen`, only jobs whose rows still have the `seq` that the caller saw.
+        With `expected_seqs`, only jobs whose rows still have the `seq` that the caller saw.
         """
         return self._update_jobs(keys, lifecycle.cancel_job, IS_ACTIVE, expected_seqs=expected_seqs)
 

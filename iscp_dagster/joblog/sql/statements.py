@@ -92,7 +92,7 @@ def _compute_lock_number(name: JobID) -> int:
 def find_latest_job(
     connection: sa.Connection, name: JobID, *, except_tenant: str | None = None
 ) -> list[Job]:
-    """A live job of that name, else the last dropped one; tenant `but` is left out."""
+    """A live job of that name, else the last dropped one; `except_tenant` is left out."""
     where = () if except_tenant is None else (COLUMNS.tenant != except_tenant,)
     query = sa.select(ISCP_LOG).where(*match_name(None, name), *where)
     order = (LIVE.desc(), COLUMNS.drop_at.desc())

@@ -38,7 +38,7 @@ _LAST_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPort:
-    """A service's port; `asked` if the user requested it."""
+    """A service's port; `requested` if the user requested it."""
 
     service: str
     port: int

@@ -82,9 +82,9 @@ class Iterations:
     """The iterations of one run over `source`.
 
     A run that the runner dispatched takes the jobs that wait for it. A run that a person started
-    registers, repairs and takes over every job that is not being written right now: jobs of the
-    `chosen` indexes and triggers, jobs of the run that it re-executes, and with `undeclared` jobs
-    that nothing declares.
+    registers, repairs and takes over every job that is not being written right now: jobs of
+    its `consumers`, jobs of the run that it re-executes, and with `undeclared` jobs that nothing
+    declares.
     """
 
     deployment: Deployment
@@ -132,7 +132,7 @@ class Iterations:
         return max(ends) if ends else self.delta_log.get_latest_moment()
 
     def iterate_jobs(self) -> Iterator[Sequence[JobOutcome]]:
-        """Yield each scan's outcomes once all its claims have ended; deliveries are published.
+        """Yield each scan's outcomes when all its jobs have ended and its deliveries are published.
 
         If an error ends a scan, its outcomes so far come before the error. Jobs that another run
         writes come last, as BusyJob. Raises Failure if a requested job can be neither claimed nor
@@ -324,7 +324,7 @@ def register_jobs(
 def make_startable(deployment: Deployment, jobs: Collection[Job]) -> None:
     """Make the jobs startable by hand: cancel queued ones, repair ones in error."""
     queued = {job.key: job.seq for job in jobs if job.state is JobState.PENDING}
-    # `seen` spares jobs whose run has started since.
+    # `expected_seqs` spares jobs whose run has started since.
     deployment.log.cancel(queued, expected_seqs=queued)
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 

@@ -33,7 +33,7 @@ def build_delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
 
 
 def try_read_log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
-    """The facts of `log_facts`; empty if unreadable, so that other news are still reported."""
+    """The facts of `read_log_facts`; empty if unreadable, so that other news are still reported."""
     try:
         return read_log_facts(delta_log, version)
     except Exception:  # noqa: BLE001 - the next reader of the log reports the error

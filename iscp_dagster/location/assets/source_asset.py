@@ -114,7 +114,7 @@ def to_dagster_config(model: type[Any]) -> type[dg.Config]:
 
 
 def read_table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
-    """The facts of `log_facts`, and the table's size."""
+    """The facts of `read_log_facts`, and the table's size."""
     sizes, orphans = delta_log.get_tenant_sizes(), delta_log.get_unnamed_size()
     return {
         **read_log_facts(delta_log),

@@ -71,9 +71,10 @@ class Lookout:
     """Counts the ticks; a newer tick ends the wait of earlier ones."""
 
     def take_looks(self, context: dg.SensorEvaluationContext) -> Iterator[LookResult]:
-        """Yield the looks of one tick until one finds something; only the last one counts.
+        """Yield the looks of one tick until one finds something.
 
-        Only one look if the daemon runs sensors without threads, so that other sensors do not wait.
+        The caller uses the last one, as the earlier ones found nothing. Only one look if the
+        daemon runs sensors without threads, so that other sensors do not wait.
         """
         self._turn = turn = self._turn + 1
         threads = (context.instance.get_settings("sensors") or {}).get("use_threads")

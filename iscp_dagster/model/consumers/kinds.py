@@ -65,7 +65,7 @@ class ConsumerKind(ABC):
     """How a consumer named `{name}` is declared, if only a declaration makes it."""
     keeps_index: ClassVar[bool] = False
     """Whether Spark's executors write its rows into index tables, which reject late writers; else
-    `consumer` takes them in the run's process and commits as it likes."""
+    the consumer of `make_consumer` takes them in the run's process and commits as it likes."""
     of_images: ClassVar[bool] = False
     """Whether it gets both images of each changed row; else the last change of each key."""
     iterates_alone: ClassVar[bool] = False

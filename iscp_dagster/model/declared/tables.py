@@ -165,7 +165,7 @@ class SourceTable:
     """The partition column that names the tenant; None: one partition, `default`."""
     indexes: Sequence[Index] = ()
     triggers: Sequence[Trigger] = ()
-    """The event triggers on it and its views; `attached` fills it in."""
+    """The event triggers on it and its views; `attach_to_tables` fills it in."""
     services: Sequence[ServiceConsumer] = ()
     """The service consumers that get its changes."""
     load: Callable[..., Any] | None = None

@@ -147,7 +147,8 @@ def plan_together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
 
     - A first iteration starts at once: from START to `latest` if no other job has
       synchronized, else from START to the others' maximum watermark, while they continue. An event
-      trigger's job that begins at a commit, and has not begun yet, has not synchronized.
+      trigger's job that begins at a commit counts as not synchronized until its first iteration
+      starts.
     - The others are equal and none of them is pending or running: one shared iteration to `latest`.
     - They differ: lagging jobs catch up to the maximum watermark one at a time, lowest first.
     - A repaired job goes to `latest` instead: where the others are, its rows may still be wrong.

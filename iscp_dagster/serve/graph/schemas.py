@@ -41,8 +41,8 @@ class ServedSchema:
 class SchemaCache:
     """Keeps the schema; `load` reads the catalog. Safe for threads.
 
-    `get_schema` looks for changes if the last look is `every` seconds old. A failed look is logged
-    and keeps the schema; without any schema yet it raises.
+    `get_schema` looks for changes if the last look is `refresh_seconds` old. A failed look is
+    logged and keeps the schema; without any schema yet it raises.
     """
 
     load: Callable[[], ServedCatalog]

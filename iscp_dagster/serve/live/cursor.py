@@ -51,7 +51,9 @@ class CursorOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class SubscriptionCursor:
-    """Positions by tenant; `others` is for unnamed tenants registered up to `newest`.
+    """Positions by tenant.
+
+    `common_position` is for unnamed tenants registered up to `newest_registration`.
 
     `row` is the key of the last row sent of a snapshot as of these positions, which continues after
     it; None: no snapshot is under way.
@@ -82,7 +84,7 @@ class SubscriptionCursor:
 
 
 def build_cursor(positions: Positions, newest_registration: int = 0) -> SubscriptionCursor:
-    """A cursor with these positions; `newest` is the newest registration among all tenants'."""
+    """A cursor with these positions; `newest_registration` is the newest of all tenants'."""
     if len(positions) <= MOST_NAMED:
         return SubscriptionCursor(positions=dict(positions))
     ((common, _),) = Counter(positions.values()).most_common(1)
@@ -102,7 +104,7 @@ def encode_cursor(cursor: SubscriptionCursor, origin: CursorOrigin) -> str:
 
 
 def decode_cursor(text: str, origin: CursorOrigin) -> SubscriptionCursor:
-    """Read what `written` wrote.
+    """Read what `encode_cursor` wrote.
 
     Raises PositionInvalidError for an invalid text, or a cursor of another table or view, and
     PositionExpiredError for one from before the index was rebuilt.

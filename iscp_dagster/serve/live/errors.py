@@ -26,9 +26,10 @@ class PositionInvalidError(SubscriptionError):
 
 
 class PositionExpiredError(SubscriptionError):
-    """The changes after a cursor are not kept; `oldest` is the first position after which all are.
+    """The changes after a cursor are not kept.
 
-    The client starts again, with `snapshot: true`.
+    `oldest` is the earliest cursor from which a client can continue. The client starts
+    again, with `snapshot: true`.
     """
 
     code = 10_862

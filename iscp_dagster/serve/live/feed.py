@@ -49,7 +49,7 @@ class FeedSource(Protocol):
 class IndexFeed:
     """Follows the index named `index`; all but its reads run in one event loop.
 
-    `at` is each tenant's position after the ring's newest entry.
+    `positions` has each tenant's position after the ring's newest entry.
     """
 
     index: str

@@ -24,7 +24,7 @@ REFRESH_SECONDS = 10.0
 
 @dataclass(kw_only=True)
 class FeedHub:
-    """The feeds that have subscribers, by name; `touched` queries the log, and may block."""
+    """The feeds that have subscribers, by name; `find_touched` queries the log, and may block."""
 
     find_touched: Callable[[Bookmark | None], ChangedTenants]
     poll_seconds: float = POLL_SECONDS

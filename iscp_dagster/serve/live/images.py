@@ -53,7 +53,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangePage:
-    """Changes that were read; `whole` if there are no more."""
+    """Changes that were read; `complete` if there are no more."""
 
     timed_changes: tuple[StampedChange, ...] = ()
     complete: bool = True

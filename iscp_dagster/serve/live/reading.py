@@ -13,7 +13,7 @@ from iscp_dagster.serve.where import WhereExpression
 
 
 class ChangeHistory(Protocol):
-    """The image rows of an index; see `Images`."""
+    """The image rows of an index; see `ImageReader`."""
 
     def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with."""
@@ -54,9 +54,9 @@ class FeedPage:
 def read_next_page(
     history: ChangeHistory, positions: Positions, upto: Positions, max_changes: int
 ) -> FeedPage:
-    """Read at most `max_changes` changes after the positions `at`, of each tenant up to `upto`.
+    """Read at most `max_changes` changes after `positions`, of each tenant up to `upto`.
 
-    A tenant that `at` does not have is at START. Raises what the history raises.
+    A tenant that `positions` does not have is at START. Raises what the history raises.
     """
     pending_ends = {
         tenant: end for tenant, end in upto.items() if positions.get(tenant, START) < end

@@ -38,14 +38,15 @@ class GraphQLServerSettings:
     bounds: HttpBounds = field(default_factory=HttpBounds)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     routes: Sequence[BaseRoute] = ()
-    """Routes besides the one for queries, such as the websocket's at PATH."""
+    """Routes besides the one for queries, such as the websocket's at GRAPHQL_PATH."""
     background: Sequence[BackgroundService] = ()
 
 
 def create_app(settings: GraphQLServerSettings) -> Starlette:
-    """Return the application: queries at PATH, a page for browsers there, HEALTH for monitoring.
+    """Return the application.
 
-    Without tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
+    It has queries and a page for browsers at GRAPHQL_PATH, and HEALTH_PATH for monitoring. Without
+    tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
     """
     endpoint = GraphQLOverHTTP(settings.schemas, settings.access, settings.bounds)
     page = GraphiQLPage(GRAPHQL_PATH, settings.access)

@@ -70,7 +70,7 @@ def end_when_changed(
 def watch_declarations(
     environ: Mapping[str, str], on_change: Callable[[], None], seconds: float = POLL_SECONDS
 ) -> Iterator[None]:
-    """Call `changed` once when a file is changed, added or removed, while the context is open.
+    """Call `on_change` once when a file is changed, added or removed, while the context is open.
 
     While the files have a mistake, only that is logged, and the server continues as before.
     """

@@ -112,7 +112,7 @@ class GraphQLOverHTTP:
 
     @asynccontextmanager
     async def _acquire_slot(self) -> AsyncIterator[None]:
-        """Hold one of the slots. Raises RefusedError if none is free in time."""
+        """Hold one of the slots. Raises RefusedRequestError if none is free in time."""
         with anyio.move_on_after(self._bounds.wait_seconds) as scope:
             await self._slots.acquire()
         if scope.cancelled_caught:

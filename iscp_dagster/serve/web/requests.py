@@ -33,7 +33,7 @@ class GraphQLRequest:
 
 
 def choose_media_type(accept: str | None) -> str:
-    """Return the answer's media type. Raises RefusedError if both share none."""
+    """Return the answer's media type. Raises RefusedRequestError if both share none."""
     if accept is None or not accept.strip():
         return JSON
     candidates: list[tuple[float, int, str]] = []
@@ -60,7 +60,7 @@ def _parse_quality(parameters: list[str]) -> float:
 
 
 def check_content(content_type: str | None) -> None:
-    """Raises RefusedError for a body that is not JSON in UTF-8."""
+    """Raises RefusedRequestError for a body that is not JSON in UTF-8."""
     name, *parameters = ((content_type or "").lower().replace(" ", "")).split(";")
     charsets = {
         parameter.partition("=")[2].strip('"')
@@ -74,7 +74,7 @@ def check_content(content_type: str | None) -> None:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body. Raises RefusedError beyond `max_bytes`, which are not read."""
+    """Return the body. Raises RefusedRequestError beyond `max_bytes`, which are not read."""
     too_large = RefusedRequestError(
         413,
         "PAYLOAD_TOO_LARGE",
@@ -94,7 +94,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def parse_body(content: bytes) -> GraphQLRequest:
-    """Read the JSON of a POST. Raises RefusedError."""
+    """Read the JSON of a POST. Raises RefusedRequestError."""
     try:
         fields = strictjson.loads(content)
     except ValueError as error:
@@ -105,7 +105,7 @@ def parse_body(content: bytes) -> GraphQLRequest:
 
 
 def parse_url_parameters(parameters: Mapping[str, str]) -> GraphQLRequest:
-    """Read the parameters of a GET. Raises RefusedError."""
+    """Read the parameters of a GET. Raises RefusedRequestError."""
     fields: dict[str, Any] = dict(parameters)
     for name in ("variables", "extensions"):
         if name in fields:

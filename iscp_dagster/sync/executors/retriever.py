@@ -81,7 +81,7 @@ class ConsumerScan:
 
 @dataclass(kw_only=True)
 class Retriever:
-    """What one consumer reads; its `Worker` is the scan's side of it.
+    """What one consumer reads; its `ConsumerThread` is the scan's side of it.
 
     `inserted`, `deleted` and `bytes` count by tenant what was handed out, `chunks` the pieces,
     `seconds` the time that the consumer took.
@@ -110,7 +110,7 @@ class Retriever:
     chunks: int = 0
     seconds: float = 0.0
     next_claims: Mapping[Any, Any] | None = None
-    """What `settle` returned."""
+    """What `move_watermarks` returned."""
     drained: bool = False
     resent: bool = False
     """Whether rows were sent more than once."""

@@ -35,7 +35,8 @@ class ScanGroup:
     reading: ReadRequest
     claims: tuple[Claim, ...]
     errors: Mapping[str, ErrorDetail] = field(default_factory=dict)
-    """By job name, how they failed together: scan smaller sets instead."""
+    """By job name, the error with which these claims failed together; if there is any, the group is
+    split, not scanned."""
 
 
 ScanHistory = Mapping[tuple[str, ReadKind], tuple[bool, ...]]

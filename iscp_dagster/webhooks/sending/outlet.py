@@ -33,7 +33,7 @@ Random = Callable[[], float]
 class EndpointWorker:
     """An endpoint's attempts under way, and their results that are not recorded yet.
 
-    `heard` is called when there is something to record.
+    `on_result` is called when there is something to record.
     """
 
     endpoint: Endpoint

@@ -97,7 +97,7 @@ def _make_plain_response(status: int, reason: str, headers: Mapping[str, str]) -
 class Guard:
     """The ASGI middleware: answers refused requests with 403 before reading any of them.
 
-    `told` makes the answer from status, reason and headers; by default it is plain text.
+    `make_response` makes the answer from status, reason and headers; by default it is plain text.
     """
 
     app: ASGIApp

@@ -39,7 +39,7 @@ class DatabaseRole:
 def open_engine(url: str | sa.URL, role: DatabaseRole, *, keep_open: bool = False) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
-    With `kept` a connection stays open between transactions, for processes that are not forked.
+    With `keep_open` a connection stays open between transactions; not for processes that fork.
 
     Raises the role's `invalid` for a URL that is malformed, of another database, or of a SQLite
     database in memory, and where PostgreSQL's driver is not installed.

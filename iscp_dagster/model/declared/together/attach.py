@@ -72,7 +72,7 @@ class Declarations:
         return [by_name[name] for name in sorted(by_name)]
 
     def build_tables(self) -> list[SourceTable]:
-        """The tables, see `attached`."""
+        """The tables, see `attach_to_tables`."""
         tables = attach_to_tables(self.tables, self.views, self.triggers, self.endpoints)
         return attach_services(tables, self.services)
 

@@ -1,7 +1,7 @@
 """One connection's conversation in the subprotocol graphql-transport-ws, without a socket.
 
 Rules and close codes come from graphql-ws, PROTOCOL.md. The caller passes in what arrives, and the
-results of operations, and gets back actions. There are none after a `Close`.
+results of operations, and gets back actions. There are none after a `CloseSocket`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class CloseSocket:
 
 @dataclass(frozen=True)
 class AdmitClient:
-    """Decide on a `connection_init` with this payload by `accept_connection` or `refused`."""
+    """Decide on a `connection_init` with this payload.
+
+    By `accept_connection` or `refuse_connection`.
+    """
 
     payload: Mapping[str, Any]
 

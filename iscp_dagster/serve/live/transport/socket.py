@@ -61,7 +61,7 @@ class SocketBounds:
 
 @dataclass(kw_only=True)
 class SocketServer:
-    """All websockets of a server. `beside` must run while the application does."""
+    """All websockets of a server. `watch_connections` must run while the application does."""
 
     schemas: SchemaCache
     access: Access

@@ -69,7 +69,7 @@ class Reach:
 def confine_process(reach: Reach, *files: Path, shown_variables: Iterable[str] = ()) -> bool:
     """Confine this process to its reach and these files for good.
 
-    `/proc` then shows only the variables `shown`. False if the kernel has no Landlock.
+    `/proc` then shows only the `shown_variables`. False if the kernel has no Landlock.
     """
     for folder in (reach.user_files, reach.data / SCRATCH):
         folder.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ def iter_tokens(text: bytes, start: int = 0) -> Iterator[Token]:
 
 
 def iter_steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
-    """`tokens` in parts, each of at most about a millisecond's work; a part may be empty.
+    """`iter_tokens` in parts, each of at most about a millisecond's work; a part may be empty.
 
     Tokens are made lazily, so the rows of an INSERT need not become tokens. When the text is not
     `complete`, a token without an end may still get one, and the last part leaves it out.

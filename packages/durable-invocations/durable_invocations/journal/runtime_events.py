@@ -67,7 +67,10 @@ InEvent = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreEntry:
-    """Store the entry and do its action, in one transaction; then send Committed or Refused."""
+    """Store the entry and do its action, in one transaction.
+
+    Then send EntryCommitted or EntryRefused.
+    """
 
     index: int
     entry: Frame

@@ -31,7 +31,7 @@ FAILED = pack_result(Failure(code=0, message=""))[:1]
 
 
 def unpack_result(packed: bytes | None) -> Result | None:
-    """The result that `fields` packed; None if there is none yet."""
+    """The result that `pack_result` packed; None if there is none yet."""
     return None if packed is None else get_result(pb.CompletionMessage.FromString(packed))
 
 
@@ -49,7 +49,7 @@ def pack_report(error: ErrorReport) -> str:
 
 
 def unpack_error(text: str | None) -> ErrorReport | None:
-    """The error that `report` packed."""
+    """The error that `pack_report` packed."""
     if text is None:
         return None
     content = json.loads(text)
@@ -80,7 +80,7 @@ def pack_headers(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def unpack_headers(text: str) -> tuple[tuple[str, str], ...]:
-    """The headers that `headers` packed."""
+    """The headers that `pack_headers` packed."""
     return tuple((name, value) for name, value in json.loads(text))
 
 

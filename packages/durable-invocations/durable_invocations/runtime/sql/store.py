@@ -130,7 +130,8 @@ class SqlStore:
     def run(self, operations: Sequence[op.StoreOperation[Any]]) -> tuple[list[Any], Changes]:
         """Run the operations in one transaction; their outcomes, and what changed.
 
-        Those of one invocation and fence run in their order, others in any.
+        They run by type, in DOING's order, which is the order in which an attempt queues them;
+        those of one type in their own order.
         """
         outcomes: list[Any] = [None] * len(operations)
         with begin_transaction(self.engine, writes=True) as connection:

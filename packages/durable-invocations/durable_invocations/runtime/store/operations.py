@@ -61,7 +61,7 @@ class Submit(StoreOperation[Submitted | OperationRefusal]):
 class CompleteAwakeable(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Complete an awakeable, even if its entry is not committed yet.
 
-    Done(changed=False) if it is completed already; refused (404) for an unknown id.
+    ChangeOutcome(changed=False) if it is completed already; refused (404) for an unknown id.
     """
 
     awakeable: str
@@ -74,9 +74,9 @@ class Cancel(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Cancel an invocation: if it has not begun, it ends with failure 409.
 
     Else the entries that it waits for fail with 409, or the next one that would wait; the calls
-    that it waits for are canceled too. If it is paused it ends at once; if it backs off, when its
-    next attempt fails, unless that attempt waits. Done(changed=False) if it has ended; refused
-    (404) if it is unknown.
+    that it waits for are canceled too. If it is paused it ends at once; if it backs off, it
+    ends when its next attempt fails; if that attempt waits, the wait fails instead.
+    ChangeOutcome(changed=False) if it has ended; refused (404) if it is unknown.
     """
 
     id: str
@@ -113,7 +113,7 @@ class Resume(StoreOperation[ChangeOutcome | OperationRefusal]):
 class Purge(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Forget an ended invocation and its journal; a workflow's run with its state and promises.
 
-    Done(changed=False) if it is unknown; refused (409) if it has not ended.
+    ChangeOutcome(changed=False) if it is unknown; refused (409) if it has not ended.
     """
 
     id: str
@@ -165,8 +165,8 @@ class Claim(StoreOperation[tuple[Claimed, ...]]):
 class CommitEntry(StoreOperation[CommittedEntry | OperationRefusal]):
     """Commit an entry and its action, in one transaction.
 
-    Repeating an entry at its index changes nothing. Refused, without effect, if the entry is
-    invalid (a fallible one, or one out of order), so that later ones are refused too.
+    Repeating an entry at its index changes nothing. Refused, and nothing stored, if it is
+    invalid or not the journal's next; those after it are then out of order, and refused as well.
     """
 
     id: str
@@ -238,7 +238,10 @@ class Recover(StoreOperation[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Fire(StoreOperation[Fired]):
-    """Complete sleeps, begin delayed invocations and retries that are due, at most `most`."""
+    """Complete sleeps, begin delayed invocations and retries that are due.
+
+    At most `most` sleeps and `most` others.
+    """
 
     now: int
     most: int = 1_000

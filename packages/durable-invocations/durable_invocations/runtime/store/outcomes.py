@@ -118,5 +118,5 @@ class Changes:
     news: tuple[News, ...] = ()
     """Of invocations that this store's own runtime drives."""
     uncertain: bool = False
-    """The database failed, and may have committed without an answer: claims, which `Release`
-    frees, and completions of driven invocations."""
+    """The database once did not answer: claims, which `Release` frees, and completions may have
+    been committed without anybody being told."""

@@ -55,7 +55,7 @@ def add_arrivals(work: StoreTransaction, arrivals: Sequence[tuple[int, Key]]) ->
 
 
 def leave(work: StoreTransaction, leaving: Sequence[tuple[int, Key]]) -> None:
-    """Remove ended invocations, and make the next ones of their keys ready."""
+    """Remove invocations that ended or became shared; make the next ones of their keys ready."""
     if not leaving:
         return
     work.connection.execute(_LEAVE, {"numbers": [number for number, _ in leaving]})

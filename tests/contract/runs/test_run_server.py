@@ -567,7 +567,7 @@ os.waitpid(fork_process(lambda: print("forked")), 0)
 """
     command = [sys.executable, "-W", "always", "-c", code, *([] if alone else ["thread"])]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert run.stdout == "fork_process\n"
+    assert run.stdout == "forked\n"
     assert run.stderr.count("multi-threaded") == warnings
 
 

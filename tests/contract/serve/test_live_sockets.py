@@ -145,12 +145,15 @@ async def test_what_is_refused_says_why(table):
 
 
 async def test_the_close_codes_reach_the_client(table):
-    bounds = SocketBounds(init_seconds=0.3, message_bytes=1_000, connections=2)
+    # Only a client that never sends its init meets this bound: on a busy machine others would.
+    hasty = SocketBounds(init_seconds=0.3)
+    with serving(table.log, table.images.endpoint, bounds=hasty) as running:
+        async with client(running, init=False) as one:
+            assert await one.closed() == (4408, "Connection initialisation timeout")
+    bounds = SocketBounds(message_bytes=1_000, connections=2)
     with serving(table.log, table.images.endpoint, bounds=bounds) as running:
         async with client(running, init=False, subprotocols=["graphql-ws"]) as one:
             assert await one.closed() == (4406, "Subprotocol not acceptable")
-        async with client(running, init=False) as one:
-            assert await one.closed() == (4408, "Connection initialisation timeout")
         async with client(running) as one:
             await one.socket.send("x" * 2_000)
             assert (await one.closed())[0] == 1009

@@ -45,14 +45,14 @@ def test_changes_are_those_of_the_spans_in_order(both):
         Span(tenant="é", after=ChangePosition.from_commit(3), upto=ChangePosition(12, 1)),
         Span(tenant="it's\n\\", after=START, upto=ChangePosition.from_commit(15)),
     ]
-    everything = index.changes(spans, 100)
-    whole = told(everything.stamped)
+    everything = index.read_changes(spans, 100)
+    whole = told(everything.timed_changes)
     assert len(whole) > 10
     for most in (1, 2, 3, 5, len(whole), 100):
-        found = images.changes(spans, most)
-        assert (found.begins, found.whole) == (everything.begins, most == 100)
-        assert told(found.stamped) == whole[:most]
-    ((change, timestamp),) = images.changes(spans, 1).stamped
+        found = images.read_changes(spans, most)
+        assert (found.beginnings, found.complete) == (everything.begins, most == 100)
+        assert told(found.timed_changes) == whole[:most]
+    ((change, timestamp),) = images.read_changes(spans, 1).timed_changes
     assert timestamp.nanos == 1_767_225_600 * 10**9 + timestamp.version * 10**9
     assert set(change.row) == {"tenant", "id", "value"}
 
@@ -60,12 +60,12 @@ def test_changes_are_those_of_the_spans_in_order(both):
 def test_rows_too_large_for_one_answer_are_read_fewer_at_a_time(both, monkeypatch):
     index, images = both
     spans = [Span(tenant="acme", after=ChangePosition(5, 1), upto=ChangePosition.from_commit(12))]
-    whole = told(index.changes(spans, 100).stamped)
+    whole = told(index.read_changes(spans, 100).timed_changes)
     at = {"acme": ChangePosition.from_commit(12)}
-    rows = len(index.standing(at, (), 100, EVERYTHING).rows)
+    rows = len(index.read_snapshot(at, (), 100, EVERYTHING).rows)
     monkeypatch.setattr(module, "IMAGE_LIMITS", QueryLimits(rows=3, bytes=10**6))
-    found = images.changes(spans, 16)
-    assert (told(found.stamped), found.whole) == (whole[:1], False)
+    found = images.read_changes(spans, 16)
+    assert (told(found.timed_changes), found.complete) == (whole[:1], False)
     page = images.read_snapshot(at, (), 32)
     assert 1 <= len(page.rows) < rows
     assert page.upto is not None
@@ -100,7 +100,7 @@ def test_the_rows_that_stand_at_positions_are_read_page_by_page(both, where):
         "it's\n\\": ChangePosition.from_commit(14),
         "é": ChangePosition.from_commit(9),
     }
-    whole = [stamped[0].after for _, stamped in index.standing(at, (), 100, expression).rows]
+    whole = [stamped[0].after for _, stamped in index.read_snapshot(at, (), 100, expression).rows]
     found, row = [], ()
     while row is not None:
         page = images.read_snapshot(at, row, 2, expression)
@@ -121,7 +121,7 @@ def test_thousands_of_tenants_may_each_be_elsewhere(both):
         "é": ChangePosition(9),
     }
     found = images.read_snapshot(at, (), 100).rows
-    model = index.standing({each: at[each] for each in TENANTS}, (), 100, EVERYTHING).rows
+    model = index.read_snapshot({each: at[each] for each in TENANTS}, (), 100, EVERYTHING).rows
     rows = [[stamped[0].after for _, stamped in each] for each in (found, model)]
     assert rows[0] == sorted(rows[1], key=lambda each: (each["tenant"], each["id"]))
     assert {each["tenant"] for each in rows[0]} == set(TENANTS)

@@ -50,7 +50,7 @@ def test_changes_are_those_of_the_spans_in_order(both):
     assert len(whole) > 10
     for most in (1, 2, 3, 5, len(whole), 100):
         found = images.read_changes(spans, most)
-        assert (found.beginnings, found.complete) == (everything.begins, most == 100)
+        assert (found.beginnings, found.complete) == (everything.beginnings, most == 100)
         assert told(found.timed_changes) == whole[:most]
     ((change, timestamp),) = images.read_changes(spans, 1).timed_changes
     assert timestamp.nanos == 1_767_225_600 * 10**9 + timestamp.version * 10**9

@@ -415,7 +415,7 @@ async def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it
         finally:
             ended.append(True)
 
-    hand.ended = waits
+    hand.wait_for_result = waits
     app = create_app(IngressSettings(backend=hand))
     messages = [{"type": "http.request", "body": b"1", "more_body": False}]
 
@@ -594,7 +594,7 @@ def test_no_request_brings_the_server_down(http, hand, method, parts, query, typ
     async def ended(_id):
         return Failure(code=409, message="at once")
 
-    hand.ended = ended
+    hand.wait_for_result = ended
     url = f"http://127.0.0.1:4080/{'/'.join(parts)}?{query}"
     headers = {"content-type": type_.encode("latin-1"), "idempotency-key": "one"}
     answer = http.request(method, url, content=content, headers=headers)

@@ -161,7 +161,7 @@ DYING = """
 import os, sys
 import sqlalchemy as sa
 from desk import Desk
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.sql.database import open_database

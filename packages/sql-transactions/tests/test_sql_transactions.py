@@ -17,11 +17,11 @@ from sql_transactions.engine import (
 
 ADDS = """
 import sys
-from sql_transactions.engine import Role, open_engine, prepare, transaction
-role = Role(name="shop", setting="SHOP_URL")
-engine = prepare(open_engine(sys.argv[1], role), role)
+from sql_transactions.engine import DatabaseRole, begin_transaction, open_engine, prepare_engine
+role = DatabaseRole(name="shop", setting="SHOP_URL")
+engine = prepare_engine(open_engine(sys.argv[1], role), role)
 for _ in range(50):
-    with transaction(engine, writes=True) as connection:
+    with begin_transaction(engine, writes=True) as connection:
         held = connection.exec_driver_sql("SELECT n FROM counted").scalar()
         connection.exec_driver_sql(f"UPDATE counted SET n = {held + 1}")
 """

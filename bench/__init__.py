@@ -3,9 +3,9 @@
 import sys
 
 from iscp_dagster.model.errors import SetupError
-from iscp_dagster.model.imports import require_extra
+from iscp_dagster.model.imports import need
 
 try:
-    require_extra("local", "`python -m bench`")
+    need("local", "`python -m bench`")
 except SetupError as problem:
     sys.exit(f"bench: {problem}")

@@ -10,7 +10,7 @@
     python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
     python -m bench --only triggers    # from a commit to its event's receiver, on its own stack
     python -m bench --only neighbours --rows 100000 --dimension 64 --parts 4
-    python -m bench --only invocations # of services: only the endpoint, then with the runtime
+    python -m bench --only invocations # of services: the endpoint alone, then with the runtime
 
 It needs the extra `local`, and the parts store and invocations the extra `test`. Other parts use
 the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
@@ -42,15 +42,15 @@ from bench import (
     triggers,
     webhooks,
 )
-from bench.report import BenchReport
-from bench.setting import BenchTable
-from iscp_dagster.api.environment import open_deployment
-from iscp_dagster.local.stack.environment import add_stack_variables
+from bench.report import Report
+from bench.setting import Setting
+from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.local.stack.environment import with_stack
 
-STACK_PARTS = ["snapshot", "tail", "detection", "shapes", "store"]
-TEST_EXTRA_MODULES = {"store": "moto", "invocations": "psutil"}
+WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
+OF_TESTS = {"store": "moto", "invocations": "psutil"}
 """The parts that need a module of the extra `test`."""
-STANDALONE_PARTS = [
+BY_ITSELF = [
     "scale",
     "fleet",
     "latency",
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tables", type=int, default=200, help="idle tables of the detection part")
-    parser.add_argument("--only", choices=[*STACK_PARTS, *STANDALONE_PARTS], action="append")
+    parser.add_argument("--only", choices=[*WITH_STACK, *BY_ITSELF], action="append")
     parser.add_argument("--scale-tables", type=int, default=1_000)
     parser.add_argument("--scale-tenants", type=int, default=1_000)
     parser.add_argument("--tenants", type=int, default=500, help="tenants of the fleet part")
@@ -82,71 +82,69 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=3_000, help="events of the webhooks part")
     parser.add_argument("--dimension", type=int, default=64, help="of the vectors of neighbours")
     parser.add_argument("--parts", type=int, default=1, help="of the rows of neighbours")
-    options = parser.parse_args()
-    parts = options.only or STACK_PARTS
-    for part, module in TEST_EXTRA_MODULES.items():
+    chosen = parser.parse_args()
+    parts = chosen.only or WITH_STACK
+    for part, module in OF_TESTS.items():
         if part in parts and find_spec(module) is None:
             parser.error(f"the part {part} needs {module}; install the extra `test`, or use --only")
-    report = BenchReport(f"{platform.machine()}, {os.cpu_count()} cores, {options.rows:,} rows")
+    report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {chosen.rows:,} rows")
     try:
-        for part in (part for part in STANDALONE_PARTS if part in parts):
+        for part in (each for each in BY_ITSELF if each in parts):
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                _run_standalone(options, part, Path(folder), report)
-        if set(parts) & set(STACK_PARTS):
-            _run_with_stack(options, parts, report)
+                _by_itself(chosen, part, Path(folder), report)
+        if set(parts) & set(WITH_STACK):
+            _with_stack(chosen, parts, report)
     finally:
-        print(report.render_text())
+        print(report.text())
 
 
-def _run_standalone(
-    options: argparse.Namespace, part: str, folder: Path, report: BenchReport
-) -> None:
+def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Report) -> None:
     if part == "scale":
-        scale.measure(folder, report, options.scale_tables, options.scale_tenants)
+        scale.measure(folder, report, chosen.scale_tables, chosen.scale_tenants)
     elif part == "fleet":
-        fleet.measure(folder, report, options.tenants, options.rounds, options.apart)
+        fleet.measure(folder, report, chosen.tenants, chosen.rounds, chosen.apart)
     elif part == "ids":
-        eventids.measure(report, options.rounds)
+        eventids.measure(report, chosen.rounds)
     elif part == "triggers":
-        triggers.measure(folder, report, options.commits)
+        triggers.measure(folder, report, chosen.commits)
     elif part == "invocations":
-        invocations.measure(report, options.rounds)
+        invocations.measure(report, chosen.rounds)
     elif part == "neighbours":
-        size = (options.rows, options.dimension, options.parts)
-        neighbours.measure(folder, report, size, options.rounds)
+        size = (chosen.rows, chosen.dimension, chosen.parts)
+        neighbours.measure(folder, report, size, chosen.rounds)
     elif part == "webhooks":
-        webhooks.measure(folder, report, options.events)
+        webhooks.measure(folder, report, chosen.events)
     elif part == "subscriptions":
         subscriptions.measure(folder, report)
     else:
-        latency.measure(folder, report, options.commits)
+        latency.measure(folder, report, chosen.commits)
 
 
-def _run_with_stack(options: argparse.Namespace, parts: Sequence[str], report: BenchReport) -> None:
-    environ = add_stack_variables(os.environ)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=find_user_files(environ)) as folder:
-        setting = BenchTable(environ, Path(folder), options.rows)
+def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
+    environ = with_stack(os.environ)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=user_files(environ)) as folder:
+        setting = Setting(environ, Path(folder), chosen.rows)
         if "snapshot" in parts:
-            snapshot.measure(setting, report, options.rounds)
+            snapshot.measure(setting, report, chosen.rounds)
         if "tail" in parts:
-            tail.measure(setting, report, options.rounds)
+            tail.measure(setting, report, chosen.rounds)
         if "detection" in parts:
-            detection.measure(setting, report, options.tables)
+            detection.measure(setting, report, chosen.tables)
         setting.clean()
         if "shapes" in parts:
-            shapes.measure(environ, Path(folder), report, options.rows // 4, options.rounds)
+            shapes.measure(environ, Path(folder), report, chosen.rows // 4, chosen.rounds)
         if "store" in parts:
-            store.measure(environ, Path(folder), report, options.rows, options.rounds)
+            store.measure(environ, Path(folder), report, chosen.rows, chosen.rounds)
 
 
-def find_user_files(environ: Mapping[str, str]) -> str:
+def user_files(environ: Mapping[str, str]) -> str:
     """Return the folder that ClickHouse's own Delta reader may read."""
-    result = (
-        open_deployment(environ)
-        .endpoint.get_client()
+    found = (
+        deployment_of(environ)
+        .endpoint.client()
         .query("SELECT value FROM system.server_settings WHERE name = 'user_files_path'")
     )
-    return str(result.result_rows[0][0])
+    return str(found.result_rows[0][0])
 
 
 main()

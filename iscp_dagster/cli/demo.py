@@ -14,9 +14,9 @@ def demo(
     ] = False,
 ) -> None:
     """Index, change, search and verify the documentation of the installed Python packages."""
-    from iscp_dagster.model.imports import require_extra
+    from iscp_dagster.model.imports import need
 
-    require_extra("demo", "`iscp demo`")
+    need("demo", "`iscp demo`")
     from iscp_dagster.demo.run import run
 
     raise typer.Exit(run(keep=keep))

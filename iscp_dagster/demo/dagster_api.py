@@ -58,7 +58,7 @@ class DagsterApi:
         """Add a dynamic partition. Idempotent."""
         selector = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY}
         variables = {"selector": selector, "name": definition, "key": key}
-        self.run_mutation(
+        self.mutate(
             ADD_PARTITION,
             variables,
             {"AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"},
@@ -85,14 +85,14 @@ class DagsterApi:
             "repositoryName": REPOSITORY,
             "pipelineName": job,
         }
-        tag_list = [{"key": key, "value": value} for key, value in (tags or {}).items()]
+        listed = [{"key": key, "value": value} for key, value in (tags or {}).items()]
         params = {
             "selector": selector | selected,
             "runConfigData": config or {},
-            "executionMetadata": {"tags": tag_list},
+            "executionMetadata": {"tags": listed},
         }
-        result = self.run_mutation(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
-        return str(result["run"]["runId"])
+        found = self.mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
+        return str(found["run"]["runId"])
 
     def wait(self, run_id: str, seconds: float) -> None:
         """Wait for the run to succeed. Raises DagsterApiError when it does not in time."""
@@ -107,15 +107,13 @@ class DagsterApi:
                 f"see {self.url}/runs/{run_id}"
             )
 
-    def run_mutation(
-        self, query: str, variables: dict[str, Any], expected: set[str]
-    ) -> dict[str, Any]:
+    def mutate(self, query: str, variables: dict[str, Any], expected: set[str]) -> dict[str, Any]:
         """The answer to the one mutation in `query`. Raises DagsterApiError if it is unexpected."""
-        (result,) = self.query(query, variables).values()
-        if result["__typename"] not in expected:
-            reason = result.get("message") or result.get("errors") or result["__typename"]
-            raise DagsterApiError(f"Dagster at {self.url} refused: {reason}")
-        return dict(result)
+        (found,) = self.query(query, variables).values()
+        if found["__typename"] not in expected:
+            said = found.get("message") or found.get("errors") or found["__typename"]
+            raise DagsterApiError(f"Dagster at {self.url} refused: {said}")
+        return dict(found)
 
     def query(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         """The answer's data.

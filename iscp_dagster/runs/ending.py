@@ -1,4 +1,4 @@
-"""Whether a code server is about to end, so that sensor ticks stop waiting."""
+"""Tells a code server that it is about to end, so that sensor ticks stop waiting."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Dagster's private names that starting runs and storing their events need.
+"""What starting runs and storing their events need of Dagster and it keeps private.
 
-A test checks each name against the pinned version of Dagster.
+A test holds each name against the version of Dagster that is pinned.
 """
 
 from dagster._cli.api import execute_run_command

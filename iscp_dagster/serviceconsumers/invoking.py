@@ -8,153 +8,147 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from durable_invocations.client.errors import truncate_reason
+from durable_invocations.client.errors import shown
 from durable_invocations.protocol.failures import TOO_LARGE
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError, SchemaError
-from iscp_dagster.serviceconsumers.chunks import Chunk, JobIdentity
+from iscp_dagster.serviceconsumers.chunks import Chunk, Owner
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError, InvocationRefusedError
 from iscp_dagster.serviceconsumers.services import (
     INVOKED,
     PAUSED,
     InvocationGoingError,
-    InvocationRuntime,
-    InvocationState,
+    Invoked,
+    Services,
 )
 
 LOOK_SECONDS = 1.0
-"""How long one look at an invocation may take; between looks, the fence is checked."""
+"""How long one look at an invocation may take; between looks, the fence is asked for."""
 SHOWN = 50
-"""The most invocations of a tenant and range that are shown: the latest."""
+"""The latest invocations of a tenant and range that are shown."""
 
 
 @dataclass
-class StallTimer:
-    """Ends the waiting once no invocation of the iteration has succeeded for `seconds`."""
+class Patience:
+    """How long all wait: only as long as invocations of the iteration end well."""
 
     seconds: float
     monotonic: Callable[[], float]
-    last_success: float = field(init=False)
-    """When one last succeeded."""
+    moved: float = field(init=False)
+    """When one last did."""
 
     def __post_init__(self) -> None:
         self.move()
 
     def move(self) -> None:
-        self.last_success = self.monotonic()
+        self.moved = self.monotonic()
 
     @property
-    def expired(self) -> bool:
-        return self.monotonic() - self.last_success > self.seconds
+    def over(self) -> bool:
+        return self.monotonic() - self.moved > self.seconds
 
 
 @dataclass(kw_only=True)
-class TenantInvoker:
+class Invoking:
     """Invokes one tenant's chunks, and counts what it did."""
 
     declared: ServiceConsumer
-    services: InvocationRuntime
+    services: Services
     tenant: str
-    owner: JobIdentity
+    owner: Owner
     lost: Callable[[], IscpError | None]
     """Why the run may do nothing more for the tenant; None: it may."""
-    patience: StallTimer
+    patience: Patience
     keys: Sequence[str] = ()
     """The columns that name a row in messages."""
     repairs: int = 0
     """How often the job was repaired since its range began; the same when that is replayed."""
     begun: int = 0
     attached: int = 0
-    latest_chunks: dict[int, tuple[Chunk, InvocationState]] = field(default_factory=dict)
+    seen: dict[int, tuple[Chunk, Invoked]] = field(default_factory=dict)
     """The latest chunks by number, with their invocations as last seen."""
 
     def invoke(self, chunks: Iterable[Chunk]) -> None:
         """Invoke all, each once earlier ones have ended.
 
-        Raises the error of one that does not succeed: InvocationGoingError, InvocationFailedError,
-        what `lost` returns, and what the services raise.
+        Raises why one has not ended well: InvocationGoingError, InvocationFailedError, what `lost`
+        says, and what the services raise.
         """
-        waiting = deque[tuple[Chunk, InvocationState]]()
+        waiting = deque[tuple[Chunk, Invoked]]()
         for chunk in chunks:
             if len(waiting) >= self.declared.at_once:
-                self._await_end(*waiting.popleft())
-            waiting.append((chunk, self._send_chunk(chunk)))
+                self._end(*waiting.popleft())
+            waiting.append((chunk, self._sent(chunk)))
         while waiting:
-            self._await_end(*waiting.popleft())
+            self._end(*waiting.popleft())
 
-    def _send_chunk(self, chunk: Chunk) -> InvocationState:
-        """The chunk's invocation: the existing one, even if it has failed since.
+    def _sent(self, chunk: Chunk) -> Invoked:
+        """The chunk's invocation: the one that there is, also if it has failed since.
 
-        After a repair of the job, an invocation that failed before it is tried anew.
+        Whoever repaired the job has one that failed before that tried anew.
         """
         declared, services = self.declared, self.services
         service, handler = declared.service, declared.method
-        self._check_fence()
-        keyed = services.is_keyed(declared.url, service, handler)
+        self._check()
+        keyed = services.keyed(declared.url, service, handler)
         key = self.tenant if keyed else None
-        names = [
-            chunk.compute_key(self.owner, repairs=repairs) for repairs in range(self.repairs + 1)
-        ]
-        existing = (
-            name
-            for name in names[:-1]
-            if services.has_invocation(service, handler, key=key, idempotency_key=name)
+        names = [chunk.key(self.owner, repairs=each) for each in range(self.repairs + 1)]
+        standing = (
+            each
+            for each in names[:-1]
+            if services.stands(service, handler, key=key, idempotency_key=each)
         )
-        name = next(existing, names[-1])
-        self._check_fence()
+        name = next(standing, names[-1])
+        self._check()
         try:
             invoked = services.send(service, handler, chunk.body, key=key, idempotency_key=name)
         except InvocationRefusedError as error:
-            raise (self._make_size_error(chunk) if error.status == TOO_LARGE else error) from error
+            raise (self._too_large(chunk) if error.status == TOO_LARGE else error) from error
         self.begun += 1
         self.attached += not invoked.is_new
-        self._keep_latest(chunk, invoked)
+        self._see(chunk, invoked)
         return invoked
 
-    def _await_end(self, chunk: Chunk, invoked: InvocationState) -> None:
+    def _end(self, chunk: Chunk, invoked: Invoked) -> None:
         while True:
-            latest = self.services.poll_invocation(
-                invoked, min(LOOK_SECONDS, self.patience.seconds)
-            )
-            invoked = replace(latest, is_new=invoked.is_new)
-            self._keep_latest(chunk, invoked)
+            seen = self.services.look(invoked, min(LOOK_SECONDS, self.patience.seconds))
+            invoked = replace(seen, is_new=invoked.is_new)
+            self._see(chunk, invoked)
             if invoked.ended or invoked.status == PAUSED:
                 break
-            self._check_fence()
-            if self.patience.expired:
+            self._check()
+            if self.patience.over:
                 break
         if not invoked.ended:
-            raise InvocationGoingError(self._describe_ongoing(chunk, invoked))
+            raise InvocationGoingError(self._going(chunk, invoked))
         if invoked.failed:
-            raise InvocationFailedError(self._describe_failure(chunk, invoked))
+            raise InvocationFailedError(self._failed(chunk, invoked))
         self.patience.move()
 
-    def _check_fence(self) -> None:
+    def _check(self) -> None:
         if (error := self.lost()) is not None:
             raise error
 
-    def _keep_latest(self, chunk: Chunk, invoked: InvocationState) -> None:
-        self.latest_chunks[chunk.number] = chunk, invoked
-        self.latest_chunks.pop(chunk.number - SHOWN, None)
+    def _see(self, chunk: Chunk, invoked: Invoked) -> None:
+        self.seen[chunk.number] = chunk, invoked
+        self.seen.pop(chunk.number - SHOWN, None)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts to show of the invocations so far; without any, only their number."""
-        invocations = [
-            _describe_invocation(chunk, invoked) for chunk, invoked in self.latest_chunks.values()
-        ]
+        """What is shown of the invocations so far; with none, only their number."""
+        shown = [_shown(chunk, invoked) for chunk, invoked in self.seen.values()]
         counts = {"invocations": self.begun, "attached": self.attached}
-        return {**counts, **({INVOKED: invocations} if invocations else {})}
+        return {**counts, **({INVOKED: shown} if shown else {})}
 
-    def _format_head(self, chunk: Chunk, invoked: InvocationState) -> str:
+    def _head(self, chunk: Chunk, invoked: Invoked) -> str:
         declared, part = self.declared, chunk.part
         return (
             f"Service consumer {declared.name!r}: invocation {invoked.id} of {declared.handler} "
             f"with chunk {chunk.number} of ({part.from_}, {part.to}] ({invoked.link})"
         )
 
-    def _make_size_error(self, chunk: Chunk) -> SchemaError:
-        row = max(json.loads(chunk.body)["rows"], key=lambda row: len(json.dumps(row)))
+    def _too_large(self, chunk: Chunk) -> SchemaError:
+        row = max(json.loads(chunk.body)["rows"], key=lambda each: len(json.dumps(each)))
         key = {name: row[name] for name in self.keys}
         return SchemaError(
             f"Service consumer {self.declared.name!r}: chunk {chunk.number} has "
@@ -163,39 +157,38 @@ class TenantInvoker:
             "repair the job."
         )
 
-    def _describe_failure(self, chunk: Chunk, invoked: InvocationState) -> str:
+    def _failed(self, chunk: Chunk, invoked: Invoked) -> str:
         return (
-            f"{self._format_head(chunk, invoked)} failed: {_format_failure(invoked)}. Correct the "
-            "handler or the cause, then repair the job (`iscp job repair`), which invokes it anew."
+            f"{self._head(chunk, invoked)} failed: {_why(invoked)}. Correct the handler or what "
+            "it met, then repair the job (`iscp job repair`), which invokes it anew."
         )
 
-    def _describe_ongoing(self, chunk: Chunk, invoked: InvocationState) -> str:
-        failure = f", last {_format_failure(invoked)}" if invoked.failure else ""
-        advice = (
+    def _going(self, chunk: Chunk, invoked: Invoked) -> str:
+        last = f", last {_why(invoked)}" if invoked.failure else ""
+        then = (
             f"resume it (`iscp invocations resume {invoked.id}`)"
             if invoked.status == PAUSED
-            else f"it continues (an iteration waits {self.declared.patience:g} s for it)"
+            else f"it goes on ({self.declared.patience:g} s are waited for it at a time)"
         )
         return (
-            f"{self._format_head(chunk, invoked)} is {invoked.status}{failure}; {advice}. The next "
-            "iteration "
+            f"{self._head(chunk, invoked)} is {invoked.status}{last}; {then}. The next iteration "
             "attaches to it."
         )
 
 
-def _describe_invocation(chunk: Chunk, invoked: InvocationState) -> dict[str, Any]:
-    outcome = "failed" if invoked.failed else "completed"
+def _shown(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
+    ended = "failed" if invoked.failed else "completed"
     return {
         "versions": f"({chunk.part.from_}, {chunk.part.to}]",
         "chunk": chunk.number,
         "rows": chunk.rows,
         "id": invoked.id,
-        "status": outcome if invoked.ended else invoked.status,
+        "status": ended if invoked.ended else invoked.status,
         "attached": not invoked.is_new,
         "link": invoked.link,
     }
 
 
-def _format_failure(invoked: InvocationState) -> str:
-    """The failure, to be continued in a sentence."""
-    return truncate_reason(invoked.failure).rstrip(".")
+def _why(invoked: Invoked) -> str:
+    """What goes on in a sentence."""
+    return shown(invoked.failure).rstrip(".")

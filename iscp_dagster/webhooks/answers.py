@@ -1,4 +1,4 @@
-"""What follows from an endpoint's answer: pure rules, all shown in tests/golden/answers.txt."""
+"""What follows from an endpoint's answer: pure rules, shown whole in tests/golden/answers.txt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUSY = frozenset({408, 425, 429})
 """The endpoint does not accept events now; so does every 5xx."""
 
 
-class MessageVerdict(Enum):
+class Verdict(Enum):
     """What follows for the message."""
 
     DELIVERED = "delivered"
@@ -27,7 +27,7 @@ class MessageVerdict(Enum):
     """It stays pending until a person resumes the endpoint."""
 
 
-class EndpointChange(Enum):
+class Change(Enum):
     """What follows for the endpoint."""
 
     PAUSE = "paused"
@@ -35,7 +35,7 @@ class EndpointChange(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointAnswer:
+class Answer:
     """The end of one attempt: a status, or why there was none."""
 
     status: int | None = None
@@ -52,22 +52,22 @@ class EndpointAnswer:
 
     @property
     def pauses(self) -> bool:
-        """Whether it is about the endpoint rather than the event, and the endpoint is not busy."""
+        """Whether it speaks of the endpoint rather than of the event, and of no busy one."""
         if self.status is None:
             return self.refused
         return 300 <= self.status < 500 and self.status not in WRONG | BUSY | {GONE}  # noqa: PLR2004
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeliveryRules:
+class Rules:
     """How long to wait, and when to give up; times are seconds."""
 
     delays: Sequence[float]
     """Before each further attempt; the last one repeats."""
     jitter: float = 0.2
-    """The fraction of a delay by which it may be shorter or longer."""
+    """The part of a delay by which it may be shorter or longer."""
     longest: float = 36_000.0
-    """The longest delay that `Retry-After` can request."""
+    """The most that `Retry-After` can ask for."""
     refusals: int = 20
     """How many refusals in a row pause the endpoint."""
     failing: timedelta = timedelta(days=5)
@@ -80,80 +80,72 @@ class DeliveryRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointHealth:
-    """The failures among an endpoint's attempts so far."""
+class Health:
+    """What an endpoint's attempts so far amount to."""
 
     in_a_row: int = 0
     """Refusals since an attempt was answered in another way."""
     failing_since: datetime | None = None
-    """The first failure since an attempt was accepted; None: there was none."""
+    """The first of the failures since one was accepted; None: there was none."""
 
-    def count_answer(self, answer: EndpointAnswer, now: datetime) -> EndpointHealth:
-        """The health after this answer."""
+    def after(self, answer: Answer, now: datetime) -> Health:
+        """The health once this answer is counted, too."""
         if answer.accepted:
-            return EndpointHealth()
+            return Health()
         if answer.status in WRONG:
-            # It is only about the event, and no other attempt may follow for days.
+            # It speaks of the event alone, and no other attempt need follow for days.
             return replace(self, in_a_row=0)
-        return EndpointHealth(
+        return Health(
             in_a_row=self.in_a_row + 1 if answer.pauses else 0,
             failing_since=self.failing_since or now,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttemptOutcome:
+class Outcome:
     """What follows for the message, and for its endpoint if anything."""
 
-    verdict: MessageVerdict
+    verdict: Verdict
     next_at: datetime | None = None
-    """When the next attempt follows; None: none follows by itself."""
-    change: EndpointChange | None = None
+    """When the next attempt follows; None: none does by itself."""
+    change: Change | None = None
     reason: str = ""
     """Why the endpoint is changed."""
 
 
-def decide_outcome(
-    answer: EndpointAnswer,
+def outcome(
+    answer: Answer,
     *,
     attempt: int,
     first_failure: datetime | None,
-    health: EndpointHealth,
+    health: Health,
     now: datetime,
-    rules: DeliveryRules,
+    rules: Rules,
     random: float,
     events: int = 1,
-) -> AttemptOutcome:
+) -> Outcome:
     """What follows from the answer to attempt number `attempt`, from 1, of a message of `events`.
 
     `first_failure` is the message's, None if this is it; `health` has counted this answer;
     `random` is from 0 up to 1. A message whose tries are used up is a dead letter if the endpoint
-    accepted others meanwhile; if all messages fail, it is still tried. A batch never becomes a dead
-    letter: it is split until the rejected event is alone.
+    accepted others meanwhile; one that the endpoint shares with all others goes on being tried.
+    A batch is no dead letter: it is split until the event is alone that is not accepted.
     """
     if answer.accepted:
-        return AttemptOutcome(verdict=MessageVerdict.DELIVERED)
+        return Outcome(verdict=Verdict.DELIVERED)
     if answer.status == GONE:
-        return AttemptOutcome(
-            verdict=MessageVerdict.HELD,
-            change=EndpointChange.DISABLE,
-            reason="it answered 410 Gone",
-        )
-    change, reason = _decide_change(answer, health, now, rules)
-    if answer.status in WRONG or _is_exhausted(attempt, first_failure, health, now, rules):
+        return Outcome(verdict=Verdict.HELD, change=Change.DISABLE, reason="it answered 410 Gone")
+    change, reason = _change(answer, health, now, rules)
+    if answer.status in WRONG or _spent(attempt, first_failure, health, now, rules):
         if events > 1:
-            return AttemptOutcome(
-                verdict=MessageVerdict.SPLIT, next_at=now, change=change, reason=reason
-            )
-        return AttemptOutcome(verdict=MessageVerdict.DEAD, change=change, reason=reason)
-    seconds = _get_requested_delay(answer, now, rules) or _compute_delay(attempt, rules, random)
+            return Outcome(verdict=Verdict.SPLIT, next_at=now, change=change, reason=reason)
+        return Outcome(verdict=Verdict.DEAD, change=change, reason=reason)
+    seconds = _asked(answer, now, rules) or _delay(attempt, rules, random)
     next_at = now + timedelta(seconds=seconds)
-    return AttemptOutcome(
-        verdict=MessageVerdict.AGAIN, next_at=next_at, change=change, reason=reason
-    )
+    return Outcome(verdict=Verdict.AGAIN, next_at=next_at, change=change, reason=reason)
 
 
-def parse_retry_after(header: str | None, now: datetime) -> float | None:
+def seconds_asked(header: str | None, now: datetime) -> float | None:
     """The seconds in a `Retry-After`, given as such or as a date; None if it is neither."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
@@ -167,12 +159,8 @@ def parse_retry_after(header: str | None, now: datetime) -> float | None:
         return None
 
 
-def _is_exhausted(
-    attempt: int,
-    first_failure: datetime | None,
-    health: EndpointHealth,
-    now: datetime,
-    rules: DeliveryRules,
+def _spent(
+    attempt: int, first_failure: datetime | None, health: Health, now: datetime, rules: Rules
 ) -> bool:
     """Whether the message's tries are used up while the endpoint accepted others."""
     if attempt <= len(rules.delays) or first_failure is None:
@@ -183,29 +171,24 @@ def _is_exhausted(
     return tried_long_enough and since is not None and since > first_failure
 
 
-def _get_requested_delay(
-    answer: EndpointAnswer, now: datetime, rules: DeliveryRules
-) -> float | None:
-    requested = parse_retry_after(answer.retry_after, now)
-    # A receiver that requests no wait at all gets no other attempt within the second.
-    return None if requested is None else min(max(requested, 1.0), rules.longest)
+def _asked(answer: Answer, now: datetime, rules: Rules) -> float | None:
+    asked = seconds_asked(answer.retry_after, now)
+    # A receiver that asks for no wait at all is not asked again within the second.
+    return None if asked is None else min(max(asked, 1.0), rules.longest)
 
 
-def _compute_delay(attempt: int, rules: DeliveryRules, random: float) -> float:
+def _delay(attempt: int, rules: Rules, random: float) -> float:
     delay = rules.delays[min(attempt, len(rules.delays)) - 1]
     return delay * (1 + rules.jitter * (2 * random - 1))
 
 
-def _decide_change(
-    answer: EndpointAnswer, health: EndpointHealth, now: datetime, rules: DeliveryRules
-) -> tuple[EndpointChange | None, str]:
+def _change(
+    answer: Answer, health: Health, now: datetime, rules: Rules
+) -> tuple[Change | None, str]:
     since = health.failing_since
     if since is not None and now - since >= rules.failing:
-        return EndpointChange.DISABLE, f"it has been failing since {since:%Y-%m-%d %H:%M} UTC"
+        return Change.DISABLE, f"it has been failing since {since:%Y-%m-%d %H:%M} UTC"
     if health.in_a_row >= rules.refusals:
-        last_answer = answer.text if answer.status is None else f"answered {answer.status}"
-        return (
-            EndpointChange.PAUSE,
-            f"{health.in_a_row} attempts in a row were refused; the last {last_answer}",
-        )
+        last = answer.text if answer.status is None else f"answered {answer.status}"
+        return Change.PAUSE, f"{health.in_a_row} attempts in a row were refused; the last {last}"
     return None, ""

@@ -1,4 +1,4 @@
-"""Events on their way: the outbox's pending events, deliveries and attempts."""
+"""Events on their way: what is put into the outbox, and what is told about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.webhooks.tables import DeliveryState
+from iscp_dagster.webhooks.tables import State
 
 LANE_DIGITS = 32
 
@@ -44,15 +44,15 @@ class PendingEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventDelivery:
-    """The delivery of one event to one endpoint, as the outbox keeps it."""
+class Delivery:
+    """One event and one endpoint, as the outbox has them."""
 
     number: int
     event_id: str
     endpoint: str
     lane: str
     """See `PendingEvent.lane`."""
-    state: DeliveryState
+    state: State
     trigger: str
     tenant: str
     key: str
@@ -62,19 +62,19 @@ class EventDelivery:
     body: bytes
     attempts: int
     next_at: datetime
-    """No attempt is made before; without meaning once it has ended."""
+    """No attempt before; of no meaning once it has ended."""
     failed_at: datetime | None
-    """The first failure since it became pending."""
+    """The first failure since it is pending."""
     ended_at: datetime | None
     batch_id: str | None
 
     @property
     def pending(self) -> bool:
-        return self.state <= DeliveryState.BEHIND
+        return self.state <= State.BEHIND
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeliveryAttempt:
+class Attempt:
     """One request that was sent, or could not be."""
 
     message_id: str

@@ -20,9 +20,9 @@ _LIMITED = (
     "timeout",
     "transfer",
 )
-COMPLETE_RESULT_SETTINGS: Mapping[str, int | str] = MappingProxyType(
+WHOLE: Mapping[str, int | str] = MappingProxyType(
     {
-        **{f"{limit}_overflow_mode": "throw" for limit in _LIMITED},
+        **{f"{what}_overflow_mode": "throw" for what in _LIMITED},
         "read_overflow_mode_leaf": "throw",
         "limit": 0,
         "offset": 0,

@@ -18,11 +18,11 @@ STORE_DOWN = re.compile(r"HTTP error|status code[^0-9a-z]+5\d\d")
 QUERY = re.compile(r"\?.*")
 LONGEST = 300
 PANICS = "pyo3_runtime"
-"""The module of the error that a Rust panic raises, which is not an Exception."""
+"""The module of the error that a Rust panic raises, which is no Exception."""
 
 
 @contextmanager
-def wrap_store_errors(location: str) -> Iterator[None]:
+def asking(location: str) -> Iterator[None]:
     """Wrap reads of files of `location`; the error for a missing file passes unchanged.
 
     Raises UnavailableError for what cannot be read now, SourceError for what never can.
@@ -30,16 +30,16 @@ def wrap_store_errors(location: str) -> Iterator[None]:
     from deltalake.exceptions import DeltaError
 
     try:
-        with catch_panics():
+        with calm():
             yield
     except (IscpError, FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, DeltaError, ValueError) as error:
-        raise translate_store_error(location, error) from error
+        raise unreadable(location, error) from error
 
 
 @contextmanager
-def catch_panics() -> Iterator[None]:
+def calm() -> Iterator[None]:
     """Wrap calls that may reach deltalake: turn its panics into a ValueError."""
     try:
         yield
@@ -49,30 +49,30 @@ def catch_panics() -> Iterator[None]:
         raise ValueError(f"the reader gave up ({error})") from error
 
 
-def translate_store_error(location: str, error: Exception) -> IscpError:
+def unreadable(location: str, error: Exception) -> IscpError:
     """The project's error, with the same text for the same cause, so that it is reported once."""
-    place, cause = QUERY.sub("", location), summarize_error(error)
+    place, said = QUERY.sub("", location), reason(error)
     if isinstance(error, OSError) or STORE_FAILED.search(str(error)):
         return UnavailableError(
-            f"{place} cannot be read now: {cause}. It is retried automatically; check that its "
+            f"{place} cannot be read now: {said}. It is retried automatically; check that its "
             "store answers and lets this process read, and that the path is correct."
         )
-    return SourceError(f"{place} cannot be read: {cause}. Correct the path of the source table.")
+    return SourceError(f"{place} cannot be read: {said}. Correct the path of the source table.")
 
 
-def translate_data_error(location: str, error: Exception) -> IscpError:
+def unreadable_data(location: str, error: Exception) -> IscpError:
     """The error for one data file: UnreadableError unless its whole store is down."""
-    translated = translate_store_error(location, error)
-    is_down = STORE_DOWN.search(COLOUR.sub("", str(error)))
-    if is_down or not isinstance(translated, UnavailableError):
-        return translated
-    return UnreadableError(str(translated))
+    known = unreadable(location, error)
+    down = STORE_DOWN.search(COLOUR.sub("", str(error)))
+    if down or not isinstance(known, UnavailableError):
+        return known
+    return UnreadableError(str(known))
 
 
-def summarize_error(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The error's text on one line, without the requests that were made."""
     text = COLOUR.sub("", str(error)).partition("\n   0:")[0]
     text = text.removeprefix("Kernel error -> ")
     parts = [" ".join(part.split()).strip(" .") for part in text.split("\u21b3")]
-    messages = [part for part in parts if part and not ATTEMPT.match(part)]
-    return ": ".join(dict.fromkeys(messages))[:LONGEST] or type(error).__name__
+    told = [part for part in parts if part and not ATTEMPT.match(part)]
+    return ": ".join(dict.fromkeys(told))[:LONGEST] or type(error).__name__

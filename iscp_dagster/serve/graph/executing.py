@@ -7,52 +7,46 @@ from typing import Any
 
 from graphql import ExecutionResult, GraphQLResolveInfo, execute_sync
 
-from iscp_dagster.serve.graph.documents import TOO_COMPLEX, ValidatedDocument, make_document_error
-from iscp_dagster.serve.graph.schemas import ServedSchema
-from iscp_dagster.serve.reads.caps import RequestContext
+from iscp_dagster.serve.graph.documents import TOO_COMPLEX, Checked, refused
+from iscp_dagster.serve.graph.schemas import Ready
+from iscp_dagster.serve.reads.caps import Asking
 
 
-def execute_query(
-    served_schema: ServedSchema,
-    document: ValidatedDocument,
-    context: RequestContext,
-    variables: Mapping[str, Any],
+def executed(
+    ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
-    """Return the result of a query; blocks. Raises DocumentError if introspection is too large.
+    """Return the result of a query; blocks. Raises DocumentError when introspection is too large.
 
-    Introspection does not query ClickHouse, whose limits therefore do not stop it.
+    What the schema tells of itself is not read from ClickHouse, whose limits do not end it.
     """
     try:
-        return _execute_counted(served_schema, document, context, variables)
+        return _executed(ready, found, asking, variables)
     except _OverdrawnError:
-        message = "The introspection is larger than this server allows; select fewer fields."
-        raise make_document_error(TOO_COMPLEX, message) from None
+        large = "What the query asks of the schema is more than this server tells at a time."
+        raise refused(TOO_COMPLEX, large) from None
 
 
 class _OverdrawnError(BaseException):
-    """Introspection exceeds its cap. A BaseException, as each field's Exception is collected."""
+    """Introspection went beyond its cap. Not an Exception, of which each field's would be kept."""
 
 
-def _execute_counted(
-    served_schema: ServedSchema,
-    document: ValidatedDocument,
-    context: RequestContext,
-    variables: Mapping[str, Any],
+def _executed(
+    ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
 
-    def count_field(
-        resolve: Callable[..., Any], root: Any, info: GraphQLResolveInfo, **args: Any
+    def counted(
+        following: Callable[..., Any], root: Any, info: GraphQLResolveInfo, **given: Any
     ) -> Any:
-        context.introspected_fields += 1
-        if context.introspected_fields > context.caps.introspection_fields:
+        asking.told += 1
+        if asking.told > asking.caps.told:
             raise _OverdrawnError
-        return resolve(root, info, **args)
+        return following(root, info, **given)
 
     return execute_sync(
-        served_schema.schema,
-        document.document,
-        context_value=context,
+        ready.schema,
+        found.document,
+        context_value=asking,
         variable_values=dict(variables),
-        operation_name=document.operation.name.value if document.operation.name else None,
-        middleware=[count_field] if document.introspects else None,
+        operation_name=found.operation.name.value if found.operation.name else None,
+        middleware=[counted] if found.introspects else None,
     )

@@ -1,4 +1,4 @@
-"""Why a subscription cannot begin or continue; clients distinguish errors by `extensions.code`."""
+"""Why a subscription cannot begin, or go on; clients tell the errors apart by `extensions.code`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ class SubscriptionError(IscpError):
 
 
 class PositionInvalidError(SubscriptionError):
-    """A cursor is malformed, or belongs to another table or view."""
+    """A cursor is malformed, or is one of another table or view."""
 
     code = 10_861
     name = "POSITION_INVALID"
 
 
 class PositionExpiredError(SubscriptionError):
-    """The changes after a cursor are not kept.
+    """The changes after a cursor are not kept; `oldest` is the first position from which all are.
 
-    `oldest` is the earliest cursor from which a client can continue. The client starts
-    again, with `snapshot: true`.
+    The client begins anew, with `snapshot: true`.
     """
 
     code = 10_862
@@ -37,7 +36,7 @@ class PositionExpiredError(SubscriptionError):
 
 
 class SubscriberTooSlowError(SubscriptionError):
-    """A client takes messages more slowly than changes come; `position` is where to continue."""
+    """A client takes messages more slowly than changes come; `position` is where to go on."""
 
     code = 1_830
     name = "SUBSCRIBER_TOO_SLOW"

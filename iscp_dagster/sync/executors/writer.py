@@ -17,25 +17,25 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.write.chunks import (
     MOST_CHUNKS,
     ROWS_PER_CHUNK,
-    combine_batches,
-    cut_chunks,
-    cut_pieces,
-    cut_sized_chunks,
+    chunks,
+    combined,
+    pieces,
+    sized_chunks,
 )
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.fitting import add_system_columns, drop_null_key_deletes
-from iscp_dagster.clickhouse.write.inserts import call_with_retries
-from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, exclude_tenants, filter_tenants
+from iscp_dagster.clickhouse.write.fitting import stamped, without_gone_nulls
+from iscp_dagster.clickhouse.write.inserts import patiently
+from iscp_dagster.clickhouse.write.tenantwise import among, halved, without
 from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.spark.columns import Mapped
-from iscp_dagster.sync.executors.retriever import ConsumerScan, ConsumerThread, Retriever
-from iscp_dagster.sync.executors.rows import pass_through
+from iscp_dagster.sync.executors.retriever import Retriever, Share, Worker
+from iscp_dagster.sync.executors.rows import as_they_are
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What one Spark task wrote to one target for one tenant. `code` is an IscpError's.
+    """What one Spark task wrote to one target for one tenant. `code` is that of an IscpError.
 
     An empty tenant means that the target failed for all.
     """
@@ -60,8 +60,8 @@ _NARROW = {"partition", "chunks", "code"}
 
 RECEIPT_SCHEMA = pa.schema(
     [
-        (field_.name, pa.int32() if field_.name in _NARROW else _ARROW_TYPES[str(field_.type)])
-        for field_ in fields(Receipt)
+        (f.name, pa.int32() if f.name in _NARROW else _ARROW_TYPES[str(f.type)])
+        for f in fields(Receipt)
     ]
 )
 
@@ -70,9 +70,7 @@ SCAN_SCHEMA = RECEIPT_SCHEMA.append(pa.field("payload", pa.binary()))
 ROWS_PER_RELAY = 20_000
 
 
-def make_failure_receipt(
-    target: str, partition: int, error: IscpError, tenant: str = ""
-) -> Receipt:
+def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> Receipt:
     """The receipt of a task that failed, for one tenant or all.
 
     An empty target means that relaying rows failed.
@@ -83,24 +81,23 @@ def make_failure_receipt(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskWriter:
+class Writer:
     """Hands a task's rows, cut into chunks, to every consumer; picklable, like all it holds.
 
-    A consumer that fails gets no more rows of the task; the others continue. `stamp` is the
+    A consumer that fails gets no more rows of the task; the others go on. `stamp` is the
     (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
     """
 
-    shares: Sequence[ConsumerScan]
+    shares: Sequence[Share]
     """Each with its consumer."""
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
     """None: chunks of about 32 MiB, for staging."""
     most_chunks: int = MOST_CHUNKS
-    """The most chunks of changes; more are read as a snapshot: ClickHouse may forget tokens before
-    a replay."""
+    """Of changes; more are read as a snapshot: ClickHouse may forget tokens before a replay."""
     tenant_column: str | None = None
-    """Identifies the tenants whose changes are unclear; None: unclear changes end the scan."""
-    sort_column: str | None = None
+    """Tells apart the tenants whose changes are unclear; None: unclear changes end the scan."""
+    apart: str | None = None
     """The column that rows are sorted by; each chunk has one value of it, so one tenant's rows."""
     stamp: tuple[int, int] | None = None
     exact: Sequence[str] | None = None
@@ -109,11 +106,11 @@ class TaskWriter:
 
     def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
         receipts: list[Receipt] = []
-        for _ in self.write_chunks(partition, batches, receipts):
+        for _ in self.written(partition, batches, receipts):
             pass
         return receipts
 
-    def write_chunks(
+    def written(
         self, partition: int, batches: Iterable[pa.RecordBatch], receipts: list[Receipt]
     ) -> Iterator[pa.Table]:
         """Yield each chunk once it is handed on; at the end, add what was written to `receipts`.
@@ -121,11 +118,11 @@ class TaskWriter:
         Raises FeedGoneError for changes that do not say which rows remain; the task then has no
         receipts.
         """
-        workers = [_start_thread(share, partition) for share in self.shares]
+        workers = [_at_work(each, partition) for each in self.shares]
         unclear: dict[str, IscpError] = {}
         try:
-            for rows in self._cut_chunks(batches):
-                chunk = self._drop_unclear(workers, rows, unclear)
+            for rows in self._chunks(batches):
+                chunk = self._clear(workers, rows, unclear)
                 if not chunk.num_rows:
                     continue
                 for worker in workers:
@@ -138,47 +135,47 @@ class TaskWriter:
         for worker in workers:
             worker.end()
         for worker in workers:
-            receipts += _make_receipts(worker, partition, unclear)
+            receipts += _receipts(worker, partition, unclear)
 
-    def _drop_unclear(
-        self, workers: Sequence[ConsumerThread], rows: pa.Table, unclear: dict[str, IscpError]
+    def _clear(
+        self, workers: Sequence[Worker], rows: pa.Table, unclear: dict[str, IscpError]
     ) -> pa.Table:
         """The rows as the source has them, without tenants whose changes are `unclear`.
 
-        Raises FeedGoneError if there is no tenant column.
+        Raises FeedGoneError where tenants are not told apart.
         """
         if self.tenant_column is None or self.stamp is not None:
-            return self._prepare_chunk(workers, rows)
-        rows = exclude_tenants(rows, self.tenant_column, unclear)
-        check = partial(self._prepare_chunk, workers)
-        tables, failures = bisect_tenants(rows, self.tenant_column, check, FeedGoneError)
-        unclear.update(failures)
-        return pa.concat_tables(tables) if tables else rows.slice(0, 0)
+            return self._checked(workers, rows)
+        rows = without(rows, self.tenant_column, unclear)
+        check = partial(self._checked, workers)
+        found, gone = halved(rows, self.tenant_column, check, FeedGoneError)
+        unclear.update(gone)
+        return pa.concat_tables(found) if found else rows.slice(0, 0)
 
-    def _prepare_chunk(self, workers: Sequence[ConsumerThread], rows: pa.Table) -> pa.Table:
+    def _checked(self, workers: Sequence[Worker], rows: pa.Table) -> pa.Table:
         """The rows with their system columns, as the source has them. Raises FeedGoneError."""
-        chunk = self._normalize_rows(rows)
+        chunk = self._whole(rows)
         if chunk.num_rows:
             self._refuse_twins(workers, chunk)
         return chunk
 
-    def _normalize_rows(self, rows: pa.Table) -> pa.Table:
+    def _whole(self, rows: pa.Table) -> pa.Table:
         if self.stamp is not None:
-            rows = add_system_columns(rows, self.stamp)
+            rows = stamped(rows, self.stamp)
         else:
             refuse_replaced(rows if self.exact is None else rows.select(list(self.exact)))
-        return combine_batches(drop_null_key_deletes(rows, self.keys))
+        return combined(without_gone_nulls(rows, self.keys))
 
-    def _cut_chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk
         if rows is None:
-            yield from cut_sized_chunks(batches)
+            yield from sized_chunks(batches)
             return
         numbers = Counter[Any]()
-        for chunk in cut_chunks(batches, rows, apart=self.sort_column):
-            value = None if self.sort_column is None else chunk[self.sort_column][0].as_py()
-            numbers[value] += 1
-            if numbers[value] > self.most_chunks:
+        for chunk in chunks(batches, rows, apart=self.apart):
+            whose = None if self.apart is None else chunk[self.apart][0].as_py()
+            numbers[whose] += 1
+            if numbers[whose] > self.most_chunks:
                 raise FeedGoneError(
                     f"The changes make more than {self.most_chunks} chunks in one task, and "
                     "ClickHouse may forget their tokens before a replay; the rows are read as a "
@@ -186,92 +183,84 @@ class TaskWriter:
                 )
             yield chunk
 
-    def _refuse_twins(self, workers: Sequence[ConsumerThread], chunk: pa.Table) -> None:
-        """Reject inserts of existing keys, by a query to one working target for each tenant.
+    def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
+        """Reject inserts of existing keys, by asking one working target for each tenant.
 
-        All targets of a tenant have the same keys; a shard has only its own, so each is queried.
+        All targets of a tenant served the same keys; a shard knows only its own, so each is asked.
         """
-        live = [worker for worker in workers if worker.is_alive]
-        unsharded = [worker for worker in live if _get_consumer(worker.share).placement is None]
-        sharded = [[worker] for worker in live if _get_consumer(worker.share).placement is not None]
-        for group in filter(None, [unsharded, *sharded]):
+        going = [worker for worker in workers if worker.going]
+        whole = [each for each in going if _consumer(each.share).placement is None]
+        shards = [[each] for each in going if _consumer(each.share).placement is not None]
+        for asked in filter(None, [whole, *shards]):
             try:
-                for share, rows in self._assign_checks(group, chunk):
-                    call_with_retries(partial(self._check_twins, share, rows), self.sleep)
+                for share, rows in self._asked(asked, chunk):
+                    patiently(partial(self._ask_for_twins, share, rows), self.sleep)
             except FeedGoneError:
                 raise
             except IscpError as error:
-                for worker in group:
+                for worker in asked:
                     worker.abort(error)
-        if not live:
+        if not going:
             refuse_twins(None, None, chunk, None)
 
-    def _assign_checks(
-        self, workers: Sequence[ConsumerThread], chunk: pa.Table
-    ) -> Iterator[tuple[ConsumerScan, pa.Table]]:
-        """The shares to query and their rows, so that each tenant's rows are checked once."""
-        unchecked = frozenset[str]().union(*(worker.share.tenants for worker in workers))
+    def _asked(
+        self, workers: Sequence[Worker], chunk: pa.Table
+    ) -> Iterator[tuple[Share, pa.Table]]:
+        """Whom to ask about which rows, so that each tenant's rows are checked once."""
+        left = frozenset[str]().union(*(each.share.tenants for each in workers))
         for share in (worker.share for worker in workers):
-            tenants = unchecked & share.tenants
-            if tenants:
-                column = share.tenant_column if share.others or tenants != share.tenants else None
-                yield share, chunk if column is None else filter_tenants(chunk, column, tenants)
-            unchecked -= tenants
+            mine = left & share.tenants
+            if mine:
+                column = share.tenant_column if share.others or mine != share.tenants else None
+                yield share, chunk if column is None else among(chunk, column, mine)
+            left -= mine
 
-    def _check_twins(self, share: ConsumerScan, chunk: pa.Table) -> None:
+    def _ask_for_twins(self, share: Share, chunk: pa.Table) -> None:
         since = share.range.from_.version if self.stamp is None else None
-        consumer = _get_consumer(share)
+        consumer = _consumer(share)
         refuse_twins(consumer.endpoint, consumer.target, chunk, since)
 
 
-def _get_consumer(share: ConsumerScan) -> IndexConsumer:
+def _consumer(share: Share) -> IndexConsumer:
     assert share.consumer is not None
     return share.consumer
 
 
-def _start_thread(share: ConsumerScan, task: int) -> ConsumerThread:
-    consumer = _get_consumer(share)
-    select = consumer.select_rows if consumer.placement else None
-    return ConsumerThread(lambda: consumer, Retriever(share=share, task=task, select_rows=select))
+def _at_work(share: Share, task: int) -> Worker:
+    consumer = _consumer(share)
+    mine = consumer.mine if consumer.placement else None
+    return Worker(lambda: consumer, Retriever(share=share, task=task, mine=mine))
 
 
-def _make_receipts(
-    worker: ConsumerThread, task: int, unclear: Mapping[str, IscpError]
-) -> Iterator[Receipt]:
+def _receipts(worker: Worker, task: int, unclear: Mapping[str, IscpError]) -> Iterator[Receipt]:
     target = worker.share.name
     if worker.failure is not None:
-        yield make_failure_receipt(target, task, worker.failure)
+        yield refused(target, task, worker.failure)
         return
-    retriever = worker.retriever
-    stopped = {
-        tenant: unclear[tenant] for tenant in unclear.keys() & worker.share.tenants
-    } | retriever.refused
+    done = worker.retriever
+    stopped = {t: unclear[t] for t in unclear.keys() & worker.share.tenants} | done.refused
     for tenant, error in sorted(stopped.items()):
-        yield make_failure_receipt(target, task, error, tenant)
-    for number, tenant in enumerate(
-        sorted((retriever.inserted | retriever.deleted).keys() - stopped.keys())
-    ):
+        yield refused(target, task, error, tenant)
+    for at, tenant in enumerate(sorted((done.inserted | done.deleted).keys() - stopped.keys())):
         # Chunks and seconds are the task's, so only its first receipt has them.
         yield Receipt(
             target=target,
             tenant=tenant,
             partition=task,
-            inserted=retriever.inserted[tenant],
-            deleted=retriever.deleted[tenant],
-            bytes=retriever.bytes[tenant],
-            chunks=retriever.chunks if number == 0 else 0,
-            seconds=retriever.seconds if number == 0 else 0.0,
-            again=retriever.resent,
+            inserted=done.inserted[tenant],
+            deleted=done.deleted[tenant],
+            bytes=done.bytes[tenant],
+            chunks=done.chunks if at == 0 else 0,
+            seconds=done.seconds if at == 0 else 0.0,
+            again=done.again,
         )
 
 
-def make_scan_task(
-    writer: TaskWriter, rows: Mapped = pass_through, *, relayed: tuple[str, ...] = ()
-) -> Mapped:
-    """`writer` for `mapInArrow`: batches in, which `rows` turns into rows; receipts out.
+def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, ...] = ()) -> Mapped:
+    """`writer` as `mapInArrow` wants it: batches in, which `rows` turns into rows; receipts out.
 
-    Columns `relayed` to the run's process go out too, each chunk as an Arrow stream, before the
-    receipts.
+    With columns to be `relayed` to the run's process, these go out too, each chunk as an Arrow
+    stream, before the receipts.
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -281,41 +270,41 @@ def make_scan_task(
         partition = context.partitionId() if context else 0
         receipts: list[Receipt] = []
         try:
-            for chunk in writer.write_chunks(partition, rows(batches), receipts):
+            for chunk in writer.written(partition, rows(batches), receipts):
                 if relayed:
-                    yield from _pack_rows(chunk.select(list(relayed)))
+                    yield from _relay(chunk.select(list(relayed)))
             if context and context.attemptNumber():
-                receipts = [replace(receipt, again=True) for receipt in receipts]
+                receipts = [replace(each, again=True) for each in receipts]
         except IscpError as error:
-            targets = [share.name for share in writer.shares] + ([""] if relayed else [])
-            receipts = [make_failure_receipt(name, partition, error) for name in targets]
+            failed = [each.name for each in writer.shares] + ([""] if relayed else [])
+            receipts = [refused(name, partition, error) for name in failed]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [
-            pa.array(values, type=field_.type)
-            for values, field_ in zip(columns, RECEIPT_SCHEMA, strict=False)
+            pa.array(values, type=f.type)
+            for values, f in zip(columns, RECEIPT_SCHEMA, strict=False)
         ]
         if arrays:
-            yield _add_payload(arrays, [None] * len(receipts))
+            yield _with_payload(arrays, [None] * len(receipts))
 
     return write
 
 
-def _pack_rows(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
+def _relay(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
     for start in range(0, chunk.num_rows, ROWS_PER_RELAY):
-        for _, piece in cut_pieces(chunk.slice(start, ROWS_PER_RELAY)):
+        for _, some in pieces(chunk.slice(start, ROWS_PER_RELAY)):
             sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, piece.schema) as stream:
-                stream.write_table(piece)
-            arrays = [pa.nulls(1, field_.type) for field_ in RECEIPT_SCHEMA]
-            yield _add_payload(arrays, [sink.getvalue().to_pybytes()])
+            with pa.ipc.new_stream(sink, some.schema) as stream:
+                stream.write_table(some)
+            arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
+            yield _with_payload(arrays, [sink.getvalue().to_pybytes()])
 
 
-def _add_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:
+def _with_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:
     payload = pa.array(payloads, type=pa.binary())
     return pa.RecordBatch.from_arrays([*arrays, payload], schema=SCAN_SCHEMA)
 
 
-def unpack_rows(payload: bytes) -> pa.Table:
+def relayed_rows(payload: bytes) -> pa.Table:
     """The rows that a task relayed."""
     with pa.ipc.open_stream(payload) as stream:
         return stream.read_all()

@@ -1,1 +1,1 @@
-"""The iteration: its next steps are decided by a pure machine, and executed by services."""
+"""The iteration: what it does next is decided without services, and carried out with them."""

@@ -1,6 +1,6 @@
-"""The commands of an iteration to its services, and the events that follow.
+"""What an iteration asks its services to do, and what happened then.
 
-Each command is answered by the event that its docstring names; `ReturnOutcomes` by none.
+Each command is answered by the event that its docstring names; `Give` by none.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from iscp_dagster.delta.plans import ReadPlan
-from iscp_dagster.joblog.iterations import Claim, FailedStep
+from iscp_dagster.joblog.iterations import Claim, Failed
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.iteration.narrowing import ScanGroup
-from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, WriteResult
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.iteration.narrowing import Trial
+from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written
+from iscp_dagster.sync.reading.readings import Reading
 
 Claims = tuple[Claim, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScanResult:
+class Part:
     """What a scan wrote for one job name: the claims of its tenants."""
 
     claims: Claims
-    written: WriteResult
+    written: Written
 
     @property
     def job(self) -> str:
@@ -33,230 +33,219 @@ class ScanResult:
 
 
 @dataclass(frozen=True)
-class RecordSteps:
-    """Record the claims' steps as BEFORE in the state store, if there is one: StepsRecorded."""
+class Record:
+    """Record the claims' steps as BEFORE in the state store, if there is one: Recorded."""
 
     claims: Claims
 
 
 @dataclass(frozen=True)
-class PlanReads:
-    """Plan how to read the claims' steps, which all begin at the same version: ReadsPlanned."""
+class Plan:
+    """Find out how to read the claims' step, which all begin at the same version: Planned."""
 
     claims: Claims
     plan: ReadPlan | None = None
-    """How they must be read; None: as the table's log says, which may differ by tenant."""
+    """How it must be read; None: as the table's log says, which may differ by tenant."""
     apart: bool = False
     """Whether each job name gets a reading of its own."""
 
 
 @dataclass(frozen=True)
-class ScanClaims:
-    """Read the range and write it for all claims: ScanFinished or ScanFailed."""
+class Scan:
+    """Read the range and write it for all claims: Scanned or ScanFailed."""
 
-    trial: ScanGroup
-
-
-@dataclass(frozen=True)
-class VerifyScan:
-    """Compare ClickHouse's rows with those sent, settle steps that write none: ScanVerified."""
-
-    part: ScanResult
+    trial: Trial
 
 
 @dataclass(frozen=True)
-class PlaceRows:
-    """Put staged rows of one index and reading in place for the jobs still held: RowsPlaced.
+class Check:
+    """Compare what ClickHouse holds with what was sent, settle steps that write none: Checked."""
 
-    A tail is in place since its scan: only jobs that are no longer held are dropped from it.
+    part: Part
+
+
+@dataclass(frozen=True)
+class Place:
+    """Put what is staged, of one index and reading, in place for the jobs still held: Placed.
+
+    A tail is in place since its scan: it only loses the jobs that are no longer held.
     """
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
 
 
 @dataclass(frozen=True)
-class MoveWatermarks:
-    """Move the watermarks to the claims' ends or to the next steps' beginnings: WatermarksMoved."""
+class Move:
+    """Move the watermarks to the ends of the claims, or to where the next steps begin: Moved."""
 
-    deliveries: tuple[PendingCommit, ...]
-
-
-@dataclass(frozen=True)
-class ServeIndex:
-    """Have readers see the index's generation, if that is complete: IndexServed."""
-
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
 
 
 @dataclass(frozen=True)
-class DropStaging:
-    """Drop what the scan staged, whose rows are in place or never will be: CleanupDone."""
+class Serve:
+    """Have readers see the index's generation, if that is complete: Served."""
+
+    deliveries: tuple[Delivery, ...]
 
 
 @dataclass(frozen=True)
-class RecordFailures:
-    """Record the failures in the ISCP log: FailuresRecorded."""
+class Discard:
+    """Drop what the scan staged, whose rows are in place or never will be: Discarded."""
 
-    failures: tuple[FailedStep, ...]
+
+@dataclass(frozen=True)
+class Fail:
+    """Record the failures in the ISCP log: Refused."""
+
+    failures: tuple[Failed, ...]
     rebuild: frozenset[JobKey] = frozenset()
     """The jobs whose next iteration starts over."""
 
 
 @dataclass(frozen=True)
-class ReturnOutcomes:
+class Give:
     """Hand the outcomes to the caller."""
 
     outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True)
-class AbortIteration:
-    """End the iteration with this error: IterationFailed."""
+class Stop:
+    """End the iteration with this error: Broken."""
 
     error: IscpError
 
 
 @dataclass(frozen=True)
-class ReleaseClaims:
-    """Release the claims, so that the jobs are planned again at once: CleanupDone."""
+class Release:
+    """Let go of the claims, so that the jobs are planned again at once: Discarded."""
 
     claims: Claims
 
 
 Command = (
-    RecordSteps
-    | PlanReads
-    | ScanClaims
-    | VerifyScan
-    | PlaceRows
-    | MoveWatermarks
-    | ServeIndex
-    | DropStaging
-    | RecordFailures
-    | ReturnOutcomes
-    | AbortIteration
-    | ReleaseClaims
+    Record | Plan | Scan | Check | Place | Move | Serve | Discard | Fail | Give | Stop | Release
 )
 
 
 @dataclass(frozen=True)
-class JobsClaimed:
+class Claimed:
     """The run holds these claims."""
 
     claims: Claims
 
 
 @dataclass(frozen=True)
-class StepsRecorded:
+class Recorded:
     """The state store has the claims' steps, except those that another run took."""
 
     lost: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class ReadsPlanned:
+class Planned:
     """The readings of the claims."""
 
-    readings: tuple[tuple[ReadRequest, Claims], ...]
+    readings: tuple[tuple[Reading, Claims], ...]
 
 
 @dataclass(frozen=True)
-class ScanFinished:
+class Scanned:
     """The scan ended, and wrote this for each job name."""
 
-    trial: ScanGroup
-    parts: tuple[ScanResult, ...]
+    trial: Trial
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
 class ScanFailed:
     """The scan wrote for none of its jobs."""
 
-    trial: ScanGroup
+    trial: Trial
     error: IscpError
 
 
 @dataclass(frozen=True)
-class ScanVerified:
+class Checked:
     """The rows of the part are counted."""
 
-    part: ScanResult
-    outcomes: Mapping[JobKey, Outcome] = field(default_factory=dict)
+    part: Part
+    passed: Mapping[JobKey, Outcome] = field(default_factory=dict)
     """The outcomes of the steps for which nothing is written: skipped or set aside."""
-    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
     """The jobs whose rows are not exactly those sent."""
     rebuild: frozenset[JobKey] = frozenset()
-    """Wrong jobs for which ClickHouse would drop a replay."""
+    """Those of them for which ClickHouse would take no replay."""
 
 
 @dataclass(frozen=True)
-class FailuresRecorded:
+class Refused:
     """The failures are in the log; a job that was taken meanwhile fails with the FenceError."""
 
-    failures: tuple[FailedStep, ...]
+    failures: tuple[Failed, ...]
 
 
 @dataclass(frozen=True)
-class RowsPlaced:
-    """The rows are in place, except the failed jobs' rows."""
+class Placed:
+    """The rows are in place, except those of the jobs that failed."""
 
-    deliveries: tuple[PendingCommit, ...]
-    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    deliveries: tuple[Delivery, ...]
+    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class WatermarksMoved:
-    """The watermarks have moved, except the failed jobs' watermarks."""
+class Moved:
+    """The watermarks have moved, except those of the jobs that failed."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
     claims: Claims = ()
     """The next steps; none after the last one."""
-    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class IndexServed:
+class Served:
     """The rows can be read, at the latest since `at`; None: they are not published yet."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
     at: datetime | None
 
 
 @dataclass(frozen=True)
-class CleanupDone:
-    """The scan has no staged rows left, or the run holds no claim any more."""
+class Discarded:
+    """Nothing staged is left of the scan, or no claim is held any more."""
 
 
 @dataclass(frozen=True)
-class CommandsDone:
-    """All commands are executed."""
+class Idle:
+    """All commands are carried out."""
 
 
 @dataclass(frozen=True)
-class IterationFailed:
+class Broken:
     """An error ended the iteration early."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
-class RunInterrupted:
-    """The process must stop."""
+class Interrupted:
+    """The process is asked to stop."""
 
 
-IterationEvent = (
-    JobsClaimed
-    | StepsRecorded
-    | ReadsPlanned
-    | ScanFinished
+Event = (
+    Claimed
+    | Recorded
+    | Planned
+    | Scanned
     | ScanFailed
-    | ScanVerified
-    | FailuresRecorded
-    | RowsPlaced
-    | WatermarksMoved
-    | IndexServed
-    | CleanupDone
-    | CommandsDone
-    | IterationFailed
-    | RunInterrupted
+    | Checked
+    | Refused
+    | Placed
+    | Moved
+    | Served
+    | Discarded
+    | Idle
+    | Broken
+    | Interrupted
 )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.joblog.iterations import Claim, FailedStep, WrittenStep
+from iscp_dagster.joblog.iterations import Claim, Done, Failed
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers.protocol import ConsumerReport, merge_facts
+from iscp_dagster.model.consumers.protocol import Told, together
 from iscp_dagster.model.errors import TEMPORARY, FeedGoneError, IscpError, UnreadableError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.readings import Reading
 
 if TYPE_CHECKING:
     from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -25,65 +25,65 @@ ONE_AT_FAULT = frozenset({FeedGoneError.code, UnreadableError.code, OvertakenErr
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorDetail:
+class Error:
     """The code and message of an IscpError."""
 
     code: int
     message: str
 
     @classmethod
-    def from_error(cls, error: IscpError) -> ErrorDetail:
+    def of(cls, error: IscpError) -> Error:
         return cls(code=error.code, message=str(error))
 
     @property
-    def tenant_may_be_cause(self) -> bool:
+    def unsure(self) -> bool:
         """Whether one tenant may be the cause, and not a service."""
         return self.code not in TEMPORARY or self.code in ONE_AT_FAULT
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteResult:
+class Written:
     """What a scan read, and wrote for one job name's tenants; counts are by tenant."""
 
-    reading: ReadRequest
+    reading: Reading
     store: IndexStore | None = None
     """The index's tables, the staging table among them; None for any other consumer."""
     inserted: Mapping[str, int] = field(default_factory=dict)
     deleted: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
-    reports: Mapping[str, ConsumerReport] = field(default_factory=dict)
+    told: Mapping[str, Told] = field(default_factory=dict)
     """By tenant, what the consumer reported besides rows."""
-    tenant_errors: Mapping[str, ErrorDetail] = field(default_factory=dict)
+    stopped: Mapping[str, Error] = field(default_factory=dict)
     """The tenants that failed by themselves."""
     chunks: int = 0
     write_seconds: float = 0.0
     seconds: float = 0.0
     """Duration of the whole scan, the same for all its jobs."""
-    error: ErrorDetail | None = None
+    error: Error | None = None
     """Why it failed for all other tenants."""
-    tenant_may_be_cause: bool = False
+    unsure: bool = False
     """Whether one of these may have caused the error."""
-    resent: bool = False
+    again: bool = False
     """Whether rows were sent more than once."""
-    next_claims: Mapping[JobKey, Claim | None] | None = None
+    settled: Mapping[JobKey, Claim | None] | None = None
     """Where the consumer moved the watermarks itself: the claims of the next steps, None after the
     last one.
     """
 
-    def get_error(self, tenant: str) -> ErrorDetail | None:
-        """Why the tenant's part failed; None if it did not."""
-        return self.tenant_errors.get(tenant) or self.error
+    def error_of(self, tenant: str) -> Error | None:
+        """Why the tenant's part failed; None where it did not."""
+        return self.stopped.get(tenant) or self.error
 
 
 @dataclass(frozen=True, kw_only=True)
-class PendingCommit:
+class Delivery:
     """One job's rows as a scan wrote them; they count once published."""
 
     claim: Claim
-    written: WriteResult
+    written: Written
     published: datetime | None = None
     """When the watermark moved; None before."""
-    earlier: ConsumerReport = field(default_factory=dict)
+    earlier: Told = field(default_factory=dict)
     """What the consumer reported of the claim's earlier steps."""
 
     @property
@@ -104,7 +104,7 @@ class PendingCommit:
 
     @property
     def replaces(self) -> bool:
-        """Whether its rows are staged, to replace the tenant's rows."""
+        """Whether its rows are staged, to replace those of the tenant."""
         return self.plan.kind is ReadKind.SNAPSHOT and self.store is not None
 
     @property
@@ -129,18 +129,18 @@ class PendingCommit:
         return self.written.bytes.get(self.tenant, 0)
 
     @property
-    def report(self) -> ConsumerReport:
+    def told(self) -> Told:
         """What the consumer reported besides rows."""
-        return self.written.reports.get(self.tenant, {})
+        return self.written.told.get(self.tenant, {})
 
     @property
-    def total_report(self) -> ConsumerReport:
-        """What the consumer reported in all steps so far."""
-        return merge_facts(self.earlier, self.report)
+    def told_in_all(self) -> Told:
+        """The same of all steps so far."""
+        return together(self.earlier, self.told)
 
     @property
     def gap(self) -> str:
-        """The versions whose changes its history will lack, and why; empty: none."""
+        """The versions whose changes its history will not have, and why; empty: there are none."""
         return self.written.reading.gap
 
     @property
@@ -149,19 +149,17 @@ class PendingCommit:
         return self.to.version
 
     @property
-    def done(self) -> WrittenStep:
+    def done(self) -> Done:
         """The claim as done, with the counts that the job's status keeps."""
         counts = {"inserted": self.inserted, "deleted": self.deleted, "bytes": self.bytes}
-        reported = {name: value for name, value in self.report.items() if isinstance(value, int)}
-        return WrittenStep(claim=self.claim, to=self.to, counts=counts | reported)
+        told = {name: each for name, each in self.told.items() if isinstance(each, int)}
+        return Done(claim=self.claim, to=self.to, counts=counts | told)
 
 
-Outcome = PendingCommit | FailedStep
+Outcome = Delivery | Failed
 
 
-def make_failure(
-    claim: Claim, error: IscpError | ErrorDetail, reported: ConsumerReport | None = None
-) -> FailedStep:
-    """The claim, failed with this error; `reported` is what its consumer did nevertheless."""
-    message = error.message if isinstance(error, ErrorDetail) else str(error)
-    return FailedStep(claim=claim, code=error.code, message=message, reported=reported or {})
+def failed(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:
+    """The claim, failed with this error; `told` is what its consumer did all the same."""
+    message = error.message if isinstance(error, Error) else str(error)
+    return Failed(claim=claim, code=error.code, message=message, told=told or {})

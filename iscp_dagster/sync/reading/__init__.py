@@ -1,1 +1,1 @@
-"""How iterations read: how much at once, and the changes of views as image rows."""
+"""What iterations read: how much at once, and the changes of views as image rows."""

@@ -1,6 +1,6 @@
-"""The longest times that either side accepts, in seconds."""
+"""The longest times that either side takes, in seconds."""
 
 YEAR = 366 * 86_400
-"""The longest wait between two attempts."""
+"""Between attempts."""
 CENTURY = 100 * YEAR
-"""The longest delay or sleep."""
+"""A delay, or a sleep."""

@@ -1,4 +1,4 @@
-"""One attempt: its stream, which messages may come on it, and which are sent."""
+"""One attempt: one stream, what may come on it, and what is told on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service endpoint that first answers each invocation wrongly, and then correctly."""
+"""A service endpoint that first lies to each invocation, and then answers it well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which faults occur while an invocation is driven, and what each invocation has recorded."""
+"""What shall go wrong while an invocation is driven, and what each invocation has by then."""
 
 from __future__ import annotations
 

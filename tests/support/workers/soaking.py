@@ -1,4 +1,4 @@
-"""How long soaks last."""
+"""How long soaks go on."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from iscp_dagster.local.web.reading import LONGEST, explain_refusal
+from iscp_dagster.local.web.reading import LONGEST, beyond_reading
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ from iscp_dagster.local.web.reading import LONGEST, explain_refusal
     ],
 )
 def test_a_get_brings_queries_alone(document, reason):
-    found = explain_refusal(document)
+    found = beyond_reading(document)
     assert reason in found
     assert bool(found) is bool(reason)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from logs import key, name, spec
 
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.joblog.iterations import Claim, FailedStep
-from iscp_dagster.model.batch import WRITES, BatchAction, BatchStep, Range
+from iscp_dagster.joblog.iterations import Claim, Failed
+from iscp_dagster.model.batch import WRITES, Action, Range, Step
 from iscp_dagster.model.errors import (
     FeedGoneError,
     FenceError,
@@ -25,10 +25,10 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.machine import IterationState, group_by_job, handle_event
-from iscp_dagster.sync.iteration.narrowing import UntriedError, get_tenants
-from iscp_dagster.sync.iteration.outcomes import ErrorDetail, PendingCommit, WriteResult
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.iteration.machine import State, by_job, step
+from iscp_dagster.sync.iteration.narrowing import UntriedError, tenants_of
+from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written
+from iscp_dagster.sync.reading.readings import Reading
 
 TAIL = ReadPlan(kind=ReadKind.TAIL, reason="changes")
 FIRST = Range(from_=Moment(2), to=Moment(4))
@@ -41,7 +41,7 @@ FAULTS = (POISON, GONE, STOPS, TAKEN, LOST, LATE, RAISES, RECORDED, WRONG)
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def claim(tenant: str, job: str = "mirror", actions=(BatchAction.INSERT,)) -> Claim:
+def claim(tenant: str, job: str = "mirror", actions=(Action.INSERT,)) -> Claim:
     """Return a claim whose steps do this, each on two versions."""
     ranges = (FIRST, SECOND)[: len(actions)] if len(actions) > 1 else (WHOLE,)
     return Claim(
@@ -52,7 +52,7 @@ def claim(tenant: str, job: str = "mirror", actions=(BatchAction.INSERT,)) -> Cl
         fence=2,
         run_id="run",
         range=WHOLE,
-        steps=tuple(BatchStep(action=a, range=r) for a, r in zip(actions, ranges, strict=True)),
+        steps=tuple(Step(action=a, range=r) for a, r in zip(actions, ranges, strict=True)),
     )
 
 
@@ -61,7 +61,7 @@ class Services:
     """Answers commands; `faults` has what goes wrong for a tenant and job."""
 
     faults: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    given: list[PendingCommit | FailedStep] = field(default_factory=list)
+    given: list[Delivery | Failed] = field(default_factory=list)
     scans: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     """How each was read, and for whom."""
     rebuilt: set[str] = field(default_factory=set)
@@ -72,43 +72,43 @@ class Services:
 
     def answer(self, command):  # noqa: PLR0911 - a table
         match command:
-            case commands.RecordSteps(claims):
+            case commands.Record(claims):
                 self.recorded.update((e.key.tenant, e.key.job_name) for e in claims)
                 lost = [e for e in claims if self.fault(e) == RECORDED]
-                return commands.StepsRecorded(
+                return commands.Recorded(
                     {each.key: FenceError("recorded by another") for each in lost}
                 )
-            case commands.PlanReads(claims, plan, apart):
-                some = group_by_job(claims).values() if apart else [claims]
+            case commands.Plan(claims, plan, apart):
+                some = by_job(claims).values() if apart else [claims]
                 step_ = claims[0].step
-                reading = ReadRequest(plan=plan or TAIL, range=step_.range)
-                return commands.ReadsPlanned(tuple((reading, each) for each in some))
-            case commands.ScanClaims(trial):
+                reading = Reading(plan=plan or TAIL, range=step_.range)
+                return commands.Planned(tuple((reading, each) for each in some))
+            case commands.Scan(trial):
                 return self.scanned(trial)
-            case commands.VerifyScan(part):
+            case commands.Check(part):
                 wrong = {e.key for e in part.claims if self.fault(e) == WRONG}
                 passed = [e for e in part.claims if e.step.action not in WRITES]
-                return commands.ScanVerified(
+                return commands.Checked(
                     part,
-                    outcomes={e.key: PendingCommit(claim=e, written=part.written) for e in passed},
-                    errors={each: SchemaError("rows are missing") for each in wrong},
+                    passed={e.key: Delivery(claim=e, written=part.written) for e in passed},
+                    wrong={each: SchemaError("rows are missing") for each in wrong},
                     rebuild=frozenset(wrong),
                 )
-            case commands.PlaceRows(deliveries):
-                return commands.RowsPlaced(deliveries, self.lost(deliveries, LOST))
-            case commands.MoveWatermarks(deliveries):
+            case commands.Place(deliveries):
+                return commands.Placed(deliveries, self.lost(deliveries, LOST))
+            case commands.Move(deliveries):
                 lost = self.lost(deliveries, LATE)
                 left = [each.claim for each in deliveries if each.claim.key not in lost]
                 going = [each for each in left if not each.last]
                 claims = tuple(replace(each, steps=each.steps[1:]) for each in going)
-                return commands.WatermarksMoved(deliveries, claims, lost)
-            case commands.ServeIndex(deliveries):
-                return commands.IndexServed(deliveries, NOW)
-            case commands.RecordFailures(failures, rebuild):
+                return commands.Moved(deliveries, claims, lost)
+            case commands.Serve(deliveries):
+                return commands.Served(deliveries, NOW)
+            case commands.Fail(failures, rebuild):
                 self.rebuilt |= {each.tenant for each in rebuild}
-                return commands.FailuresRecorded(failures)
-            case commands.DropStaging():
-                return commands.CleanupDone()
+                return commands.Refused(failures)
+            case commands.Discard():
+                return commands.Discarded()
         raise AssertionError(command)
 
     def lost(self, deliveries, fault):
@@ -118,7 +118,7 @@ class Services:
     def scanned(self, trial):
         """Scan as the real one does: some faults are of all tenants, as far as it can tell."""
         kind = trial.reading.plan.kind
-        self.scans.append((kind.value, get_tenants(trial.claims)))
+        self.scans.append((kind.value, tenants_of(trial.claims)))
         writing = [each for each in trial.claims if each.step.action in WRITES]
         assert {each.step.range for each in trial.claims} == {trial.reading.range}
         for each in writing:
@@ -126,55 +126,55 @@ class Services:
                 return commands.ScanFailed(trial, SourceError(f"a file of {each.key.tenant}"))
             if self.fault(each) == AWAY:
                 return commands.ScanFailed(trial, UnavailableError("Spark is away"))
-        return commands.ScanFinished(
+        return commands.Scanned(
             trial,
             tuple(
-                commands.ScanResult(claims=claims, written=self.written(trial, claims))
-                for claims in group_by_job(trial.claims).values()
+                commands.Part(claims=claims, written=self.written(trial, claims))
+                for claims in by_job(trial.claims).values()
             ),
         )
 
     def written(self, trial, claims):
-        staged = trial.reading.is_snapshot
+        staged = trial.reading.staged
         error, stopped = None, {}
         for each in claims:
             if each.step.action not in WRITES:
                 continue
             fault, tenant = self.fault(each), each.key.tenant
             if fault == POISON:
-                error = ErrorDetail.from_error(SourceError(f"a row of {tenant}"))
+                error = Error.of(SourceError(f"a row of {tenant}"))
             elif fault == GONE and not staged:
-                error = error or ErrorDetail.from_error(FeedGoneError(f"a change of {tenant}"))
+                error = error or Error.of(FeedGoneError(f"a change of {tenant}"))
             elif fault == STOPS:
-                stopped[tenant] = ErrorDetail.from_error(SchemaError(f"a value of {tenant}"))
+                stopped[tenant] = Error.of(SchemaError(f"a value of {tenant}"))
             elif fault == TAKEN:
-                stopped[tenant] = ErrorDetail.from_error(FenceError(f"the job of {tenant}"))
-        return WriteResult(
+                stopped[tenant] = Error.of(FenceError(f"the job of {tenant}"))
+        return Written(
             reading=trial.reading,
-            reports={each.key.tenant: {"rows": 1} for each in claims},
+            told={each.key.tenant: {"rows": 1} for each in claims},
             error=error,
-            tenant_may_be_cause=bool(error and error.tenant_may_be_cause),
-            tenant_errors=stopped,
+            unsure=bool(error and error.unsure),
+            stopped=stopped,
         )
 
 
 def run(claims, services):
     """Carry out an iteration; return its last state."""
-    state, following = handle_event(IterationState(), commands.JobsClaimed(tuple(claims)))
+    state, following = step(State(), commands.Claimed(tuple(claims)))
     waiting = list(following)
     while True:
         if not waiting:
-            state, following = handle_event(state, commands.CommandsDone())
+            state, following = step(state, commands.Idle())
             waiting = list(following)
             if not waiting:
                 return state
         command = waiting.pop(0)
-        if isinstance(command, commands.AbortIteration):
+        if isinstance(command, commands.Stop):
             raise command.error
-        if isinstance(command, commands.ReturnOutcomes):
+        if isinstance(command, commands.Give):
             services.given += command.outcomes
             continue
-        state, following = handle_event(state, services.answer(command))
+        state, following = step(state, services.answer(command))
         waiting[:0] = following
 
 
@@ -182,7 +182,7 @@ def ends(services):
     """Return each claim's outcome."""
     return {
         (each.claim.key.tenant, each.claim.key.job_name): each.code
-        if isinstance(each, FailedStep)
+        if isinstance(each, Failed)
         else 0
         for each in services.given
     }
@@ -192,10 +192,10 @@ TENANTS = [f"t{number}" for number in range(12)]
 JOBS = ["mirror", "text"]
 ACTIONS = st.sampled_from(
     [
-        (BatchAction.INSERT,),
-        (BatchAction.REPLAY, BatchAction.INSERT),
-        (BatchAction.SKIP,),
-        (BatchAction.DEAD_LETTER, BatchAction.INSERT),
+        (Action.INSERT,),
+        (Action.REPLAY, Action.INSERT),
+        (Action.SKIP,),
+        (Action.DEAD_LETTER, Action.INSERT),
     ]
 )
 CODES = {
@@ -257,13 +257,13 @@ def test_what_has_no_key_at_fault_is_scanned_once_a_step(case):
 
 def test_what_was_told_of_earlier_steps_is_told_with_the_last():
     services = Services()
-    run([claim("a", actions=(BatchAction.REPLAY, BatchAction.INSERT))], services)
+    run([claim("a", actions=(Action.REPLAY, Action.INSERT))], services)
     (outcome,) = services.given
-    assert outcome.total_report == {"rows": 2}
+    assert outcome.told_in_all == {"rows": 2}
     services = Services({("a", "mirror"): LOST})
-    run([claim("a", actions=(BatchAction.REPLAY, BatchAction.INSERT))], services)
+    run([claim("a", actions=(Action.REPLAY, Action.INSERT))], services)
     (outcome,) = services.given
-    assert outcome.reported == {"rows": 1}
+    assert outcome.told == {"rows": 1}
 
 
 def test_changes_that_cannot_be_read_give_their_tenants_a_snapshot_at_the_end():
@@ -302,28 +302,23 @@ def test_rows_that_are_wrong_fail_their_job_and_have_it_rebuilt():
 
 
 def test_a_settled_step_goes_on_without_being_moved_again():
-    first = claim("a", actions=(BatchAction.REPLAY, BatchAction.INSERT))
-    state, _ = handle_event(IterationState(), commands.JobsClaimed((first,)))
+    first = claim("a", actions=(Action.REPLAY, Action.INSERT))
+    state, _ = step(State(), commands.Claimed((first,)))
     following = replace(first, steps=first.steps[1:], fence=3)
-    reading = ReadRequest(plan=TAIL, range=FIRST)
-    written = WriteResult(reading=reading, next_claims={first.key: following})
-    state, answer = handle_event(
-        state, commands.ScanVerified(commands.ScanResult(claims=(first,), written=written))
-    )
-    assert answer == (commands.RecordSteps((following,)),)
+    reading = Reading(plan=TAIL, range=FIRST)
+    written = Written(reading=reading, settled={first.key: following})
+    state, answer = step(state, commands.Checked(commands.Part(claims=(first,), written=written)))
+    assert answer == (commands.Record((following,)),)
     assert state.open == {first.key: following}
 
 
 def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
     both = (claim("a"), claim("b"))
-    state, _ = handle_event(IterationState(), commands.JobsClaimed(both))
-    assert handle_event(state, commands.RunInterrupted()) == (
-        IterationState(),
-        (commands.ReleaseClaims(both),),
-    )
-    assert handle_event(IterationState(), commands.RunInterrupted()) == (IterationState(), ())
-    state = replace(state, reports={both[0].key: {"rows": 1}})
-    _, (fail, give) = handle_event(state, commands.IterationFailed(ValueError("a bug")))
+    state, _ = step(State(), commands.Claimed(both))
+    assert step(state, commands.Interrupted()) == (State(), (commands.Release(both),))
+    assert step(State(), commands.Interrupted()) == (State(), ())
+    state = replace(state, told={both[0].key: {"rows": 1}})
+    _, (fail, give) = step(state, commands.Broken(ValueError("a bug")))
     assert [(each.code, each.message) for each in fail.failures] == (
         [(IscpError.code, "ValueError: a bug")] * 2
     )
@@ -332,31 +327,31 @@ def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
 
 def test_a_range_that_contradicts_its_record_is_refused_before_anything_is_read():
     rejected = replace(
-        claim("a", actions=(BatchAction.REJECT,)), previous=type("Record", (), {"range": FIRST})()
+        claim("a", actions=(Action.REJECT,)), previous=type("Record", (), {"range": FIRST})()
     )
     services = Services()
     run([rejected, claim("b")], services)
     assert services.scans == [("tail", frozenset("b"))]
     assert services.recorded == {("b", "mirror"): 1}
-    wrong = next(each for each in services.given if isinstance(each, FailedStep))
+    wrong = next(each for each in services.given if isinstance(each, Failed))
     assert "lies before its recorded batch (2, 4]" in wrong.message
 
 
 def test_a_job_that_is_lost_once_its_snapshot_is_in_place_starts_over():
     for fault, over in ((LOST, set()), (LATE, {"a"})):
         services = Services({("a", "mirror"): fault})
-        each = replace(claim("a"), steps=(BatchStep(action=BatchAction.INSERT, range=INITIAL),))
+        each = replace(claim("a"), steps=(Step(action=Action.INSERT, range=INITIAL),))
         store = object()
-        state, _ = handle_event(IterationState(), commands.JobsClaimed((each,)))
+        state, _ = step(State(), commands.Claimed((each,)))
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
-        written = WriteResult(reading=ReadRequest(plan=plan, range=INITIAL), store=store)
-        state, following = handle_event(
-            state, commands.ScanVerified(commands.ScanResult(claims=(each,), written=written))
+        written = Written(reading=Reading(plan=plan, range=INITIAL), store=store)
+        state, following = step(
+            state, commands.Checked(commands.Part(claims=(each,), written=written))
         )
         waiting = list(following)
         while waiting:
             command = waiting.pop(0)
-            if not isinstance(command, commands.ReturnOutcomes):
-                state, more = handle_event(state, services.answer(command))
+            if not isinstance(command, commands.Give):
+                state, more = step(state, services.answer(command))
                 waiting[:0] = more
         assert services.rebuilt == over

@@ -1,14 +1,14 @@
-"""Errors of the client of the runtime of invocations."""
+"""What a client of the runtime of invocations is told instead of an answer."""
 
 from __future__ import annotations
 
 from durable_invocations.errors import DurableError
 
 MOST_TOLD = 2_000
-"""Characters of a handler's reason that a message shows."""
+"""Characters of a handler's reason that a message has."""
 
 
-def truncate_reason(reason: str) -> str:
+def shown(reason: str) -> str:
     """The beginning of a reason, which may be as long as a handler likes."""
     return reason if len(reason) <= MOST_TOLD else f"{reason[:MOST_TOLD]}…"
 
@@ -36,6 +36,6 @@ class InvocationRefusedError(DurableError):
 
 
 class TokenRefusedError(InvocationRefusedError):
-    """The runtime expects another token: only one of the two was changed."""
+    """The runtime wants another token: one of them was changed, and the other not yet."""
 
     code = 1_850

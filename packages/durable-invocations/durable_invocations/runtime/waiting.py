@@ -1,4 +1,4 @@
-"""Futures of this process that wait for invocations to end."""
+"""Who waits in this process for the end of an invocation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from itertools import islice
 from durable_invocations.protocol.results import Result, Value
 
 MOST_WATCHED = 1_000
-"""The most invocations that are looked up in the database at once."""
+"""Invocations that are looked for in the database at once."""
 MOST_RECENT = 256
-"""Results that are kept for requests right after the end."""
+"""Results that are kept for who asks right after the end."""
 _SMALL = 16_384
 
 
-class ResultFutures:
+class Waiting:
     """Futures by invocation. All methods belong to one event loop."""
 
     def __init__(self) -> None:
@@ -25,51 +25,51 @@ class ResultFutures:
         self._recent: OrderedDict[str, Result] = OrderedDict()
 
     @contextmanager
-    def open_future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
-        """A future of the invocation's result; None if the invocation was forgotten.
+    def future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
+        """Gets the invocation's result when it is told, or was a moment ago; None if it is gone.
 
-        The future is removed at the end of the block.
+        Forgotten at the end of the block.
         """
-        future: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
-        self._waiting[id_].append(future)
+        made: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
+        self._waiting[id_].append(made)
         if id_ in self._recent:
-            future.set_result(self._recent[id_])
+            made.set_result(self._recent[id_])
         try:
-            yield future
+            yield made
         finally:
-            self._remove_future(id_, future)
+            self._forget(id_, made)
 
-    def set_results(self, results: Mapping[str, Result]) -> None:
-        """Resolve the futures of invocations that ended."""
+    def ended(self, results: Mapping[str, Result]) -> None:
+        """Tell how invocations ended to those who wait for them."""
         for id_, result in results.items():
-            self._keep_recent(id_, result)
-            for future in self._waiting.get(id_, ()):
-                if not future.done():
-                    future.set_result(result)
+            self._keep(id_, result)
+            for each in self._waiting.get(id_, ()):
+                if not each.done():
+                    each.set_result(result)
 
-    def set_gone(self, ids: Collection[str]) -> None:
-        """Resolve the futures of forgotten invocations with None."""
-        for future in (future for id_ in ids for future in self._waiting.get(id_, ())):
-            if not future.done():
-                future.set_result(None)
+    def gone(self, ids: Collection[str]) -> None:
+        """Tell those who wait for these invocations that they were forgotten."""
+        for each in (each for id_ in ids for each in self._waiting.get(id_, ())):
+            if not each.done():
+                each.set_result(None)
 
-    def list_watched(self) -> list[str]:
-        """Invocations to look up; if there are too many, others at each call."""
-        watched = list(islice(self._waiting, MOST_WATCHED))
+    def watched(self) -> list[str]:
+        """Invocations to look for, others at each call if there are too many for one."""
+        chosen = list(islice(self._waiting, MOST_WATCHED))
         if len(self._waiting) > MOST_WATCHED:
-            for id_ in watched:
-                self._waiting[id_] = self._waiting.pop(id_)
-        return watched
+            for each in chosen:
+                self._waiting[each] = self._waiting.pop(each)
+        return chosen
 
-    def _keep_recent(self, id_: str, result: Result) -> None:
+    def _keep(self, id_: str, result: Result) -> None:
         if isinstance(result, Value) and len(result.value) > _SMALL:
             return
         self._recent[id_] = result
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
 
-    def _remove_future(self, id_: str, future: asyncio.Future[Result | None]) -> None:
-        futures = self._waiting[id_]
-        futures.remove(future)
-        if not futures:
+    def _forget(self, id_: str, made: asyncio.Future[Result | None]) -> None:
+        held = self._waiting[id_]
+        held.remove(made)
+        if not held:
             del self._waiting[id_]

@@ -1,4 +1,4 @@
-"""A service deployment's manifest, checked against its schema."""
+"""What a service deployment says of itself: its manifest, checked against its schema."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ HandlerName = Annotated[
     str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*$", max_length=LONGEST)
 ]
 MediaType = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=256)]
-"""It becomes a response header."""
+"""It becomes a header of answers."""
 MOST = 1_000
-"""The most services of a deployment, and handlers of a service."""
+"""Services of a deployment, and handlers of a service."""
 Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class _ManifestPart(BaseModel):
+class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
 
 
-class InputPayload(_ManifestPart):
+class InputPayload(_Part):
     """What a handler accepts."""
 
     required: bool = False
@@ -34,7 +34,7 @@ class InputPayload(_ManifestPart):
     json_schema: Any = None
 
 
-class OutputPayload(_ManifestPart):
+class OutputPayload(_Part):
     """What a handler returns."""
 
     content_type: MediaType | None = None
@@ -42,8 +42,8 @@ class OutputPayload(_ManifestPart):
     json_schema: Any = None
 
 
-class ManifestHandler(_ManifestPart):
-    """One handler of a service; without `ty`, the kind is the service's default."""
+class Handler(_Part):
+    """One handler of a service; without `ty`, it is the service's usual kind."""
 
     name: HandlerName
     documentation: str | None = None
@@ -53,20 +53,20 @@ class ManifestHandler(_ManifestPart):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class ManifestService(_ManifestPart):
+class Service(_Part):
     """One service, virtual object or workflow."""
 
     name: ServiceName
     documentation: str | None = None
     ty: Literal["VIRTUAL_OBJECT", "SERVICE", "WORKFLOW"]
-    handlers: list[ManifestHandler] = Field(max_length=MOST)
+    handlers: list[Handler] = Field(max_length=MOST)
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class Manifest(_ManifestPart):
+class Manifest(_Part):
     """The endpoint's manifest, version 1 or 2 (endpoint_manifest_schema.json)."""
 
     protocol_mode: Literal["BIDI_STREAM", "REQUEST_RESPONSE"] | None = None
     min_protocol_version: Version
     max_protocol_version: Version
-    services: list[ManifestService] = Field(max_length=MOST)
+    services: list[Service] = Field(max_length=MOST)

@@ -1,1 +1,1 @@
-"""Entries: each is committed together with its action."""
+"""What becomes of entries: each is committed together with what it does."""

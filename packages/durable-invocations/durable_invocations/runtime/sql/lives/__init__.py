@@ -1,1 +1,1 @@
-"""The lifecycle of invocations: submitted, claimed, completed, stopped, ended, forgotten."""
+"""What becomes of invocations: submitted, claimed, completed, stopped, ended, forgotten."""

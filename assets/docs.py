@@ -1,14 +1,14 @@
 """The documentation of the installed Python distributions, searchable by word and by meaning.
 
-A webhook tells a receiver on this machine when a symbol's documentation starts to say that
+A webhook notifies a receiver on this machine when a symbol's documentation starts to say that
 something is deprecated.
 """
 
 import os
 
 from iscp_dagster import Endpoint, FullText, Mirror, SourceTable, Trigger, Vector, View
-from iscp_dagster.demo.alerts import address_of
-from iscp_dagster.demo.load import SymbolsConfig, installed, load_symbols
+from iscp_dagster.demo.alerts import get_address
+from iscp_dagster.demo.load import SymbolsConfig, list_installed, load_symbols
 
 symbols = SourceTable(
     "docs.symbols",
@@ -17,12 +17,12 @@ symbols = SourceTable(
     indexes=[
         Mirror(),
         FullText("doc"),
-        # A light graph is enough to tell names and first lines apart.
+        # A light graph is enough to distinguish names and first lines.
         Vector("embedding", dimension=256, quantization="i8", connectivity=16, expansion=64),
     ],
     load=load_symbols,
     load_config=SymbolsConfig,
-    tenants=installed,
+    tenants=list_installed,
     description="Modules, classes and functions of installed distributions, with embeddings.",
     owners=["team:data-platform"],
     tags={"domain": "docs"},
@@ -37,7 +37,7 @@ deprecations = View(
 
 receiver = Endpoint(
     "receiver",
-    url=address_of(os.environ),
+    url=get_address(os.environ),
     secrets=["ISCP_WEBHOOK_SECRET"],
     allow=["127.0.0.1/32"],
 )
@@ -48,5 +48,5 @@ deprecated = Trigger(
     match="true",
     columns=["distribution", "kind", "file", "line"],
     to=[receiver],
-    description="Tells when a symbol's documentation starts, or ceases, to say so.",
+    description="Fires when a symbol's documentation starts, or ceases, to say so.",
 )

@@ -3,9 +3,9 @@
 import sys
 
 from iscp_dagster.model.errors import SetupError
-from iscp_dagster.model.imports import need
+from iscp_dagster.model.imports import require_extra
 
 try:
-    need("local", "`python -m bench`")
+    require_extra("local", "`python -m bench`")
 except SetupError as problem:
     sys.exit(f"bench: {problem}")

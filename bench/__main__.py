@@ -10,7 +10,7 @@
     python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
     python -m bench --only triggers    # from a commit to its event's receiver, on its own stack
     python -m bench --only neighbours --rows 100000 --dimension 64 --parts 4
-    python -m bench --only invocations # of services: the endpoint alone, then with the runtime
+    python -m bench --only invocations # of services: only the endpoint, then with the runtime
 
 It needs the extra `local`, and the parts store and invocations the extra `test`. Other parts use
 the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
@@ -42,15 +42,15 @@ from bench import (
     triggers,
     webhooks,
 )
-from bench.report import Report
-from bench.setting import Setting
-from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.local.stack.environment import with_stack
+from bench.report import BenchReport
+from bench.setting import BenchTable
+from iscp_dagster.api.environment import open_deployment
+from iscp_dagster.local.stack.environment import add_stack_variables
 
-WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
-OF_TESTS = {"store": "moto", "invocations": "psutil"}
+STACK_PARTS = ["snapshot", "tail", "detection", "shapes", "store"]
+TEST_EXTRA_MODULES = {"store": "moto", "invocations": "psutil"}
 """The parts that need a module of the extra `test`."""
-BY_ITSELF = [
+STANDALONE_PARTS = [
     "scale",
     "fleet",
     "latency",
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tables", type=int, default=200, help="idle tables of the detection part")
-    parser.add_argument("--only", choices=[*WITH_STACK, *BY_ITSELF], action="append")
+    parser.add_argument("--only", choices=[*STACK_PARTS, *STANDALONE_PARTS], action="append")
     parser.add_argument("--scale-tables", type=int, default=1_000)
     parser.add_argument("--scale-tenants", type=int, default=1_000)
     parser.add_argument("--tenants", type=int, default=500, help="tenants of the fleet part")
@@ -82,69 +82,71 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=3_000, help="events of the webhooks part")
     parser.add_argument("--dimension", type=int, default=64, help="of the vectors of neighbours")
     parser.add_argument("--parts", type=int, default=1, help="of the rows of neighbours")
-    chosen = parser.parse_args()
-    parts = chosen.only or WITH_STACK
-    for part, module in OF_TESTS.items():
+    options = parser.parse_args()
+    parts = options.only or STACK_PARTS
+    for part, module in TEST_EXTRA_MODULES.items():
         if part in parts and find_spec(module) is None:
             parser.error(f"the part {part} needs {module}; install the extra `test`, or use --only")
-    report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {chosen.rows:,} rows")
+    report = BenchReport(f"{platform.machine()}, {os.cpu_count()} cores, {options.rows:,} rows")
     try:
-        for part in (each for each in BY_ITSELF if each in parts):
+        for part in (part for part in STANDALONE_PARTS if part in parts):
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                _by_itself(chosen, part, Path(folder), report)
-        if set(parts) & set(WITH_STACK):
-            _with_stack(chosen, parts, report)
+                _run_standalone(options, part, Path(folder), report)
+        if set(parts) & set(STACK_PARTS):
+            _run_with_stack(options, parts, report)
     finally:
-        print(report.text())
+        print(report.render_text())
 
 
-def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Report) -> None:
+def _run_standalone(
+    options: argparse.Namespace, part: str, folder: Path, report: BenchReport
+) -> None:
     if part == "scale":
-        scale.measure(folder, report, chosen.scale_tables, chosen.scale_tenants)
+        scale.measure(folder, report, options.scale_tables, options.scale_tenants)
     elif part == "fleet":
-        fleet.measure(folder, report, chosen.tenants, chosen.rounds, chosen.apart)
+        fleet.measure(folder, report, options.tenants, options.rounds, options.apart)
     elif part == "ids":
-        eventids.measure(report, chosen.rounds)
+        eventids.measure(report, options.rounds)
     elif part == "triggers":
-        triggers.measure(folder, report, chosen.commits)
+        triggers.measure(folder, report, options.commits)
     elif part == "invocations":
-        invocations.measure(report, chosen.rounds)
+        invocations.measure(report, options.rounds)
     elif part == "neighbours":
-        size = (chosen.rows, chosen.dimension, chosen.parts)
-        neighbours.measure(folder, report, size, chosen.rounds)
+        size = (options.rows, options.dimension, options.parts)
+        neighbours.measure(folder, report, size, options.rounds)
     elif part == "webhooks":
-        webhooks.measure(folder, report, chosen.events)
+        webhooks.measure(folder, report, options.events)
     elif part == "subscriptions":
         subscriptions.measure(folder, report)
     else:
-        latency.measure(folder, report, chosen.commits)
+        latency.measure(folder, report, options.commits)
 
 
-def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
-    environ = with_stack(os.environ)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=user_files(environ)) as folder:
-        setting = Setting(environ, Path(folder), chosen.rows)
+def _run_with_stack(options: argparse.Namespace, parts: Sequence[str], report: BenchReport) -> None:
+    environ = add_stack_variables(os.environ)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=find_user_files(environ)) as folder:
+        setting = BenchTable(environ, Path(folder), options.rows)
         if "snapshot" in parts:
-            snapshot.measure(setting, report, chosen.rounds)
+            snapshot.measure(setting, report, options.rounds)
         if "tail" in parts:
-            tail.measure(setting, report, chosen.rounds)
+            tail.measure(setting, report, options.rounds)
         if "detection" in parts:
-            detection.measure(setting, report, chosen.tables)
+            detection.measure(setting, report, options.tables)
         setting.clean()
         if "shapes" in parts:
-            shapes.measure(environ, Path(folder), report, chosen.rows // 4, chosen.rounds)
+            shapes.measure(environ, Path(folder), report, options.rows // 4, options.rounds)
         if "store" in parts:
-            store.measure(environ, Path(folder), report, chosen.rows, chosen.rounds)
+            store.measure(environ, Path(folder), report, options.rows, options.rounds)
 
 
-def user_files(environ: Mapping[str, str]) -> str:
+def find_user_files(environ: Mapping[str, str]) -> str:
     """Return the folder that ClickHouse's own Delta reader may read."""
-    found = (
-        deployment_of(environ)
-        .endpoint.client()
+    result = (
+        open_deployment(environ)
+        .endpoint.get_client()
         .query("SELECT value FROM system.server_settings WHERE name = 'user_files_path'")
     )
-    return str(found.result_rows[0][0])
+    return str(result.result_rows[0][0])
 
 
 main()

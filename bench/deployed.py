@@ -1,4 +1,4 @@
-"""A stack of the benchmark's own, with Dagster, to time a user's commit to its indexes."""
+"""A separate stack with Dagster, to time a user's commit until it is in the indexes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.local.services.settings import repository
-from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.api.environment import open_deployment
+from iscp_dagster.local.services.settings import get_repository
+from iscp_dagster.local.stack.environment import add_stack_variables
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import disconnect
@@ -35,17 +35,17 @@ from iscp_dagster import FullText, Mirror, SourceTable
 
 {lines}
 """
-DECLARED = (
+TABLE_LINE = (
     '{name} = SourceTable("bench.{name}", key="id", tenant="tenant", '
     'indexes=[Mirror(), FullText("name")])'
 )
-OF_A_STACK = ("ISCP_", "DAGSTER_", "SPARK_", "CLICKHOUSE_", "PYSPARK_")
+STACK_PREFIXES = ("ISCP_", "DAGSTER_", "SPARK_", "CLICKHOUSE_", "PYSPARK_")
 PATIENCE = 1_800.0
 LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Followed:
+class StackTable:
     """A declared table of the stack; delta-rs writes its commits."""
 
     deployment: Deployment
@@ -62,7 +62,7 @@ class Followed:
             }
         )
         write_deltalake(
-            self.deployment.path(self.source),
+            self.deployment.get_table_path(self.source),
             table,
             mode="append",
             partition_by=["tenant"],
@@ -71,61 +71,63 @@ class Followed:
 
     @property
     def path(self) -> str:
-        return self.deployment.path(self.source)
+        return self.deployment.get_table_path(self.source)
 
-    def sql(self, statement: str) -> None:
+    def run_sql(self, statement: str) -> None:
         """Run the statement in the stack's Spark."""
         self.deployment.spark().sql(statement).collect()
 
-    def latest(self) -> datetime:
+    def get_latest_time(self) -> datetime:
         """The time of the table's latest commit."""
-        return self.deployment.delta_log(self.source).latest().at
+        return self.deployment.make_delta_log(self.source).get_latest_moment().at
 
     def await_in_step(self, jobs: int) -> None:
         """Wait until `jobs` jobs are at the latest commit, so that their rows are searchable."""
-        delta_log = self.deployment.delta_log(self.source)
-        table_id, version = delta_log.table_id(), delta_log.latest().version
+        delta_log = self.deployment.make_delta_log(self.source)
+        table_id, version = delta_log.get_table_id(), delta_log.get_latest_moment().version
 
-        def there() -> bool:
-            found = self.deployment.log.count(table_id)[JobState.COMPLETED]
-            return found == jobs and not self.deployment.log.tenants(table_id, behind=version)
+        def is_in_step() -> bool:
+            completed = self.deployment.log.count(table_id)[JobState.COMPLETED]
+            return completed == jobs and not self.deployment.log.list_tenants(
+                table_id, behind=version
+            )
 
-        await_(there, f"{self.source.name} in step")
+        await_(is_in_step, f"{self.source.name} in step")
 
     def await_served(self, id_: int) -> None:
         """Wait until the mirror's readers see a row."""
         endpoint = self.deployment.endpoint
         query = f"SELECT count() FROM bench.{self.source.table}_mirror WHERE id = {id_}"
-        await_(lambda: endpoint.client().query(query).first_row[0] == 1, f"row {id_} served")
+        await_(lambda: endpoint.get_client().query(query).first_row[0] == 1, f"row {id_} served")
 
 
-def await_(condition: Callable[[], bool], what: str) -> None:
+def await_(condition: Callable[[], bool], label: str) -> None:
     until = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > until:
-            raise UnavailableError(f"Timed out after {PATIENCE:.0f} s: {what}.")
+            raise UnavailableError(f"Timed out after {PATIENCE:.0f} s: {label}.")
         time.sleep(LOOK_SECONDS)
 
 
 @contextmanager
-def deployed(
+def deploy_stack(
     folder: Path, names: Sequence[str], declared: str = ""
-) -> Iterator[dict[str, Followed]]:
+) -> Iterator[dict[str, StackTable]]:
     """Start a stack in `folder` over tables of these names, each with a mirror and a text index.
 
     With `declared`, over what that module declares.
     """
     project = folder / "project"
     for name in PROJECT:
-        copy = shutil.copytree if (repository() / name).is_dir() else shutil.copy
+        copy = shutil.copytree if (get_repository() / name).is_dir() else shutil.copy
         project.mkdir(exist_ok=True)
-        copy(repository() / name, project / name)
+        copy(get_repository() / name, project / name)
     for module in (project / "assets").glob("[a-z]*.py"):
         module.unlink()
-    lines = "\n".join(DECLARED.format(name=name) for name in names)
+    lines = "\n".join(TABLE_LINE.format(name=name) for name in names)
     text = declared or TABLES.format(lines=lines)
     (project / "assets" / "tables.py").write_text(text)
-    environ = _environment(project)
+    environ = _build_environment(project)
     command = [sys.executable, "-m", "iscp_dagster.cli.main"]
     subprocess.run(
         [*command, "up", "--detach"],
@@ -135,16 +137,16 @@ def deployed(
         stdout=subprocess.DEVNULL,
     )
     try:
-        deployment = deployment_of(with_stack(environ))
-        yield {name: Followed(deployment, _source(name)) for name in names}
+        deployment = open_deployment(add_stack_variables(environ))
+        yield {name: StackTable(deployment, _make_source(name)) for name in names}
     finally:
-        # A session that is still there when its server ends asks it again and again.
+        # A session that outlives its server retries it again and again.
         disconnect()
         subprocess.run([*command, "down"], cwd=project, env=environ, check=True)
 
 
 @contextmanager
-def instance_in(folder: Path) -> Iterator[DagsterInstance]:
+def open_instance(folder: Path) -> Iterator[DagsterInstance]:
     """The Dagster instance of the stack in `folder`."""
     from dagster import DagsterInstance
 
@@ -153,13 +155,13 @@ def instance_in(folder: Path) -> Iterator[DagsterInstance]:
         yield instance
 
 
-def _source(name: str) -> SourceTable:
+def _make_source(name: str) -> SourceTable:
     return SourceTable(
         f"bench.{name}", key="id", tenant="tenant", indexes=[Mirror(), FullText("name")]
     )
 
 
-def _environment(project: Path) -> Mapping[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_STACK)}
+def _build_environment(project: Path) -> Mapping[str, str]:
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(STACK_PREFIXES)}
     jars = {"ISCP_JARS": os.environ["ISCP_JARS"]} if "ISCP_JARS" in os.environ else {}
-    return kept | jars | {"ISCP_HOME": str(project / ".iscp"), "PYTHONPATH": str(project)}
+    return variables | jars | {"ISCP_HOME": str(project / ".iscp"), "PYTHONPATH": str(project)}

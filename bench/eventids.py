@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from bench.report import Report
+from bench.report import BenchReport
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
-from iscp_dagster.events.keys import event_key
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.keys import make_event_key
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
 
 EVENTS = 200_000
 
 
-def measure(report: Report, rounds: int) -> None:
+def measure(report: BenchReport, rounds: int) -> None:
     at = SourceTimestamp(nanos=1705316445123456789, version=1)
-    keys = [event_key("acme", [number]) for number in range(EVENTS)]
+    keys = [make_event_key("acme", [number]) for number in range(EVENTS)]
     for algorithm in ALGORITHMS:
         for form in FORMS:
-            scheme, what = IdScheme(algorithm=algorithm, form=form), f"ids: {algorithm}, {form}"
+            scheme, label = IdScheme(algorithm=algorithm, form=form), f"ids: {algorithm}, {form}"
             for _ in range(rounds):
-                with report.timed(what):
+                with report.measure_time(label):
                     for key in keys:
-                        scheme.event_id("large_trade_alert", key, at)
-            report.row(what, EVENTS)
+                        scheme.make_event_id("large_trade_alert", key, at)
+            report.add_rate(label, EVENTS)
     for _ in range(rounds):
-        with report.timed("keys of tenant and number"):
+        with report.measure_time("keys of tenant and number"):
             for number in range(EVENTS):
-                event_key("acme", [number])
-    report.row("keys of tenant and number", EVENTS)
-    _bodies(report, rounds, at)
+                make_event_key("acme", [number])
+    report.add_rate("keys of tenant and number", EVENTS)
+    _measure_bodies(report, rounds, at)
 
 
-def _bodies(report: Report, rounds: int, at: SourceTimestamp) -> None:
-    event = Event(
+def _measure_bodies(report: BenchReport, rounds: int, at: SourceTimestamp) -> None:
+    event = TriggerEvent(
         event_id="acf67a288f80147280c9d4b1e99378cd",
         event_type=EventType.MATCH,
         trigger_name="large_trade_alert",
@@ -43,7 +43,7 @@ def _bodies(report: Report, rounds: int, at: SourceTimestamp) -> None:
         data={"trade_id": 114, "symbol": "AAPL", "quantity": 16459},
     )
     for _ in range(rounds):
-        with report.timed("bodies of three columns"):
+        with report.measure_time("bodies of three columns"):
             for _ in range(EVENTS):
-                event.body()
-    report.row("bodies of three columns", EVENTS)
+                event.encode_body()
+    report.add_rate("bodies of three columns", EVENTS)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from statistics import median, quantiles
 
 from bench import driving
-from bench.report import Report
+from bench.report import BenchReport
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import Frame, encode, frame
+from durable_invocations.protocol.frames import Frame, encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.versions import NEWEST, content_type
+from durable_invocations.protocol.versions import NEWEST, format_content_type
 
 SERVER = """
 import socket
@@ -48,25 +48,27 @@ ENTRIES = 10_000
 END = b"0\r\n\r\n"
 
 
-def measure(report: Report, rounds: int) -> None:
-    """The endpoint alone, over HTTP/1.1, in a process of its own; then with the runtime."""
+def measure(report: BenchReport, rounds: int) -> None:
+    """Only the endpoint, over HTTP/1.1, in a process of its own; then with the runtime."""
     _measure_endpoint(report, rounds)
     driving.measure(report, rounds)
 
 
-def _measure_endpoint(report: Report, rounds: int) -> None:
-    with _served() as port:
+def _measure_endpoint(report: BenchReport, rounds: int) -> None:
+    with _serve_endpoint() as port:
         rates, waits = zip(*(asyncio.run(_load(port)) for _ in range(rounds)), strict=True)
         replays = [asyncio.run(_replay(port)) for _ in range(rounds)]
-    p50, p99 = (1e3 * each for each in _points(waits[-1]))
-    said = f"{median(rates):,.0f} invocations/s  target: >= 800 (p50 {p50:.1f} ms, p99 {p99:.1f})"
-    report.fact(f"invocations: no-op, concurrency {CONCURRENCY}", said)
-    said = f"{median(replays):.2f} s  target: <= 1 s"
-    report.fact(f"invocations: replay of {ENTRIES:,} Run entries", said)
+    p50, p99 = (1e3 * seconds for seconds in _compute_percentiles(waits[-1]))
+    summary = (
+        f"{median(rates):,.0f} invocations/s  target: >= 800 (p50 {p50:.1f} ms, p99 {p99:.1f})"
+    )
+    report.add_fact(f"invocations: no-op, concurrency {CONCURRENCY}", summary)
+    summary = f"{median(replays):.2f} s  target: <= 1 s"
+    report.add_fact(f"invocations: replay of {ENTRIES:,} Run entries", summary)
 
 
 @contextmanager
-def _served() -> Iterator[int]:
+def _serve_endpoint() -> Iterator[int]:
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
@@ -78,59 +80,64 @@ def _served() -> Iterator[int]:
 
 async def _load(port: int) -> tuple[float, list[float]]:
     """The rate at which invocations end, and how long each of them takes."""
-    request = _request(port, "nothing", _start(1), frame(pb.InputEntryMessage()))
+    request = _request(port, "nothing", _start(1), make_frame(pb.InputEntryMessage()))
     share = INVOCATIONS // CONCURRENCY
-    begun = time.perf_counter()
-    waits = await asyncio.gather(*(_one(port, request, share) for _ in range(CONCURRENCY)))
-    taken = time.perf_counter() - begun
-    return share * CONCURRENCY / taken, [wait for each in waits for wait in each]
+    start = time.perf_counter()
+    waits = await asyncio.gather(
+        *(_invoke_repeatedly(port, request, share) for _ in range(CONCURRENCY))
+    )
+    seconds = time.perf_counter() - start
+    return share * CONCURRENCY / seconds, [
+        wait for connection_waits in waits for wait in connection_waits
+    ]
 
 
-async def _one(port: int, request: bytes, count: int) -> list[float]:
+async def _invoke_repeatedly(port: int, request: bytes, count: int) -> list[float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     waits = []
     for _ in range(count):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         writer.write(request)
         answer = await reader.readuntil(END)
-        waits.append(time.perf_counter() - begun)
+        waits.append(time.perf_counter() - start)
         assert answer.startswith(b"HTTP/1.1 200")
     writer.close()
     return waits
 
 
 async def _replay(port: int) -> float:
-    """How long it takes until the output of a handler is there that replays many runs."""
+    """How long a handler that replays many runs takes until its output."""
     runs = [
-        frame(pb.RunEntryMessage(name="step", value=b"%d" % number)) for number in range(ENTRIES)
+        make_frame(pb.RunEntryMessage(name="step", value=b"%d" % number))
+        for number in range(ENTRIES)
     ]
-    given = frame(pb.InputEntryMessage(value=b"%d" % ENTRIES))
-    request = _request(port, "steps", _start(ENTRIES + 1), given, *runs)
+    input_frame = make_frame(pb.InputEntryMessage(value=b"%d" % ENTRIES))
+    request = _request(port, "steps", _start(ENTRIES + 1), input_frame, *runs)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     writer.write(request)
     answer = await reader.readuntil(END)
-    taken = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     writer.close()
-    output = _frames(answer)[0].message()
+    output = _parse_frames(answer)[0].message()
     assert output.value == b"%d" % sum(range(ENTRIES))
-    return taken
+    return seconds
 
 
-def _start(known: int) -> Frame:
-    return frame(pb.StartMessage(id=bytes(16), debug_id="inv_1bench", known_entries=known))
+def _start(entries: int) -> Frame:
+    return make_frame(pb.StartMessage(id=bytes(16), debug_id="inv_1bench", known_entries=entries))
 
 
 def _request(port: int, handler: str, *frames: Frame) -> bytes:
-    body = b"".join(encode(each) for each in frames)
+    body = b"".join(encode(frame) for frame in frames)
     head = (
         f"POST /invoke/Bench/{handler} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n"
-        f"content-type: {content_type(NEWEST)}\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"content-type: {format_content_type(NEWEST)}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
-def _frames(answer: bytes) -> list[Frame]:
+def _parse_frames(answer: bytes) -> list[Frame]:
     """The frames in a chunked answer."""
     chunks, rest = b"", answer.partition(b"\r\n\r\n")[2]
     while rest:
@@ -139,5 +146,5 @@ def _frames(answer: bytes) -> list[Frame]:
     return Decoder().feed(chunks)
 
 
-def _points(waits: list[float]) -> tuple[float, float]:
+def _compute_percentiles(waits: list[float]) -> tuple[float, float]:
     return median(waits), quantiles(waits, n=100)[98]

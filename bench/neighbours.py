@@ -1,4 +1,4 @@
-"""What `…_nearest` costs beside measuring every row, and beside the graph's own answer.
+"""What `…_nearest` costs, compared with measuring every row and with the graph's own answer.
 
 Compared by the processor time of ClickHouse, which others on the machine change least.
 """
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bench.report import Report
-from bench.subscriptions import processor
+from bench.report import BenchReport
+from bench.subscriptions import read_cpu_seconds
 from iscp_dagster import SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
 
@@ -30,11 +30,12 @@ FIELDS = (
     DeltaField(name="id", type=Primitive("long")),
     DeltaField(name="v", type=Array(element=Primitive("float"))),
 )
-GIVEN = "query = {query:Array(Float32)}, tenant = 'a'"
+QUERY_ARGUMENTS = "query = {query:Array(Float32)}, tenant = 'a'"
 K = 10
 WAYS = {
-    "nearest": f"SELECT id, distance FROM NEAREST({GIVEN}, k = {K})",
-    "exact": f"SELECT id, distance FROM DISTANCES({GIVEN}) ORDER BY distance, id LIMIT {K}",
+    "nearest": f"SELECT id, distance FROM NEAREST({QUERY_ARGUMENTS}, k = {K})",
+    "exact": f"SELECT id, distance FROM DISTANCES({QUERY_ARGUMENTS}) "
+    f"ORDER BY distance, id LIMIT {K}",
     "the graph's own, dead rows too": "SELECT id, cosineDistance(v, {query:Array(Float32)}) AS d "
     f"FROM ROWS WHERE tenant = 'a' ORDER BY d LIMIT {K}",
 }
@@ -43,59 +44,65 @@ UNMERGED = (
 )
 
 
-def measure(folder: Path, report: Report, size: tuple[int, int, int], rounds: int) -> None:
+def measure(folder: Path, report: BenchReport, size: tuple[int, int, int], rounds: int) -> None:
     """Compare the ways for a size (rows, dimension, parts), in turn; rounds of ten queries."""
     rows, dimension, parts = size
-    with _clickhouse(folder) as (endpoint, process):
-        shape = _filled(endpoint, rows, dimension, parts)
-        taken = _taken(endpoint, process, shape, dimension, 10 * rounds)
-    what = f"{rows:,} x {dimension}, {parts} part{'s' if parts > 1 else ''}"
-    for way, seconds in taken.items():
-        report.fact(f"{what}: {way}", f"{seconds * 1000:.0f} ms of processor time")
-    report.ratio(f"{what}: exact / nearest", taken["exact"] / taken["nearest"], "at least 1")
+    with _run_clickhouse(folder) as (endpoint, process):
+        shape = _fill_index(endpoint, rows, dimension, parts)
+        seconds_by_way = _measure_ways(endpoint, process, shape, dimension, 10 * rounds)
+    label = f"{rows:,} x {dimension}, {parts} part{'s' if parts > 1 else ''}"
+    for way, seconds in seconds_by_way.items():
+        report.add_fact(f"{label}: {way}", f"{seconds * 1000:.0f} ms of processor time")
+    report.add_ratio(
+        f"{label}: exact / nearest",
+        seconds_by_way["exact"] / seconds_by_way["nearest"],
+        "at least 1",
+    )
 
 
-def _taken(
+def _measure_ways(
     endpoint: Endpoint, process: int, shape: IndexTable, dimension: int, queries: int
 ) -> dict[str, float]:
     """Mean processor time of ClickHouse for a query, by way."""
-    random, client = np.random.default_rng(1), endpoint.client()
+    random, client = np.random.default_rng(1), endpoint.get_client()
     tables = {
-        "NEAREST": shape.name(shape.beside("nearest")),
-        "DISTANCES": shape.name(shape.beside("distances")),
-        "ROWS": shape.name(shape.rows),
+        "NEAREST": shape.qualify_name(shape.format_view_name("nearest")),
+        "DISTANCES": shape.qualify_name(shape.format_view_name("distances")),
+        "ROWS": shape.qualify_name(shape.rows),
     }
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(queries + 1):
         query = [float(part) for part in random.normal(size=dimension)]
         for way, template in WAYS.items():
-            sql = reduce(lambda text, each: text.replace(*each), tables.items(), template)
-            before = processor(process)
+            sql = reduce(
+                lambda text, replacement: text.replace(*replacement), tables.items(), template
+            )
+            before = read_cpu_seconds(process)
             client.query(sql, parameters={"query": query})
             # The first one loads the graphs.
             if number:
-                seconds[way].append(processor(process) - before)
-    return {way: mean(each) for way, each in seconds.items()}
+                seconds[way].append(read_cpu_seconds(process) - before)
+    return {way: mean(values) for way, values in seconds.items()}
 
 
-def _filled(endpoint: Endpoint, rows: int, dimension: int, parts: int) -> IndexTable:
+def _fill_index(endpoint: Endpoint, rows: int, dimension: int, parts: int) -> IndexTable:
     """Make an index of one tenant whose parts stay as they are."""
     source = SourceTable(f"bench.n{rows}_{dimension}_{parts}", key="id", tenant="tenant")
     index = Vector("v", dimension=dimension, connectivity=16, expansion=64)
-    shape, client = IndexTable(source=source, index=index, fields=FIELDS), endpoint.client()
-    for statement in (*shape.create_statements(), *shape.view_statements()):
+    shape, client = IndexTable(source=source, index=index, fields=FIELDS), endpoint.get_client()
+    for statement in (*shape.render_create_statements(), *shape.render_view_statements()):
         client.command(statement, settings=SETTINGS)
-    client.command(f"ALTER TABLE {shape.name(shape.rows)} MODIFY SETTING {UNMERGED}")
+    client.command(f"ALTER TABLE {shape.qualify_name(shape.rows)} MODIFY SETTING {UNMERGED}")
     for number in range(parts):
         client.insert_arrow(
-            ident(shape.database, shape.rows),
-            _rows(number, rows // parts, dimension, parts),
+            quote_identifier(shape.database, shape.rows),
+            _make_rows(number, rows // parts, dimension, parts),
             settings={"max_insert_block_size": rows, "min_insert_block_size_rows": rows},
         )
     return shape
 
 
-def _rows(number: int, rows: int, dimension: int, parts: int) -> pa.Table:
+def _make_rows(number: int, rows: int, dimension: int, parts: int) -> pa.Table:
     random = np.random.default_rng(number)
     floats = pa.array(random.normal(size=rows * dimension).astype(np.float32))
     columns: dict[str, Any] = {
@@ -109,7 +116,7 @@ def _rows(number: int, rows: int, dimension: int, parts: int) -> pa.Table:
 
 
 @contextmanager
-def _clickhouse(folder: Path) -> Iterator[tuple[Endpoint, int]]:
+def _run_clickhouse(folder: Path) -> Iterator[tuple[Endpoint, int]]:
     command = [sys.executable, "-m", "chdb_http", "--path", str(folder / "ch")]
     command += ["--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

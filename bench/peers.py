@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bench.setting import Setting
+from bench.setting import BenchTable
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 
 BATCH = 100_000
 COLUMNS = ["id", "tenant", "name", "amount", "note", "at"]
 
 
-def delta_rs_snapshot(setting: Setting, shape: IndexTable) -> None:
+def snapshot_with_delta_rs(setting: BenchTable, shape: IndexTable) -> None:
     """Scan with delta-rs, insert batches of 100,000 rows with clickhouse-connect."""
     from deltalake import DeltaTable
 
@@ -23,43 +23,43 @@ def delta_rs_snapshot(setting: Setting, shape: IndexTable) -> None:
     _insert(setting, shape, reader, version=table.version())
 
 
-def delta_rs_scan(setting: Setting, shape: IndexTable) -> None:
+def scan_with_delta_rs(setting: BenchTable, shape: IndexTable) -> None:
     """Like `delta_rs_snapshot`, but scan with its own engine, which reads more kinds of tables."""
     from deltalake import DeltaTable, QueryBuilder
 
     table = DeltaTable(setting.path)
-    found = QueryBuilder().register("t", table).execute("SELECT * FROM t")
-    for batch in pa.RecordBatchReader.from_stream(found):
-        _insert(setting, shape, [_plain(pa.table(batch))], version=table.version())
+    result = QueryBuilder().register("t", table).execute("SELECT * FROM t")
+    for batch in pa.RecordBatchReader.from_stream(result):
+        _insert(setting, shape, [_cast_strings(pa.table(batch))], version=table.version())
 
 
-def delta_rs_changes(setting: Setting, shape: IndexTable, after: int, upto: int) -> None:
+def follow_with_delta_rs(setting: BenchTable, shape: IndexTable, after: int, upto: int) -> None:
     """Read the change feed with delta-rs; keep the last change of each key; insert."""
     from deltalake import DeltaTable
 
     table = DeltaTable(setting.path)
     reader = table.load_cdf(starting_version=after + 1, ending_version=upto)
-    changes = _plain(pa.table(reader))
-    last = changes.filter(pc.not_equal(changes["_change_type"], "update_preimage"))
-    last = last.sort_by([("_commit_version", "ascending")])
-    _insert(setting, shape, last.select(COLUMNS).to_reader(), version=upto)
+    changes = _cast_strings(pa.table(reader))
+    latest = changes.filter(pc.not_equal(changes["_change_type"], "update_preimage"))
+    latest = latest.sort_by([("_commit_version", "ascending")])
+    _insert(setting, shape, latest.select(COLUMNS).to_reader(), version=upto)
 
 
 PASSES = {"log_comment": str(2**62)}
 """The setting by which the benchmark's writes pass the barrier of an index's table."""
 
 
-def engine_snapshot(setting: Setting, table: str) -> None:
+def snapshot_with_engine(setting: BenchTable, table: str) -> None:
     """INSERT … SELECT FROM deltaLakeLocal, all inside ClickHouse."""
     columns = ", ".join(COLUMNS)
-    setting.command(
+    setting.run_command(
         f"INSERT INTO {table} ({columns}, _version, _timestamp, _deleted) "
         f"SETTINGS log_comment = '{PASSES['log_comment']}' "
         f"SELECT {columns}, 1, now64(6), 0 FROM deltaLakeLocal('{setting.path}')"
     )
 
 
-def _plain(table: pa.Table) -> pa.Table:
+def _cast_strings(table: pa.Table) -> pa.Table:
     """Return the table with plain strings, since ClickHouse and most kernels reject views."""
     fields = [
         field.with_type(pa.string()) if field.type == pa.string_view() else field
@@ -68,12 +68,12 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields))
 
 
-def _insert(setting: Setting, shape: IndexTable, reader: Any, *, version: int) -> None:
-    client = setting.deployment.endpoint.client()
+def _insert(setting: BenchTable, shape: IndexTable, reader: Any, *, version: int) -> None:
+    client = setting.deployment.endpoint.get_client()
     for batch in reader:
-        found = pa.table(batch)
-        if not found.num_rows:
+        table = pa.table(batch)
+        if not table.num_rows:
             continue
-        rows = pa.Table.from_batches(found.to_batches())
+        rows = pa.Table.from_batches(table.to_batches())
         rows = rows.append_column("_version", pa.array([version] * rows.num_rows, pa.int64()))
         client.insert_arrow(shape.rows, rows, database=shape.database, settings=PASSES)

@@ -11,7 +11,7 @@ from statistics import median
 
 
 @dataclass
-class Report:
+class BenchReport:
     """Seconds by measurement, and one line for each comparison."""
 
     title: str
@@ -19,25 +19,27 @@ class Report:
     lines: list[str] = field(default_factory=list)
 
     @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
+    def measure_time(self, label: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self.seconds[what].append(time.perf_counter() - started)
+        self.seconds[label].append(time.perf_counter() - started)
 
-    def median(self, what: str) -> float:
-        return median(self.seconds[what])
+    def compute_median(self, label: str) -> float:
+        return median(self.seconds[label])
 
-    def row(self, what: str, rows: int) -> None:
+    def add_rate(self, label: str, rows: int) -> None:
         """Add a line with a median and its rows a second."""
-        taken = self.median(what)
-        each = " ".join(f"{value:.2f}" for value in self.seconds[what])
-        self.lines.append(f"{what:<52}{taken:8.2f} s {rows / taken:12,.0f} rows/s   [{each}]")
+        seconds = self.compute_median(label)
+        values = " ".join(f"{value:.2f}" for value in self.seconds[label])
+        self.lines.append(
+            f"{label:<52}{seconds:8.2f} s {rows / seconds:12,.0f} rows/s   [{values}]"
+        )
 
-    def ratio(self, what: str, value: float, target: str) -> None:
-        self.lines.append(f"  = {what:<48}{value:8.2f} x   target: {target}")
+    def add_ratio(self, label: str, value: float, target: str) -> None:
+        self.lines.append(f"  = {label:<48}{value:8.2f} x   target: {target}")
 
-    def fact(self, what: str, value: str) -> None:
-        self.lines.append(f"{what:<52}{value}")
+    def add_fact(self, label: str, value: str) -> None:
+        self.lines.append(f"{label:<52}{value}")
 
-    def text(self) -> str:
+    def render_text(self) -> str:
         return "\n".join([self.title, *self.lines])

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster import Index, Mirror, SourceTable
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 TENANTS = 4
 SELECT = f"""
@@ -35,15 +35,15 @@ class Shape:
     name: str
     columns: str = ""
     properties: str = ""
-    then: str = ""
-    kept: float = 1.0
+    statement_after: str = ""
+    kept_fraction: float = 1.0
     """The fraction of the rows that is left."""
 
 
 PLAIN = Shape(name="plain")
 
 
-class Setting:
+class BenchTable:
     """A Delta table of about 100 bytes a row in `folder`, and an ISCP log of its own."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Setting:
         folder.mkdir(exist_ok=True)
         self.shape = shape
         log = f"sqlite:///{folder / 'log.sqlite'}"
-        self.deployment: Deployment = deployment_of({**environ, "ISCP_LOG_URL": log})
+        self.deployment: Deployment = open_deployment({**environ, "ISCP_LOG_URL": log})
         self.folder = folder
         self.rows = rows
         self.database = f"bench_{secrets.token_hex(4)}"
@@ -64,19 +64,19 @@ class Setting:
         frame = spark.range(0, self.rows, 1, 4).createOrReplaceTempView("bench_ids")
         del frame
         rows = f"{SELECT}{self.shape.columns} FROM bench_ids"
-        types = spark.sql(rows).schema
-        listed = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in types)
+        schema = spark.sql(rows).schema
+        columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
         spark.sql(
-            f"CREATE TABLE delta.`{self.path}` ({listed}) USING delta PARTITIONED BY (tenant) "
+            f"CREATE TABLE delta.`{self.path}` ({columns}) USING delta PARTITIONED BY (tenant) "
             f"TBLPROPERTIES (delta.enableChangeDataFeed = true{self.shape.properties}, "
             "delta.enableInCommitTimestamps = true)"
         )
         spark.sql(f"INSERT INTO delta.`{self.path}` {rows}")
-        if self.shape.then:
-            spark.sql(self.shape.then.format(t=f"delta.`{self.path}`")).collect()
-            self.rows = int(self.rows * self.shape.kept)
+        if self.shape.statement_after:
+            spark.sql(self.shape.statement_after.format(t=f"delta.`{self.path}`")).collect()
+            self.rows = int(self.rows * self.shape.kept_fraction)
 
-    def source(self, *indexes: Index) -> SourceTable:
+    def declare_source(self, *indexes: Index) -> SourceTable:
         """Declare the table under a name of its own, so that its index tables are fresh."""
         name = f"{self.database}.t{secrets.token_hex(4)}"
         return SourceTable(name, key="id", tenant="tenant", path=self.path, indexes=indexes)
@@ -84,12 +84,16 @@ class Setting:
     def synchronize(self, source: SourceTable) -> int:
         """Run one iteration of all tenants and indexes; return the number of rows delivered."""
         deployment = self.deployment
-        log = deployment.delta_log(source)
-        latest, table_id = log.latest(), log.table_id()
-        tenants = log.tenants()
-        deployment.log.register_many(new_jobs(table_id, tenants, declared(source, source.indexes)))
+        log = deployment.make_delta_log(source)
+        latest, table_id = log.get_latest_moment(), log.get_table_id()
+        tenants = log.list_tenants()
+        deployment.log.register_many(
+            make_new_jobs(table_id, tenants, make_job_specs(source, source.indexes))
+        )
         names = {index.name for index in source.indexes}
-        jobs = [job for job in deployment.log.jobs(table_id=table_id) if job.key.job_name in names]
+        jobs = [
+            job for job in deployment.log.list_jobs(table_id=table_id) if job.key.job_name in names
+        ]
         iteration = Iteration(
             table_id=table_id,
             tenants=frozenset(tenants),
@@ -101,34 +105,34 @@ class Setting:
         for outcome in iterate(
             deployment, source, iteration, run_id=secrets.token_hex(4), delta_log=log
         ):
-            if not isinstance(outcome, Delivery):
+            if not isinstance(outcome, PendingCommit):
                 raise RuntimeError(outcome.message)  # noqa: TRY004 - not about types
             rows += outcome.inserted + outcome.deleted
         return rows
 
-    def forget(self, source: SourceTable) -> None:
+    def unregister_jobs(self, source: SourceTable) -> None:
         """Unregister the jobs, so that another declaration of the table can register its own."""
         from iscp_dagster.planning.declared import name_of
 
         for index in source.indexes:
-            for job in self.deployment.log.jobs():
+            for job in self.deployment.log.list_jobs():
                 self.deployment.log.unregister(job.key.tenant, name_of(source, index))
 
-    def peer_table(self) -> tuple[str, IndexTable]:
+    def make_peer_table(self) -> tuple[str, IndexTable]:
         """Make an empty table of the same shape for a peer; return its qualified name and shape."""
-        source = self.source(Mirror())
-        fields = self.deployment.delta_log(source).facts().fields
-        store = self.deployment.store(source, source.indexes[0], fields)
+        source = self.declare_source(Mirror())
+        fields = self.deployment.make_delta_log(source).get_facts().fields
+        store = self.deployment.make_index_store(source, source.indexes[0], fields)
         store.ensure()
-        return store.shape.name(store.shape.rows), store.shape
+        return store.shape.qualify_name(store.shape.rows), store.shape
 
     def count(self, table: str) -> int:
-        found = self.deployment.endpoint.client().query(f"SELECT count() FROM {table} FINAL")
-        return int(found.result_rows[0][0])
+        result = self.deployment.endpoint.get_client().query(f"SELECT count() FROM {table} FINAL")
+        return int(result.result_rows[0][0])
 
-    def command(self, sql: str, **settings: Any) -> None:
-        self.deployment.endpoint.client().command(sql, settings=settings)
+    def run_command(self, sql: str, **settings: Any) -> None:
+        self.deployment.endpoint.get_client().command(sql, settings=settings)
 
     def clean(self) -> None:
-        self.command(f"DROP DATABASE IF EXISTS {self.database} SYNC")
+        self.run_command(f"DROP DATABASE IF EXISTS {self.database} SYNC")
         shutil.rmtree(self.path, ignore_errors=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import peers
-from bench.report import Report
-from bench.setting import Setting, Shape
+from bench.report import BenchReport
+from bench.setting import BenchTable, Shape
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 
-Peer = Callable[[Setting, IndexTable], None]
+Peer = Callable[[BenchTable, IndexTable], None]
 SHAPES = (
     Shape(
         name="structs and maps",
@@ -23,40 +23,42 @@ SHAPES = (
     Shape(
         name="deletion vectors",
         properties=", delta.enableDeletionVectors = true",
-        then="DELETE FROM {t} WHERE id % 10 = 0",
-        kept=0.9,
+        statement_after="DELETE FROM {t} WHERE id % 10 = 0",
+        kept_fraction=0.9,
     ),
     Shape(name="mapped columns", properties=", delta.columnMapping.mode = 'name'"),
 )
 
 
 def measure(
-    environ: Mapping[str, str], folder: Path, report: Report, rows: int, rounds: int
+    environ: Mapping[str, str], folder: Path, report: BenchReport, rows: int, rounds: int
 ) -> None:
     for shape in SHAPES:
-        setting = Setting(environ, folder / shape.name.replace(" ", "_"), rows, shape)
-        beside(setting, report, shape.name, rounds, peers.delta_rs_scan)
+        setting = BenchTable(environ, folder / shape.name.replace(" ", "_"), rows, shape)
+        compare_with_peer(setting, report, shape.name, rounds, peers.scan_with_delta_rs)
         setting.clean()
 
 
-def beside(setting: Setting, report: Report, name: str, rounds: int, peer: Peer) -> None:
+def compare_with_peer(
+    setting: BenchTable, report: BenchReport, name: str, rounds: int, peer: Peer
+) -> None:
     """Time first synchronizations of one mirror by this pipeline and the peer in turn.
 
     Each warms up with one run; reports the ratio of the two.
     """
-    ours, theirs = f"{name}: this pipeline", f"{name}: delta-rs"
+    own_label, peer_label = f"{name}: this pipeline", f"{name}: delta-rs"
     for number in range(rounds + 1):
-        scratch = report if number else Report("warm-up")
-        source = setting.source(Mirror())
-        with scratch.timed(ours):
+        scratch = report if number else BenchReport("warm-up")
+        source = setting.declare_source(Mirror())
+        with scratch.measure_time(own_label):
             delivered = setting.synchronize(source)
         assert delivered == setting.rows, delivered
-        setting.forget(source)
-        table, shape = setting.peer_table()
-        with scratch.timed(theirs):
+        setting.unregister_jobs(source)
+        table, shape = setting.make_peer_table()
+        with scratch.measure_time(peer_label):
             peer(setting, shape)
         assert setting.count(table) == setting.rows
-    report.row(ours, setting.rows)
-    report.row(theirs, setting.rows)
-    ratio = report.median(theirs) / report.median(ours)
-    report.ratio(f"{name} against delta-rs", ratio, "at least 1")
+    report.add_rate(own_label, setting.rows)
+    report.add_rate(peer_label, setting.rows)
+    ratio = report.compute_median(peer_label) / report.compute_median(own_label)
+    report.add_ratio(f"{name} against delta-rs", ratio, "at least 1")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench import peers
-from bench.report import Report
-from bench.setting import Setting
+from bench.report import BenchReport
+from bench.setting import BenchTable
 from iscp_dagster import Mirror
 
 OURS = "snapshot: this pipeline, one mirror"
@@ -13,35 +13,41 @@ RUST = "snapshot: delta-rs scan -> clickhouse-connect"
 ENGINE = "snapshot: INSERT SELECT deltaLakeLocal"
 
 
-def measure(setting: Setting, report: Report, rounds: int) -> None:
+def measure(setting: BenchTable, report: BenchReport, rounds: int) -> None:
     """Measure in turn, so that a drift in speed affects all alike; the first round warms up."""
     for number in range(rounds + 1):
-        scratch = report if number else Report("warm-up")
-        _ours(setting, scratch, OURS, 1)
-        _peer(setting, scratch, RUST)
-        _peer(setting, scratch, ENGINE)
-        _ours(setting, scratch, THREE, 3)
-    for what, rows in ((OURS, 1), (RUST, 1), (ENGINE, 1), (THREE, 3)):
-        report.row(what, rows * setting.rows)
-    ours = report.median(OURS)
-    report.ratio("rows/s against delta-rs", report.median(RUST) / ours, "at least 0.9")
-    report.ratio("rows/s against deltaLakeLocal", report.median(ENGINE) / ours, "none")
-    report.ratio("three indexes against one", report.median(THREE) / ours, "at most 2.5")
+        scratch = report if number else BenchReport("warm-up")
+        _time_pipeline(setting, scratch, OURS, 1)
+        _time_peer(setting, scratch, RUST)
+        _time_peer(setting, scratch, ENGINE)
+        _time_pipeline(setting, scratch, THREE, 3)
+    for label, rows in ((OURS, 1), (RUST, 1), (ENGINE, 1), (THREE, 3)):
+        report.add_rate(label, rows * setting.rows)
+    own_seconds = report.compute_median(OURS)
+    report.add_ratio(
+        "rows/s against delta-rs", report.compute_median(RUST) / own_seconds, "at least 0.9"
+    )
+    report.add_ratio(
+        "rows/s against deltaLakeLocal", report.compute_median(ENGINE) / own_seconds, "none"
+    )
+    report.add_ratio(
+        "three indexes against one", report.compute_median(THREE) / own_seconds, "at most 2.5"
+    )
 
 
-def _ours(setting: Setting, report: Report, what: str, indexes: int) -> None:
-    source = setting.source(*(Mirror(name=f"m{number}") for number in range(indexes)))
-    with report.timed(what):
+def _time_pipeline(setting: BenchTable, report: BenchReport, label: str, indexes: int) -> None:
+    source = setting.declare_source(*(Mirror(name=f"m{number}") for number in range(indexes)))
+    with report.measure_time(label):
         delivered = setting.synchronize(source)
     assert delivered == indexes * setting.rows, delivered
-    setting.forget(source)
+    setting.unregister_jobs(source)
 
 
-def _peer(setting: Setting, report: Report, what: str) -> None:
-    table, shape = setting.peer_table()
-    with report.timed(what):
-        if what == RUST:
-            peers.delta_rs_snapshot(setting, shape)
+def _time_peer(setting: BenchTable, report: BenchReport, label: str) -> None:
+    table, shape = setting.make_peer_table()
+    with report.measure_time(label):
+        if label == RUST:
+            peers.snapshot_with_delta_rs(setting, shape)
         else:
-            peers.engine_snapshot(setting, table)
+            peers.snapshot_with_engine(setting, table)
     assert setting.count(table) == setting.rows

@@ -14,31 +14,31 @@ import httpx
 from pyarrow.fs import LocalFileSystem, copy_files
 
 from bench import peers
-from bench.report import Report
-from bench.setting import Setting
-from bench.shapes import beside
-from iscp_dagster.delta.log.files import opened
-from iscp_dagster.local.stack.ports import free_port
+from bench.report import BenchReport
+from bench.setting import BenchTable
+from bench.shapes import compare_with_peer
+from iscp_dagster.delta.log.files import open_store
+from iscp_dagster.local.stack.ports import find_free_port
 
 LAKE = "s3://lake/source"
 PATIENCE = 60.0
 
 
 def measure(
-    environ: Mapping[str, str], folder: Path, report: Report, rows: int, rounds: int
+    environ: Mapping[str, str], folder: Path, report: BenchReport, rows: int, rounds: int
 ) -> None:
-    setting = Setting(environ, folder / "store", rows)
-    with running(folder):
-        copy_files(setting.path, "", LocalFileSystem(), opened(LAKE, {}))
+    setting = BenchTable(environ, folder / "store", rows)
+    with run_store(folder):
+        copy_files(setting.path, "", LocalFileSystem(), open_store(LAKE, {}))
         setting.path = LAKE
-        beside(setting, report, "S3", rounds, peers.delta_rs_snapshot)
+        compare_with_peer(setting, report, "S3", rounds, peers.snapshot_with_delta_rs)
     setting.clean()
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[None]:
+def run_store(folder: Path) -> Iterator[None]:
     """Run the server with a bucket `lake`, and set this process's environment to find it."""
-    port = free_port()
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     os.environ |= {
         "AWS_ENDPOINT_URL": url,

@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from bench.report import Report
+from bench.report import BenchReport
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
-from iscp_dagster.joblog.iterations import Done, Iteration
+from iscp_dagster.joblog.iterations import Iteration, WrittenStep
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
@@ -46,15 +46,15 @@ IDLE = 1_000
 QUERY = "subscription { bench_big(snapshot: false) { operation data { id amount } cursor } }"
 
 
-def measure(folder: Path, report: Report) -> None:
-    with _clickhouse(folder) as url, _served(folder, url) as (server, port):
-        deck = _Deck(url, folder)
-        asyncio.run(_talk(deck, server, port, report))
-        asyncio.run(_idle(deck, server, port, report))
+def measure(folder: Path, report: BenchReport) -> None:
+    with _run_clickhouse(folder) as url, _run_server(folder, url) as (server, port):
+        deck = _ChangeWriter(url, folder)
+        asyncio.run(_measure_active(deck, server, port, report))
+        asyncio.run(_measure_idle(deck, server, port, report))
 
 
 @contextmanager
-def _clickhouse(folder: Path) -> Iterator[str]:
+def _run_clickhouse(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "chdb_http", "--path", str(folder / "ch")]
     command += ["--host", "127.0.0.1", "--port", "0", "--max-connections", "100"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -69,19 +69,19 @@ def _clickhouse(folder: Path) -> Iterator[str]:
 
 def _fill(endpoint: Endpoint) -> None:
     """Make the index with ROWS rows of one tenant at version 1."""
-    index, client = SOURCE.indexes[0], endpoint.client()
+    index, client = SOURCE.indexes[0], endpoint.get_client()
     shape = IndexTable(source=SOURCE, index=index, fields=[*FIELDS, *IMAGE_FIELDS])
-    for statement in (*shape.create_statements(), *shape.view_statements()):
+    for statement in (*shape.render_create_statements(), *shape.render_view_statements()):
         client.command(statement, settings=SETTINGS)
-    into = f"INSERT INTO {shape.name(shape.rows)} ({', '.join(COLUMNS)}) "
+    into = f"INSERT INTO {shape.qualify_name(shape.rows)} ({', '.join(COLUMNS)}) "
     stamp = "1, toDateTime64(0, 6, 'UTC'), 0"
     client.command(f"{into} SELECT 'a', 0, 0, -1, 0, [], 0, {stamp}")
     client.command(f"{into} SELECT 'a', number, 1, 0, 1, [], 0, {stamp} FROM numbers({ROWS})")
 
 
 @contextmanager
-def _served(folder: Path, url: str) -> Iterator[tuple[int, int]]:
-    """Serve in a process of its own; gives its id and its port."""
+def _run_server(folder: Path, url: str) -> Iterator[tuple[int, int]]:
+    """Serve in a process of its own; yields its id and its port."""
     _log(folder)
     command = [sys.executable, "-m", "bench.subscriptions", url, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -98,25 +98,25 @@ def _log(folder: Path) -> SqlLog:
     return log
 
 
-class _Deck:
+class _ChangeWriter:
     """Writes changes and confirms them, as an iteration does."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.client = Endpoint.parse(url).client()
+        self.client = Endpoint.parse(url).get_client()
         self.log, self.version, self.next = _log(folder), 1, 0
         consumer = ConsumerInfo(type="changes", db=NAME.db, table=NAME.table, job=NAME.job)
         spec = JobSpec(detail=IterationDetail(consumer=consumer))
         self.log.register_many([NewJob(tenant="a", name=NAME, table_id="t", spec=spec)])
         self._reach()
 
-    def change(self) -> tuple[list[int], float]:
+    def commit_changes(self) -> tuple[list[int], float]:
         """Change rows in one commit; returns their keys, and when it was confirmed."""
         self.version += 1
         at, keys = datetime.now(timezone.utc), range(self.next, self.next + PER_COMMIT)
         self.next += PER_COMMIT
         rows = [
-            ("a", key, amount, 2, image, ["amount"], place, self.version, at, 0)
-            for place, key in enumerate(keys)
+            ("a", key, amount, 2, image, ["amount"], ordinal, self.version, at, 0)
+            for ordinal, key in enumerate(keys)
             for image, amount in ((0, 1), (1, self.version))
         ]
         self.client.insert("bench.trades_big__rows", rows, column_names=COLUMNS)
@@ -124,46 +124,51 @@ class _Deck:
         return list(keys), time.time()
 
     def _reach(self) -> None:
-        (job,) = self.log.jobs(name=NAME)
+        (job,) = self.log.list_jobs(name=NAME)
         to = Moment(self.version, self.version)
-        (claim,) = self.log.begin(Iteration.of([job], to), "run", {})
-        self.log.complete([Done(claim=claim, to=to, counts={})])
+        (claim,) = self.log.begin(Iteration.from_jobs([job], to), "run", {})
+        self.log.complete([WrittenStep(claim=claim, to=to, counts={})])
 
-    def queries(self) -> int:
+    def count_queries(self) -> int:
         """How many queries ClickHouse has answered, this one too."""
-        found = self.client.query("SELECT value FROM system.events WHERE event = 'Query'")
-        return int(found.result_rows[0][0])
+        result = self.client.query("SELECT value FROM system.events WHERE event = 'Query'")
+        return int(result.result_rows[0][0])
 
 
-async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
+async def _measure_active(deck: _ChangeWriter, server: int, port: int, report: BenchReport) -> None:
     """Measure the time from each change to each subscriber's message."""
-    sockets = [await _subscribed(port) for _ in range(TALKING)]
-    await asyncio.to_thread(deck.change)
+    sockets = [await _open_subscription(port) for _ in range(TALKING)]
+    await asyncio.to_thread(deck.commit_changes)
     await asyncio.gather(*(_take(socket, PER_COMMIT) for socket in sockets))
     confirmed: dict[int, float] = {}
-    heard: list[tuple[int, float]] = []
-    listening = [asyncio.create_task(_listen(socket, heard)) for socket in sockets]
-    before, spent = await asyncio.to_thread(deck.queries), processor(server)
-    began = time.monotonic()
+    received: list[tuple[int, float]] = []
+    listening = [asyncio.create_task(_listen(socket, received)) for socket in sockets]
+    before, cpu_seconds = await asyncio.to_thread(deck.count_queries), read_cpu_seconds(server)
+    start = time.monotonic()
     for number in range(PER_SECOND * SECONDS // PER_COMMIT):
-        due = began + number * PER_COMMIT / PER_SECOND
+        due = start + number * PER_COMMIT / PER_SECOND
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        keys, at = await asyncio.to_thread(deck.change)
+        keys, at = await asyncio.to_thread(deck.commit_changes)
         confirmed |= dict.fromkeys(keys, at)
-    took, asked = time.monotonic() - began, await asyncio.to_thread(deck.queries) - before
-    await asyncio.wait_for(asyncio.gather(*listening), 60)
-    spent = processor(server) - spent
-    late = sorted(at - confirmed[key] for key, at in heard)
-    cuts = quantiles(late, n=100)
-    rate = len(confirmed) / took
-    report.fact(f"{TALKING} subscribers, {rate:.1f} changes/s: messages", f"{len(heard):,}")
-    report.fact(
-        "  change -> message, p50, p99, worst",
-        f"{cuts[49] * 1e3:.0f} ms, {cuts[98] * 1e3:.0f} ms, {late[-1] * 1e3:.0f} ms",
+    seconds, queries = (
+        time.monotonic() - start,
+        await asyncio.to_thread(deck.count_queries) - before,
     )
-    report.ratio("p99 in half seconds", cuts[98] / 0.5, "at most 1")
-    report.fact("  the server's processor time, each message", f"{spent / len(heard) * 1e6:.0f} us")
-    report.fact("  queries of ClickHouse a change", f"{asked / len(confirmed):.1f}")
+    await asyncio.wait_for(asyncio.gather(*listening), 60)
+    cpu_seconds = read_cpu_seconds(server) - cpu_seconds
+    delays = sorted(at - confirmed[key] for key, at in received)
+    cuts = quantiles(delays, n=100)
+    rate = len(confirmed) / seconds
+    report.add_fact(f"{TALKING} subscribers, {rate:.1f} changes/s: messages", f"{len(received):,}")
+    report.add_fact(
+        "  change -> message, p50, p99, worst",
+        f"{cuts[49] * 1e3:.0f} ms, {cuts[98] * 1e3:.0f} ms, {delays[-1] * 1e3:.0f} ms",
+    )
+    report.add_ratio("p99 in half seconds", cuts[98] / 0.5, "at most 1")
+    report.add_fact(
+        "  the server's processor time, each message", f"{cpu_seconds / len(received) * 1e6:.0f} us"
+    )
+    report.add_fact("  queries of ClickHouse a change", f"{queries / len(confirmed):.1f}")
     await asyncio.gather(*(socket.close() for socket in sockets))
 
 
@@ -172,47 +177,49 @@ async def _take(socket: Any, messages: int) -> None:
         await socket.recv()
 
 
-async def _listen(socket: Any, heard: list[tuple[int, float]]) -> None:
+async def _listen(socket: Any, received: list[tuple[int, float]]) -> None:
     for _ in range(PER_SECOND * SECONDS):
         text = await socket.recv()
         at = time.time()
-        heard.append((int(json.loads(text)["payload"]["data"]["bench_big"]["data"]["id"]), at))
+        received.append((int(json.loads(text)["payload"]["data"]["bench_big"]["data"]["id"]), at))
 
 
-async def _subscribed(port: int) -> Any:
+async def _open_subscription(port: int) -> Any:
     from websockets.asyncio.client import connect
 
-    place = f"ws://127.0.0.1:{port}/graphql"
-    socket = await connect(place, subprotocols=["graphql-transport-ws"], compression=None)
+    url = f"ws://127.0.0.1:{port}/graphql"
+    socket = await connect(url, subprotocols=["graphql-transport-ws"], compression=None)
     await socket.send(json.dumps({"type": "connection_init"}))
     await socket.recv()
-    asked = {"type": "subscribe", "id": "1", "payload": {"query": QUERY}}
-    await socket.send(json.dumps(asked))
+    message = {"type": "subscribe", "id": "1", "payload": {"query": QUERY}}
+    await socket.send(json.dumps(message))
     return socket
 
 
-async def _idle(deck: _Deck, server: int, port: int, report: Report) -> None:
-    before = _memory(server)
-    sockets = [await _subscribed(port) for _ in range(IDLE)]
-    await asyncio.to_thread(deck.change)
+async def _measure_idle(deck: _ChangeWriter, server: int, port: int, report: BenchReport) -> None:
+    before = _read_memory(server)
+    sockets = [await _open_subscription(port) for _ in range(IDLE)]
+    await asyncio.to_thread(deck.commit_changes)
     await asyncio.gather(*(socket.recv() for socket in sockets))
-    each = (_memory(server) - before) / IDLE
-    report.fact(f"{IDLE:,} idle subscribers: memory of the server, each", f"{each:.0f} kB")
-    asked, spent = await asyncio.to_thread(deck.queries), processor(server)
+    kilobytes = (_read_memory(server) - before) / IDLE
+    report.add_fact(f"{IDLE:,} idle subscribers: memory of the server, each", f"{kilobytes:.0f} kB")
+    queries, cpu_seconds = await asyncio.to_thread(deck.count_queries), read_cpu_seconds(server)
     await asyncio.sleep(10)
-    spent = processor(server) - spent
-    asked = await asyncio.to_thread(deck.queries) - asked - 1
-    report.fact("  in 10 s: queries of ClickHouse, processor time", f"{asked}, {spent:.2f} s")
+    cpu_seconds = read_cpu_seconds(server) - cpu_seconds
+    queries = await asyncio.to_thread(deck.count_queries) - queries - 1
+    report.add_fact(
+        "  in 10 s: queries of ClickHouse, processor time", f"{queries}, {cpu_seconds:.2f} s"
+    )
     await asyncio.gather(*(socket.close() for socket in sockets))
 
 
-def processor(process: int) -> float:
+def read_cpu_seconds(process: int) -> float:
     """Seconds that the process has computed."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory(process: int) -> int:
+def _read_memory(process: int) -> int:
     """Kilobytes that the process holds."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0])
@@ -225,24 +232,28 @@ def _serve(url: str, folder: str) -> None:
     from starlette.routing import WebSocketRoute
 
     from iscp_dagster.serve.access import OpenAccess
-    from iscp_dagster.serve.catalog import catalog
-    from iscp_dagster.serve.graph.schemas import Schemas
-    from iscp_dagster.serve.live.service import Live
-    from iscp_dagster.serve.live.transport.socket import Sockets
-    from iscp_dagster.serve.web.app import PATH, Settings, create_app
+    from iscp_dagster.serve.catalog import read_catalog
+    from iscp_dagster.serve.graph.schemas import SchemaCache
+    from iscp_dagster.serve.live.service import SubscriptionService
+    from iscp_dagster.serve.live.transport.socket import SocketServer
+    from iscp_dagster.serve.web.app import GRAPHQL_PATH, GraphQLServerSettings, create_app
 
     endpoint = Endpoint.parse(url)
-    live = Live(log=SqlLog(f"sqlite:///{folder}/log.db"))
-    schemas = Schemas(
-        load=lambda: catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
+    live = SubscriptionService(log=SqlLog(f"sqlite:///{folder}/log.db"))
+    schemas = SchemaCache(
+        load=lambda: read_catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
     )
-    sockets = Sockets(schemas=schemas, access=OpenAccess())
-    routes = [WebSocketRoute(PATH, sockets.endpoint)]
-    app = create_app(Settings(schemas=schemas, routes=routes, beside=[sockets.beside]))
-    with create_server(("127.0.0.1", 0), backlog=1024) as place:
-        print(place.getsockname()[1], flush=True)
+    sockets = SocketServer(schemas=schemas, access=OpenAccess())
+    routes = [WebSocketRoute(GRAPHQL_PATH, sockets.serve_websocket)]
+    app = create_app(
+        GraphQLServerSettings(
+            schemas=schemas, routes=routes, background=[sockets.watch_connections]
+        )
+    )
+    with create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(app, log_level="warning", ws_per_message_deflate=False)
-        uvicorn.Server(config).run(sockets=[place])
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench import peers
-from bench.report import Report
-from bench.setting import Setting
+from bench.report import BenchReport
+from bench.setting import BenchTable
 from iscp_dagster import Mirror
 
 ROWS = 1_000
@@ -12,25 +12,27 @@ OURS = "tail of 1,000 rows: this pipeline"
 RUST = "tail of 1,000 rows: delta-rs load_cdf -> clickhouse-connect"
 
 
-def measure(setting: Setting, report: Report, rounds: int) -> None:
-    source = setting.source(Mirror())
+def measure(setting: BenchTable, report: BenchReport, rounds: int) -> None:
+    source = setting.declare_source(Mirror())
     setting.synchronize(source)
-    _, shape = setting.peer_table()
-    log = setting.deployment.delta_log(source)
+    _, shape = setting.make_peer_table()
+    log = setting.deployment.make_delta_log(source)
     for number in range(rounds + 1):
-        scratch = report if number else Report("warm-up")
-        before = log.latest().version
+        scratch = report if number else BenchReport("warm-up")
+        before = log.get_latest_moment().version
         setting.deployment.spark().sql(
             f"UPDATE delta.`{setting.path}` SET note = 'changed {number}' WHERE id < {ROWS}"
         )
-        after = log.latest().version
-        with scratch.timed(OURS):
+        after = log.get_latest_moment().version
+        with scratch.measure_time(OURS):
             delivered = setting.synchronize(source)
         assert delivered == ROWS, delivered
-        with scratch.timed(RUST):
-            peers.delta_rs_changes(setting, shape, before, after)
-    report.row(OURS, ROWS)
-    report.row(RUST, ROWS)
-    allowed = 3 * report.median(RUST) + 0.5
-    report.ratio("of 3 x delta-rs + 0.5 s", report.median(OURS) / allowed, "at most 1")
-    setting.forget(source)
+        with scratch.measure_time(RUST):
+            peers.follow_with_delta_rs(setting, shape, before, after)
+    report.add_rate(OURS, ROWS)
+    report.add_rate(RUST, ROWS)
+    allowed_seconds = 3 * report.compute_median(RUST) + 0.5
+    report.add_ratio(
+        "of 3 x delta-rs + 0.5 s", report.compute_median(OURS) / allowed_seconds, "at most 1"
+    )
+    setting.unregister_jobs(source)

@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 
-from bench.deployed import Followed, await_, deployed
-from bench.report import Report
+from bench.deployed import StackTable, await_, deploy_stack
+from bench.report import BenchReport
 from iscp_dagster.model.states import Event
 
 NANOS = 1e9
@@ -43,11 +43,11 @@ MANY = 10_000
 
 
 @dataclass
-class Receiver:
-    """An HTTP server that accepts every event; `at` says when it got each id, by row."""
+class EventReceiver:
+    """An HTTP server that accepts every event; `at` is when it got each row's event."""
 
-    at: dict[int, float] = field(default_factory=dict)
-    behind: dict[int, float] = field(default_factory=dict)
+    received_at: dict[int, float] = field(default_factory=dict)
+    delays: dict[int, float] = field(default_factory=dict)
     """Seconds from the commit's own timestamp to the receipt."""
     requests: int = 0
 
@@ -55,20 +55,20 @@ class Receiver:
         now, event = time.time(), json.loads(body)
         row = int(event["data"]["id"])
         self.requests += 1
-        self.at.setdefault(row, now)
-        self.behind.setdefault(row, now - int(event["source_timestamp"]) / NANOS)
+        self.received_at.setdefault(row, now)
+        self.delays.setdefault(row, now - int(event["source_timestamp"]) / NANOS)
 
 
 @contextmanager
-def receiving() -> Iterator[tuple[Receiver, int]]:
-    """Run a receiver on loopback; gives it and its port."""
-    found = Receiver()
+def run_receiver() -> Iterator[tuple[EventReceiver, int]]:
+    """Run a receiver on loopback; yields it and its port."""
+    receiver = EventReceiver()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            found.take(self.rfile.read(int(self.headers["content-length"])))
+            receiver.take(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(204)
             self.end_headers()
 
@@ -78,75 +78,89 @@ def receiving() -> Iterator[tuple[Receiver, int]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield found, server.server_port
+        yield receiver, server.server_port
     finally:
         server.shutdown()
 
 
-def measure(folder: Path, report: Report, commits: int) -> None:
+def measure(folder: Path, report: BenchReport, commits: int) -> None:
     os.environ[VARIABLE] = SECRET
-    with receiving() as (receiver, port):
+    with run_receiver() as (receiver, port):
         declared = DECLARED.format(port=port, variable=VARIABLE)
-        with deployed(folder, ["one"], declared=declared) as tables:
+        with deploy_stack(folder, ["one"], declared=declared) as tables:
             table = tables["one"]
-            table.sql(CREATED.format(path=table.path))
+            table.run_sql(CREATED.format(path=table.path))
             insert(table, 0, 1, amount=1)
             table.await_in_step(2)
-            one_by_one(table, report, receiver, commits)
-            all_at_once(table, report, receiver)
+            measure_single_events(table, report, receiver, commits)
+            measure_burst(table, report, receiver)
 
 
-def insert(table: Followed, first: int, rows: int, *, amount: int) -> None:
-    table.sql(
+def insert(table: StackTable, first: int, rows: int, *, amount: int) -> None:
+    table.run_sql(
         f"INSERT INTO delta.`{table.path}` SELECT 'a', id, {amount} "
         f"FROM range({first}, {first + rows}, 1, 1)"
     )
 
 
-def one_by_one(table: Followed, report: Report, receiver: Receiver, commits: int) -> None:
+def measure_single_events(
+    table: StackTable, report: BenchReport, receiver: EventReceiver, commits: int
+) -> None:
     """Commit one matching row at random moments of an idle stack."""
-    moments, committed, searchable = Random(7), list[float](), list[float]()
+    moments, commit_times, search_delays = Random(7), list[float](), list[float]()
     for number in range(1_000, 1_000 + commits):
         time.sleep(moments.uniform(1, LONGEST_PAUSE))
         insert(table, number, 1, amount=600)
-        committed.append(table.latest().timestamp())
+        commit_times.append(table.get_latest_time().timestamp())
         table.await_served(number)
-        searchable.append(time.time() - committed[-1])
-        await_(lambda number=number: number in receiver.at, f"event of row {number}")
-    behind = [receiver.behind[number] for number in range(1_000, 1_000 + commits)]
-    for what, seconds in (("receiver", behind), ("searchable", searchable)):
+        search_delays.append(time.time() - commit_times[-1])
+        await_(lambda number=number: number in receiver.received_at, f"event of row {number}")
+    receive_delays = [receiver.delays[number] for number in range(1_000, 1_000 + commits)]
+    for label, seconds in (("receiver", receive_delays), ("searchable", search_delays)):
         cuts = quantiles(seconds, n=20, method="inclusive")
-        said = f"{cuts[9]:.2f} s, {cuts[18]:.2f} s, {max(seconds):.2f} s"
-        report.fact(f"commit -> {what}: p50, p95, worst", said)
-    queued = looked(table)
-    looks = [min(at for at in queued if at >= moment) - moment for moment in committed]
-    over = median(one - other for one, other in zip(behind, looks, strict=True))
-    report.fact("  commit -> a look has queued its iteration, p50", f"{median(looks):.2f} s")
-    report.fact("  commit -> receiver over its look, p50", f"{over:.2f} s  target: <= 1 s")
+        summary = f"{cuts[9]:.2f} s, {cuts[18]:.2f} s, {max(seconds):.2f} s"
+        report.add_fact(f"commit -> {label}: p50, p95, worst", summary)
+    queue_times = list_look_times(table)
+    looks = [min(at for at in queue_times if at >= moment) - moment for moment in commit_times]
+    extra_seconds = median(
+        receive_delay - look_delay
+        for receive_delay, look_delay in zip(receive_delays, looks, strict=True)
+    )
+    report.add_fact("  commit -> a look has queued its iteration, p50", f"{median(looks):.2f} s")
+    report.add_fact(
+        "  commit -> receiver over its look, p50", f"{extra_seconds:.2f} s  target: <= 1 s"
+    )
 
 
-def looked(table: Followed) -> list[float]:
+def list_look_times(table: StackTable) -> list[float]:
     """When looks queued iterations of the trigger."""
-    history = table.deployment.log.history(most=100_000)
-    queued = [each for each in history if each.event is Event.ENQUEUE]
-    return [each.at.timestamp() for each in queued if each.name.job == "alert"]
+    history = table.deployment.log.read_history(most=100_000)
+    entries = [entry for entry in history if entry.event is Event.ENQUEUE]
+    return [entry.at.timestamp() for entry in entries if entry.name.job == "alert"]
 
 
-def all_at_once(table: Followed, report: Report, receiver: Receiver) -> None:
+def measure_burst(table: StackTable, report: BenchReport, receiver: EventReceiver) -> None:
     """Commit many matching rows at once."""
     first = 1_000_000
     insert(table, first, MANY, amount=700)
-    committed = table.latest().timestamp()
+    commit_time = table.get_latest_time().timestamp()
     table.await_in_step(2)
-    recorded = ended(table).timestamp() - committed
-    await_(lambda: sum(row >= first for row in list(receiver.at)) == MANY, f"{MANY} events")
-    last = max(at for row, at in receiver.at.items() if row >= first) - committed
-    report.fact(f"{MANY:,} events: commit -> all recorded", f"{recorded:.2f} s")
-    report.fact(f"{MANY:,} events: commit -> all received", f"{last:.2f} s, {MANY / last:,.0f}/s")
+    record_seconds = get_end_time(table).timestamp() - commit_time
+    await_(
+        lambda: sum(row >= first for row in list(receiver.received_at)) == MANY, f"{MANY} events"
+    )
+    receive_seconds = (
+        max(at for row, at in receiver.received_at.items() if row >= first) - commit_time
+    )
+    report.add_fact(f"{MANY:,} events: commit -> all recorded", f"{record_seconds:.2f} s")
+    report.add_fact(
+        f"{MANY:,} events: commit -> all received",
+        f"{receive_seconds:.2f} s, {MANY / receive_seconds:,.0f}/s",
+    )
 
 
-def ended(table: Followed) -> datetime:
+def get_end_time(table: StackTable) -> datetime:
     """When the trigger's latest iteration ended."""
-    (job,) = [each for each in table.deployment.log.jobs() if each.name.job == "alert"]
+    (job,) = [job for job in table.deployment.log.list_jobs() if job.name.job == "alert"]
     assert job.status.end_at is not None
     return job.status.end_at

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
 
-from bench.report import Report
+from bench.report import BenchReport
 from iscp_dagster import Endpoint
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import PendingEvent
-from iscp_dagster.webhooks.sending.signing import headers
-from iscp_dagster.webhooks.service import SenderService, beside
-from sql_transactions.engine import transaction
+from iscp_dagster.webhooks.sending.signing import build_headers
+from iscp_dagster.webhooks.service import SenderService, run_service
+from sql_transactions.engine import begin_transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 RECEIVER = """
@@ -30,22 +30,22 @@ import asyncio, time
 ANSWER = b"HTTP/1.1 204 No Content\\r\\n\\r\\n"
 
 class Receiver(asyncio.Protocol):
-    held = b""
+    buffer = b""
 
     def connection_made(self, transport):
         self.transport = transport
 
     def data_received(self, data):
-        self.held += data
+        self.buffer += data
         while True:
-            head, found, rest = self.held.partition(b"\\r\\n\\r\\n")
-            if not found:
+            head, separator, rest = self.buffer.partition(b"\\r\\n\\r\\n")
+            if not separator:
                 return
             length = int(head.lower().partition(b"content-length:")[2].split(b"\\r\\n")[0])
             if len(rest) < length:
                 return
-            self.held = rest[length:]
-            print(time.time(), flush=True) if TOLD else None
+            self.buffer = rest[length:]
+            print(time.time(), flush=True) if TIMED else None
             self.transport.write(ANSWER)
 
 async def main():
@@ -61,27 +61,27 @@ PROBES = 60
 WAITING = 100_000
 
 
-def measure(folder: Path, report: Report, events: int) -> None:
+def measure(folder: Path, report: BenchReport, events: int) -> None:
     """Deliver `events` of as many keys, one a request and in batches; then some one at a time."""
     rates = []
     for concurrency in ONE_BY_ONE:
-        taken = _delivered(folder, f"one-{concurrency}", events, concurrency=concurrency)
-        rates.append(events / taken)
-        said = f"{rates[-1]:,.0f} events/s  target: >= 300"
-        report.fact(f"webhooks: concurrency {concurrency}", said)
-    taken = _delivered(folder, "batches", 10 * events, batch=BATCH)
-    rate = 10 * events / taken
-    report.fact(f"webhooks: batches of {BATCH}", f"{rate:,.0f} events/s  target: >= 3,000")
-    _share(report, max(rates), rate)
-    _latency(folder, report)
-    _pending(folder, report)
+        seconds = _measure_delivery(folder, f"one-{concurrency}", events, concurrency=concurrency)
+        rates.append(events / seconds)
+        summary = f"{rates[-1]:,.0f} events/s  target: >= 300"
+        report.add_fact(f"webhooks: concurrency {concurrency}", summary)
+    seconds = _measure_delivery(folder, "batches", 10 * events, batch=BATCH)
+    rate = 10 * events / seconds
+    report.add_fact(f"webhooks: batches of {BATCH}", f"{rate:,.0f} events/s  target: >= 3,000")
+    _report_shares(report, max(rates), rate)
+    _measure_latency(folder, report)
+    _measure_pending(folder, report)
 
 
-def event(number: int, *, keys: int) -> PendingEvent:
+def make_event(number: int, *, keys: int) -> PendingEvent:
     key = str(number % keys)
-    at = SourceTimestamp.of_micros(1_700_000_000_000_000 + number, version=number)
-    id_ = IdScheme().event_id("bench", key, at)
-    now = utc_now()
+    at = SourceTimestamp.from_micros(1_700_000_000_000_000 + number, version=number)
+    id_ = IdScheme().make_event_id("bench", key, at)
+    now = get_utc_now()
     body = f'{{"event_id":"{id_}","data":{{"id":{number},"name":"customer {"x" * 120}"}}}}'
     return PendingEvent(
         event_id=id_,
@@ -96,25 +96,25 @@ def event(number: int, *, keys: int) -> PendingEvent:
     )
 
 
-class Setting:
+class OutboxBench:
     """An outbox in SQLite, and a receiver in a process of its own."""
 
-    def __init__(self, folder: Path, name: str, *, told: bool = False) -> None:
+    def __init__(self, folder: Path, name: str, *, timed: bool = False) -> None:
         self.url = f"sqlite:///{folder / name}.db"
         self.outbox = Outbox(open_engine(self.url))
         self.outbox.ensure()
-        code = RECEIVER.replace("TOLD", str(told))
+        code = RECEIVER.replace("TIMED", str(timed))
         self.receiver = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
         )
         assert self.receiver.stdout is not None
-        self.told = self.receiver.stdout
-        self.port = int(self.told.readline())
+        self.output = self.receiver.stdout
+        self.port = int(self.output.readline())
 
     def put(self, numbers: range, *, keys: int) -> None:
-        with transaction(self.outbox.engine, writes=True) as connection:
+        with begin_transaction(self.outbox.engine, writes=True) as connection:
             bounds = {"bench": 10 * WAITING}
-            self.outbox.put(connection, [event(n, keys=keys) for n in numbers], bounds=bounds)
+            self.outbox.put(connection, [make_event(n, keys=keys) for n in numbers], bounds=bounds)
 
     def service(self, **options: int) -> SenderService:
         endpoint = Endpoint(
@@ -127,102 +127,107 @@ class Setting:
         return SenderService({"SECRET": SECRET, "ISCP_LOG_URL": self.url}, [endpoint])
 
     def waiting(self) -> bool:
-        found = self.outbox.look(["bench"])
-        return not found or found["bench"][1] is not None
+        endpoints = self.outbox.poll_endpoints(["bench"])
+        return not endpoints or endpoints["bench"][1] is not None
 
     def close(self) -> None:
         self.receiver.terminate()
         self.receiver.wait()
 
 
-def _delivered(folder: Path, name: str, events: int, **options: int) -> float:
-    setting = Setting(folder, name)
+def _measure_delivery(folder: Path, name: str, events: int, **options: int) -> float:
+    setting = OutboxBench(folder, name)
     setting.put(range(events), keys=events)
 
-    async def scene() -> float:
-        begun = time.perf_counter()
-        async with beside(lambda: setting.service(**options)):
+    async def deliver_all() -> float:
+        start = time.perf_counter()
+        async with run_service(lambda: setting.service(**options)):
             while setting.waiting():  # noqa: ASYNC110  (what a process does sets no event)
                 await asyncio.sleep(0.05)
-            return time.perf_counter() - begun
+            return time.perf_counter() - start
 
     try:
-        return asyncio.run(scene())
+        return asyncio.run(deliver_all())
     finally:
         setting.close()
 
 
-def _share(report: Report, one_by_one: float, in_batches: float) -> None:
+def _report_shares(report: BenchReport, one_by_one: float, in_batches: float) -> None:
     """How much of the time goes into ids and signatures, at the rates that were reached."""
-    one = event(1, keys=1)
-    batch = b'{"data": [%s]}' % b", ".join([one.body] * BATCH)
-    id_ = _seconds(lambda: IdScheme().event_id("bench", "1", one.source_timestamp))
-    signature = _seconds(lambda: headers([b"x" * 32], one.event_id, 1_700_000_000, one.body))
-    of_batch = _seconds(lambda: headers([b"x" * 32], one.event_id, 1_700_000_000, batch)) / BATCH
-    report.fact("webhooks: an id, a signature", f"{1e6 * id_:.1f} us, {1e6 * signature:.1f} us")
+    sample = make_event(1, keys=1)
+    batch = b'{"data": [%s]}' % b", ".join([sample.body] * BATCH)
+    id_ = _time_call(lambda: IdScheme().make_event_id("bench", "1", sample.source_timestamp))
+    signature = _time_call(
+        lambda: build_headers([b"x" * 32], sample.event_id, 1_700_000_000, sample.body)
+    )
+    of_batch = (
+        _time_call(lambda: build_headers([b"x" * 32], sample.event_id, 1_700_000_000, batch))
+        / BATCH
+    )
+    report.add_fact("webhooks: an id, a signature", f"{1e6 * id_:.1f} us, {1e6 * signature:.1f} us")
     shares = (id_ + signature) * one_by_one, (id_ + of_batch) * in_batches
-    said = f"{shares[0]:.1%} one by one, {shares[1]:.1%} in batches  target: < 5 %"
-    report.fact("webhooks: their share of the time", said)
+    summary = f"{shares[0]:.1%} one by one, {shares[1]:.1%} in batches  target: < 5 %"
+    report.add_fact("webhooks: their share of the time", summary)
 
 
-def _seconds(call: Callable[[], object], count: int = 20_000) -> float:
-    begun = time.perf_counter()
+def _time_call(call: Callable[[], object], count: int = 20_000) -> float:
+    start = time.perf_counter()
     for _ in range(count):
         call()
-    return (time.perf_counter() - begun) / count
+    return (time.perf_counter() - start) / count
 
 
-def _latency(folder: Path, report: Report) -> None:
-    setting = Setting(folder, "latency", told=True)
+def _measure_latency(folder: Path, report: BenchReport) -> None:
+    setting = OutboxBench(folder, "latency", timed=True)
 
-    async def scene() -> list[float]:
+    async def measure_waits() -> list[float]:
         waits = []
-        async with beside(setting.service):
+        async with run_service(setting.service):
             for number in range(PROBES):
                 await asyncio.sleep(0.08)
                 await asyncio.to_thread(setting.put, range(number, number + 1), keys=PROBES)
-                committed = time.time()
-                waits.append(float(await asyncio.to_thread(setting.told.readline)) - committed)
+                commit_time = time.time()
+                waits.append(float(await asyncio.to_thread(setting.output.readline)) - commit_time)
         return waits
 
     try:
-        waits = asyncio.run(scene())
+        waits = asyncio.run(measure_waits())
     finally:
         setting.close()
     p99 = quantiles(waits, n=100)[98]
-    said = f"p50 {1e3 * median(waits):.0f} ms, p99 {1e3 * p99:.0f} ms"
-    report.fact("webhooks: from commit to receiver", said)
+    summary = f"p50 {1e3 * median(waits):.0f} ms, p99 {1e3 * p99:.0f} ms"
+    report.add_fact("webhooks: from commit to receiver", summary)
 
 
-def _pending(folder: Path, report: Report) -> None:
+def _measure_pending(folder: Path, report: BenchReport) -> None:
     """Each statement of a sender while many events wait, all failing, or all of one key."""
     for name, keys in (("keys of their own", WAITING), ("one key", 1)):
-        setting = Setting(folder, f"waiting-{keys}")
+        setting = OutboxBench(folder, f"waiting-{keys}")
         try:
-            _statements(setting, report, name, keys)
+            _measure_statements(setting, report, name, keys)
         finally:
             setting.close()
 
 
-def _statements(setting: Setting, report: Report, name: str, keys: int) -> None:
+def _measure_statements(setting: OutboxBench, report: BenchReport, name: str, keys: int) -> None:
     outbox, size = setting.outbox, 1_000
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for first in range(0, WAITING, size):
         setting.put(range(first, first + size), keys=keys)
-    put = (time.perf_counter() - begun) / WAITING
-    outbox.hold(["bench"], "bench", 60)
-    batch_id = IdScheme().batch_id
+    put = (time.perf_counter() - start) / WAITING
+    outbox.take_leases(["bench"], "bench", 60)
+    batch_id = IdScheme().make_batch_id
     calls = {
         "put 1": lambda: setting.put(range(WAITING, WAITING + 1), keys=keys),
-        "look": lambda: outbox.look(["bench"]),
+        "look": lambda: outbox.poll_endpoints(["bench"]),
         "claim": lambda: outbox.claim("bench", room=100, busy=()),
         "batch": lambda: outbox.claim("bench", room=1, busy=(), size=BATCH, batch_id=batch_id),
         "pause, resume": lambda: (outbox.pause("bench"), outbox.resume("bench")),
-        "counts": outbox.counts,
+        "counts": outbox.count_deliveries,
     }
-    told = [f"put {1e6 * put:.0f} us/event"]
-    for what, call in calls.items():
-        begun = time.perf_counter()
+    figures = [f"put {1e6 * put:.0f} us/event"]
+    for label, call in calls.items():
+        start = time.perf_counter()
         call()
-        told.append(f"{what} {1e3 * (time.perf_counter() - begun):.1f} ms")
-    report.fact(f"webhooks: {WAITING:,} events of {name}", ", ".join(told))
+        figures.append(f"{label} {1e3 * (time.perf_counter() - start):.1f} ms")
+    report.add_fact(f"webhooks: {WAITING:,} events of {name}", ", ".join(figures))

@@ -23,9 +23,9 @@ from stackfixture import Stack, running_stack
 from together import one_for_all
 
 import chdb_http
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.spark.session import disconnect
-from sql_transactions.testing import new_databases, running_postgres
+from sql_transactions.testing import make_database_factory, run_postgres
 
 # A test that runs slowly on a busy machine has not failed.
 settings.register_profile("iscp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,9 +35,9 @@ settings.load_profile("iscp")
 @pytest.fixture(scope="session")
 def migrations_read():
     """Read the migrations of Dagster's storages once, as a run server does."""
-    from iscp_dagster.runs.migrations import remember
+    from iscp_dagster.runs.migrations import cache_migrations
 
-    remember()
+    cache_migrations()
 
 
 def pytest_configure(config):
@@ -129,14 +129,14 @@ def keeper(tmp_path_factory):
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory):
     """Run a PostgreSQL that nobody kills, and give its URL."""
-    with running_postgres(tmp_path_factory.mktemp("runtime")) as server:
+    with run_postgres(tmp_path_factory.mktemp("runtime")) as server:
         yield server.get_uri()
 
 
 @pytest.fixture(scope="session")
 def new_postgres(postgres_server):
     """Give a function that makes an empty database and returns its URL."""
-    with new_databases(postgres_server) as make:
+    with make_database_factory(postgres_server) as make:
         yield make
 
 
@@ -152,7 +152,7 @@ def of_all(tmp_path_factory):
 
     @contextmanager
     def started():
-        home, port = tmp_path_factory.mktemp("stack") / "home of tests", free_port()
+        home, port = tmp_path_factory.mktemp("stack") / "home of tests", find_free_port()
         with running_stack(home, extra=leading_to(port) | {"ISCP_LAKE": LAKE}) as stack:
             told = {"home": str(home), "supervisor": stack.supervisor, "store_port": port}
             yield json.dumps(told)

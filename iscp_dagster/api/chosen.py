@@ -9,7 +9,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 
 
-def chosen(
+def select_indexes(
     names: Sequence[str], tables: Sequence[SourceTable], registered: Collection[JobID] = ()
 ) -> list[tuple[SourceTable, list[str] | None]]:
     """The named indexes by table; None means all indexes of the table.
@@ -18,30 +18,42 @@ def chosen(
     indexes; the name of a sharded index selects all its shards. An index may be declared or only
     `registered`. Raises ConfigError for a name that matches no index.
     """
-    called = [(table, _called(table, registered)) for table in tables]
+    candidates = [(table, _collect_names(table, registered)) for table in tables]
     if not names:
-        return [(table, None) for table, indexes in called if indexes]
+        return [(table, None) for table, indexes in candidates if indexes]
     for name in names:
-        if not any(_names(name, table, each) for table, its in called for each in its.values()):
-            known = sorted(f"{table.name}/{each}" for table, its in called for each in its)
-            there = ", ".join(known) or "none"
-            raise ConfigError(f"No index {name!r} is declared or registered; there are: {there}.")
+        if not any(
+            _is_match(name, table, aliases)
+            for table, indexes in candidates
+            for aliases in indexes.values()
+        ):
+            known_names = sorted(
+                f"{table.name}/{index}" for table, indexes in candidates for index in indexes
+            )
+            listed = ", ".join(known_names) or "none"
+            raise ConfigError(f"No index {name!r} is declared or registered; there are: {listed}.")
 
-    def named(table: SourceTable, indexes: dict[str, frozenset[str]]) -> list[str]:
-        return [each for each, its in indexes.items() if any(_names(n, table, its) for n in names)]
+    def pick_named(table: SourceTable, indexes: dict[str, frozenset[str]]) -> list[str]:
+        return [
+            index
+            for index, aliases in indexes.items()
+            if any(_is_match(name, table, aliases) for name in names)
+        ]
 
-    picked = [(table, named(table, indexes)) for table, indexes in called]
-    return [(table, indexes) for table, indexes in picked if indexes]
-
-
-def _called(table: SourceTable, registered: Collection[JobID]) -> dict[str, frozenset[str]]:
-    """The table's indexes, each with the names it goes by."""
-    held = [each.job for each in registered if f"{each.db}.{each.table}" == table.name]
-    own = {each.name: frozenset({each.name, each.shown}) for each in table.indexes}
-    return own | {name: frozenset({name}) for name in sorted(held) if name not in own}
+    selected = [(table, pick_named(table, indexes)) for table, indexes in candidates]
+    return [(table, indexes) for table, indexes in selected if indexes]
 
 
-def _names(name: str, table: SourceTable, called: Collection[str]) -> bool:
-    place, _, index = name.rpartition("/")
-    whole = not place and index == table.name
-    return whole or (place in {"", table.table, table.name} and index in called)
+def _collect_names(table: SourceTable, registered: Collection[JobID]) -> dict[str, frozenset[str]]:
+    """The table's indexes, each with its aliases."""
+    registered_names = [job.job for job in registered if f"{job.db}.{job.table}" == table.name]
+    declared = {index.name: frozenset({index.name, index.shown}) for index in table.indexes}
+    return declared | {
+        name: frozenset({name}) for name in sorted(registered_names) if name not in declared
+    }
+
+
+def _is_match(name: str, table: SourceTable, aliases: Collection[str]) -> bool:
+    table_name, _, index = name.rpartition("/")
+    is_table = not table_name and index == table.name
+    return is_table or (table_name in {"", table.table, table.name} and index in aliases)

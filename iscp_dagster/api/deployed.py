@@ -21,12 +21,12 @@ from iscp_dagster.model.states import JobState
 
 def register_job(tenant: str, job: JobID | str, spec: JobSpec, *, connection: Any = None) -> bool:
     """See `Jobs.register_job`."""
-    return _jobs().register_job(tenant, job, spec, connection=connection)
+    return _open_jobs().register_job(tenant, job, spec, connection=connection)
 
 
 def unregister_job(tenant: str, job: JobID | str, *, connection: Any = None) -> bool:
     """See `Jobs.unregister_job`."""
-    return _jobs().unregister_job(tenant, job, connection=connection)
+    return _open_jobs().unregister_job(tenant, job, connection=connection)
 
 
 def update_job_spec(
@@ -38,12 +38,14 @@ def update_job_spec(
     connection: Any = None,
 ) -> bool:
     """See `Jobs.update_job_spec`."""
-    return _jobs().update_job_spec(tenant, job, change, interrupt=interrupt, connection=connection)
+    return _open_jobs().update_job_spec(
+        tenant, job, change, interrupt=interrupt, connection=connection
+    )
 
 
 def get_job_status(tenant: str, job: JobID | str) -> JobStatus:
     """See `Jobs.get_job_status`."""
-    return _jobs().get_job_status(tenant, job)
+    return _open_jobs().get_job_status(tenant, job)
 
 
 def get_job_count(state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
@@ -51,30 +53,30 @@ def get_job_count(state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
 
     See `Jobs.get_job_count`.
     """
-    return _jobs().get_job_count(state)
+    return _open_jobs().get_job_count(state)
 
 
 def count_jobs() -> Mapping[JobState, int]:
     """See `Jobs.count_jobs`."""
-    return _jobs().count_jobs()
+    return _open_jobs().count_jobs()
 
 
 def pause_job(tenant: str, job: JobID | str) -> bool:
     """See `Jobs.pause_job`."""
-    return _jobs().pause_job(tenant, job)
+    return _open_jobs().pause_job(tenant, job)
 
 
 def resume_job(tenant: str, job: JobID | str) -> bool:
     """See `Jobs.resume_job`."""
-    return _jobs().resume_job(tenant, job)
+    return _open_jobs().resume_job(tenant, job)
 
 
 def wait(
     table: str, version: int | None = None, tenant: str | None = None, timeout: float = 300.0
 ) -> int:
     """See `Jobs.wait`."""
-    return _jobs().wait(table, version, tenant, timeout)
+    return _open_jobs().wait(table, version, tenant, timeout)
 
 
-def _jobs() -> api.Jobs:
+def _open_jobs() -> api.Jobs:
     return api.open_jobs(os.environ)

@@ -14,7 +14,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.upkeep.comparison import Comparison
+from iscp_dagster.upkeep.comparison import ComparisonResult
 
 _UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
 
@@ -24,89 +24,94 @@ def is_building(job: Job) -> bool:
     return job.watermark == START and job.state in _UNBUILT
 
 
-def job(each: Job) -> dict[str, Any]:
+def describe_job(job: Job) -> dict[str, Any]:
     """Everything about a job."""
     return {
-        "tenant": each.key.tenant,
-        "job": str(each.name),
-        "table_id": each.key.table_id,
-        "state": each.state.label,
-        "building": is_building(each),
-        "paused": each.paused_at is not None,
-        "watermark": moment(each.watermark),
-        "spec": each.spec.to_json(),
-        "status": status(each.status),
+        "tenant": job.key.tenant,
+        "job": str(job.name),
+        "table_id": job.key.table_id,
+        "state": job.state.label,
+        "building": is_building(job),
+        "paused": job.paused_at is not None,
+        "watermark": describe_moment(job.watermark),
+        "spec": job.spec.to_json(),
+        "status": describe_status(job.status),
     }
 
 
-def status(each: JobStatus) -> dict[str, Any]:
+def describe_status(status: JobStatus) -> dict[str, Any]:
     """The latest iteration; `from` null means all rows."""
     return {
-        "from": moment(each.from_),
-        "to": moment(each.to),
-        "start_at": at(each.start_at),
-        "end_at": at(each.end_at),
-        "code": each.code,
-        "message": each.message,
-        "counts": dict(each.counts),
-        "attempts": each.attempts,
-        "shared_by": each.shared_by,
+        "from": describe_moment(status.from_),
+        "to": describe_moment(status.to),
+        "start_at": format_iso_time(status.start_at),
+        "end_at": format_iso_time(status.end_at),
+        "code": status.code,
+        "message": status.message,
+        "counts": dict(status.counts),
+        "attempts": status.attempts,
+        "shared_by": status.shared_by,
     }
 
 
-def at(time: datetime | None) -> str | None:
+def format_iso_time(time: datetime | None) -> str | None:
     """A time in ISO 8601."""
     return None if time is None else time.isoformat()
 
 
-def moment(each: Moment | None) -> dict[str, Any] | None:
+def describe_moment(moment: Moment | None) -> dict[str, Any] | None:
     """A commit; null before the first."""
-    if each is None or each == START:
+    if moment is None or moment == START:
         return None
-    return {"version": each.version, "at": each.at.isoformat()}
+    return {"version": moment.version, "at": moment.at.isoformat()}
 
 
-def compared(found: Comparison) -> list[dict[str, Any]]:
+def describe_comparison(comparison: ComparisonResult) -> list[dict[str, Any]]:
     """One object for each index and tenant that was compared, and for each that could not be."""
     rows = [
         asdict(verdict)
-        | {"index": named(source, verdict.index), "agrees": verdict.agrees, "built": True}
-        | _why(None)
-        for source, verdict in found.verdicts
+        | {
+            "index": format_index_name(source, verdict.index),
+            "agrees": verdict.agrees,
+            "built": True,
+        }
+        | _describe_error(None)
+        for source, verdict in comparison.verdicts
     ]
     rows += [
         {
-            "index": named(source, lacking.index),
-            "tenant": lacking.tenant,
+            "index": format_index_name(source, unbuilt.index),
+            "tenant": unbuilt.tenant,
             "agrees": False,
             "built": False,
-            **_why(lacking.error),
+            **_describe_error(unbuilt.error),
         }
-        for source, lacking in found.unbuilt
+        for source, unbuilt in comparison.unbuilt
     ]
     rows += [
         {
-            "index": named(source, failure.index),
+            "index": format_index_name(source, failure.index),
             "tenant": tenant,
             "agrees": False,
             "built": True,
             "code": failure.error.code,
             "message": str(failure),
         }
-        for source, failure in found.failures
+        for source, failure in comparison.failures
         for tenant in failure.tenants
     ]
     rows += [
-        {"table": each.table, "agrees": False, "message": each.message} for each in found.problems
+        {"table": problem.table, "agrees": False, "message": problem.message}
+        for problem in comparison.problems
     ]
     return rows
 
 
-def _why(error: JobStatus | None) -> dict[str, Any]:
+def _describe_error(error: JobStatus | None) -> dict[str, Any]:
     code, message = (0, "") if error is None else (error.code, error.message)
     return {"code": code, "message": message}
 
 
-def named(source: SourceTable, index: str) -> str:
+def format_index_name(source: SourceTable, index: str) -> str:
     """The index as users name it."""
     return f"{source.name}/{index}"

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from iscp_dagster.api.names import no_such
+from iscp_dagster.api.names import make_unknown_error
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.webhooks.history import Count
+from iscp_dagster.webhooks.history import DeliveryCount
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
-from iscp_dagster.webhooks.tables import State
+from iscp_dagster.webhooks.tables import DeliveryState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """One endpoint, with what waits for it and what it did not take."""
+class EndpointSummary:
+    """One endpoint, with its counts of pending, delivered and dead events."""
 
     state: EndpointState
     declared: bool
@@ -30,79 +30,83 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Deliveries:
-    """The outbox, with the declarations that it serves, which are read where they are needed."""
+class DeclaredOutbox:
+    """The outbox and its declared endpoints, which are imported only when needed."""
 
     environ: Mapping[str, str]
     outbox: Outbox
-    _given: Sequence[Endpoint] | None = field(default=None, kw_only=True)
+    _declared: Sequence[Endpoint] | None = field(default=None, kw_only=True)
 
     @cached_property
     def endpoints(self) -> list[Endpoint]:
         """The declared endpoints. Raises ConfigError if the declarations cannot be imported."""
-        from iscp_dagster.api.discovery import declared_endpoints
+        from iscp_dagster.api.discovery import load_endpoints
 
-        return list(declared_endpoints(self.environ) if self._given is None else self._given)
+        return list(load_endpoints(self.environ) if self._declared is None else self._declared)
 
-    def endpoint(self, name: str) -> Endpoint:
-        """The declared endpoint. Raises NoSuchJobError, naming those that there are."""
-        for each in self.endpoints:
-            if each.name == name:
-                return each
-        raise no_such("endpoint", name, {each.name for each in self.endpoints})
+    def get_endpoint(self, name: str) -> Endpoint:
+        """The declared endpoint. Raises NoSuchJobError, naming the declared ones."""
+        for endpoint in self.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        raise make_unknown_error("endpoint", name, {endpoint.name for endpoint in self.endpoints})
 
     def check_endpoint(self, name: str) -> None:
-        """Raise NoSuchJobError for an endpoint that is neither declared nor was served."""
-        if name not in self.outbox.endpoints():
-            self.endpoint(name)
+        """Raise NoSuchJobError for an endpoint that is not declared and was never served."""
+        if name not in self.outbox.list_endpoints():
+            self.get_endpoint(name)
 
     def check_trigger(self, name: str) -> None:
         """Raise NoSuchJobError for a trigger that is not declared and has no events."""
-        from iscp_dagster.api.discovery import declared
+        from iscp_dagster.api.discovery import load_tables
 
-        if any(each.trigger == name for each in self.outbox.counts()):
+        if any(count.trigger == name for count in self.outbox.count_deliveries()):
             return
-        known = {trigger.name for table in declared(self.environ) for trigger in table.triggers}
-        if name not in known:
-            raise no_such("trigger", name, known)
+        declared = {
+            trigger.name for table in load_tables(self.environ) for trigger in table.triggers
+        }
+        if name not in declared:
+            raise make_unknown_error("trigger", name, declared)
 
-    def standings(self) -> list[Standing]:
+    def summarize_endpoints(self) -> list[EndpointSummary]:
         """Every endpoint that is declared, was served or has events, by name."""
-        held, counts = self.outbox.endpoints(), self.outbox.counts()
-        declared = {each.name for each in self.endpoints}
+        states, counts = self.outbox.list_endpoints(), self.outbox.count_deliveries()
+        declared = {endpoint.name for endpoint in self.endpoints}
         return [
-            _standing(
-                held.get(name, EndpointState(name=name)),
-                [each for each in counts if each.endpoint == name],
+            _summarize_endpoint(
+                states.get(name, EndpointState(name=name)),
+                [count for count in counts if count.endpoint == name],
                 declared=name in declared,
             )
-            for name in sorted({*held, *declared, *(each.endpoint for each in counts)})
+            for name in sorted({*states, *declared, *(count.endpoint for count in counts)})
         ]
 
 
-def _standing(state: EndpointState, counts: Sequence[Count], *, declared: bool) -> Standing:
-    def events(label: str) -> int:
-        return sum(each.events for each in counts if each.state == label)
+def _summarize_endpoint(
+    state: EndpointState, counts: Sequence[DeliveryCount], *, declared: bool
+) -> EndpointSummary:
+    def count_events(label: str) -> int:
+        return sum(count.events for count in counts if count.state == label)
 
-    waiting = [each.oldest for each in counts if each.state == State.NEXT.label]
-    return Standing(
+    oldest_times = [count.oldest for count in counts if count.state == DeliveryState.NEXT.label]
+    return EndpointSummary(
         state=state,
         declared=declared,
-        pending=events(State.NEXT.label),
-        oldest=min(waiting, default=None),
-        delivered=events(State.DELIVERED.label),
-        dead=events(State.DEAD.label),
+        pending=count_events(DeliveryState.NEXT.label),
+        oldest=min(oldest_times, default=None),
+        delivered=count_events(DeliveryState.DELIVERED.label),
+        dead=count_events(DeliveryState.DEAD.label),
     )
 
 
-def open_deliveries(environ: Mapping[str, str]) -> Deliveries:
+def open_declared_outbox(environ: Mapping[str, str]) -> DeclaredOutbox:
     """The outbox in the ISCP log that the environment or the running stack names.
 
     Raises ConfigError if neither does.
     """
-    from iscp_dagster.local.stack.environment import log_of
+    from iscp_dagster.local.stack.environment import find_log_url
 
-    found, url = log_of(environ)
+    variables, url = find_log_url(environ)
     log = SqlLog(url)
     log.ensure()
-    return Deliveries(found, Outbox(log.engine))
+    return DeclaredOutbox(variables, Outbox(log.engine))

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from iscp_dagster.batches.factory import opener
+from iscp_dagster.batches.factory import make_opener
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.serviceconsumers.runtime import runtime_at
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.serviceconsumers.runtime import open_runtime
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 
 
-def wired(
+def wire_deployment(
     *,
     shards: Sequence[Endpoint],
     log: SqlLog,
@@ -25,7 +25,7 @@ def wired(
     shared: Callable[[], Any],
     private: Callable[[], Any],
     lake: str,
-    bounds: Bounds,
+    bounds: IterationBounds,
     event_ids: IdScheme = DEFAULT_IDS,
     invocations: tuple[str, str] = ("", ""),
 ) -> Deployment:
@@ -38,12 +38,12 @@ def wired(
         endpoint=shards[0],
         shards=tuple(shards),
         log=log,
-        states=opener(state_store, log_url=log_url, endpoint=shards[0]),
+        states=make_opener(state_store, log_url=log_url, endpoint=shards[0]),
         tolerate_state_mismatch=tolerate_state_mismatch,
         spark=shared,
         private_spark=private,
         lake=lake,
         bounds=bounds,
         event_ids=event_ids,
-        services=partial(runtime_at, *invocations) if invocations[0] else None,
+        services=partial(open_runtime, *invocations) if invocations[0] else None,
     )

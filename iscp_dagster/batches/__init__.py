@@ -1,6 +1,6 @@
 """State stores, which keep every job's batch state."""
 
-from iscp_dagster.batches.factory import state_store
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
+from iscp_dagster.batches.factory import make_state_store
+from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
 
-__all__ = ["Held", "Outcomes", "StateKey", "StateStore", "StateWrite", "state_store"]
+__all__ = ["Outcomes", "StateKey", "StateStore", "StateWrite", "StoredState", "make_state_store"]

@@ -1,4 +1,4 @@
-"""The comparison of compare-and-set: a write's outcome, by what is found under its key.
+"""The comparison of compare-and-set: a write's outcome, from the state stored under its key.
 
 States are compared as text, since moments are equal if only their versions are.
 """
@@ -11,41 +11,41 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from iscp_dagster.batches.protocol import Held, StateKey, StateWrite
+from iscp_dagster.batches.protocol import StateKey, StateWrite, StoredState
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError
 from iscp_dagster.model.moment import Moment
 
 
-def state_id(key: StateKey) -> str:
+def compute_state_id(key: StateKey) -> str:
     """The key as 64 characters, however long its names are."""
     parts = [key.tenant, key.table_id, key.job_name, key.registration]
-    return hashlib.sha256(_json(parts).encode()).hexdigest()
+    return hashlib.sha256(_to_json(parts).encode()).hexdigest()
 
 
-def by_id(keys: Collection[StateKey]) -> dict[str, StateKey]:
+def map_by_id(keys: Collection[StateKey]) -> dict[str, StateKey]:
     """The keys by their ids, in the ids' order."""
-    return dict(sorted((state_id(key), key) for key in keys))
+    return dict(sorted((compute_state_id(key), key) for key in keys))
 
 
-def to_text(held: Held) -> str:
-    """The held state as JSON; equal states have equal texts."""
-    return _json(
+def to_text(state: StoredState) -> str:
+    """The state as JSON; equal states have equal texts."""
+    return _to_json(
         {
-            "fence": held.fence,
-            "holder": held.holder,
-            "from": str(held.record.range.from_),
-            "to": str(held.record.range.to),
-            "phase": held.record.phase.value,
-            "layout": dict(held.record.layout),
+            "fence": state.fence,
+            "holder": state.holder,
+            "from": str(state.record.range.from_),
+            "to": str(state.record.range.to),
+            "phase": state.record.phase.value,
+            "layout": dict(state.record.layout),
         }
     )
 
 
-def from_text(text: str) -> Held:
-    """The held state that `to_text` gave."""
+def from_text(text: str) -> StoredState:
+    """The state that `to_text` wrote."""
     value = json.loads(text)
-    return Held(
+    return StoredState(
         record=BatchRecord(
             range=Range(from_=Moment.parse(value["from"]), to=Moment.parse(value["to"])),
             phase=Phase(value["phase"]),
@@ -56,46 +56,47 @@ def from_text(text: str) -> Held:
     )
 
 
-def layout_text(layout: Layout) -> str:
+def format_layout(layout: Layout) -> str:
     """The layout as JSON."""
-    return _json(dict(layout))
+    return _to_json(dict(layout))
 
 
-def settled(write: StateWrite, found: Held | None) -> Held | FenceError | None:
-    """The outcome of the write if it is done or lost; None while it is pending."""
-    if found is not None and to_text(found) == to_text(write.held):
-        return found
-    return None if same(found, write.seen) else lost(write, found)
+def resolve_write(write: StateWrite, stored: StoredState | None) -> StoredState | FenceError | None:
+    """The outcome of the write if it succeeded or lost; None while it is pending."""
+    if stored is not None and to_text(stored) == to_text(write.new_state):
+        return stored
+    return None if is_same(stored, write.expected) else make_lost_error(write, stored)
 
 
-def same(one: Held | None, other: Held | None) -> bool:
+def is_same(state: StoredState | None, other: StoredState | None) -> bool:
     """Whether both are None, or equal down to the microsecond and the layout."""
-    if one is None or other is None:
-        return one is other
-    return to_text(one) == to_text(other)
+    if state is None or other is None:
+        return state is other
+    return to_text(state) == to_text(other)
 
 
-def lost(write: StateWrite, found: Held | None) -> FenceError:
+def make_lost_error(write: StateWrite, stored: StoredState | None) -> FenceError:
     """The error for a write that came too late."""
     return FenceError(
-        f"State of job {write.key}: run {write.holder} saw {_named(write.seen)}, but found "
-        f"{_named(found)}; another run has taken the state, so this run must stop here."
+        f"State of job {write.key}: run {write.holder} saw {_describe_state(write.expected)}, but "
+        f"found {_describe_state(stored)}; another run has taken the state, so this run must stop "
+        "here."
     )
 
 
-def checked(writes: Collection[StateWrite]) -> list[StateWrite]:
-    """The writes in the order of their ids. Raises ConfigError for one that no store takes."""
+def prepare_writes(writes: Collection[StateWrite]) -> list[StateWrite]:
+    """The writes in the order of their ids. Raises ConfigError for an invalid write."""
     (key, times), *_ = [*Counter(write.key for write in writes).most_common(1), (None, 0)]
     if times > 1:
         raise ConfigError(f"State of job {key}: written {times} times in one call; write it once.")
     for write in writes:
         _check_layout(write)
-    return sorted(writes, key=lambda write: state_id(write.key))
+    return sorted(writes, key=lambda write: compute_state_id(write.key))
 
 
 def _check_layout(write: StateWrite) -> None:
     try:
-        text = layout_text(write.record.layout)
+        text = format_layout(write.record.layout)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"State of job {write.key}: its layout is not JSON ({error}).") from None
     if json.loads(text) != write.record.layout:
@@ -105,9 +106,9 @@ def _check_layout(write: StateWrite) -> None:
         )
 
 
-def _named(held: Held | None) -> str:
-    return "nothing" if held is None else f"fence {held.fence} of run {held.holder}"
+def _describe_state(state: StoredState | None) -> str:
+    return "nothing" if state is None else f"fence {state.fence} of run {state.holder}"
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -34,10 +34,10 @@ class Backing:
 
 
 Maker = Callable[[str, Backing], "StateStore"]
-"""Makes the store from a whole setting, such as `keepermap:/path`. Raises ConfigError."""
+"""Makes the store from the full setting, such as `keepermap:/path`. Raises ConfigError."""
 
 
-def state_store(
+def make_state_store(
     setting: str, *, log_url: str | None = None, endpoint: Endpoint | None = None
 ) -> StateStore:
     """The store that the setting names; `ensure` it before its first use.
@@ -47,68 +47,71 @@ def state_store(
     of the setting before a colon, or `package.module:Name`; each is called as a `Maker`. Raises
     ConfigError for a setting that names no store, or if the store's place is not given.
     """
-    return _maker(setting)(setting, Backing(log_url=log_url, endpoint=endpoint))
+    return _find_factory(setting)(setting, Backing(log_url=log_url, endpoint=endpoint))
 
 
-def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
+def make_opener(
+    setting: str, *, log_url: str, endpoint: Endpoint
+) -> Callable[[], StateStore] | None:
     """A function that opens a deployment's store, ready for use; None for `sql`.
 
     `sql` needs none: the job's row holds the state, in one transaction with the watermark. A
-    database URL gives the states a database of their own. Raises ConfigError for other settings.
+    database URL gives the states a database of their own. Raises ConfigError for a setting
+    that names no store.
     """
     if setting == "sql":
         return None
     kind, url = ("sql", setting) if _is_database(setting) else (setting, log_url)
-    _maker(kind)
-    return partial(_opened, kind, url, endpoint)
+    _find_factory(kind)
+    return partial(_open_store, kind, url, endpoint)
 
 
-def tolerates_mismatch(environ: Mapping[str, str]) -> bool:
+def is_mismatch_tolerated(environ: Mapping[str, str]) -> bool:
     """Whether ranges before the recorded batch are skipped. Raises ConfigError."""
     return is_true(environ, TOLERATE)
 
 
 @lru_cache(maxsize=4)
-def _opened(kind: str, url: str, endpoint: Endpoint) -> StateStore:
-    store = state_store(kind, log_url=url, endpoint=endpoint)
+def _open_store(kind: str, url: str, endpoint: Endpoint) -> StateStore:
+    store = make_state_store(kind, log_url=url, endpoint=endpoint)
     store.ensure()
     return store
 
 
-def _maker(setting: str) -> Maker:
+def _find_factory(setting: str) -> Maker:
     kind = setting.partition(":")[0]
     if kind in BUILT_IN:
         forms, maker = BUILT_IN[kind]
         if forms.fullmatch(setting) is None:
             raise ConfigError(f"state_store {setting!r} is malformed; use one of: {KNOWN}.")
         return maker
-    named = kind if kind in _offered() else setting
-    found = load_object(named, GROUP, "state store", f"{KNOWN}, a database URL")
-    if not callable(found):
-        raise ConfigError(f"The state store {setting!r} is {found!r}, which cannot be called.")
-    return cast("Maker", found)
+    name = kind if kind in _list_entry_points() else setting
+    factory = load_object(name, GROUP, "state store", f"{KNOWN}, a database URL")
+    if not callable(factory):
+        raise ConfigError(f"The state store {setting!r} is {factory!r}, which cannot be called.")
+    return cast("Maker", factory)
 
 
-def _offered() -> set[str]:
-    return {each.name for each in entry_points(group=GROUP)}
+def _list_entry_points() -> set[str]:
+    return {entry_point.name for entry_point in entry_points(group=GROUP)}
 
 
 def _is_database(setting: str) -> bool:
-    """Whether it is a database's URL, and not for a package's store. Raises ConfigError."""
+    """Whether it is a database's URL rather than a package's store. Raises ConfigError."""
     scheme, separator, _ = setting.partition("://")
-    if not separator or scheme in _offered():
+    if not separator or scheme in _list_entry_points():
         return False
     from sql_transactions.engine import DRIVERS
 
     if scheme.partition("+")[0] not in DRIVERS:
         raise ConfigError(
             f"The state store {scheme}://… is neither a database ({', '.join(DRIVERS)}) nor an "
-            f"entry point of {GROUP} (known: {', '.join(sorted(_offered())) or 'none'})."
+            f"entry point of {GROUP} (known: {', '.join(sorted(_list_entry_points())) or 'none'})."
         )
     return True
 
 
-def _sql(_: str, backing: Backing) -> StateStore:
+def _make_sql_store(_: str, backing: Backing) -> StateStore:
     from iscp_dagster.batches.sql import SqlStates
 
     if backing.log_url is None:
@@ -116,26 +119,26 @@ def _sql(_: str, backing: Backing) -> StateStore:
     return SqlStates(backing.log_url)
 
 
-def _keepermap(setting: str, backing: Backing) -> StateStore:
+def _make_keepermap_store(setting: str, backing: Backing) -> StateStore:
     from iscp_dagster.batches.keepermap import KeeperMapStates
 
     if backing.endpoint is None:
         raise ConfigError("state_store 'keepermap' needs ClickHouse; set CLICKHOUSE_URL.")
-    found = KEEPERMAP.fullmatch(setting)
-    place = {name: said for name, said in found.groupdict().items() if said} if found else {}
-    return KeeperMapStates(backing.endpoint, **place)
+    match = KEEPERMAP.fullmatch(setting)
+    options = {name: value for name, value in match.groupdict().items() if value} if match else {}
+    return KeeperMapStates(backing.endpoint, **options)
 
 
-def _memory(_: str, __: Backing) -> StateStore:
+def _make_memory_store(_: str, __: Backing) -> StateStore:
     from iscp_dagster.batches.memory import MemoryStates
 
     return MemoryStates()
 
 
 BUILT_IN: Mapping[str, tuple[re.Pattern[str], Maker]] = {
-    "sql": (re.compile("sql"), _sql),
-    "keepermap": (KEEPERMAP, _keepermap),
-    "memory": (re.compile("memory"), _memory),
+    "sql": (re.compile("sql"), _make_sql_store),
+    "keepermap": (KEEPERMAP, _make_keepermap_store),
+    "memory": (re.compile("memory"), _make_memory_store),
 }
-"""By the first word of a setting: how it is written, and what makes the store."""
+"""By the first word of a setting: its pattern and the factory of its store."""
 KNOWN = f"{', '.join(BUILT_IN)}, keepermap:/path, keepermap:database/path"

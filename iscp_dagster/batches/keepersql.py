@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from iscp_dagster.batches.compare import state_id, to_text
+from iscp_dagster.batches.compare import compute_state_id, to_text
 from iscp_dagster.batches.protocol import StateWrite
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.portions import split_into_portions
 
@@ -20,7 +20,7 @@ MOST_ROWS = 200
 MOST_CHARACTERS = 60_000
 """States' length per statement; Keeper takes 1 MB in one, ClickHouse 128 KiB per parameter."""
 
-PATIENCE = {
+RETRY_SETTINGS = {
     # Retry for about a second when Keeper fails; after that the next iteration retries.
     "keeper_max_retries": 4,
     "keeper_retry_initial_backoff_ms": 50,
@@ -31,7 +31,7 @@ PATIENCE = {
 }
 
 STRICT = {
-    **PATIENCE,
+    **RETRY_SETTINGS,
     # An INSERT creates and never overwrites; an UPDATE writes only over the version that it read.
     "keeper_map_strict_mode": 1,
     "async_insert": 0,
@@ -39,7 +39,7 @@ STRICT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statements:
+class KeeperStatements:
     """`table` quoted, and the statements that name it."""
 
     table: str
@@ -54,17 +54,19 @@ class Statements:
     forget: str
 
 
-def statements(database: str, path: str) -> Statements:
+def build_statements(database: str, path: str) -> KeeperStatements:
     """The statements for the table at the Keeper's `path`."""
-    table = ident(database, TABLE)
-    return Statements(
+    table = quote_identifier(database, TABLE)
+    return KeeperStatements(
         table=table,
-        path=text(path),
+        path=quote_string(path),
         database=""
         if database == "default"
-        else f"CREATE DATABASE IF NOT EXISTS {ident(database)}",
-        made=_MADE.replace(":database", text(database)).replace(":name", text(TABLE)),
-        create=_CREATE.replace(":table", table).replace(":path", text(path)),
+        else f"CREATE DATABASE IF NOT EXISTS {quote_identifier(database)}",
+        made=_MADE.replace(":database", quote_string(database)).replace(
+            ":name", quote_string(TABLE)
+        ),
+        create=_CREATE.replace(":table", table).replace(":path", quote_string(path)),
         read=_READ.replace(":table", table),
         update=_UPDATE.replace(":table", table),
         forget=_FORGET.replace(":table", table),
@@ -76,11 +78,13 @@ def split_writes(writes: Iterable[StateWrite]) -> Iterator[Sequence[StateWrite]]
 
     Raises ConfigError for one that is too long by itself.
     """
-    return split_into_portions(writes, most=MOST_ROWS, size=_size, most_size=MOST_CHARACTERS)
+    return split_into_portions(
+        writes, most=MOST_ROWS, size=_measure_write, most_size=MOST_CHARACTERS
+    )
 
 
-def _size(write: StateWrite) -> int:
-    states = [held for held in (write.held, write.seen) if held is not None]
+def _measure_write(write: StateWrite) -> int:
+    states = [state for state in (write.new_state, write.expected) if state is not None]
     # A backslash is escaped for the parameter, and perhaps again on its way.
     size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))
     if size > MOST_CHARACTERS:
@@ -91,15 +95,15 @@ def _size(write: StateWrite) -> int:
     return size
 
 
-def lines(writes: Iterable[StateWrite]) -> bytes:
+def format_rows(writes: Iterable[StateWrite]) -> bytes:
     """The rows of new states, in the format LINES."""
-    return "\n".join(json.dumps(_row(write)) for write in writes).encode()
+    return "\n".join(json.dumps(_to_row(write)) for write in writes).encode()
 
 
-def _row(write: StateWrite) -> list[str | int]:
+def _to_row(write: StateWrite) -> list[str | int]:
     key = write.key
     names = (key.tenant, key.table_id, key.job_name, key.registration)
-    return [state_id(key), *names, to_text(write.held)]
+    return [compute_state_id(key), *names, to_text(write.new_state)]
 
 
 # The columns between `state_id` and `held` are for people to read; the id is their hash.

@@ -6,18 +6,18 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 
-from iscp_dagster.batches.compare import checked, settled
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
+from iscp_dagster.batches.compare import prepare_writes, resolve_write
+from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
 from iscp_dagster.model.errors import FenceError
 
 _LOG = logging.getLogger(__name__)
 
 
 class MemoryStates(StateStore):
-    """A StateStore over a dict; threads take turns. Warns in the logs that it is for tests."""
+    """A thread-safe StateStore over a dict. Logs a warning that it is for tests."""
 
     def __init__(self) -> None:
-        self._held: dict[StateKey, Held] = {}
+        self._states: dict[StateKey, StoredState] = {}
         self._lock = threading.Lock()
         _LOG.warning(
             "state_store: memory is for tests only: states are lost with this process, so "
@@ -27,20 +27,20 @@ class MemoryStates(StateStore):
     def ensure(self) -> None:
         """Nothing to do."""
 
-    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, StoredState]:
         with self._lock:
-            return {key: self._held[key] for key in keys if key in self._held}
+            return {key: self._states[key] for key in keys if key in self._states}
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         with self._lock:
-            return {write.key: self._written(write) for write in checked(writes)}
+            return {write.key: self._write_state(write) for write in prepare_writes(writes)}
 
     def forget(self, keys: Collection[StateKey]) -> int:
         with self._lock:
-            return sum(self._held.pop(key, None) is not None for key in set(keys))
+            return sum(self._states.pop(key, None) is not None for key in set(keys))
 
-    def _written(self, write: StateWrite) -> Held | FenceError:
-        outcome = settled(write, self._held.get(write.key))
+    def _write_state(self, write: StateWrite) -> StoredState | FenceError:
+        outcome = resolve_write(write, self._states.get(write.key))
         if outcome is None:
-            outcome = self._held[write.key] = write.held
+            outcome = self._states[write.key] = write.new_state
         return outcome

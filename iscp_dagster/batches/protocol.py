@@ -8,8 +8,8 @@ from typing import Protocol
 
 from iscp_dagster.model.batch import BatchRecord
 from iscp_dagster.model.errors import FenceError
-from iscp_dagster.model.jobs import checked_tenant
-from iscp_dagster.model.specs import checked_name
+from iscp_dagster.model.jobs import check_tenant
+from iscp_dagster.model.specs import check_printable_name
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -22,9 +22,9 @@ class StateKey:
     registration: int
 
     def __post_init__(self) -> None:
-        checked_tenant(self.tenant)
-        checked_name("table id", self.table_id)
-        checked_name("job name", self.job_name)
+        check_tenant(self.tenant)
+        check_printable_name("table id", self.table_id)
+        check_printable_name("job name", self.job_name)
 
     def __str__(self) -> str:
         return (
@@ -34,7 +34,7 @@ class StateKey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class StoredState:
     """What a store holds for a key: the batch, the fence, and the run that wrote it.
 
     The first write of a key has fence 1; each further one adds 1.
@@ -47,24 +47,24 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class StateWrite:
-    """A record that replaces what `holder` has `seen` (None: nothing)."""
+    """A record that replaces what `holder` has seen, `expected` (None: nothing)."""
 
     key: StateKey
     record: BatchRecord
     holder: str
-    seen: Held | None
+    expected: StoredState | None
 
     def __post_init__(self) -> None:
-        checked_name("holder", self.holder)
+        check_printable_name("holder", self.holder)
 
     @property
-    def held(self) -> Held:
+    def new_state(self) -> StoredState:
         """What the store holds once this is written."""
-        fence = 1 if self.seen is None else self.seen.fence + 1
-        return Held(record=self.record, fence=fence, holder=self.holder)
+        fence = 1 if self.expected is None else self.expected.fence + 1
+        return StoredState(record=self.record, fence=fence, holder=self.holder)
 
 
-Outcomes = Mapping[StateKey, Held | FenceError]
+Outcomes = Mapping[StateKey, StoredState | FenceError]
 """The outcome of each write: what is held now, or an error that names the other holder."""
 
 
@@ -78,30 +78,32 @@ class StateStore(Protocol):
     def ensure(self) -> None:
         """Make the store ready to use. Idempotent, and safe from several processes at once."""
 
-    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        """The states held for those keys that have been written, in a few round trips."""
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, StoredState]:
+        """The states of the keys that have been written, in a few round trips."""
         ...
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         """Replace what each write's holder has seen; each key once.
 
-        Keys are independent: one that is not as seen has a FenceError as its outcome and stays as
-        it is, the others are written. A write that is repeated after its answer was lost has
+        Keys are independent: one that is not as seen has a FenceError as its outcome and is not
+        changed; the others are written. A write that is repeated after its answer was lost has
         the outcome of the first attempt, unless another write came after it. Raises ConfigError,
         before anything is written, for a repeated key or a layout that is not JSON.
         """
         ...
 
-    def write(self, key: StateKey, record: BatchRecord, *, holder: str, seen: Held | None) -> Held:
+    def write(
+        self, key: StateKey, record: BatchRecord, *, holder: str, expected: StoredState | None
+    ) -> StoredState:
         """`write_many` of one; raises its FenceError."""
-        one = StateWrite(key=key, record=record, holder=holder, seen=seen)
-        outcome = self.write_many([one])[key]
+        write = StateWrite(key=key, record=record, holder=holder, expected=expected)
+        outcome = self.write_many([write])[key]
         if isinstance(outcome, FenceError):
             raise outcome
         return outcome
 
     def forget(self, keys: Collection[StateKey]) -> int:
-        """Delete what is held for the keys, whatever it is; returns how many. Idempotent.
+        """Delete the keys' states, whatever they are; returns how many. Idempotent.
 
         A write that has seen a forgotten state gets a FenceError.
         """

@@ -8,15 +8,21 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.batches.compare import by_id, checked, layout_text, settled, state_id
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
+from iscp_dagster.batches.compare import (
+    compute_state_id,
+    format_layout,
+    map_by_id,
+    prepare_writes,
+    resolve_write,
+)
+from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, STATES, open_engine
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment
-from sql_transactions.engine import prepare, transaction
-from sql_transactions.given import given, insert_into
+from sql_transactions.engine import begin_transaction, prepare_engine
+from sql_transactions.given import build_rows_table, insert_into
 from sql_transactions.tables import ensure_tables
 
 STATES_METADATA = sa.MetaData()
@@ -46,109 +52,117 @@ _COLUMNS = ISCP_STATES.c
 class SqlStates(StateStore):
     """A StateStore in SQLite or PostgreSQL, beside the ISCP log.
 
-    Rows are locked, compared and written in one transaction. `at` is a URL (see `open_engine`)
-    or an engine of the caller's.
+    Rows are locked, compared and written in one transaction. `database` is a URL (see
+    `open_engine`) or an engine of the caller's.
     """
 
-    def __init__(self, at: str | sa.URL | sa.Engine) -> None:
-        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at, STATES), STATES)
+    def __init__(self, database: str | sa.URL | sa.Engine) -> None:
+        self.engine = prepare_engine(
+            database if isinstance(database, sa.Engine) else open_engine(database, STATES), STATES
+        )
 
     def ensure(self) -> None:
-        with transaction(self.engine, writes=False) as connection:
+        with begin_transaction(self.engine, writes=False) as connection:
             if sa.inspect(connection).has_table(ISCP_STATES.name):
                 return
         ensure_tables(self.engine, STATES_METADATA, lock=ENSURE_LOCK)
 
-    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        wanted, found = by_id(keys), dict[StateKey, Held]()
-        with transaction(self.engine, writes=False) as connection:
-            for some in portions(list(wanted)):
-                rows = connection.execute(sa.select(ISCP_STATES).where(_among(some)))
-                found |= {wanted[row.state_id]: _from_row(row) for row in rows}
-        return found
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, StoredState]:
+        keys_by_id, states = map_by_id(keys), dict[StateKey, StoredState]()
+        with begin_transaction(self.engine, writes=False) as connection:
+            for portion in split_for_statements(list(keys_by_id)):
+                rows = connection.execute(sa.select(ISCP_STATES).where(_match_ids(portion)))
+                states |= {keys_by_id[row.state_id]: _from_row(row) for row in rows}
+        return states
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
-        outcomes: dict[StateKey, Held | FenceError] = {}
-        for some in portions(checked(writes)):
+        outcomes: dict[StateKey, StoredState | FenceError] = {}
+        for portion in split_for_statements(prepare_writes(writes)):
             # One transaction per portion: rows are locked in one order, so there is no deadlock.
-            with transaction(self.engine, writes=True) as connection:
-                outcomes |= _written(connection, some)
+            with begin_transaction(self.engine, writes=True) as connection:
+                outcomes |= _write_states(connection, portion)
         return outcomes
 
     def forget(self, keys: Collection[StateKey]) -> int:
         forgotten = 0
-        for some in portions(list(by_id(keys))):
-            with transaction(self.engine, writes=True) as connection:
-                forgotten += connection.execute(sa.delete(ISCP_STATES).where(_among(some))).rowcount
+        for portion in split_for_statements(list(map_by_id(keys))):
+            with begin_transaction(self.engine, writes=True) as connection:
+                forgotten += connection.execute(
+                    sa.delete(ISCP_STATES).where(_match_ids(portion))
+                ).rowcount
         return forgotten
 
 
-def _written(connection: sa.Connection, writes: Sequence[StateWrite]) -> Outcomes:
-    found = _locked(connection, writes)
-    known = {write.key: settled(write, found.get(state_id(write.key))) for write in writes}
-    outcomes = {key: outcome for key, outcome in known.items() if outcome is not None}
-    due = [write for write in writes if write.key not in outcomes]
-    _update(connection, [write for write in due if write.seen is not None])
-    raced = _insert(connection, [write for write in due if write.seen is None])
-    outcomes |= {write.key: write.held for write in due if write not in raced}
-    return {**outcomes, **_written(connection, raced)} if raced else outcomes
+def _write_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> Outcomes:
+    stored = _lock_states(connection, writes)
+    settled = {
+        write.key: resolve_write(write, stored.get(compute_state_id(write.key))) for write in writes
+    }
+    outcomes = {key: outcome for key, outcome in settled.items() if outcome is not None}
+    pending = [write for write in writes if write.key not in outcomes]
+    _update_states(connection, [write for write in pending if write.expected is not None])
+    raced = _insert_states(connection, [write for write in pending if write.expected is None])
+    outcomes |= {write.key: write.new_state for write in pending if write not in raced}
+    return {**outcomes, **_write_states(connection, raced)} if raced else outcomes
 
 
-def _locked(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str, Held]:
-    """What is held, locked until the transaction ends; on SQLite the whole file already is."""
-    ids = [state_id(write.key) for write in writes]
-    chosen = sa.select(ISCP_STATES).where(_among(ids)).order_by(_COLUMNS.state_id)
-    return {row.state_id: _from_row(row) for row in connection.execute(chosen.with_for_update())}
+def _lock_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str, StoredState]:
+    """The states, locked until the transaction ends; on SQLite the whole file already is."""
+    ids = [compute_state_id(write.key) for write in writes]
+    query = sa.select(ISCP_STATES).where(_match_ids(ids)).order_by(_COLUMNS.state_id)
+    return {row.state_id: _from_row(row) for row in connection.execute(query.with_for_update())}
 
 
-def _update(connection: sa.Connection, writes: Sequence[StateWrite]) -> None:
+def _update_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> None:
     if writes:
         rows = [_to_row(write) for write in writes]
-        names = _state_columns(writes[0].held)
-        new = given(connection.dialect, [_COLUMNS.state_id, *(_COLUMNS[n] for n in names)], rows)
-        changed = {name: new.c[name] for name in names}
-        same = _COLUMNS.state_id == new.c.state_id
-        connection.execute(sa.update(ISCP_STATES).values(changed).where(same))
+        names = _to_columns(writes[0].new_state)
+        values = build_rows_table(
+            connection.dialect, [_COLUMNS.state_id, *(_COLUMNS[name] for name in names)], rows
+        )
+        assignments = {name: values.c[name] for name in names}
+        same_row = _COLUMNS.state_id == values.c.state_id
+        connection.execute(sa.update(ISCP_STATES).values(assignments).where(same_row))
 
 
-def _insert(connection: sa.Connection, writes: Sequence[StateWrite]) -> list[StateWrite]:
-    """Insert the writes; returns those that another transaction inserted first."""
+def _insert_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> list[StateWrite]:
+    """Insert the writes; returns the writes that another transaction inserted first."""
     if not writes:
         return []
-    new = insert_into(connection.dialect, ISCP_STATES)
-    insert = new.on_conflict_do_nothing().returning(_COLUMNS.state_id)
-    done = set(connection.scalars(insert, [_to_row(write) for write in writes]))
-    return [write for write in writes if state_id(write.key) not in done]
+    statement = insert_into(connection.dialect, ISCP_STATES)
+    insert = statement.on_conflict_do_nothing().returning(_COLUMNS.state_id)
+    inserted = set(connection.scalars(insert, [_to_row(write) for write in writes]))
+    return [write for write in writes if compute_state_id(write.key) not in inserted]
 
 
-def _among(ids: Sequence[str]) -> sa.ColumnElement[bool]:
+def _match_ids(ids: Sequence[str]) -> sa.ColumnElement[bool]:
     return _COLUMNS.state_id.in_(ids)
 
 
 def _to_row(write: StateWrite) -> dict[str, Any]:
     return {
-        "state_id": state_id(write.key),
+        "state_id": compute_state_id(write.key),
         "tenant": write.key.tenant,
         "table_id": write.key.table_id,
         "job_name": write.key.job_name,
         "job_id": write.key.registration,
-        **_state_columns(write.held),
+        **_to_columns(write.new_state),
     }
 
 
-def _state_columns(held: Held) -> dict[str, Any]:
+def _to_columns(state: StoredState) -> dict[str, Any]:
     return {
-        "fence": held.fence,
-        "holder": held.holder,
-        "batch_from": str(held.record.range.from_),
-        "batch_to": str(held.record.range.to),
-        "batch_phase": held.record.phase.value,
-        "batch_layout": layout_text(held.record.layout),
+        "fence": state.fence,
+        "holder": state.holder,
+        "batch_from": str(state.record.range.from_),
+        "batch_to": str(state.record.range.to),
+        "batch_phase": state.record.phase.value,
+        "batch_layout": format_layout(state.record.layout),
     }
 
 
-def _from_row(row: sa.Row[Any]) -> Held:
+def _from_row(row: sa.Row[Any]) -> StoredState:
     range_ = Range(from_=Moment.parse(row.batch_from), to=Moment.parse(row.batch_to))
     layout = json.loads(row.batch_layout)
     record = BatchRecord(range=range_, phase=Phase(row.batch_phase), layout=layout)
-    return Held(record=record, fence=row.fence, holder=row.holder)
+    return StoredState(record=record, fence=row.fence, holder=row.holder)

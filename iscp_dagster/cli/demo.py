@@ -14,9 +14,9 @@ def demo(
     ] = False,
 ) -> None:
     """Index, change, search and verify the documentation of the installed Python packages."""
-    from iscp_dagster.model.imports import need
+    from iscp_dagster.model.imports import require_extra
 
-    need("demo", "`iscp demo`")
+    require_extra("demo", "`iscp demo`")
     from iscp_dagster.demo.run import run
 
     raise typer.Exit(run(keep=keep))

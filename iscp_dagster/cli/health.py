@@ -12,7 +12,7 @@ from iscp_dagster.cli.jobs.options import AsJson
 UNWELL = 1
 
 
-def health(
+def show_health(
     *,
     max_lag: Annotated[
         float, typer.Option(min=0, help="Seconds that an index may be behind its source.")
@@ -23,17 +23,17 @@ def health(
     from dataclasses import asdict
 
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.cli.checkup import checkup
+    from iscp_dagster.cli.checkup import inspect_deployment
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
 
-    found = []
-    environ = with_stack(os.environ)
-    for each in checkup(environ, lambda: api.open_jobs(os.environ), max_lag):
-        found.append(each)
+    findings = []
+    environ = add_stack_variables(os.environ)
+    for finding in inspect_deployment(environ, lambda: api.open_jobs(os.environ), max_lag):
+        findings.append(finding)
         if not as_json:
-            job_show.line(str(each))
+            job_show.line(str(finding))
     if as_json:
-        job_json.write([asdict(each) for each in found])
-    raise typer.Exit(UNWELL if any(each.problem for each in found) else 0)
+        job_json.write([asdict(finding) for finding in findings])
+    raise typer.Exit(UNWELL if any(finding.problem for finding in findings) else 0)

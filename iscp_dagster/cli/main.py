@@ -13,7 +13,7 @@ import typer
 
 from durable_invocations.errors import DurableError
 from iscp_dagster.cli.parts.group import Group
-from iscp_dagster.cli.parts.plain import plain
+from iscp_dagster.cli.parts.plain import escape_control_chars
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.imports import ASSETS
 
@@ -25,7 +25,7 @@ COMMANDS = {
     "env": "iscp_dagster.cli.stack:env",
     "status": "iscp_dagster.cli.stack:status",
     "logs": "iscp_dagster.cli.stack:show_logs",
-    "health": "iscp_dagster.cli.health:health",
+    "health": "iscp_dagster.cli.health:show_health",
     "demo": "iscp_dagster.cli.demo:demo",
     "verify": "iscp_dagster.cli.verify:verify",
     "job": "iscp_dagster.cli.jobs.commands:job",
@@ -58,12 +58,12 @@ class LazyGroup(Group):
 def load(name: str, place: str) -> Any:
     """The command at `module:attribute`, under the given name."""
     module, _, attribute = place.partition(":")
-    found = getattr(import_module(module), attribute)
-    if not isinstance(found, typer.Typer):
+    target = getattr(import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
         wrapper = typer.Typer(add_completion=False)
-        wrapper.command(name)(found)
-        found = wrapper
-    command = typer.main.get_command(found)
+        wrapper.command(name)(target)
+        target = wrapper
+    command = typer.main.get_command(target)
     command.name = name
     return command
 
@@ -77,8 +77,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:  # noqa: FBT001  (typer's signature)
-    if asked:
+def _print_version(requested: bool) -> None:  # noqa: FBT001  (typer's signature)
+    if requested:
         print(f"iscp {version('iscp_dagster')}")  # noqa: T201
         raise typer.Exit
 
@@ -97,17 +97,17 @@ def iscp(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is shown as one message, with exit code 1.
+    """Run the command line; an expected error is shown as one message, with exit code 1.
 
     The module that declares the tables may be in the working directory, as with Dagster's `-m`:
-    there first if ISCP_ASSETS names it, and after the installed ones if not.
+    searched first if ISCP_ASSETS names the module, else last.
     """
     sys.path.insert(0 if os.environ.get(ASSETS) else len(sys.path), str(Path.cwd()))
     try:
         app(prog_name="iscp")
     except (IscpError, DurableError) as problem:
         # The message may quote a log, whose colours a terminal shows.
-        typer.echo(f"iscp: {plain(str(problem), colours=True)}", err=True)
+        typer.echo(f"iscp: {escape_control_chars(str(problem), colours=True)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         print("iscp: interrupted", file=sys.stderr)  # noqa: T201

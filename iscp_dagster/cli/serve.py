@@ -13,7 +13,7 @@ PORT = 4000
 def serve(
     *,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need tokens.")
+        str, typer.Option(help="Address to listen on; any but loopback needs tokens.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: a free one.")] = PORT,
     tokens: Annotated[
@@ -25,31 +25,31 @@ def serve(
         ),
     ] = "",
     print_schema: Annotated[
-        bool, typer.Option("--print-schema", help="Print the schema (SDL), and end.")
+        bool, typer.Option("--print-schema", help="Print the schema (SDL), and exit.")
     ] = False,
     patient: Annotated[
         bool,
-        typer.Option("--patient", help="Start although the tables cannot be served yet."),
+        typer.Option("--patient", help="Start even if the tables cannot be served yet."),
     ] = False,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="End when the declarations change, to be started anew."),
+        typer.Option("--follow", help="Exit when the declarations change, to be restarted."),
     ] = False,
 ) -> None:
-    """Serve the indexes by GraphQL until interrupted: queries, and subscriptions of changes."""
-    from iscp_dagster.model.imports import need
+    """Serve the indexes over GraphQL until interrupted: queries, and subscriptions of changes."""
+    from iscp_dagster.model.imports import require_extra
 
-    need("serve", "`iscp serve`")
-    from iscp_dagster.local.stack.environment import with_stack
+    require_extra("serve", "`iscp serve`")
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web import server
 
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     if print_schema:
-        typer.echo(server.printed(environ))
+        typer.echo(server.render_schema(environ))
         return
     server.log_to_stderr()
-    settings = server.settings_of(environ, host, tokens)
+    settings = server.build_settings(environ, host, tokens)
     if not patient:
-        settings.schemas.current()
-        server.sender_of(environ)
+        settings.schemas.get_schema()
+        server.build_sender(environ)
     server.serve(settings, host, port, typer.echo, follow=follow)

@@ -21,8 +21,8 @@ NOT_UP = 3
 UNWELL = 1
 
 
-def _known(services: list[str] | None) -> list[str] | None:
-    """The services asked for; an unknown name is a usage error."""
+def _check_services(services: list[str] | None) -> list[str] | None:
+    """The requested services; an unknown name is a usage error."""
     from iscp_dagster.local.services.settings import SERVICES
 
     for name in services or []:
@@ -42,7 +42,7 @@ def up(
             help="Start only this service: clickhouse, spark, dagster, graphql or invocations; "
             "repeatable.",
             show_default=False,
-            callback=_known,
+            callback=_check_services,
         ),
     ] = None,
     clickhouse_port: Annotated[
@@ -64,9 +64,9 @@ def up(
     """Start ClickHouse, Spark, Dagster, GraphQL and the runtime of invocations; keep them running
     until interrupted.
     """
-    from iscp_dagster.model.imports import need
+    from iscp_dagster.model.imports import require_extra
 
-    need("local", "`iscp up`")
+    require_extra("local", "`iscp up`")
     from iscp_dagster.local.services.settings import (
         CLICKHOUSE,
         DAGSTER,
@@ -83,19 +83,21 @@ def up(
         GRAPHQL: graphql_port,
         INVOCATIONS: invocations_port,
     }
-    raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_paths))
+    raise typer.Exit(
+        control.start_stack(ports, service or [], detach=detach, paths=_list_table_paths)
+    )
 
 
-def _paths() -> list[str | None]:
+def _list_table_paths() -> list[str | None]:
     """The paths of the declared tables; empty without AWS settings, since then none is in S3."""
     if not any(name.startswith("AWS_") for name in os.environ):
         return []
-    from iscp_dagster.api.discovery import declared
+    from iscp_dagster.api.discovery import load_tables
 
     try:
-        return [source.path for source in declared(os.environ)]
+        return [source.path for source in load_tables(os.environ)]
     except IscpError:
-        # Dagster will say what is wrong with the location.
+        # Dagster will report what is wrong with the location.
         return []
 
 
@@ -103,7 +105,7 @@ def down() -> None:
     """Stop the stack; its data stays for the next `iscp up`."""
     from iscp_dagster.local.stack import control
 
-    control.down()
+    control.stop_stack()
 
 
 def status(
@@ -122,9 +124,9 @@ def status(
 
     if show_password:
         raise typer.Exit(0 if control.show_secrets(as_json=as_json) else NOT_UP)
-    if not control.status(as_json=as_json):
+    if not control.print_status(as_json=as_json):
         raise typer.Exit(NOT_UP)
-    problems = control.problems() if check else []
+    problems = control.find_problems() if check else []
     for problem in problems:
         typer.echo(f"iscp: {problem}", err=True)
     raise typer.Exit(UNWELL if problems else 0)
@@ -146,37 +148,37 @@ def show_logs(
     ] = False,
 ) -> None:
     """Show the latest lines of the services' logs."""
-    from iscp_dagster.cli.parts.plain import plain
-    from iscp_dagster.local.services.settings import home_of
+    from iscp_dagster.cli.parts.plain import escape_control_chars
+    from iscp_dagster.local.services.settings import get_home
     from iscp_dagster.local.stack import tails
 
-    def say(line: str) -> None:
+    def print_log_line(line: str) -> None:
         # echo drops the colours unless it writes to a terminal.
-        typer.echo(plain(line, colours=True))
+        typer.echo(escape_control_chars(line, colours=True))
 
     try:
-        found = tails.files(home_of(os.environ) / "logs", service or [])
+        files = tails.find_log_files(get_home(os.environ) / "logs", service or [])
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
-    tails.show(found, lines, say, follow=follow)
+    tails.show(files, lines, print_log_line, follow=follow)
 
 
 def env() -> None:
     """Print shell variables with the running stack's addresses: eval "$(iscp env)"."""
     import shlex
 
-    from iscp_dagster.local.services.settings import home_of
-    from iscp_dagster.local.services.state import running_stack
-    from iscp_dagster.local.stack.environment import addresses
+    from iscp_dagster.local.services.settings import get_home
+    from iscp_dagster.local.services.state import find_running_stack
+    from iscp_dagster.local.stack.environment import get_shell_variables
 
-    if running_stack(home_of(os.environ)) is None:
+    if find_running_stack(get_home(os.environ)) is None:
         raise UnavailableError("the stack is not up; start it with `iscp up`")
-    for name, value in addresses(os.environ).items():
+    for name, value in get_shell_variables(os.environ).items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 tests = typer.Typer(add_completion=False)
-WHOLE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+DEFAULT_PYTEST_ARGUMENTS = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 """The arguments of pytest when none are given.
 
 Many tests wait for services: four files at a time keep two processors busy.
@@ -191,13 +193,14 @@ ROOM = 8 * 1024**3
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
     """Run the project's tests, four files at a time; your own pytest arguments replace that."""
-    from iscp_dagster.local.services.settings import repository
-    from iscp_dagster.model.imports import need
+    from iscp_dagster.local.services.settings import get_repository
+    from iscp_dagster.model.imports import require_extra
 
-    need("test", "`iscp test`")
-    os.chdir(repository())
+    require_extra("test", "`iscp test`")
+    os.chdir(get_repository())
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # Without bytecode files, each of the tests' many processes would compile the package.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *(ctx.args or WHOLE)])  # noqa: S606
+    arguments = ctx.args or DEFAULT_PYTEST_ARGUMENTS
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])  # noqa: S606

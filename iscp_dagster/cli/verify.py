@@ -12,7 +12,7 @@ from iscp_dagster.cli.parts.counting import Limit
 if TYPE_CHECKING:
     from iscp_dagster.model.jobs import Job
     from iscp_dagster.sync.deployment import Deployment
-    from iscp_dagster.upkeep.comparison import Wanted
+    from iscp_dagster.upkeep.comparison import RequestedIndexes
 
 DIFFERS, NOT_COMPARED = 1, 2
 """Exit codes."""
@@ -42,46 +42,58 @@ def verify(
     """
     from rich.console import Console
 
-    from iscp_dagster.api.chosen import chosen
-    from iscp_dagster.api.discovery import declared
-    from iscp_dagster.api.environment import deployment_of
+    from iscp_dagster.api.chosen import select_indexes
+    from iscp_dagster.api.discovery import load_tables
+    from iscp_dagster.api.environment import open_deployment
     from iscp_dagster.cli import show
     from iscp_dagster.cli.parts.known import check_tenant
-    from iscp_dagster.cli.parts.plain import plain
-    from iscp_dagster.cli.parts.progress import telling
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.cli.parts.plain import escape_control_chars
+    from iscp_dagster.cli.parts.progress import show_progress
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.model.consumers.kinds import is_index
     from iscp_dagster.model.errors import IscpError
     from iscp_dagster.spark.session import disconnect
-    from iscp_dagster.upkeep.comparison import compared
+    from iscp_dagster.upkeep.comparison import compare_tables
 
     try:
-        environ = with_stack(os.environ)
-        deployment = deployment_of(environ)
-        held = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
-        wanted = chosen(index or [], declared(environ), {job.name for job in held})
-        with telling(Console(stderr=True)) as tell:
-            found = compared(deployment, wanted, tenant, tell)
-        show.comparison(found, as_json=as_json, differs=differs, limit=limit)
-        if found.empty and tenant is not None:
-            tables = {source.name: source for source, _ in wanted}
-            theirs = [j for j in deployment.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
-            check_tenant(deployment, tables.values(), theirs, tenant)
+        environ = add_stack_variables(os.environ)
+        deployment = open_deployment(environ)
+        index_jobs = [
+            job for job in deployment.log.list_jobs() if is_index(job.spec.detail.consumer)
+        ]
+        selection = select_indexes(
+            index or [], load_tables(environ), {job.name for job in index_jobs}
+        )
+        with show_progress(Console(stderr=True)) as report:
+            comparison = compare_tables(deployment, selection, tenant, report)
+        show.print_comparison(comparison, as_json=as_json, differs=differs, limit=limit)
+        if comparison.empty and tenant is not None:
+            tables = {source.name: source for source, _ in selection}
+            jobs = [
+                job
+                for job in deployment.log.list_jobs()
+                if f"{job.name.db}.{job.name.table}" in tables
+            ]
+            check_tenant(deployment, tables.values(), jobs, tenant)
         if not as_json:
-            show.nothing(found, tenant, _unregistered(deployment, wanted, tenant))
+            show.print_nothing_found(
+                comparison, tenant, _find_unregistered_jobs(deployment, selection, tenant)
+            )
     except IscpError as error:
-        # Exit code 1 says that an index differs.
-        typer.echo(f"iscp: {plain(str(error), colours=True)}", err=True)
+        # Exit code 1 means that an index differs.
+        typer.echo(f"iscp: {escape_control_chars(str(error), colours=True)}", err=True)
         raise typer.Exit(NOT_COMPARED) from error
     disconnect()
-    raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)
+    raise typer.Exit(DIFFERS if comparison.differs else 0 if comparison.complete else NOT_COMPARED)
 
 
-def _unregistered(deployment: Deployment, wanted: Wanted, tenant: str | None) -> list[Job]:
-    """The jobs of the wanted indexes that a person unregistered."""
+def _find_unregistered_jobs(
+    deployment: Deployment, selection: RequestedIndexes, tenant: str | None
+) -> list[Job]:
+    """The jobs of the selected indexes that a person unregistered."""
     from iscp_dagster.model.consumers.kinds import is_index
 
-    names = {source.name: indexes for source, indexes in wanted}
+    names = {source.name: indexes for source, indexes in selection}
 
     def matches(job: Job) -> bool:
         table = f"{job.name.db}.{job.name.table}"
@@ -90,6 +102,6 @@ def _unregistered(deployment: Deployment, wanted: Wanted, tenant: str | None) ->
 
     return [
         job
-        for job in deployment.log.jobs(tenant=tenant, include_dropped=True)
+        for job in deployment.log.list_jobs(tenant=tenant, include_dropped=True)
         if job.drop_at is not None and is_index(job.spec.detail.consumer) and matches(job)
     ]

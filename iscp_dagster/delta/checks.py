@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from iscp_dagster.delta.log.commit import FEED_PROPERTY
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TableFacts
-from iscp_dagster.delta.log.files import spark_path
+from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.model.declared.schema import (
     SYSTEM_COLUMNS,
     Decimal,
@@ -16,7 +16,7 @@ from iscp_dagster.model.declared.schema import (
     Struct,
 )
 from iscp_dagster.model.errors import KeyColumnError, SchemaError, SourceError
-from iscp_dagster.spark.quoting import ident
+from iscp_dagster.spark.quoting import quote_identifier
 
 REPEATS = "_repeats"
 FRESH = "_fresh"
@@ -69,7 +69,7 @@ def check_source(
     KeyColumnError (a key column that is missing or not of a plain type), SchemaError (another
     column that is missing, or one with a NUL or a system column's name).
     """
-    facts = log.facts()
+    facts = log.get_facts()
     _check_features(log, facts)
     check_columns(log.location, facts.fields, keys=keys, columns=columns)
     _check_tenant_column(log, facts)
@@ -85,16 +85,16 @@ def check_columns(
     columns: Collection[str] | None = None,
 ) -> None:
     """Check the declared columns against the table's. Case matters, as it does in ClickHouse."""
-    names = [each.name for each in fields]
-    known = f"the columns of {location} are: {', '.join(names)}"
+    names = [field.name for field in fields]
+    hint = f"the columns of {location} are: {', '.join(names)}"
     for key in keys:
         if key not in names:
-            raise KeyColumnError(f"There is no key column {key!r}; {known}. Correct the key.")
+            raise KeyColumnError(f"There is no key column {key!r}; {hint}. Correct the key.")
     check_keys(location, fields, keys)
     check_readable(location, fields)
     for column in columns or ():
         if column not in names:
-            raise SchemaError(f"There is no column {column!r}; {known}. Correct the declaration.")
+            raise SchemaError(f"There is no column {column!r}; {hint}. Correct the declaration.")
     check_names(location, names if columns is None else [*columns, *keys])
 
 
@@ -109,14 +109,13 @@ def check_keys(location: str, fields: Sequence[DeltaField], keys: Sequence[str])
             raise KeyColumnError(
                 f"The key column {field.name!r} of {location} is of type {field.type}; a key "
                 "column must be of a plain type, such as text, a number, a date or a time. Declare "
-                "plain columns as the key, such as a field of it copied into its own column."
+                "plain columns as the key, such as one of its fields in its own column."
             )
         if field.name in keys and field.collation:
             raise KeyColumnError(
                 f"The key column {field.name!r} of {location} has the collation "
-                f"{field.collation}, by which Spark may hold two texts equal where ClickHouse does "
-                "not. Declare a key without one, such as the column's texts copied into a column "
-                "of its own."
+                f"{field.collation}, under which Spark may consider strings equal that ClickHouse "
+                "does not. Declare a key column without a collation, such as a copy of this one."
             )
 
 
@@ -124,7 +123,7 @@ def check_readable(location: str, fields: Sequence[DeltaField]) -> None:
     """Raises SchemaError for a column, indexed or not, that the log's reader cannot name."""
     for field in fields:
         inner = field.type.fields if isinstance(field.type, Struct) else ()
-        if any("\0" in each.physical for each in (field, *inner)):
+        if any("\0" in member.physical for member in (field, *inner)):
             raise SchemaError(
                 f"Column {field.name!r} of {location} has a NUL in its name or a field's, so the "
                 "table's log cannot be read. Rename it, or rewrite the table with "
@@ -149,7 +148,7 @@ def is_reserved(name: str) -> bool:
 
 def feed_remedy(location: str) -> str:
     """The statement that turns the change feed on."""
-    table = f"delta.{ident(spark_path(location))}"
+    table = f"delta.{quote_identifier(to_spark_path(location))}"
     return f"ALTER TABLE {table} SET TBLPROPERTIES ({FEED_PROPERTY} = true)"
 
 
@@ -165,13 +164,13 @@ def _check_features(log: DeltaLog, facts: TableFacts) -> None:
 def _check_tenant_column(log: DeltaLog, facts: TableFacts) -> None:
     if log.tenant_column is None:
         return
-    column = log.partition_column(facts.version)
+    column = log.get_tenant_column(facts.version)
     kind, padded = next((f.type, f.padded) for f in facts.fields if f.name == column)
     if padded:
-        # The log names the tenant without the blanks that Spark reads, or with them: as two.
+        # The log may have the value without Spark's blanks: one tenant would become two.
         raise SourceError(
             f"The tenant column {column!r} of {log.location} is of type CHAR, whose values Spark "
-            "reads padded with blanks, and the table's log not; make it a VARCHAR or a STRING."
+            "pads with blanks, unlike the table's log; make it a VARCHAR or a STRING."
         )
     if not isinstance(kind, Primitive) or kind.name not in TENANT_TYPES:
         raise SourceError(

@@ -1,7 +1,7 @@
 """Checks the expressions of views and triggers; one clear error for each that cannot be used.
 
-Spark itself analyzes them, over no rows and with the source's columns alone: one request for each
-stage of a view. They must depend on the row alone, so that the same commits give the same events.
+Spark analyzes them, over no rows and with only the source's columns: one request for each stage of
+a view. They must depend only on the row, so that the same commits give the same events.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.delta.failures import spoken, translated
-from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Condition, Stage, Transitions
-from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, parse_schema, schema_json
+from iscp_dagster.delta.failures import summarize_message, translate_error
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Stage, Transitions, TriggerConditions
+from iscp_dagster.model.declared.schema import (
+    SYSTEM_COLUMNS,
+    DeltaField,
+    parse_schema,
+    to_schema_json,
+)
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
-APART = re.compile(
+QUOTED_OR_COMMENT = re.compile(
     r"(?P<quoted>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`)|--[^\n]*|/\*.*?\*/",
     re.DOTALL,
 )
@@ -39,14 +44,14 @@ CLOCK_WORDS = frozenset(
         *("current_path",),
     }
 )
-"""Functions that need no parentheses, and whose value is not that of the row."""
-CLOCKS = CLOCK_WORDS | {
+"""Functions that need no parentheses, and whose value does not depend on the row."""
+NONDETERMINISTIC_FUNCTIONS = CLOCK_WORDS | {
     *("now", "curdate", "getdate", "current_timezone", "version", "aes_encrypt"),
     *("reflect", "java_method", "try_reflect"),
     *("input_file_name", "spark_partition_id", "monotonically_increasing_id"),
 }
-"""Functions whose value is not that of the row; Spark takes most of them for deterministic."""
-WINDOWS = "puts rows into windows of time, but each row is looked at alone"
+"""Functions whose value does not depend on the row; Spark calls most of them deterministic."""
+WINDOWS = "puts rows into time windows, but each row is evaluated by itself"
 CALLS: Mapping[str, str] = MappingProxyType(
     {
         "window": WINDOWS,
@@ -54,39 +59,39 @@ CALLS: Mapping[str, str] = MappingProxyType(
         "identifier": "hides a name in identifier(); write the name itself",
     }
 )
-"""Functions that Spark takes, and why they cannot be used."""
+"""Functions that Spark accepts, and why they cannot be used."""
 FAULTS: Mapping[str, str] = MappingProxyType(
     {
         "AGGREGATE_FUNCTION_WITH_NONDETERMINISTIC_EXPRESSION": (
-            "gives another value each time; it must depend on the row alone"
+            "gives another value each time; it must depend only on the row"
         ),
-        "NESTED_AGGREGATE_FUNCTION": "is an aggregate, but each row is looked at alone",
+        "NESTED_AGGREGATE_FUNCTION": "is an aggregate, but each row is evaluated by itself",
         "UNRESOLVED_ROUTINE": "calls a function that Spark does not have",
-        "UNSUPPORTED_GENERATOR": "makes several rows of one",
+        "UNSUPPORTED_GENERATOR": "makes several rows from one",
     }
 )
-"""What Spark's conditions mean here, by how they begin."""
+"""What Spark's error conditions mean here, by prefix."""
 CONTEXTS = ("SQL", "DataFrame")
-"""What PySpark has a logger for errors in."""
+"""The parts of PySpark that have an error logger."""
 UNKNOWN = "UNRESOLVED_COLUMN"
 OVER = "window function"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
-    """One expression, and what it is for a message."""
+class SqlExpression:
+    """One expression, and what messages call it."""
 
-    what: str
+    label: str
     """Such as `the predicate`."""
     text: str
     boolean: bool = False
 
 
 class _FaultError(Exception):
-    """What is wrong with an expression, before it is said whose it is."""
+    """What is wrong with an expression, without its owner."""
 
 
-def analyzed(
+def analyze_expressions(
     spark: Any, owner: str, fields: Sequence[DeltaField], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
     """The calculated columns of the view, with their types; nothing is read.
@@ -95,174 +100,179 @@ def analyzed(
     for an expression that cannot be evaluated, and UnavailableError.
     """
     try:
-        return _analyzed(spark, tuple(fields), transitions)
+        return _analyze_stages(spark, tuple(fields), transitions)
     except _FaultError as error:
         raise ConfigError(f"{owner}: {error}") from error.__cause__
 
 
 @lru_cache(maxsize=64)
-def _analyzed(
+def _analyze_stages(
     spark: Any, fields: tuple[DeltaField, ...], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
-    held, found = [*fields], list[DeltaField]()
+    columns, calculated = [*fields], list[DeltaField]()
     for stage in transitions.stages:
-        types = _types(spark, held, _of_stage(stage))
-        made = [replace(types[name], name=name, physical=name) for name, _ in stage.columns]
-        _check_names(held, made)
-        held, found = [*held, *made], [*found, *made]
+        types = _resolve_types(spark, columns, _get_stage_expressions(stage))
+        new_columns = [replace(types[name], name=name, physical=name) for name, _ in stage.columns]
+        _check_names(columns, new_columns)
+        columns, calculated = [*columns, *new_columns], [*calculated, *new_columns]
     if transitions.conditions:
-        _types(spark, held, _of_conditions(transitions.conditions))
-    return tuple(found)
+        _resolve_types(spark, columns, _get_condition_expressions(transitions.conditions))
+    return tuple(calculated)
 
 
-def _of_stage(stage: Stage) -> dict[str, Said]:
-    found = {name: Said(what=f"the column {name!r}", text=text) for name, text in stage.columns}
+def _get_stage_expressions(stage: Stage) -> dict[str, SqlExpression]:
+    expressions = {
+        name: SqlExpression(label=f"the column {name!r}", text=text) for name, text in stage.columns
+    }
     if stage.where is not None:
-        found[""] = Said(what="the predicate", text=stage.where, boolean=True)
-    return found
+        expressions[""] = SqlExpression(label="the predicate", text=stage.where, boolean=True)
+    return expressions
 
 
-def _of_conditions(conditions: Sequence[Condition]) -> dict[str, Said]:
+def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[str, SqlExpression]:
     return {
-        f"{which} {each.name}": Said(
-            what=f"the condition {which}= of trigger {each.name!r}", text=text, boolean=True
+        f"{which} {trigger.name}": SqlExpression(
+            label=f"the condition {which}= of trigger {trigger.name!r}", text=text, boolean=True
         )
-        for each in conditions
-        for which, text in (("match", each.match), ("unmatch", each.unmatch))
+        for trigger in conditions
+        for which, text in (("match", trigger.match), ("unmatch", trigger.unmatch))
         if text is not None
     }
 
 
-def _types(
-    spark: Any, held: Sequence[DeltaField], said: Mapping[str, Said]
+def _resolve_types(
+    spark: Any, columns: Sequence[DeltaField], expressions: Mapping[str, SqlExpression]
 ) -> dict[str, DeltaField]:
     """The types of the expressions over these columns, by name."""
-    for each in said.values():
-        _check_words(held, each)
+    for expression in expressions.values():
+        _check_words(columns, expression)
     try:
-        found = _asked(spark, held, list(said.values()))
+        fields = _query_types(spark, columns, list(expressions.values()))
     except Exception as error:
-        if (gone := _gone(error)) is not None:
+        if (gone := _to_unavailable(error)) is not None:
             raise gone from error
-        for each in said.values():
-            _check_alone(spark, held, each)
+        for expression in expressions.values():
+            _check_expression(spark, columns, expression)
         raise
-    types = dict(zip(said, found, strict=True))
-    for name, each in said.items():
-        _check_type(each, str(types[name].type))
+    types = dict(zip(expressions, fields, strict=True))
+    for name, expression in expressions.items():
+        _check_type(expression, str(types[name].type))
     return types
 
 
-def _asked(spark: Any, held: Sequence[DeltaField], said: Sequence[Said]) -> list[DeltaField]:
-    """Their types. An aggregate takes neither another one, nor what gives another value each time,
-    a window or several rows.
+def _query_types(
+    spark: Any, columns: Sequence[DeltaField], expressions: Sequence[SqlExpression]
+) -> list[DeltaField]:
+    """The types of the expressions, each within an aggregate: there Spark rejects aggregates,
+    windows, generators and nondeterministic functions.
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.types import StructType
 
-    rows = spark.createDataFrame([], StructType.fromJson(schema_json(held)))
-    asked = [F.any_value(F.expr(each.text)).alias(f"e{n}") for n, each in enumerate(said)]
-    with _in_silence():
-        found = rows.agg(*asked).schema
-    return list(parse_schema(json.dumps(found.jsonValue())))
+    rows = spark.createDataFrame([], StructType.fromJson(to_schema_json(columns)))
+    aggregates = [
+        F.any_value(F.expr(expression.text)).alias(f"e{n}")
+        for n, expression in enumerate(expressions)
+    ]
+    with _suspend_error_logs():
+        schema = rows.agg(*aggregates).schema
+    return list(parse_schema(json.dumps(schema.jsonValue())))
 
 
 @contextmanager
-def _in_silence() -> Iterator[None]:
-    """Keep PySpark from printing the server's stack for an error that is reported in our words."""
+def _suspend_error_logs() -> Iterator[None]:
+    """Keep PySpark from logging the server's stack for an error that is reported anyway."""
     from pyspark.logger import PySparkLogger
 
-    loggers = [PySparkLogger.getLogger(f"{each}QueryContextLogger") for each in CONTEXTS]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.CRITICAL + 1)
+    loggers = [PySparkLogger.getLogger(f"{context}QueryContextLogger") for context in CONTEXTS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
-def _check_alone(spark: Any, held: Sequence[DeltaField], said: Said) -> None:
+def _check_expression(spark: Any, columns: Sequence[DeltaField], expression: SqlExpression) -> None:
     try:
-        _asked(spark, held, [said])
+        _query_types(spark, columns, [expression])
     except Exception as error:
-        if (gone := _gone(error)) is not None:
+        if (gone := _to_unavailable(error)) is not None:
             raise gone from error
-        raise _refusal(said, _fault(error, held)) from error
+        raise _build_fault(expression, _describe_fault(error, columns)) from error
 
 
-def _gone(error: Exception) -> UnavailableError | None:
-    """The error of a Spark that does not answer; None for any other."""
-    known = translated("Spark", error)
-    return known if isinstance(known, UnavailableError) else None
+def _to_unavailable(error: Exception) -> UnavailableError | None:
+    """The error if Spark does not answer; None for any other."""
+    translated = translate_error("Spark", error)
+    return translated if isinstance(translated, UnavailableError) else None
 
 
-def _fault(error: Exception, held: Sequence[DeltaField]) -> str:
+def _describe_fault(error: Exception, columns: Sequence[DeltaField]) -> str:
     condition = getattr(error, "getCondition", lambda: "")() or ""
     parameters: Mapping[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     if condition.startswith(UNKNOWN):
         name = str(parameters.get("objectName", "")).replace("`", "")
-        return _unknown(name, held)
+        return _describe_unknown_column(name, columns)
     for start, meaning in FAULTS.items():
         if condition.startswith(start):
             return meaning
-    words = spoken(str(error))
+    words = summarize_message(str(error))
     if OVER in words:
-        return "is a window function, but each row is looked at alone"
+        return "is a window function, but each row is evaluated by itself"
     return f"is not Spark SQL that can be evaluated here: {words}"
 
 
-def _unknown(name: str, held: Sequence[DeltaField]) -> str:
-    known = ", ".join(each.name for each in held)
+def _describe_unknown_column(name: str, columns: Sequence[DeltaField]) -> str:
+    names = ", ".join(column.name for column in columns)
     if name.casefold() in {*SYSTEM_COLUMNS, *IMAGE_COLUMNS}:
-        return (
-            f"names {name}, which is beside the row and not in it; it can use its columns: {known}"
-        )
-    return f"names a column {name} that is not there; it can use: {known}"
+        return f"names {name}, a system column outside the row; it can use: {names}"
+    return f"names a column {name} that does not exist; it can use: {names}"
 
 
-def _check_words(held: Sequence[DeltaField], said: Said) -> None:
-    """Refuse subqueries, and functions whose value is not that of the row."""
-    uncommented = APART.sub(lambda found: found["quoted"] or " ", said.text)
+def _check_words(columns: Sequence[DeltaField], expression: SqlExpression) -> None:
+    """Reject subqueries, and functions whose value does not depend on the row."""
+    uncommented = QUOTED_OR_COMMENT.sub(lambda match: match["quoted"] or " ", expression.text)
     if clock := NOW_LITERAL.search(uncommented):
-        raise _refusal(said, f"depends on the time it is evaluated ({clock[0]}…)")
-    columns = {each.name.casefold() for each in held}
-    bare = APART.sub(
-        lambda found: "''" if found["quoted"] else " ", QUOTED_CALL.sub(r"\g<name>", uncommented)
+        raise _build_fault(expression, f"depends on the time it is evaluated ({clock[0]}…)")
+    names = {column.name.casefold() for column in columns}
+    bare = QUOTED_OR_COMMENT.sub(
+        lambda match: "''" if match["quoted"] else " ", QUOTED_CALL.sub(r"\g<name>", uncommented)
     )
     if SUBQUERY.search(bare):
-        raise _refusal(said, "has a subquery, but only the row is looked at")
-    for found in WORD.finditer(bare):
-        word, called = found["word"].casefold(), bool(found["call"])
-        if called and word in CALLS:
-            raise _refusal(said, CALLS[word])
-        within = bare[: found.start()].rstrip().endswith(".")
-        alone = not called and not within and word in CLOCK_WORDS and word not in columns
-        timed = word == "unix_timestamp" and bool(found["argument"])
-        if alone or timed or (called and word in CLOCKS):
-            fault = f"calls {word}, whose value is not the row's; it must depend on the row alone"
-            raise _refusal(said, fault)
+        raise _build_fault(expression, "has a subquery, but it must depend only on the row")
+    for match in WORD.finditer(bare):
+        word, is_call = match["word"].casefold(), bool(match["call"])
+        if is_call and word in CALLS:
+            raise _build_fault(expression, CALLS[word])
+        is_qualified = bare[: match.start()].rstrip().endswith(".")
+        is_clock = not is_call and not is_qualified and word in CLOCK_WORDS and word not in names
+        is_now = word == "unix_timestamp" and bool(match["argument"])
+        if is_clock or is_now or (is_call and word in NONDETERMINISTIC_FUNCTIONS):
+            fault = f"calls {word}, whose value does not depend on the row, as it must"
+            raise _build_fault(expression, fault)
 
 
-def _check_type(said: Said, type_: str) -> None:
-    if said.boolean and type_ != "boolean":
-        raise _refusal(said, f"is of type {type_}, not boolean")
+def _check_type(expression: SqlExpression, type_: str) -> None:
+    if expression.boolean and type_ != "boolean":
+        raise _build_fault(expression, f"is of type {type_}, not boolean")
     if type_ == "void":
-        raise _refusal(said, "is always NULL, of no type; cast it to one")
+        raise _build_fault(expression, "is always NULL and has no type; cast it to one")
 
 
-def _check_names(held: Sequence[DeltaField], made: Sequence[DeltaField]) -> None:
-    """Refuse calculated columns that hide others: Spark ignores the case of names."""
-    taken = {each.name.casefold(): each.name for each in held}
-    for each in made:
-        other = taken.setdefault(each.name.casefold(), each.name)
-        if any(each.name.casefold() == one.name.casefold() for one in held):
+def _check_names(columns: Sequence[DeltaField], new_columns: Sequence[DeltaField]) -> None:
+    """Reject calculated columns that hide others: Spark ignores the case of names."""
+    names = {column.name.casefold(): column.name for column in columns}
+    for column in new_columns:
+        hidden = names.setdefault(column.name.casefold(), column.name)
+        if any(column.name.casefold() == existing.name.casefold() for existing in columns):
             raise _FaultError(
-                f"the calculated column {each.name!r} hides the column {other!r}; give it "
+                f"the calculated column {column.name!r} hides the column {hidden!r}; give it "
                 "another name."
             )
 
 
-def _refusal(said: Said, fault: str) -> _FaultError:
-    return _FaultError(f"{said.what} `{said.text}` {fault.rstrip('.')}.")
+def _build_fault(expression: SqlExpression, fault: str) -> _FaultError:
+    return _FaultError(f"{expression.label} `{expression.text}` {fault.rstrip('.')}.")

@@ -48,7 +48,7 @@ CONDITIONS: Mapping[str, type[IscpError]] = MappingProxyType(
         "NO_ACTIVE_SESSION": UnavailableError,
     }
 )
-"""Our error for each of Spark's conditions; any other is a ReadError, in Spark's words."""
+"""This project's error for each of Spark's; any other is a ReadError with Spark's message."""
 HANDLE_GONE = "INVALID_HANDLE."
 """Prefix of every condition for a session or an operation that the server does not know."""
 STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext has been shutdown")
@@ -65,8 +65,8 @@ STORE_DOWN = (
 )
 """Java's exceptions for a store, HDFS or S3, that does not answer."""
 FEED_TOO_LARGE = "java.io.UTFDataFormatException"
-"""Java's exception for a commit that deletes so many rows of a file by a deletion vector that Delta
-cannot hand them to its feed's readers, which it does in one text of at most 64 KiB.
+"""Java's exception for a commit whose deletion vector deletes so many rows of a file that Delta
+cannot pass it to the feed's readers, in one string of at most 64 KiB.
 """
 NO_READER = (
     "UnsupportedFileSystemException",
@@ -83,14 +83,14 @@ STACK = "JVM stacktrace:"
 TRACE = "Traceback (most recent call last):"
 WORDS_END = re.compile(rf"{STACK}|Driver stacktrace:|SQLSTATE: \w+|;?\n\s*(at |[+:]- |'[A-Z])")
 """Where Spark's message ends and states, plans and stacks follow."""
-DETAILS = re.compile(r'RPC that terminated with:.*?\bdetails = "(?P<said>.*?)"(?:\s|$)', re.DOTALL)
-"""What gRPC says of a call that failed, among what it shows of the call."""
+DETAILS = re.compile(r'RPC that terminated with:.*?\bdetails = "(?P<text>.*?)"(?:\s|$)', re.DOTALL)
+"""The message within gRPC's description of a call that failed."""
 MOST_SHOWN = 500
 PACKAGE = "iscp_dagster."
 
 
 @contextmanager
-def reading(location: str) -> Iterator[None]:
+def wrap_spark_errors(location: str) -> Iterator[None]:
     """Wrap every Spark action that reads `location`: turn its failures into this project's errors.
 
     FeedGoneError: read a snapshot instead (a newer one, if this was one). SourceError: a person
@@ -101,49 +101,51 @@ def reading(location: str) -> Iterator[None]:
     except IscpError:
         raise
     except Exception as error:
-        known = translated(location, error)
-        if known is None:
+        translated = translate_error(location, error)
+        if translated is None:
             raise
-        raise known from error
+        raise translated from error
 
 
-def translated(location: str, error: Exception) -> IscpError | None:
+def translate_error(location: str, error: Exception) -> IscpError | None:
     """The project's error for one of Spark's; None for one that is not Spark's."""
     from pyspark.errors import PySparkException
 
     text = str(error).strip()
     if type(error).__module__.startswith(CLIENT_MODULES):
-        return UnavailableError(_message(location, "Spark does not answer", text))
+        return UnavailableError(_format_message(location, "Spark does not answer", text))
     if not isinstance(error, PySparkException):
         return None
     condition = error.getCondition() or ""
-    lost = text.partition("\n")[0] if NO_FILE in text.partition("\n")[0] else ""
-    known = CONDITIONS.get(condition)
-    if known is FeedGoneError or (lost and LOG_FOLDER not in lost):
-        return FeedGoneError(_message(location, "this range cannot be read", text))
-    if known is SourceError or lost:
-        return SourceError(_message(location, "the table cannot be read", text))
-    gone = known is UnavailableError or condition.startswith(HANDLE_GONE)
-    if gone or _is_unreachable(error, text) or _is_stopping(text):
-        return UnavailableError(_message(location, "the Spark session is gone", text))
-    return _unknown(location, error, text)
+    missing_file = text.partition("\n")[0] if NO_FILE in text.partition("\n")[0] else ""
+    error_class = CONDITIONS.get(condition)
+    if error_class is FeedGoneError or (missing_file and LOG_FOLDER not in missing_file):
+        return FeedGoneError(_format_message(location, "this range cannot be read", text))
+    if error_class is SourceError or missing_file:
+        return SourceError(_format_message(location, "the table cannot be read", text))
+    is_gone = error_class is UnavailableError or condition.startswith(HANDLE_GONE)
+    if is_gone or _is_unreachable(error, text) or _is_stopping(text):
+        return UnavailableError(_format_message(location, "the Spark session is gone", text))
+    return _translate_unknown(location, error, text)
 
 
-def _unknown(location: str, error: Exception, text: str) -> IscpError:
-    """The error for a condition that nothing above recognizes."""
-    if (ours := _ours(text)) is not None:
-        return ours
-    said = text.partition(STACK)[0]
-    if FEED_TOO_LARGE in said:
-        return FeedGoneError(_message(location, "its deletion vectors are too large", text))
-    if any(sign in said for sign in NO_READER):
+def _translate_unknown(location: str, error: Exception, text: str) -> IscpError:
+    """The error for a condition that `CONDITIONS` lacks."""
+    if (own_error := _parse_own_error(text)) is not None:
+        return own_error
+    message = text.partition(STACK)[0]
+    if FEED_TOO_LARGE in message:
+        return FeedGoneError(_format_message(location, "its deletion vectors are too large", text))
+    if any(sign in message for sign in NO_READER):
         return UnavailableError(
-            f"{_message(location, 'its store cannot be read', text)}. {LACKING}"
+            f"{_format_message(location, 'its store cannot be read', text)}. {LACKING}"
         )
-    if any(sign in said for sign in STORE_DOWN):
-        return UnavailableError(_message(location, "its store does not answer", text))
-    failed = _message(location, f"Spark could not read the table ({type(error).__name__})", text)
-    return ReadError(f"{failed.rstrip('.')}. Spark's log has the details (`iscp logs spark`).")
+    if any(sign in message for sign in STORE_DOWN):
+        return UnavailableError(_format_message(location, "its store does not answer", text))
+    summary = _format_message(
+        location, f"Spark could not read the table ({type(error).__name__})", text
+    )
+    return ReadError(f"{summary.rstrip('.')}. Spark's log has the details (`iscp logs spark`).")
 
 
 def _is_unreachable(error: Exception, text: str) -> bool:
@@ -156,35 +158,35 @@ def _is_stopping(text: str) -> bool:
     return any(sign in text for sign in STOPPED)
 
 
-def _message(location: str, what: str, text: str) -> str:
-    return f"{location}: {what}: {spoken(text)}"
+def _format_message(location: str, problem: str, text: str) -> str:
+    return f"{location}: {problem}: {summarize_message(text)}"
 
 
-def _raised(text: str) -> str:
+def _find_python_error(text: str) -> str:
     """The exception at the end of the last Python traceback; empty without one."""
-    _, found, trace = text.rpartition(TRACE)
+    _, header, trace = text.rpartition(TRACE)
     lines = [line for line in trace.splitlines() if line and not line[0].isspace()]
-    return lines[0] if found and lines else ""
+    return lines[0] if header and lines else ""
 
 
-def _ours(text: str) -> IscpError | None:
+def _parse_own_error(text: str) -> IscpError | None:
     """The error that the project's own code raised in an executor."""
-    place, _, said = _raised(text).partition(": ")
-    module, _, name = place.rpartition(".")
-    kinds = _kinds(IscpError) if module.startswith(PACKAGE) else {}
-    return kinds[name](said) if name in kinds else None
+    qualified_name, _, message = _find_python_error(text).partition(": ")
+    module, _, name = qualified_name.rpartition(".")
+    classes = _list_error_classes(IscpError) if module.startswith(PACKAGE) else {}
+    return classes[name](message) if name in classes else None
 
 
-def _kinds(kind: type[IscpError]) -> dict[str, type[IscpError]]:
-    found = {kind.__name__: kind}
-    for each in kind.__subclasses__():
-        found |= _kinds(each)
-    return found
+def _list_error_classes(error_class: type[IscpError]) -> dict[str, type[IscpError]]:
+    classes = {error_class.__name__: error_class}
+    for subclass in error_class.__subclasses__():
+        classes |= _list_error_classes(subclass)
+    return classes
 
 
-def spoken(text: str) -> str:
-    """Spark's message on one line; of a failure in Python, Python's; in gRPC, its details."""
-    raised, details = _raised(text), DETAILS.search(text)
-    words = f"in Python, {raised}" if raised else details["said"] if details else text
-    shown = " ".join(WORDS_END.split(words, 1)[0].split())
-    return f"{shown[:MOST_SHOWN]}..." if len(shown) > MOST_SHOWN else shown
+def summarize_message(text: str) -> str:
+    """Spark's message on one line; for a failure in Python or gRPC, theirs."""
+    python_error, details = _find_python_error(text), DETAILS.search(text)
+    message = f"in Python, {python_error}" if python_error else details["text"] if details else text
+    summary = " ".join(WORDS_END.split(message, 1)[0].split())
+    return f"{summary[:MOST_SHOWN]}..." if len(summary) > MOST_SHOWN else summary

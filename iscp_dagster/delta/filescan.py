@@ -19,9 +19,9 @@ from urllib.parse import unquote
 
 from iscp_dagster.delta import arrow
 from iscp_dagster.delta.checks import TENANT_TYPES
-from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, Unheld
-from iscp_dagster.delta.log.files import STORES, local_path, opened, settings_of
-from iscp_dagster.delta.log.unreadable import STORE_FAILED, unreadable_data
+from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, UnreadableValue
+from iscp_dagster.delta.log.files import STORES, get_store_settings, open_store, to_local_path
+from iscp_dagster.delta.log.unreadable import STORE_FAILED, translate_data_error
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, IscpError, SourceError
 
@@ -64,7 +64,7 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class TableFiles:
     """The `fields` of the Parquet files of the table at `location`, a folder or a store's URL."""
 
     location: str
@@ -72,16 +72,16 @@ class Files:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The store's options, as deltalake takes them."""
 
-    def schema(self) -> pa.Schema:
+    def build_schema(self) -> pa.Schema:
         """The schema of the batches read."""
         import pyarrow as pa
 
-        return pa.schema([(each.name, arrow.arrow_type(each.type)) for each in self.fields])
+        return pa.schema([(field.name, arrow.to_arrow_type(field.type)) for field in self.fields])
 
     @cached_property
     def plain(self) -> bool:
         """Whether Arrow's own scanner can build the columns from a file's."""
-        return all(arrow.is_flat(f.type) and _stored(f) == f.name for f in self.fields)
+        return all(arrow.is_flat(f.type) and _get_stored_name(f) == f.name for f in self.fields)
 
     def read(self, slice_: Slice) -> Iterator[pa.RecordBatch]:
         """Raises FeedGoneError for a file that VACUUM removed, SourceError for a broken one,
@@ -92,9 +92,9 @@ class Files:
 
         plain = self.plain and slice_.deleted is None
         try:
-            for piece in _pieces(*self._opened(slice_), slice_, known=plain):
-                self._refuse_unlike(piece, slice_)
-                yield from self._scanned(piece) if plain else self._fitted(piece, slice_)
+            for piece in _make_fragments(*self._open_slice(slice_), slice_, fill_partition=plain):
+                self._check_plain(piece, slice_)
+                yield from self._scan_plain(piece) if plain else self._scan_by_column(piece, slice_)
         except FileNotFoundError as error:
             raise FeedGoneError(
                 f"{self.location}: {slice_.path} is gone, so this version can no longer be "
@@ -105,75 +105,79 @@ class Files:
             numbered = isinstance(error, OSError) and error.errno is not None
             if numbered or STORE_FAILED.search(str(error)):
                 # An error of the system or the store: for a broken file Arrow gives no errno.
-                raise unreadable_data(f"{self.location}/{slice_.path}", error) from error
+                raise translate_data_error(f"{self.location}/{slice_.path}", error) from error
             raise SourceError(
                 f"{self.location}: {slice_.path} cannot be read: {error}. Restore the file, or "
                 "RESTORE the table to a version without it."
             ) from error
 
-    def _opened(self, slice_: Slice) -> tuple[Any, Any]:
+    def _open_slice(self, slice_: Slice) -> tuple[Any, Any]:
         """The file and its file system, for Arrow; for a small file in a store, its contents."""
         import pyarrow as pa
         from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-        folder, name = local_path(self.location), unquote(slice_.path)
+        folder, name = to_local_path(self.location), unquote(slice_.path)
         if folder is not None:
             return name, SubTreeFileSystem(folder, LocalFileSystem())
-        store = opened(self.location, self.options, {name: slice_.bytes} if slice_.bytes else {})
+        store = open_store(
+            self.location, self.options, {name: slice_.bytes} if slice_.bytes else {}
+        )
         if slice_.parts > 1 or not 0 < slice_.bytes <= BYTES_AT_ONCE:
             return name, store
         with store.open_input_file(name) as file:
             return pa.BufferReader(file.read()), None
 
-    def _scanned(self, piece: Any) -> Iterator[pa.RecordBatch]:
-        schema = self.schema()
+    def _scan_plain(self, piece: Any) -> Iterator[pa.RecordBatch]:
+        schema = self.build_schema()
         yield from piece.scanner(schema=schema, columns=schema.names, **SCANNING).to_batches()
 
-    def _fitted(self, piece: Any, slice_: Slice) -> Iterator[pa.RecordBatch]:
+    def _scan_by_column(self, piece: Any, slice_: Slice) -> Iterator[pa.RecordBatch]:
         """The rows converted column by column, without those in the deletion vector."""
         import numpy as np
         import pyarrow as pa
 
-        schema, held = self.schema(), set(piece.physical_schema.names)
-        stored = [_stored(f) for f in self.fields if _stored(f) in held]
+        schema, stored_names = self.build_schema(), set(piece.physical_schema.names)
+        names = [_get_stored_name(f) for f in self.fields if _get_stored_name(f) in stored_names]
         deleted = np.frombuffer(slice_.deleted or b"", dtype=np.int64)
         begin = 0
-        for batch in piece.scanner(columns=stored, **SCANNING).to_batches():
+        for batch in piece.scanner(columns=names, **SCANNING).to_batches():
             count = batch.num_rows
-            columns = [self._column(batch, f, slice_) for f in self.fields]
+            columns = [self._build_column(batch, f, slice_) for f in self.fields]
             rows = pa.record_batch(columns, schema=schema) if columns else batch
-            here = deleted[(deleted >= begin) & (deleted < begin + count)] - begin
+            positions = deleted[(deleted >= begin) & (deleted < begin + count)] - begin
             begin += count
-            if len(here):
-                kept = np.ones(count, dtype=bool)
-                kept[here] = False
-                rows = rows.filter(pa.array(kept))
+            if len(positions):
+                mask = np.ones(count, dtype=bool)
+                mask[positions] = False
+                rows = rows.filter(pa.array(mask))
             yield rows
 
-    def _column(self, batch: pa.RecordBatch, field: DeltaField, slice_: Slice) -> pa.Array:
+    def _build_column(self, batch: pa.RecordBatch, field: DeltaField, slice_: Slice) -> pa.Array:
         import pyarrow as pa
 
         if field.name in slice_.partition:
-            value = pa.scalar(slice_.partition[field.name], arrow.arrow_type(field.type))
+            value = pa.scalar(slice_.partition[field.name], arrow.to_arrow_type(field.type))
             return pa.repeat(value, batch.num_rows)
-        if _stored(field) in batch.schema.names:
-            return arrow.fitted(batch.column(_stored(field)), field.type)
-        return pa.nulls(batch.num_rows, arrow.arrow_type(field.type))
+        if _get_stored_name(field) in batch.schema.names:
+            return arrow.cast_to_type(batch.column(_get_stored_name(field)), field.type)
+        return pa.nulls(batch.num_rows, arrow.to_arrow_type(field.type))
 
-    def _refuse_unlike(self, piece: Any, slice_: Slice) -> None:
+    def _check_plain(self, piece: Any, slice_: Slice) -> None:
         """Raises NotPlainError for a file that Spark would read differently.
 
-        Spark finds a column whatever its case, where Arrow would take it for missing and give
-        nulls; and it corrects dates and times in the calendar that Spark 2 wrote.
+        Spark finds a column in any case, where Arrow would read nulls; and it corrects dates and
+        times in the old calendar, which Spark 2 wrote.
         """
-        held = piece.physical_schema
-        wrong = _unlike(self.fields, held)
-        if wrong:
-            raise NotPlainError(f"{self.location}: {slice_.path} {wrong}.")
-        timed = [
-            _stored(f) for f in self.fields if arrow.has_times(f.type) and _stored(f) in held.names
+        stored = piece.physical_schema
+        difference = _find_difference(self.fields, stored)
+        if difference:
+            raise NotPlainError(f"{self.location}: {slice_.path} {difference}.")
+        time_columns = [
+            _get_stored_name(f)
+            for f in self.fields
+            if arrow.has_times(f.type) and _get_stored_name(f) in stored.names
         ]
-        if timed and _is_old(piece.metadata, timed):
+        if time_columns and _has_old_calendar(piece.metadata, time_columns):
             raise NotPlainError(f"{self.location}: {slice_.path} holds times of the old calendar.")
 
 
@@ -181,10 +185,10 @@ class Files:
 class FileScan:
     """The slices that each task of a snapshot reads; picklable."""
 
-    files: Files
+    files: TableFiles
     tasks: tuple[tuple[Slice, ...], ...]
 
-    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: batches of task numbers in column `id` in, batches of rows out."""
         for batch in numbers:
             for number in batch["id"].to_pylist():
@@ -196,25 +200,27 @@ def plan_tasks(
     location: str, facts: TableFacts, files: Sequence[DataFile], columns: Sequence[str], least: int
 ) -> FileScan | None:
     """The scan of `files` in at least `least` tasks; None where Spark must read the table."""
-    found = plain_files(location, facts, columns)
-    if found is None or any(lies_elsewhere(each.path) for each in files):
+    table_files = plan_files(location, facts, columns)
+    if table_files is None or any(is_outside_table(file.path) for file in files):
         return None
-    known = set(facts.metadata.partition_columns).intersection(columns)
-    if any(isinstance(each.partition.get(name), Unheld) for name in known for each in files):
+    names = set(facts.metadata.partition_columns).intersection(columns)
+    if any(
+        isinstance(file.partition.get(name), UnreadableValue) for name in names for file in files
+    ):
         return None
-    if VECTORS in facts.reader_features and any(each.deleted is None for each in files):
+    if VECTORS in facts.reader_features and any(file.deleted is None for file in files):
         return None
-    return FileScan(files=found, tasks=_dealt(_slices(files, columns), least))
+    return FileScan(files=table_files, tasks=_deal_slices(_slice_files(files, columns), least))
 
 
-def plain_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Files | None:
+def plan_files(location: str, facts: TableFacts, columns: Sequence[str]) -> TableFiles | None:
     """How to read the table's files; None where Spark must, also for stores not in `STORES`."""
-    folder, scheme = local_path(location), location.partition("://")[0]
+    folder, scheme = to_local_path(location), location.partition("://")[0]
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
     if not (folder or scheme in STORES) or not is_plain(facts, fields):
         return None
-    options = {} if folder else settings_of(os.environ)
-    return Files(location=folder or location, fields=fields, options=options)
+    options = {} if folder else get_store_settings(os.environ)
+    return TableFiles(location=folder or location, fields=fields, options=options)
 
 
 def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
@@ -230,12 +236,12 @@ def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
     )
 
 
-def lies_elsewhere(path: str) -> bool:
+def is_outside_table(path: str) -> bool:
     """Whether the file is outside the table's folder, as those of a shallow clone are."""
     return path.startswith("/") or ":" in path.partition("/")[0]
 
 
-def _slices(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple[int, Slice]]:
+def _slice_files(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple[int, Slice]]:
     """The files, large ones in several slices, with the bytes of each slice."""
     for file in files:
         partition = {name: value for name, value in file.partition.items() if name in columns}
@@ -253,77 +259,77 @@ def _slices(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple
             yield file.bytes // parts, slice_
 
 
-def _dealt(slices: Iterable[tuple[int, Slice]], least: int) -> tuple[tuple[Slice, ...], ...]:
+def _deal_slices(slices: Iterable[tuple[int, Slice]], least: int) -> tuple[tuple[Slice, ...], ...]:
     """Deal the slices out, largest first, each to the task with the fewest bytes."""
     import heapq
 
-    sized = sorted(slices, key=lambda each: (-each[0], each[1].path, each[1].part))
-    number = max(least, ceil(sum(size for size, _ in sized) / BYTES_PER_TASK))
-    held: list[list[Slice]] = [[] for _ in range(number)]
+    largest_first = sorted(slices, key=lambda pair: (-pair[0], pair[1].path, pair[1].part))
+    number = max(least, ceil(sum(size for size, _ in largest_first) / BYTES_PER_TASK))
+    tasks: list[list[Slice]] = [[] for _ in range(number)]
     loads = [(0, task) for task in range(number)]
-    for size, slice_ in sized:
+    for size, slice_ in largest_first:
         load, task = heapq.heappop(loads)
-        held[task].append(slice_)
+        tasks[task].append(slice_)
         heapq.heappush(loads, (load + size, task))
-    return tuple(tuple(task) for task in held)
+    return tuple(tuple(task) for task in tasks)
 
 
-def _stored(field: DeltaField) -> str:
+def _get_stored_name(field: DeltaField) -> str:
     """The column's name in the files."""
     return field.physical or field.name
 
 
-def _unlike(fields: Iterable[DeltaField], held: Any) -> str:
+def _find_difference(fields: Iterable[DeltaField], arrow_fields: Any) -> str:
     """How Spark would read a file's columns differently from Arrow; empty if it would not."""
-    names = {each.name: each.type for each in held}
-    for each in fields:
-        stored = _stored(each)
-        if sum(name.lower() == stored.lower() for name in names) > (stored in names):
+    arrow_types = {column.name: column.type for column in arrow_fields}
+    for column in fields:
+        stored = _get_stored_name(column)
+        if sum(name.lower() == stored.lower() for name in arrow_types) > (stored in arrow_types):
             return f"has {stored!r} in another case"
-        if stored in names:
-            wrong = _unlike_inside(each.type, names[stored])
-            if wrong:
-                return wrong
+        if stored in arrow_types:
+            difference = _find_type_difference(column.type, arrow_types[stored])
+            if difference:
+                return difference
     return ""
 
 
-def _unlike_inside(type_: DeltaType, held: Any) -> str:
-    if not arrow.is_stored_as(type_, held):
-        return f"stores {type_} as {held}"
+def _find_type_difference(type_: DeltaType, arrow_type: Any) -> str:
+    if not arrow.is_stored_as(type_, arrow_type):
+        return f"stores {type_} as {arrow_type}"
     if isinstance(type_, Array):
-        return _unlike_inside(type_.element, held.value_type)
+        return _find_type_difference(type_.element, arrow_type.value_type)
     if isinstance(type_, Map):
-        key = _unlike_inside(type_.key, held.key_type)
-        return key or _unlike_inside(type_.value, held.item_type)
+        key = _find_type_difference(type_.key, arrow_type.key_type)
+        return key or _find_type_difference(type_.value, arrow_type.item_type)
     if not isinstance(type_, Struct):
         return ""
-    if not {each.name for each in held} & {_stored(each) for each in type_.fields}:
+    if not {f.name for f in arrow_type} & {_get_stored_name(f) for f in type_.fields}:
         return "has a struct without any of its fields"
-    return _unlike(type_.fields, held)
+    return _find_difference(type_.fields, arrow_type)
 
 
-def _is_old(footer: Any, timed: Collection[str]) -> bool:
+def _has_old_calendar(footer: Any, time_columns: Collection[str]) -> bool:
     """Whether the Spark that wrote the file may have used the old calendar in these columns."""
-    said = footer.metadata or {}
-    named = WRITTEN_BY.match(said.get(WRITER, b""))
-    writer = tuple(map(int, named.groups())) if named else NEW_INT96
-    old_int96 = writer < NEW_INT96 and _has_int96(footer.schema, timed)
-    return writer < NEW_CALENDAR or old_int96 or bool(LEGACY & set(said))
+    metadata = footer.metadata or {}
+    match = WRITTEN_BY.match(metadata.get(WRITER, b""))
+    writer = tuple(map(int, match.groups())) if match else NEW_INT96
+    old_int96 = writer < NEW_INT96 and _has_int96(footer.schema, time_columns)
+    return writer < NEW_CALENDAR or old_int96 or bool(LEGACY & set(metadata))
 
 
 def _has_int96(schema: Any, stored: Collection[str]) -> bool:
     """Whether any of these columns holds INT96 times."""
     leaves = (schema.column(number) for number in range(len(schema)))
-    within = tuple(f"{name}." for name in stored)
+    prefixes = tuple(f"{name}." for name in stored)
     return any(
-        leaf.physical_type == "INT96" and f"{leaf.path}.".startswith(within) for leaf in leaves
+        leaf.physical_type == "INT96" and f"{leaf.path}.".startswith(prefixes) for leaf in leaves
     )
 
 
-def _pieces(file: Any, store: Any, slice_: Slice, *, known: bool) -> Iterator[Any]:
+def _make_fragments(file: Any, store: Any, slice_: Slice, *, fill_partition: bool) -> Iterator[Any]:
     """The file as one Arrow fragment, or its slice of row groups as one fragment each.
 
-    If `known`, Arrow fills in the partition columns.
+    If `fill_partition`, Arrow fills in the partition columns.
     """
     import pyarrow.dataset as ds
 
@@ -332,22 +338,22 @@ def _pieces(file: Any, store: Any, slice_: Slice, *, known: bool) -> Iterator[An
     fragment = ds.ParquetFileFormat(read_options=options).make_fragment(
         file,
         filesystem=store,
-        partition_expression=_known_values(slice_.partition) if known else None,
+        partition_expression=_to_arrow_expression(slice_.partition) if fill_partition else None,
     )
     if slice_.parts == 1:
         return iter([fragment])
     return iter(fragment.split_by_row_group()[slice_.part :: slice_.parts])
 
 
-def _known_values(partition: Mapping[str, Any]) -> Any:
+def _to_arrow_expression(partition: Mapping[str, Any]) -> Any:
     """The partition values of every row in the file, as an Arrow expression."""
     from functools import reduce
     from operator import and_
 
     import pyarrow.compute as pc
 
-    known = [
+    conditions = [
         pc.field(name).is_null() if value is None else pc.field(name) == value
         for name, value in sorted(partition.items())
     ]
-    return reduce(and_, known) if known else None
+    return reduce(and_, conditions) if conditions else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from iscp_dagster.model.portions import halves, in_halves
+from iscp_dagster.model.portions import bisect_on_failure, split_into_halves
 
 
 class ReadKind(str, Enum):
@@ -24,32 +24,32 @@ class ReadPlan:
     reason: str
 
 
-def by_plan(
+def group_by_plan(
     tenants: frozenset[str], plan: Callable[[frozenset[str]], ReadPlan]
 ) -> Mapping[ReadPlan, frozenset[str]]:
-    """Every answer of `plan`, with the tenants that it is for.
+    """The plans, each with the tenants that it is for.
 
-    `plan` answers for a set of tenants, perhaps an empty one: a tail only if all can have one.
+    `plan` takes a set of tenants, possibly empty, and gives a tail only if all can have one.
     """
-    whole = plan(tenants)
-    if whole.kind is ReadKind.TAIL or len(tenants) == 1:
-        return {whole: tenants}
-    anyone = plan(frozenset())
-    if anyone.kind is ReadKind.SNAPSHOT:
-        return {anyone: tenants}
+    common_plan = plan(tenants)
+    if common_plan.kind is ReadKind.TAIL or len(tenants) == 1:
+        return {common_plan: tenants}
+    base_plan = plan(frozenset())
+    if base_plan.kind is ReadKind.SNAPSHOT:
+        return {base_plan: tenants}
 
-    def planned(some: Sequence[str]) -> ReadPlan | None:
+    def plan_group(group: Sequence[str]) -> ReadPlan | None:
         # A reason that concerns some tenants must not make the others snapshots.
-        each = plan(frozenset(some))
-        return each if each.kind is ReadKind.TAIL or len(some) == 1 else None
+        group_plan = plan(frozenset(group))
+        return group_plan if group_plan.kind is ReadKind.TAIL or len(group) == 1 else None
 
-    found: dict[ReadPlan, frozenset[str]] = {}
-    for half in halves(sorted(tenants)):
-        for some, each in in_halves(half, planned):
-            found[each] = found.get(each, frozenset()) | frozenset(some)
-    return found
+    groups: dict[ReadPlan, frozenset[str]] = {}
+    for half in split_into_halves(sorted(tenants)):
+        for group, group_plan in bisect_on_failure(half, plan_group):
+            groups[group_plan] = groups.get(group_plan, frozenset()) | frozenset(group)
+    return groups
 
 
-def read_as(kind: ReadKind, plans: Mapping[ReadPlan, frozenset[str]]) -> frozenset[str]:
-    """The tenants that are read in this way."""
+def select_tenants(kind: ReadKind, plans: Mapping[ReadPlan, frozenset[str]]) -> frozenset[str]:
+    """The tenants that are read as `kind`."""
     return frozenset().union(*(tenants for plan, tenants in plans.items() if plan.kind is kind))

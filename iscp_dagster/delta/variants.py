@@ -16,7 +16,7 @@ def has_variant(type_: DeltaType) -> bool:
     if isinstance(type_, Map):
         return has_variant(type_.value)
     if isinstance(type_, Struct):
-        return any(has_variant(each.type) for each in type_.fields)
+        return any(has_variant(field.type) for field in type_.fields)
     return type_ == VARIANT
 
 
@@ -25,7 +25,7 @@ def as_text(column: Any, type_: DeltaType) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     if isinstance(type_, Array) and has_variant(type_):
-        return F.transform(column, lambda each: as_text(each, type_.element))
+        return F.transform(column, lambda element: as_text(element, type_.element))
     if isinstance(type_, Map) and has_variant(type_):
         return F.transform_values(column, lambda _, value: as_text(value, type_.value))
     if isinstance(type_, Struct) and has_variant(type_):

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.api.environment import number_of
+from iscp_dagster.api.environment import parse_number
 
 TRIGGER, RECEIVER = "deprecated", "receiver"
 DEPRECATED = "rich.progress.track"
@@ -19,14 +19,14 @@ PORT_VARIABLE = "ISCP_DEMO_PORT"
 _PORTS = (1, 65_535)
 
 
-def port_of(environ: Mapping[str, str]) -> int:
+def get_port(environ: Mapping[str, str]) -> int:
     """The port that the demo receives events at. Raises ConfigError for anything else."""
-    return number_of(environ, PORT_VARIABLE, int, _PORTS, unit="a port") or PORT
+    return parse_number(environ, PORT_VARIABLE, int, _PORTS, unit="a port") or PORT
 
 
-def address_of(environ: Mapping[str, str]) -> str:
+def get_address(environ: Mapping[str, str]) -> str:
     """The address that the events are posted to."""
-    return f"http://{HOST}:{port_of(environ)}/"
+    return f"http://{HOST}:{get_port(environ)}/"
 
 
 def show(events: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -35,9 +35,9 @@ def show(events: Sequence[Mapping[str, Any]], console: Console) -> None:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("event_id", "type", "qualified_name"):
         table.add_column(name, overflow="fold")
-    began = [each for each in events if each["event_type"] == "MATCH"]
-    for each in began[:5]:
-        table.add_row(each["event_id"], each["event_type"], each["data"]["qualified_name"])
+    matches = [event for event in events if event["event_type"] == "MATCH"]
+    for event in matches[:5]:
+        table.add_row(event["event_id"], event["event_type"], event["data"]["qualified_name"])
     console.print(table)
-    ceased = len(events) - len(began)
-    console.print(f"and {ceased:,} UNMATCH, of symbols that ceased to be.\n")
+    unmatches = len(events) - len(matches)
+    console.print(f"and {unmatches:,} UNMATCH, of symbols that no longer match.\n")

@@ -58,7 +58,7 @@ class DagsterApi:
         """Add a dynamic partition. Idempotent."""
         selector = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY}
         variables = {"selector": selector, "name": definition, "key": key}
-        self.mutate(
+        self.run_mutation(
             ADD_PARTITION,
             variables,
             {"AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"},
@@ -85,14 +85,14 @@ class DagsterApi:
             "repositoryName": REPOSITORY,
             "pipelineName": job,
         }
-        listed = [{"key": key, "value": value} for key, value in (tags or {}).items()]
+        tag_list = [{"key": key, "value": value} for key, value in (tags or {}).items()]
         params = {
             "selector": selector | selected,
             "runConfigData": config or {},
-            "executionMetadata": {"tags": listed},
+            "executionMetadata": {"tags": tag_list},
         }
-        found = self.mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
-        return str(found["run"]["runId"])
+        result = self.run_mutation(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
+        return str(result["run"]["runId"])
 
     def wait(self, run_id: str, seconds: float) -> None:
         """Wait for the run to succeed. Raises DagsterApiError when it does not in time."""
@@ -107,13 +107,15 @@ class DagsterApi:
                 f"see {self.url}/runs/{run_id}"
             )
 
-    def mutate(self, query: str, variables: dict[str, Any], expected: set[str]) -> dict[str, Any]:
+    def run_mutation(
+        self, query: str, variables: dict[str, Any], expected: set[str]
+    ) -> dict[str, Any]:
         """The answer to the one mutation in `query`. Raises DagsterApiError if it is unexpected."""
-        (found,) = self.query(query, variables).values()
-        if found["__typename"] not in expected:
-            said = found.get("message") or found.get("errors") or found["__typename"]
-            raise DagsterApiError(f"Dagster at {self.url} refused: {said}")
-        return dict(found)
+        (result,) = self.query(query, variables).values()
+        if result["__typename"] not in expected:
+            reason = result.get("message") or result.get("errors") or result["__typename"]
+            raise DagsterApiError(f"Dagster at {self.url} refused: {reason}")
+        return dict(result)
 
     def query(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         """The answer's data.

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from iscp_dagster.demo.embedding import embedded
-from iscp_dagster.demo.symbols import SourceFile, Symbol, noted, source_files, summarized, symbols
-from iscp_dagster.spark.quoting import ident, text
+from iscp_dagster.demo.embedding import embed_texts
+from iscp_dagster.demo.symbols import (
+    SourceFile,
+    Symbol,
+    list_source_files,
+    mark_deprecated,
+    read_symbols,
+    summarize_symbols,
+)
+from iscp_dagster.spark.quoting import quote_identifier, quote_string
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,51 +72,51 @@ class SymbolsConfig(BaseModel):
     """How much of the documentation to load."""
 
     summary: bool = Field(
-        default=False, description="Public symbols only, and the first paragraph of each."
+        default=False, description="Only public symbols, each with its first paragraph."
     )
     deprecate: str = Field(
-        default="", description="The qualified name of a symbol that gets a note: deprecated."
+        default="", description="The qualified name of a symbol to mark as deprecated."
     )
 
 
-def installed() -> list[str]:
+def list_installed() -> list[str]:
     """The demo's distributions that are installed here."""
-    present = {str(found.name).lower() for found in metadata.distributions()}
-    return [name for name in DISTRIBUTIONS if name in present]
+    installed = {str(distribution.name).lower() for distribution in metadata.distributions()}
+    return [name for name in DISTRIBUTIONS if name in installed]
 
 
 def load_symbols(load: Load) -> None:
     """Make the rows of the requested distributions exactly their symbols. Idempotent."""
-    spark, path = load.spark, ident(load.path)
-    files = [asdict(file) for name in load.tenants for file in source_files(name)]
+    spark, path = load.spark, quote_identifier(load.path)
+    files = [asdict(file) for name in load.tenants for file in list_source_files(name)]
     tasks = max(2, len(files) // FILES_PER_TASK)
     frame = spark.createDataFrame(files).repartition(tasks)
     config = load.config or SymbolsConfig()
     spark.sql(CREATE.format(path=path, columns=COLUMNS))
-    frame.mapInArrow(_reader(config.summary, config.deprecate), ROW).createOrReplaceTempView(
+    frame.mapInArrow(_make_reader(config.summary, config.deprecate), ROW).createOrReplaceTempView(
         "symbols_now"
     )
     # MERGE binds no parameters.
-    spark.sql(MERGE.format(path=path, tenants=", ".join(map(text, load.tenants))))
+    spark.sql(MERGE.format(path=path, tenants=", ".join(map(quote_string, load.tenants))))
     load.log.info("Merged the symbols of %s files of %s.", len(files), ", ".join(load.tenants))
 
 
-def _reader(summary: bool, deprecate: str) -> Any:  # noqa: FBT001 - the config's fields
+def _make_reader(summary: bool, deprecate: str) -> Any:  # noqa: FBT001 - the config's fields
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            found = (row for file in batch.to_pylist() for row in symbols(SourceFile(**file)))
-            rows = noted(summarized(found) if summary else found, deprecate)
-            yield _batch(list(rows))
+            parsed = (row for file in batch.to_pylist() for row in read_symbols(SourceFile(**file)))
+            rows = mark_deprecated(summarize_symbols(parsed) if summary else parsed, deprecate)
+            yield _build_batch(list(rows))
 
     return read
 
 
-def _batch(rows: list[Symbol]) -> pa.RecordBatch:
+def _build_batch(rows: list[Symbol]) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 
     columns = {name: [getattr(row, name) for row in rows] for name in Symbol.__annotations__}
-    vectors = embedded([row.text for row in rows])
+    vectors = embed_texts([row.text for row in rows])
     offsets = np.arange(0, vectors.size + 1, vectors.shape[1], dtype=np.int32)
     arrays = [
         pa.array(values, type=pa.int32() if name == "line" else pa.string())

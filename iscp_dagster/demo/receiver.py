@@ -1,4 +1,4 @@
-"""A receiver of webhooks on this machine: it verifies each, and keeps each event once."""
+"""A local webhook receiver: verifies each request, and keeps each event once."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Receiver:
         """Requests whose signature was wrong."""
         self._webhook = Webhook(secret)
         self._deduplicator = Deduplicator(MemoryStore())
-        self._came = threading.Condition()
+        self._arrived = threading.Condition()
         try:
-            self._server = ThreadingHTTPServer((HOST, port), _handler(self.receive))
+            self._server = ThreadingHTTPServer((HOST, port), _make_handler(self.receive))
         except OSError as error:
             raise SetupError(
                 f"port {port} of this machine, where the demo receives events, is taken "
@@ -67,26 +67,26 @@ class Receiver:
         except WebhookVerificationError:
             self.refused += 1
             return 401
-        with self._deduplicator.claim(headers["webhook-id"]) as claim, self._came:
+        with self._deduplicator.claim(headers["webhook-id"]) as claim, self._arrived:
             if not claim.duplicate:
                 self.events.append(json.loads(body))
-                self._came.notify_all()
+                self._arrived.notify_all()
         return 204
 
     def wait(self, enough: Callable[[Events], bool], seconds: float) -> bool:
-        """Wait until enough events came, at most so many seconds; returns whether they did."""
-        with self._came:
-            return self._came.wait_for(lambda: enough(self.events), seconds)
+        """Wait up to `seconds` until enough events came; returns whether they did."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: enough(self.events), seconds)
 
     def settle(self, quiet: float, seconds: float) -> None:
         """Wait until no event came for `quiet` seconds, at most `seconds`."""
-        until = time.monotonic() + seconds
-        with self._came:
-            while time.monotonic() < until and self._came.wait(quiet):
+        deadline = time.monotonic() + seconds
+        with self._arrived:
+            while time.monotonic() < deadline and self._arrived.wait(quiet):
                 pass
 
 
-def _handler(receive: Callable[[dict[str, str], bytes], int]) -> type[BaseHTTPRequestHandler]:
+def _make_handler(receive: Callable[[dict[str, str], bytes], int]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -97,7 +97,7 @@ def _handler(receive: Callable[[dict[str, str], bytes], int]) -> type[BaseHTTPRe
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as there
-            """The demo prints what came."""
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
+            """Log nothing: the demo prints the events."""
 
     return Handler

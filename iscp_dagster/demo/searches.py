@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.demo.embedding import embedded
+from iscp_dagster.demo.embedding import embed_texts
 from iscp_dagster.sync.deployment import Deployment
 
 WORDS = """
@@ -30,35 +30,39 @@ FROM symbols_mirror GROUP BY distribution ORDER BY symbols DESC
 """
 
 
-def words(deployment: Deployment, database: str, console: Console) -> None:
+def search_words(deployment: Deployment, database: str, console: Console) -> None:
     """A full-text search over all tenants."""
-    _show(deployment, database, console, "Words: documentation that mentions missing values", WORDS)
+    _run_search(
+        deployment, database, console, "Words: documentation that mentions missing values", WORDS
+    )
 
 
-def meaning(deployment: Deployment, database: str, console: Console) -> None:
+def search_meaning(deployment: Deployment, database: str, console: Console) -> None:
     """A nearest-neighbour search within one tenant."""
-    query = embedded([MEANING_QUESTION])[0].tolist()
+    query = embed_texts([MEANING_QUESTION])[0].tolist()
     title = f"Meaning: {MEANING_QUESTION!r} in {MEANING_TENANT}"
-    _show(deployment, database, console, title, MEANING, query=query, tenant=MEANING_TENANT)
+    _run_search(deployment, database, console, title, MEANING, query=query, tenant=MEANING_TENANT)
 
 
-def mirror(deployment: Deployment, database: str, console: Console) -> None:
+def search_mirror(deployment: Deployment, database: str, console: Console) -> None:
     """An aggregate over the mirror."""
-    _show(deployment, database, console, "SQL: how well each distribution is documented", MIRROR)
+    _run_search(
+        deployment, database, console, "SQL: how well each distribution is documented", MIRROR
+    )
 
 
-SEARCHES = (words, meaning, mirror)
+SEARCHES = (search_words, search_meaning, search_mirror)
 
 
-def _show(
+def _run_search(
     deployment: Deployment, database: str, console: Console, title: str, sql: str, **parameters: Any
 ) -> None:
     endpoint = deployment.endpoint
-    with endpoint.errors("search"):
-        within = {"database": endpoint.holds(database)}
-        found = endpoint.client().query(sql, parameters=parameters, settings=within)
-    table = Table(*found.column_names, title=title, title_justify="left", box=None, pad_edge=False)
-    for row in found.result_rows:
+    with endpoint.translate_errors("search"):
+        settings = {"database": endpoint.resolve_database(database)}
+        result = endpoint.get_client().query(sql, parameters=parameters, settings=settings)
+    table = Table(*result.column_names, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in result.result_rows:
         table.add_row(*(" ".join(str(value).split()) for value in row))
     console.print(table)
     console.print()

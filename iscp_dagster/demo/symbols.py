@@ -53,7 +53,7 @@ class Symbol:
         return f"{self.qualified_name}\n{self.doc}"[:LONGEST_TEXT].strip()
 
 
-def source_files(distribution: str) -> Iterator[SourceFile]:
+def list_source_files(distribution: str) -> Iterator[SourceFile]:
     """The importable modules of an installed distribution, tests left out."""
     for file in metadata.files(distribution) or ():
         parts = PurePosixPath(file).with_suffix("").parts
@@ -68,7 +68,7 @@ def source_files(distribution: str) -> Iterator[SourceFile]:
             )
 
 
-def symbols(source: SourceFile) -> list[Symbol]:
+def read_symbols(source: SourceFile) -> list[Symbol]:
     """The module and what it defines; the last definition of a name counts.
 
     A file that this Python cannot parse has no symbols.
@@ -77,25 +77,27 @@ def symbols(source: SourceFile) -> list[Symbol]:
         tree = ast.parse(Path(source.path).read_bytes())
     except (SyntaxError, ValueError):
         return []
-    found = {source.module: _symbol(source, source.module, "module", "", tree, 1)}
-    for name, node in _definitions(tree, source.module):
-        found[name] = _symbol(source, name, _kind(node), _signature(node), node, node.lineno)
-    return list(found.values())
+    by_name = {source.module: _build_symbol(source, source.module, "module", "", tree, 1)}
+    for name, node in _find_definitions(tree, source.module):
+        by_name[name] = _build_symbol(
+            source, name, _get_kind(node), _format_signature(node), node, node.lineno
+        )
+    return list(by_name.values())
 
 
-def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
+def _find_definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
     """Classes and functions at any depth of modules and classes, not inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition):
             name = f"{prefix}.{child.name}"
             yield name, child
             if isinstance(child, ast.ClassDef):
-                yield from _definitions(child, name)
+                yield from _find_definitions(child, name)
         elif isinstance(child, ast.If | ast.Try | ast.With):
-            yield from _definitions(child, prefix)
+            yield from _find_definitions(child, prefix)
 
 
-def _symbol(  # noqa: PLR0917 - the columns of one row
+def _build_symbol(  # noqa: PLR0917 - the columns of one row
     source: SourceFile, name: str, kind: str, signature: str, node: Any, line: int
 ) -> Symbol:
     return Symbol(
@@ -103,36 +105,36 @@ def _symbol(  # noqa: PLR0917 - the columns of one row
         qualified_name=name,
         kind=kind,
         signature=signature[:LONGEST_SIGNATURE],
-        doc=_storable(ast.get_docstring(node) or "")[:LONGEST_DOC],
+        doc=_replace_surrogates(ast.get_docstring(node) or "")[:LONGEST_DOC],
         module=source.module,
         file=source.file,
         line=line,
     )
 
 
-def _kind(node: Definition) -> str:
+def _get_kind(node: Definition) -> str:
     return "class" if isinstance(node, ast.ClassDef) else "function"
 
 
-def _signature(node: Definition) -> str:
+def _format_signature(node: Definition) -> str:
     if isinstance(node, ast.ClassDef):
         return f"({', '.join(ast.unparse(base) for base in node.bases)})"
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     return f"({ast.unparse(node.args)}){returns}"
 
 
-def _storable(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def summarized(rows: Iterable[Symbol]) -> Iterator[Symbol]:
+def summarize_symbols(rows: Iterable[Symbol]) -> Iterator[Symbol]:
     """The public symbols, each with the first paragraph of its documentation."""
     for row in rows:
         if not row.private:
             yield Symbol(**{**vars(row), "doc": row.doc.partition("\n\n")[0]})
 
 
-def noted(rows: Iterable[Symbol], deprecated: str) -> Iterator[Symbol]:
+def mark_deprecated(rows: Iterable[Symbol], deprecated: str) -> Iterator[Symbol]:
     """The symbols; the documentation of the named one says that it is deprecated."""
     for row in rows:
         if row.qualified_name == deprecated:

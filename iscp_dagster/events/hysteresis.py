@@ -6,28 +6,28 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from iscp_dagster.events.changes import Change, Stamped, Truth
+from iscp_dagster.events.changes import ConditionResult, RowChange, StampedChange
 from iscp_dagster.events.timestamps import SourceTimestamp
 
 
 class EventType(str, Enum):
-    """What an event says of its row."""
+    """What an event says about its row."""
 
     MATCH = "MATCH"
     UNMATCH = "UNMATCH"
 
 
-class Initial(str, Enum):
-    """What becomes of rows that match when a trigger begins."""
+class InitialMode(str, Enum):
+    """What happens to rows that match when a trigger begins."""
 
     SKIP = "skip"
     """They are active without an event."""
     FIRE = "fire"
-    """Each gives a MATCH."""
+    """Each fires a MATCH."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class Hysteresis:
     """Whether a trigger has an `unmatch` of its own, and so hysteresis.
 
     Without it a row is active exactly while it matches, and its image before the change says
@@ -39,43 +39,45 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fired:
+class FiredEvent:
     """An event of a trigger, before it has an id: the change that it comes from, and when."""
 
     type: EventType
-    change: Change
+    change: RowChange
     timestamp: SourceTimestamp
 
 
-def is_active(condition: Condition, truth: Truth, *, before: bool) -> bool:
+def is_active(condition: Hysteresis, truth: ConditionResult, *, before: bool) -> bool:
     """Whether a row is active with this image, given whether it was active before."""
     if truth.match or not condition.unmatch:
         return truth.match
     return before and not truth.unmatch
 
 
-def moved(condition: Condition, change: Change, *, active: bool) -> tuple[EventType | None, bool]:
+def evaluate_change(
+    condition: Hysteresis, change: RowChange, *, active: bool
+) -> tuple[EventType | None, bool]:
     """The event that a change fires, if any, and whether its row is active afterwards.
 
     `active` says whether the row was in the kept set; it is ignored without hysteresis. A row that
     leaves the view is no longer active. The same image again fires nothing.
     """
-    was = active if condition.unmatch else change.before is not None and change.was.match
-    now = change.after is not None and is_active(condition, change.becomes, before=was)
+    was = active if condition.unmatch else change.before is not None and change.result_before.match
+    now = change.after is not None and is_active(condition, change.result_after, before=was)
     if was == now:
         return None, now
     return (EventType.MATCH if now else EventType.UNMATCH), now
 
 
-class Machine:
+class TriggerMachine:
     """One trigger's rows of one tenant: takes changes in order, keeps the active keys.
 
-    `active` are the keys (`Change.key`, with the tenant in them) that were active before; a caller
-    may pass only those that the changes concern. The keys that `added` and `removed` name are what
-    a store of the set must change to follow.
+    `active` are the keys (`RowChange.key`, with the tenant in them) that were active before; a
+    caller may pass only keys that the changes concern. `added` and `removed` are the keys to insert
+    into and delete from a store of the set.
     """
 
-    def __init__(self, condition: Condition, active: Iterable[str] = ()) -> None:
+    def __init__(self, condition: Hysteresis, active: Iterable[str] = ()) -> None:
         self.condition = condition
         self._before = frozenset(active)
         self._active = set(self._before)
@@ -92,36 +94,38 @@ class Machine:
     def removed(self) -> frozenset[str]:
         return self._before - self._active
 
-    def take(self, changes: Iterable[Stamped]) -> Iterator[Fired]:
-        """Move the rows of the changes, which are in order for each key; yield what fires."""
+    def apply_changes(self, changes: Iterable[StampedChange]) -> Iterator[FiredEvent]:
+        """Apply the changes, which are in order for each key; yield the fired events."""
         for change, timestamp in changes:
-            fired, now = moved(self.condition, change, active=change.key in self._active)
-            self._set(change.key, now=now)
+            fired, now = evaluate_change(self.condition, change, active=change.key in self._active)
+            self._set_active(change.key, now=now)
             if fired is not None:
-                yield Fired(type=fired, change=change, timestamp=timestamp)
+                yield FiredEvent(type=fired, change=change, timestamp=timestamp)
 
-    def seed(self, rows: Iterable[Stamped], initial: Initial) -> Iterator[Fired]:
+    def seed(self, rows: Iterable[StampedChange], initial: InitialMode) -> Iterator[FiredEvent]:
         """Begin with the rows of a snapshot: those that match are active.
 
-        Each of them gives a MATCH if `initial` is FIRE.
+        Each of them fires a MATCH if `initial` is FIRE.
         """
         self._active.clear()
         for row, timestamp in rows:
-            self._set(row.key, now=row.becomes.match)
-            if row.becomes.match and initial is Initial.FIRE:
-                yield Fired(type=EventType.MATCH, change=row, timestamp=timestamp)
+            self._set_active(row.key, now=row.result_after.match)
+            if row.result_after.match and initial is InitialMode.FIRE:
+                yield FiredEvent(type=EventType.MATCH, change=row, timestamp=timestamp)
 
-    def reconcile(self, rows: Iterable[Stamped]) -> None:
-        """Agree with the rows of a snapshot after a gap, without an event.
+    def reconcile(self, rows: Iterable[StampedChange]) -> None:
+        """Follow the rows of a snapshot after a gap, without an event.
 
-        A row that meets neither condition stays as it was; one that is gone is no longer active.
+        A row that meets neither condition stays as it was; a missing row is no longer active.
         """
         was = frozenset(self._active)
         self._active.clear()
         for row, _ in rows:
-            self._set(row.key, now=is_active(self.condition, row.becomes, before=row.key in was))
+            self._set_active(
+                row.key, now=is_active(self.condition, row.result_after, before=row.key in was)
+            )
 
-    def _set(self, key: str, *, now: bool) -> None:
+    def _set_active(self, key: str, *, now: bool) -> None:
         if now:
             self._active.add(key)
         else:

@@ -19,23 +19,23 @@ BYTES = 16
 """The length of an id: 32 hex digits, or 22 characters of base64url."""
 
 
-def _sha256(data: bytes) -> bytes:
+def _hash_sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:BYTES]
 
 
-def _blake2b(data: bytes) -> bytes:
+def _hash_blake2b(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=BYTES).digest()
 
 
-def _base64url(digest: bytes) -> str:
+def _encode_base64url(digest: bytes) -> str:
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 ALGORITHMS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
-    {"sha256": _sha256, "blake2b": _blake2b, "xxh3_128": xxhash.xxh3_128_digest}
+    {"sha256": _hash_sha256, "blake2b": _hash_blake2b, "xxh3_128": xxhash.xxh3_128_digest}
 )
 FORMS: Mapping[str, Callable[[bytes], str]] = MappingProxyType(
-    {"hex": bytes.hex, "base64url": _base64url}
+    {"hex": bytes.hex, "base64url": _encode_base64url}
 )
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{0,40}")
 _HELP = "such as algorithm=sha256,prefix=prod_eu,form=hex"
@@ -45,7 +45,7 @@ _HELP = "such as algorithm=sha256,prefix=prod_eu,form=hex"
 class IdScheme:
     """How a deployment makes its ids; changing it gives every event another id.
 
-    `algorithm` is one of ALGORITHMS, `form` one of FORMS; a `prefix` (environment, region) stands
+    `algorithm` is one of ALGORITHMS, `form` one of FORMS; a `prefix` (environment, region) is put
     before the id with `_` between. Raises ConfigError for anything else.
     """
 
@@ -54,33 +54,33 @@ class IdScheme:
     form: str = "hex"
 
     def __post_init__(self) -> None:
-        _one_of("algorithm", self.algorithm, ALGORITHMS)
-        _one_of("form", self.form, FORMS)
+        _check_known("algorithm", self.algorithm, ALGORITHMS)
+        _check_known("form", self.form, FORMS)
         if not _PREFIX.fullmatch(self.prefix):
             raise ConfigError(
                 f"The prefix {self.prefix!r} of event ids has other characters than letters, "
-                "digits, _ and -, or more than 40; a . would blur where a signed id ends."
+                "digits, _ and -, or more than 40; a . would hide where a signed id ends."
             )
 
-    def event_id(self, trigger: str, key: str, timestamp: SourceTimestamp) -> str:
-        """The id of the event that a trigger fires for a key (`event_key`) in a commit.
+    def make_event_id(self, trigger: str, key: str, timestamp: SourceTimestamp) -> str:
+        """The id of the event that a trigger fires for a key (`make_event_key`) in a commit.
 
         Raises ConfigError for a trigger name that is empty or has a colon.
         """
         if not trigger or ":" in trigger:
             raise ConfigError(f"The trigger name {trigger!r} is empty or has a colon; rename it.")
-        return self._id(f"{trigger}:{key}:{timestamp.nanos}")
+        return self._make_id(f"{trigger}:{key}:{timestamp.nanos}")
 
-    def batch_id(self, event_ids: Sequence[str]) -> str:
+    def make_batch_id(self, event_ids: Sequence[str]) -> str:
         """The id of a batch of these events in this order. Raises ConfigError if there is none."""
         if not event_ids:
             raise ConfigError("A batch holds no events; send it when it holds one.")
-        # No trigger's name begins with a colon, so no event is hashed from such a text.
-        return self._id(f":{','.join(event_ids)}")
+        # No trigger's name begins with a colon, so no event's id is hashed from such a text.
+        return self._make_id(f":{','.join(event_ids)}")
 
-    def _id(self, text: str) -> str:
-        made = FORMS[self.form](ALGORITHMS[self.algorithm](text.encode()))
-        return f"{self.prefix}_{made}" if self.prefix else made
+    def _make_id(self, text: str) -> str:
+        encoded = FORMS[self.form](ALGORITHMS[self.algorithm](text.encode()))
+        return f"{self.prefix}_{encoded}" if self.prefix else encoded
 
     @property
     def text(self) -> str:
@@ -91,13 +91,15 @@ class IdScheme:
     @classmethod
     def parse(cls, text: str) -> IdScheme:
         """Read `name=value` parts, separated by commas. Raises ConfigError on anything else."""
-        said: dict[str, str] = {}
-        for part in filter(None, (each.strip() for each in text.split(","))):
+        fields: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = part.partition("=")
-            if name.strip() not in {"algorithm", "prefix", "form"} or name.strip() in said:
-                raise ConfigError(f"{EVENT_IDS}={text!r}: {part!r} is none of its parts, {_HELP}.")
-            said[name.strip()] = value.strip()
-        return cls(**said)
+            if name.strip() not in {"algorithm", "prefix", "form"} or name.strip() in fields:
+                raise ConfigError(
+                    f"{EVENT_IDS}={text!r}: {part!r} is unknown or repeated; write parts {_HELP}."
+                )
+            fields[name.strip()] = value.strip()
+        return cls(**fields)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> IdScheme:
@@ -105,10 +107,10 @@ class IdScheme:
         return cls.parse(environ.get(EVENT_IDS, ""))
 
 
-def _one_of(what: str, value: str, known: Mapping[str, object]) -> None:
-    if value not in known:
+def _check_known(what: str, value: str, choices: Mapping[str, object]) -> None:
+    if value not in choices:
         raise ConfigError(
-            f"The {what} {value!r} of event ids is unknown; use one of {', '.join(known)}."
+            f"The {what} {value!r} of event ids is unknown; use one of {', '.join(choices)}."
         )
 
 

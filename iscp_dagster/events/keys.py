@@ -15,14 +15,14 @@ KeyValue: TypeAlias = str | int | bool | float | Decimal | date | datetime | byt
 """What a key column may hold, as Arrow returns it."""
 
 
-def event_key(tenant: str | None, values: Sequence[KeyValue]) -> str:
+def make_event_key(tenant: str | None, values: Sequence[KeyValue]) -> str:
     """The text that names one row of one tenant; no two rows of a table have the same.
 
     `tenant` is None for a table without a tenant column. Such a table's only key value is written
     as it is; every other key as a JSON array of texts, the tenant first (null if there is none).
-    Raises KeyColumnError for a key without values, and for a value that is null or no scalar.
+    Raises KeyColumnError for a key without values, and for a value that is null or not a scalar.
     """
-    texts = [key_text(value) for value in values]
+    texts = [format_key_value(value) for value in values]
     if not texts:
         raise KeyColumnError("A change has no key value; give its source table a key.")
     if tenant is None and len(texts) == 1:
@@ -30,7 +30,7 @@ def event_key(tenant: str | None, values: Sequence[KeyValue]) -> str:
     return json.dumps([tenant, *texts], ensure_ascii=False, separators=(",", ":"))
 
 
-def key_text(value: object) -> str:
+def format_key_value(value: object) -> str:
     """A key column's value as text; values of one column that are equal have one text."""
     if isinstance(value, str):
         return value
@@ -38,14 +38,14 @@ def key_text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    return _other_text(value)
+    return _format_other(value)
 
 
-def _other_text(value: object) -> str:
+def _format_other(value: object) -> str:
     if isinstance(value, Decimal | float):
-        return _number_text(value)
+        return _format_number(value)
     if isinstance(value, datetime):
-        return moment_text(value)
+        return format_micros(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -56,7 +56,7 @@ def _other_text(value: object) -> str:
     )
 
 
-def _number_text(value: Decimal | float) -> str:
+def _format_number(value: Decimal | float) -> str:
     """A number without needless zeros, so that a widened column keeps its keys' texts."""
     if value == 0:
         return "0"
@@ -66,7 +66,7 @@ def _number_text(value: Decimal | float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def moment_text(value: datetime) -> str:
+def format_micros(value: datetime) -> str:
     """ISO 8601 with microseconds; an aware time in UTC with Z, a naive one without zone."""
     if value.tzinfo is None:
         return value.isoformat(timespec="microseconds")

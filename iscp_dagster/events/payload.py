@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from iscp_dagster.events.hysteresis import EventType
-from iscp_dagster.events.keys import moment_text
+from iscp_dagster.events.keys import format_micros
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.moment import EPOCH
@@ -22,8 +22,8 @@ EXACT = 2**53 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
-    """What a webhook tells: which trigger, MATCH or UNMATCH, and the row that it is about.
+class TriggerEvent:
+    """What a webhook reports: the trigger, MATCH or UNMATCH, and the row.
 
     `timestamp` is when the event was recorded, aware; `source_timestamp` when the row changed.
     """
@@ -35,48 +35,51 @@ class Event:
     source_timestamp: SourceTimestamp
     data: Mapping[str, Any]
 
-    def body(self) -> bytes:
-        """JSON in UTF-8 of the six fields in this order; docs/event-ids.md tells of each type.
+    def encode_body(self) -> bytes:
+        """JSON in UTF-8 of the six fields in this order; docs/event-ids.md describes each type.
 
         Raises SchemaError for a value that has no JSON form, naming its column.
         """
-        said = {
+        fields = {
             "event_id": self.event_id,
             "event_type": EventType(self.event_type).value,
             "trigger_name": self.trigger_name,
-            "timestamp": millis_text(self.timestamp),
+            "timestamp": format_millis(self.timestamp),
             "source_timestamp": self.source_timestamp.text,
-            "data": {name: json_value(value, at=name) for name, value in self.data.items()},
+            "data": {name: to_json_value(value, column=name) for name, value in self.data.items()},
         }
-        return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def millis_text(at: datetime) -> str:
+def format_millis(at: datetime) -> str:
     """An aware time as ISO 8601 in UTC, cut to milliseconds, with Z."""
     utc = at.astimezone(EPOCH.tzinfo).replace(tzinfo=None)
     return f"{utc.isoformat(timespec='milliseconds')}Z"
 
 
-def json_value(value: object, *, at: str) -> object:
-    """A column's value as JSON holds it. Raises SchemaError that names the column `at`."""
+def to_json_value(value: object, *, column: str) -> object:
+    """A column's value as JSON holds it. Raises SchemaError that names `column`."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):
         return value if abs(value) <= EXACT else str(value)
     if isinstance(value, list | tuple):
-        return [json_value(each, at=f"{at}[]") for each in value]
+        return [to_json_value(element, column=f"{column}[]") for element in value]
     if isinstance(value, Mapping):
-        return {str(name): json_value(each, at=f"{at}.{name}") for name, each in value.items()}
-    return _scalar(value, at)
+        return {
+            str(name): to_json_value(field, column=f"{column}.{name}")
+            for name, field in value.items()
+        }
+    return _to_json_scalar(value, column)
 
 
-def _scalar(value: object, at: str) -> object:
+def _to_json_scalar(value: object, at: str) -> object:
     if isinstance(value, float):
-        return value if math.isfinite(value) else _not_finite(value)
+        return value if math.isfinite(value) else _format_not_finite(value)
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, datetime):
-        return moment_text(value)
+        return format_micros(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -87,7 +90,7 @@ def _scalar(value: object, at: str) -> object:
     )
 
 
-def _not_finite(value: float) -> str:
+def _format_not_finite(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"

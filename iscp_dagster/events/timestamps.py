@@ -1,4 +1,4 @@
-"""When the source says that a row changed: a type of its own, so no column passes for it."""
+"""The source's time of a row's change, with a type of its own, so no column passes for it."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class SourceTimestamp:
         return EPOCH + timedelta(microseconds=self.nanos // NANOS)
 
     @classmethod
-    def of_micros(cls, micros: int, *, version: int, ordinal: int = 0) -> SourceTimestamp:
+    def from_micros(cls, micros: int, *, version: int, ordinal: int = 0) -> SourceTimestamp:
         """The timestamp of a commit at `micros` since the epoch."""
         return cls(nanos=micros * NANOS, version=version, ordinal=ordinal)
 
     @classmethod
-    def of(cls, at: datetime, *, version: int, ordinal: int = 0) -> SourceTimestamp:
+    def from_datetime(cls, at: datetime, *, version: int, ordinal: int = 0) -> SourceTimestamp:
         """The timestamp of a commit at an aware time. Exact, whatever the year."""
         micros = (at - EPOCH) // timedelta(microseconds=1)
-        return cls.of_micros(micros, version=version, ordinal=ordinal)
+        return cls.from_micros(micros, version=version, ordinal=ordinal)

@@ -9,13 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.events.changes import Stamped
+from iscp_dagster.events.changes import StampedChange
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
-from iscp_dagster.eventtriggers.images import gathered, its_own, stamped
-from iscp_dagster.eventtriggers.recording import Recorder
-from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep, keep_sets
+from iscp_dagster.eventtriggers.evaluation import TenantRead, TriggerEvaluation, TriggerEvaluator
+from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, read_image_rows
+from iscp_dagster.eventtriggers.recording import EventRecorder
+from iscp_dagster.joblog.sql.active import (
+    ActiveSet,
+    read_active_keys,
+    read_active_sets,
+    store_active_set,
+    store_active_sets,
+)
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
@@ -32,22 +38,22 @@ class TriggerConsumer:
     """Evaluates a trigger over the image rows of its tenants, see `model.consumers.Consumer`.
 
     Whatever is written commits with the watermark or not at all. A tenant that cannot be
-    evaluated, or whose events the outbox has no room for, fails alone: nothing of it is written.
+    evaluated, or whose events do not fit into the outbox, fails without the others and unwritten.
     The same commits give the same events and ids, however they are cut into iterations.
     """
 
     source: SourceTable
-    rule: Rule
+    evaluator: TriggerEvaluator
     table_id: str
     log: SqlLog
     outbox: Outbox
     ids: IdScheme
     clock: Clock
     reason: str = ""
-    """Why the rows are a snapshot, where they are one."""
+    """Why the rows are a snapshot, if they are."""
 
     @classmethod
-    def of(
+    def from_info(
         cls,
         source: SourceTable,
         info: ConsumerInfo,
@@ -59,26 +65,27 @@ class TriggerConsumer:
         clock: Clock,
         reason: str = "",
     ) -> TriggerConsumer:
-        """The consumer of a trigger's job; `columns` are those of what it is on.
+        """The consumer of a trigger's job; `columns` are its table's or view's.
 
-        Raises ConfigError for a trigger that is not declared, or that asks for another column.
+        Raises ConfigError for a trigger that is not declared, or that names an unknown column.
         """
-        trigger = next((each for each in source.triggers if each.name == info.job), None)
+        trigger = next((trigger for trigger in source.triggers if trigger.name == info.job), None)
         if trigger is None:
             raise ConfigError(
                 f"Job {source.name}/{info.job}: the location declares no trigger of that name on "
                 f"{source.name}. Declare it again, or unregister the job."
             )
         assert isinstance(log, SqlLog)
-        if unknown := [each for each in trigger.columns if each not in columns]:
+        if unknown := [name for name in trigger.columns if name not in columns]:
             raise ConfigError(
                 f"Trigger {trigger.name!r}: columns=[...] names {unknown[0]!r}, which "
-                f"{trigger.on.name!r} does not have; it has: {', '.join(its_own(columns))}."
+                f"{trigger.on.name!r} does not have; it has: "
+                f"{', '.join(list_view_columns(columns))}."
             )
         identity = (*((source.tenant,) if source.tenant else ()), *source.keys)
         return cls(
             source=source,
-            rule=Rule(trigger, identity),
+            evaluator=TriggerEvaluator(trigger, identity),
             table_id=table_id,
             log=log,
             outbox=Outbox(log.engine, clock=clock),
@@ -88,139 +95,159 @@ class TriggerConsumer:
         )
 
     def consume(self, retriever: DataRetriever) -> None:
-        _Consuming(its=self, retriever=retriever).consume()
+        _ConsumeCall(consumer=self, retriever=retriever).consume()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    evaluated: Evaluated
+class _TenantOutcome:
+    evaluated: TriggerEvaluation
     events: Sequence[PendingEvent] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is shown of the iteration."""
+        """The counts to report of the iteration."""
         counts: dict[str, Any] = {
             "matches": self.evaluated.count(EventType.MATCH),
             "unmatches": self.evaluated.count(EventType.UNMATCH),
-            "active": self.evaluated.held.number,
+            "active": self.evaluated.active_set.number,
         }
         gap = self.evaluated.gap
         return counts | ({"gap": gap} if gap else {})
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Consuming:
+class _ConsumeCall:
     """One call of `consume`."""
 
-    its: TriggerConsumer
+    consumer: TriggerConsumer
     retriever: DataRetriever
-    held: dict[str, ActiveSet] = field(default_factory=dict)
-    """By tenant, what earlier iterations kept."""
+    active_sets: dict[str, ActiveSet] = field(default_factory=dict)
+    """By tenant, as earlier iterations kept them."""
 
     def consume(self) -> None:
-        its, retriever = self.its, self.retriever
-        self._recall()
-        rule = its.rule
-        rows = gathered(retriever, its.source.tenant, rule.condition, rule.columns)
-        outcomes = self._outcomes(rows, its.clock())
-        with its.log.writing() as connection:
-            left = self._left()
-            quiet = {tenant for tenant in left if self._is_quiet(tenant, outcomes[tenant])}
-            for tenant in left:
-                retriever.tell(tenant, outcomes[tenant].facts)
-                if tenant not in quiet:
-                    self._put(connection, tenant, outcomes[tenant])
-            sets = {self._job(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
-            keep_sets(connection, sets)
+        consumer, retriever = self.consumer, self.retriever
+        self._read_active_sets()
+        rule = consumer.evaluator
+        rows = read_image_rows(retriever, consumer.source.tenant, rule.condition, rule.columns)
+        outcomes = self._evaluate_tenants(rows, consumer.clock())
+        with consumer.log.begin_write() as connection:
+            remaining = self._list_remaining()
+            unchanged = {tenant for tenant in remaining if self._is_quiet(tenant, outcomes[tenant])}
+            for tenant in remaining:
+                retriever.report(tenant, outcomes[tenant].facts)
+                if tenant not in unchanged:
+                    self._write_outcome(connection, tenant, outcomes[tenant])
+            sets = {
+                self._get_job_key(tenant): outcomes[tenant].evaluated.active_set
+                for tenant in unchanged
+            }
+            store_active_sets(connection, sets)
             retriever.update_watermark(connection)
 
-    def _is_quiet(self, tenant: str, outcome: _Outcome) -> bool:
+    def _is_quiet(self, tenant: str, outcome: _TenantOutcome) -> bool:
         """Whether nothing fired and no active row moved, as for most of many tenants."""
-        its = outcome.evaluated
-        return not (outcome.events or its.added or its.removed or self._anew(tenant, its))
+        evaluated = outcome.evaluated
+        return not (
+            outcome.events
+            or evaluated.added
+            or evaluated.removed
+            or self._should_replace_all(tenant, evaluated)
+        )
 
-    def _anew(self, tenant: str, evaluated: Evaluated) -> bool:
-        """Whether active rows of before may have to go."""
-        return evaluated.anew and tenant in self.held
+    def _should_replace_all(self, tenant: str, evaluated: TriggerEvaluation) -> bool:
+        """Whether earlier active rows may have to be deleted."""
+        return evaluated.replaces_all and tenant in self.active_sets
 
-    def _left(self) -> list[str]:
+    def _list_remaining(self) -> list[str]:
         return sorted(self.retriever.tenants - self.retriever.refused.keys())
 
-    def _job(self, tenant: str) -> JobKey:
+    def _get_job_key(self, tenant: str) -> JobKey:
         job = self.retriever.job.job
-        return JobKey(tenant=tenant, table_id=self.its.table_id, job_name=job)
+        return JobKey(tenant=tenant, table_id=self.consumer.table_id, job_name=job)
 
-    def _recall(self) -> None:
-        """Read what is kept of each tenant; refuse changes where a snapshot must come first."""
-        jobs = {self._job(tenant): tenant for tenant in self.retriever.tenants}
-        with self.its.log.reading() as connection:
-            sets = active_sets(connection, jobs)
-        self.held.update({jobs[job]: each for job, each in sets.items()})
+    def _read_active_sets(self) -> None:
+        """Read each tenant's active set; refuse changes where a snapshot must come first."""
+        jobs = {self._get_job_key(tenant): tenant for tenant in self.retriever.tenants}
+        with self.consumer.log.begin_read() as connection:
+            sets = read_active_sets(connection, jobs)
+        self.active_sets.update({jobs[job]: active_set for job, active_set in sets.items()})
         if self.retriever.data_type is DataType.SNAPSHOT:
             return
-        for tenant, each in self.held.items():
-            mine = each.registration == self.retriever.registrations[tenant]
-            if mine and self.its.rule.is_another(each):
-                self.retriever.refuse(tenant, FeedGoneError(self.its.rule.changed))
+        for tenant, active_set in self.active_sets.items():
+            current = active_set.registration == self.retriever.registrations[tenant]
+            if current and self.consumer.evaluator.has_other_definition(active_set):
+                self.retriever.refuse(tenant, FeedGoneError(self.consumer.evaluator.change_reason))
 
-    def _outcomes(self, rows: Mapping[str, pa.Table], recorded: datetime) -> dict[str, _Outcome]:
-        """What comes of each tenant; a tenant that cannot be evaluated is refused."""
-        found: dict[str, _Outcome] = {}
-        rule, ids = self.its.rule, self.its.ids
-        recorder = Recorder(
+    def _evaluate_tenants(
+        self, rows: Mapping[str, pa.Table], recorded: datetime
+    ) -> dict[str, _TenantOutcome]:
+        """The outcome of each tenant; refuses a tenant that cannot be evaluated."""
+        outcomes: dict[str, _TenantOutcome] = {}
+        rule, ids = self.consumer.evaluator, self.consumer.ids
+        recorder = EventRecorder(
             trigger=rule.trigger, identity=rule.identity, ids=ids, recorded=recorded
         )
-        with self.its.log.reading() as connection:
-            for tenant in self._left():
+        with self.consumer.log.begin_read() as connection:
+            for tenant in self._list_remaining():
                 try:
-                    evaluated = self._evaluated(connection, tenant, rows.get(tenant))
-                    events = [recorder.recorded_event(tenant, each) for each in evaluated.fired]
+                    evaluated = self._evaluate_tenant(connection, tenant, rows.get(tenant))
+                    events = [recorder.make_event(tenant, fired) for fired in evaluated.fired]
                 except IscpError as error:
                     self.retriever.refuse(tenant, error)
                 else:
-                    found[tenant] = _Outcome(evaluated=evaluated, events=events)
-        return found
+                    outcomes[tenant] = _TenantOutcome(evaluated=evaluated, events=events)
+        return outcomes
 
-    def _evaluated(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
-        its = self.its
-        named = None if its.source.tenant is None else tenant
-        changes = [] if rows is None else self._stamped(rows, named)
-        active = self._active(connection, tenant, changes)
-        return its.rule.evaluated(changes, self.held.get(tenant), active, self._read(tenant))
+    def _evaluate_tenant(
+        self, connection: Any, tenant: str, rows: pa.Table | None
+    ) -> TriggerEvaluation:
+        consumer = self.consumer
+        owner = None if consumer.source.tenant is None else tenant
+        changes = [] if rows is None else self._build_changes(rows, owner)
+        active = self._read_active_keys(connection, tenant, changes)
+        return consumer.evaluator.evaluate_changes(
+            changes, self.active_sets.get(tenant), active, self._make_read_info(tenant)
+        )
 
-    def _stamped(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
-        its = self.its
-        name = f"{its.source.name}/{its.rule.trigger.name}"
-        return stamped(rows, tenant, its.source.keys, its.rule.condition, name=name)
+    def _build_changes(self, rows: pa.Table, tenant: str | None) -> list[StampedChange]:
+        consumer = self.consumer
+        name = f"{consumer.source.name}/{consumer.evaluator.trigger.name}"
+        return build_changes(
+            rows, tenant, consumer.source.keys, consumer.evaluator.condition, name=name
+        )
 
-    def _active(self, connection: Any, tenant: str, changes: Sequence[Stamped]) -> frozenset[str]:
+    def _read_active_keys(
+        self, connection: Any, tenant: str, changes: Sequence[StampedChange]
+    ) -> frozenset[str]:
         """The active rows among those that changed."""
-        if not self.its.rule.condition.unmatch:
+        if not self.consumer.evaluator.condition.unmatch:
             return frozenset()
-        return active_keys(connection, self._job(tenant), {each.key for each, _ in changes})
+        return read_active_keys(
+            connection, self._get_job_key(tenant), {change.key for change, _ in changes}
+        )
 
-    def _read(self, tenant: str) -> Read:
-        return Read(
+    def _make_read_info(self, tenant: str) -> TenantRead:
+        return TenantRead(
             registration=self.retriever.registrations[tenant],
             range=self.retriever.range,
             snapshot=self.retriever.data_type is DataType.SNAPSHOT,
-            reason=self.its.reason,
+            reason=self.consumer.reason,
         )
 
-    def _put(self, connection: Any, tenant: str, outcome: _Outcome) -> None:
-        """Write what came of one tenant; refuse it, and write nothing of it, if it has no room."""
+    def _write_outcome(self, connection: Any, tenant: str, outcome: _TenantOutcome) -> None:
+        """Write one tenant's outcome; if its events have no room, refuse it and write nothing."""
         try:
             with connection.begin_nested():
                 if outcome.events:
-                    bounds = self.its.rule.bounds
-                    self.its.outbox.put(connection, outcome.events, bounds=bounds)
-                keep(
+                    bounds = self.consumer.evaluator.bounds
+                    self.consumer.outbox.put(connection, outcome.events, bounds=bounds)
+                store_active_set(
                     connection,
-                    self._job(tenant),
-                    outcome.evaluated.held,
+                    self._get_job_key(tenant),
+                    outcome.evaluated.active_set,
                     added=outcome.evaluated.added,
                     removed=outcome.evaluated.removed,
-                    anew=self._anew(tenant, outcome.evaluated),
+                    replace_all=self._should_replace_all(tenant, outcome.evaluated),
                 )
         except IscpError as error:
             self.retriever.refuse(tenant, error)

@@ -8,8 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from iscp_dagster.events.changes import Stamped
-from iscp_dagster.events.hysteresis import Condition, EventType, Fired, Initial, Machine
+from iscp_dagster.events.changes import StampedChange
+from iscp_dagster.events.hysteresis import (
+    EventType,
+    FiredEvent,
+    Hysteresis,
+    InitialMode,
+    TriggerMachine,
+)
 from iscp_dagster.joblog.sql.active import ActiveSet
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.endpoints import Endpoint
@@ -17,7 +23,7 @@ from iscp_dagster.model.declared.eventtriggers import Trigger
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class TenantRead:
     """How one tenant's rows were read."""
 
     registration: int
@@ -28,27 +34,27 @@ class Read:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
+class TriggerEvaluation:
     """What fired, and how the tenant's active rows move.
 
-    `anew`: the added rows replace all earlier ones.
+    `replaces_all`: the added rows replace all earlier ones.
     """
 
-    fired: Sequence[Fired] = ()
-    held: ActiveSet
+    fired: Sequence[FiredEvent] = ()
+    active_set: ActiveSet
     added: Collection[str] = ()
     removed: Collection[str] = ()
-    anew: bool = False
+    replaces_all: bool = False
     gap: str = ""
     """The commits of this iteration whose transitions are unknown, and why; empty: none."""
 
     def count(self, type_: EventType) -> int:
         """How many events of that type fired."""
-        return sum(each.type is type_ for each in self.fired)
+        return sum(event.type is type_ for event in self.fired)
 
 
 @dataclass(frozen=True)
-class Rule:
+class TriggerEvaluator:
     """A trigger as its iterations evaluate it."""
 
     trigger: Trigger
@@ -56,102 +62,119 @@ class Rule:
     """The source's tenant column, if it has one, and its key columns."""
 
     @cached_property
-    def condition(self) -> Condition:
-        return Condition(unmatch=self.trigger.unmatch is not None)
+    def condition(self) -> Hysteresis:
+        return Hysteresis(unmatch=self.trigger.unmatch is not None)
 
     @cached_property
     def definition(self) -> str:
-        """A digest of what decides whether a row is active; another one is another generation."""
-        told = json.dumps([self.trigger.definition, *self.identity], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:32]
+        """A digest of what decides whether a row is active; a new one makes a new generation."""
+        text = json.dumps([self.trigger.definition, *self.identity], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that its events have; none: all."""
-        asked = self.trigger.columns
-        return frozenset((*self.identity, *asked)) if asked else frozenset()
+        """The columns that its events have; empty: all."""
+        columns = self.trigger.columns
+        return frozenset((*self.identity, *columns)) if columns else frozenset()
 
     @property
     def bounds(self) -> Mapping[str, int]:
-        """How many of its events may wait for each of its endpoints."""
-        return {each.name: each.pending for each in self.trigger.to if isinstance(each, Endpoint)}
+        """How many of its events may wait for each endpoint."""
+        return {
+            endpoint.name: endpoint.pending
+            for endpoint in self.trigger.to
+            if isinstance(endpoint, Endpoint)
+        }
 
     @property
-    def changed(self) -> str:
-        """Why a set that another definition kept is found anew."""
+    def change_reason(self) -> str:
+        """Why a set kept by another definition is computed again."""
         return f"the definition of trigger {self.trigger.name!r} changed"
 
-    def is_another(self, held: ActiveSet) -> bool:
+    def has_other_definition(self, active_set: ActiveSet) -> bool:
         """Whether the set was kept by another definition."""
-        return held.definition != self.definition
+        return active_set.definition != self.definition
 
-    def evaluated(
+    def evaluate_changes(
         self,
-        changes: Sequence[Stamped],
+        changes: Sequence[StampedChange],
         before: ActiveSet | None,
         active: Collection[str],
-        read: Read,
-    ) -> Evaluated:
+        read: TenantRead,
+    ) -> TriggerEvaluation:
         """The outcome for one tenant; `changes` are in order.
 
         `before` is what was kept, and `active` are the active rows among those that changed, or
-        that the snapshot has. Commits that were looked at before change nothing. No event comes of
-        a snapshot, except of the first one if the trigger says `initial="fire"`: what happened in
-        between is unknown, and is noted as a gap.
+        that the snapshot has. Commits that were evaluated before change nothing. A snapshot fires
+        no event, except the first one if the trigger has `initial="fire"`: what happened in between
+        is unknown, and is recorded as a gap.
         """
         if before is not None and before.registration != read.registration:
             before, active = None, ()
         if not read.snapshot:
-            return self._moved(changes, before, active, read)
+            return self._apply_changes(changes, before, active, read)
         if before is None and read.range.initial:
-            return self._seeded(changes, Initial(self.trigger.initial), read)
-        if before is not None and self.is_another(before):
-            # What was active by another condition says nothing about this one.
-            active, read = (), replace(read, reason=self.changed)
-        machine = Machine(self.condition, active)
+            return self._seed_rows(changes, InitialMode(self.trigger.initial), read)
+        if before is not None and self.has_other_definition(before):
+            # The rows active under another condition say nothing about this one.
+            active, read = (), replace(read, reason=self.change_reason)
+        machine = TriggerMachine(self.condition, active)
         machine.reconcile(changes)
-        return self._after_gap(machine, before, read)
+        return self._resume_after_gap(machine, before, read)
 
-    def _moved(
+    def _apply_changes(
         self,
-        changes: Sequence[Stamped],
+        changes: Sequence[StampedChange],
         before: ActiveSet | None,
         active: Collection[str],
-        read: Read,
-    ) -> Evaluated:
+        read: TenantRead,
+    ) -> TriggerEvaluation:
         upto = -1 if before is None else before.upto
-        machine = Machine(self.condition, active)
-        fired = list(machine.take(each for each in changes if each[1].version > upto))
-        matched = sum(1 if each.type is EventType.MATCH else -1 for each in fired)
-        number = (0 if before is None else before.number) + matched
-        kept = self.condition.unmatch
-        return Evaluated(
+        machine = TriggerMachine(self.condition, active)
+        fired = list(
+            machine.apply_changes(stamped for stamped in changes if stamped[1].version > upto)
+        )
+        delta = sum(1 if event.type is EventType.MATCH else -1 for event in fired)
+        number = (0 if before is None else before.number) + delta
+        keeps_set = self.condition.unmatch
+        return TriggerEvaluation(
             fired=fired,
-            held=replace(
-                self._held(read, number, "" if before is None else before.gap),
+            active_set=replace(
+                self._make_active_set(read, number, "" if before is None else before.gap),
                 since=read.range.from_ if before is None else before.since,
             ),
-            added=machine.added if kept else (),
-            removed=machine.removed if kept else (),
-            anew=before is None,
+            added=machine.added if keeps_set else (),
+            removed=machine.removed if keeps_set else (),
+            replaces_all=before is None,
         )
 
-    def _seeded(self, rows: Sequence[Stamped], initial: Initial, read: Read) -> Evaluated:
-        machine = Machine(self.condition)
+    def _seed_rows(
+        self, rows: Sequence[StampedChange], initial: InitialMode, read: TenantRead
+    ) -> TriggerEvaluation:
+        machine = TriggerMachine(self.condition)
         fired = list(machine.seed(rows, initial))
-        held = self._held(read, len(machine.active))
-        return Evaluated(fired=fired, held=held, added=self._kept(machine), anew=True)
+        active_set = self._make_active_set(read, len(machine.active))
+        return TriggerEvaluation(
+            fired=fired,
+            active_set=active_set,
+            added=self._get_kept_keys(machine),
+            replaces_all=True,
+        )
 
-    def _after_gap(self, machine: Machine, before: ActiveSet | None, read: Read) -> Evaluated:
-        gap, earlier = _gap(before, read), "" if before is None else before.gap
-        held = self._held(read, len(machine.active), gap or earlier)
-        return Evaluated(held=held, added=self._kept(machine), anew=True, gap=gap)
+    def _resume_after_gap(
+        self, machine: TriggerMachine, before: ActiveSet | None, read: TenantRead
+    ) -> TriggerEvaluation:
+        gap, earlier = _describe_gap(before, read), "" if before is None else before.gap
+        active_set = self._make_active_set(read, len(machine.active), gap or earlier)
+        return TriggerEvaluation(
+            active_set=active_set, added=self._get_kept_keys(machine), replaces_all=True, gap=gap
+        )
 
-    def _kept(self, machine: Machine) -> Collection[str]:
-        """The rows to keep as active: none without hysteresis, where each image tells."""
+    def _get_kept_keys(self, machine: TriggerMachine) -> Collection[str]:
+        """The rows to keep as active: none without hysteresis, where each image shows it."""
         return machine.active if self.condition.unmatch else ()
 
-    def _held(self, read: Read, number: int, gap: str = "") -> ActiveSet:
+    def _make_active_set(self, read: TenantRead, number: int, gap: str = "") -> ActiveSet:
         return ActiveSet(
             registration=read.registration,
             definition=self.definition,
@@ -162,10 +185,10 @@ class Rule:
         )
 
 
-def _gap(before: ActiveSet | None, read: Read) -> str:
-    """The commits whose transitions are unknown, and why; empty: all were looked at before."""
+def _describe_gap(before: ActiveSet | None, read: TenantRead) -> str:
+    """The commits whose transitions are unknown, and why; empty: all were evaluated before."""
     first, last = read.range.from_.version + 1, read.range.to.version
-    # A table that was restored goes on from an earlier version than it had.
+    # A restored table continues from an earlier version than it had.
     if before is not None and before.upto <= last:
         first = max(first, before.upto + 1)
     return f"versions {first} to {last}: {read.reason}" if first <= last else ""

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from iscp_dagster.model.consumers.kinds import DeclaredKind, Scan
+from iscp_dagster.model.consumers.kinds import DeclaredKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.model.declared.images import Condition, Transitions
+from iscp_dagster.model.declared.images import Transitions, TriggerConditions
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.model.moment import Beginning
+from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import ConsumerInfo
 
 
-class EventTriggers(DeclaredKind):
+class EventTriggerKind(DeclaredKind):
     """Reads both images; its events commit with the watermark, in the database of the ISCP log."""
 
-    called: ClassVar[str] = "trigger"
+    noun: ClassVar[str] = "trigger"
     declare: ClassVar[str] = "Trigger({name}, ...)"
     of_images: ClassVar[bool] = True
     begins_before_first_commit: ClassVar[bool] = True
@@ -28,26 +28,28 @@ class EventTriggers(DeclaredKind):
 
     @property
     def title(self) -> str:
-        """Not a plain trigger, which is a rule by which jobs become due."""
+        """Unlike a plain trigger, which is a rule by which jobs become due."""
         return f"event {self.type}"
 
-    def declared(self, source: SourceTable) -> Sequence[Trigger]:
+    def list_declared(self, source: SourceTable) -> Sequence[Trigger]:
         return source.triggers
 
-    def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
-        trigger = next((each for each in source.triggers if each.name == info.job), None)
+    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+        trigger = next((trigger for trigger in source.triggers if trigger.name == info.job), None)
         if trigger is None:
             raise ConfigError(
                 f"Job {source.name}/{info.job}: the location declares no trigger {info.job!r}. "
                 "Declare it, or unregister the job."
             )
-        condition = Condition(name=trigger.name, match=trigger.match, unmatch=trigger.unmatch)
-        return Transitions.of(trigger.on.definition).with_conditions([condition])
+        condition = TriggerConditions(
+            name=trigger.name, match=trigger.match, unmatch=trigger.unmatch
+        )
+        return Transitions.of(trigger.on.definition).replace_conditions([condition])
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 
-        return TriggerConsumer.of(
+        return TriggerConsumer.from_info(
             source,
             info,
             log=scan.deployment.log,
@@ -58,23 +60,25 @@ class EventTriggers(DeclaredKind):
             reason=scan.reason,
         )
 
-    def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
-        from iscp_dagster.joblog.sql.active import active_sets
+    def find_history_start(
+        self, source: SourceTable, job: Job, deployment: Any
+    ) -> HistoryStart | None:
+        from iscp_dagster.joblog.sql.active import read_active_sets
 
         del source
-        with deployment.log.reading() as connection:
-            held = active_sets(connection, [job.key]).get(job.key)
-        if held is None or held.registration != job.registration:
+        with deployment.log.begin_read() as connection:
+            active_set = read_active_sets(connection, [job.key]).get(job.key)
+        if active_set is None or active_set.registration != job.registration:
             return None
-        return Beginning(at=held.since, gap=(held.gap,) if held.gap else ())
+        return HistoryStart(at=active_set.since, gap=(active_set.gap,) if active_set.gap else ())
 
     def describe(self, source: SourceTable, declared: Trigger) -> tuple[str, Mapping[str, Any]]:
         del source
-        said = (
+        summary = (
             f"Fires on {declared.on.name!r} when a row begins to meet a condition, "
             "and when it ceases to."
         )
-        return said, {
+        return summary, {
             "on": declared.on.name,
             "match": declared.match,
             "unmatch": declared.unmatch or "not matching",

@@ -1,1 +1,1 @@
-"""The lifecycle of jobs, and what the ISCP log does; it is kept in SQL, in `sql/`."""
+"""The lifecycle of jobs, and the ISCP log, which `sql/` keeps in SQL."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from iscp_dagster.model.digest import short
+from iscp_dagster.model.digest import compute_digest
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import Event, JobState
@@ -17,11 +17,11 @@ CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class HistoryEntry:
     """One transition: who did it, when, between which states, over which range, with what result.
 
-    `who` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds are
-    those of the iteration that it ended, else 0; jobs that shared the iteration split its seconds
+    `actor` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds
+    count the iteration that it ended, else 0; jobs that shared the iteration split its seconds
     evenly.
     """
 
@@ -32,7 +32,7 @@ class Entry:
     event: Event
     before: JobState | None
     after: JobState
-    who: str = ""
+    actor: str = ""
     from_: Moment | None = None
     to: Moment | None = None
     code: int = 0
@@ -46,8 +46,8 @@ class Entry:
 
     @property
     def cut(self) -> bool:
-        """Whether it ended an iteration without a result: canceled, or its run or table gone."""
-        return _cuts(self.before, self.event)
+        """Whether it ended an iteration without a result: canceled, or its run or table is gone."""
+        return _is_cut(self.before, self.event)
 
 
 @dataclass(frozen=True)
@@ -73,24 +73,24 @@ class Bookmark:
 
     @staticmethod
     def sign_of(at: datetime, registration: int) -> str:
-        """A text that tells apart two entries with the same number."""
-        return short(f"{at.timestamp():.6f} {registration}")
+        """A text that distinguishes two entries with the same number."""
+        return compute_digest(f"{at.timestamp():.6f} {registration}")
 
 
 OF_A_RUN = frozenset({Event.START, *ENDS})
 
 
-def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | None:
+def make_entry(before: Job | None, after: Job, *, at: datetime, actor: str) -> HistoryEntry | None:
     """The entry for the change from `before` to `after`; None if history does not record it."""
     event = after.happened
     if event is None:
         return None
     state = None if before is None else before.state
-    status, ended = after.status, event in ENDS
-    used = ended or _cuts(state, event)
-    told = ended or (used and event is Event.RECOVER)
-    counts = status.counts if used else {}
-    return Entry(
+    status, has_result = after.status, event in ENDS
+    ends_iteration = has_result or _is_cut(state, event)
+    reports_status = has_result or (ends_iteration and event is Event.RECOVER)
+    counts = status.counts if ends_iteration else {}
+    return HistoryEntry(
         at=at,
         key=after.key,
         name=after.name,
@@ -98,23 +98,23 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         event=event,
         before=state,
         after=after.state,
-        who=(after.run_id or who) if event in OF_A_RUN else who,
+        actor=(after.run_id or actor) if event in OF_A_RUN else actor,
         from_=status.from_ if event in OF_A_RUN else None,
         to=status.to if event in OF_A_RUN else None,
-        code=status.code if told else 0,
-        message=status.message if told else "",
+        code=status.code if reports_status else 0,
+        message=status.message if reports_status else "",
         inserted=counts.get("inserted", 0),
         deleted=counts.get("deleted", 0),
         bytes=counts.get("bytes", 0),
-        seconds=_seconds(after) if used else 0.0,
+        seconds=_compute_seconds(after) if ends_iteration else 0.0,
     )
 
 
-def _cuts(before: JobState | None, event: Event) -> bool:
+def _is_cut(before: JobState | None, event: Event) -> bool:
     return event in CUTS and before is JobState.RUNNING
 
 
-def _seconds(job: Job) -> float:
+def _compute_seconds(job: Job) -> float:
     status = job.status
     if status.start_at is None or status.end_at is None:
         return 0.0
@@ -123,14 +123,14 @@ def _seconds(job: Job) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one job of one tenant used: iterations by how they ended, rows, bytes and seconds."""
+    """What one job of one tenant used: iterations by result, rows, bytes and seconds."""
 
     tenant: str
     name: JobID
     iterations: int = 0
     failed: int = 0
     canceled: int = 0
-    """Ended without a result, also because the run or table was gone."""
+    """Ended without a result, also because the run or table is gone."""
     inserted: int = 0
     deleted: int = 0
     bytes: int = 0

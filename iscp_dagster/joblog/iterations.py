@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.batch import BatchRecord, BatchStep, Case, Phase, Range
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.moment import Moment
@@ -16,7 +16,7 @@ from iscp_dagster.model.specs import ConsumerInfo, JobSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Iteration:
-    """The jobs, of a set of tenants of one table, that share a scan of (from, to]."""
+    """The jobs of some tenants of one table that share a scan of (from, to]."""
 
     table_id: str
     tenants: frozenset[str]
@@ -25,12 +25,12 @@ class Iteration:
     to: Moment
     priority: int = 0
     waits_long: bool = False
-    """Whether all of its jobs may wait long for what they call: it takes no place of others."""
+    """Whether all its jobs may wait long for what they call; it then takes no slot from others."""
 
     def __post_init__(self) -> None:
         _ = self.range
         if len(set(self.jobs)) != len(self.jobs) or not self.jobs:
-            raise ConfigError(f"An iteration has at least one job, each job once; not {self.jobs}.")
+            raise ConfigError(f"An iteration needs one or more distinct jobs, not {self.jobs}.")
         tenants = {key.tenant for key in self.jobs}
         tables = {key.table_id for key in self.jobs}
         if tenants != self.tenants or tables != {self.table_id}:
@@ -40,8 +40,8 @@ class Iteration:
             )
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], to: Moment) -> Iteration:
-        """The iteration of jobs that share table and watermark, with their highest priority."""
+    def from_jobs(cls, jobs: Sequence[Job], to: Moment) -> Iteration:
+        """The iteration of jobs with the same table and watermark, at their highest priority."""
         return cls(
             table_id=jobs[0].key.table_id,
             tenants=frozenset(job.key.tenant for job in jobs),
@@ -49,39 +49,39 @@ class Iteration:
             from_=jobs[0].watermark,
             to=to,
             priority=max(job.priority for job in jobs),
-            waits_long=all(iterates_alone(job) for job in jobs),
+            waits_long=all(needs_own_scan(job) for job in jobs),
         )
 
     @property
     def range(self) -> Range:
         return Range(from_=self.from_, to=self.to)
 
-    def only(self, jobs: Iterable[JobKey]) -> Iteration:
-        """Its part for these jobs of it, at least one."""
-        chosen = tuple(jobs)
-        return replace(self, tenants=frozenset(key.tenant for key in chosen), jobs=chosen)
+    def select_jobs(self, jobs: Iterable[JobKey]) -> Iteration:
+        """The iteration of only these of its jobs, at least one."""
+        keys = tuple(jobs)
+        return replace(self, tenants=frozenset(key.tenant for key in keys), jobs=keys)
 
-    def by_tenant(self) -> dict[str, list[JobKey]]:
+    def group_by_tenant(self) -> dict[str, list[JobKey]]:
         """Its jobs by tenant."""
-        found: dict[str, list[JobKey]] = {}
+        jobs: dict[str, list[JobKey]] = {}
         for key in self.jobs:
-            found.setdefault(key.tenant, []).append(key)
-        return found
+            jobs.setdefault(key.tenant, []).append(key)
+        return jobs
 
 
-def iterates_alone(job: Job) -> bool:
-    """Whether its iterations may wait for others for long, and so share no scan."""
-    return consumer_kind(job.spec.detail.consumer.type).iterates_alone
+def needs_own_scan(job: Job) -> bool:
+    """Whether its iterations may wait long for a handler, and so share no scan."""
+    return get_consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
-def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
-    """The iterations that the pending jobs among these wait for, ordered by where they start."""
-    alike: dict[tuple[int, Moment, str], list[Job]] = {}
+def make_queued_iterations(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
+    """The iterations that pending jobs of `jobs` wait for, ordered by start version."""
+    groups: dict[tuple[int, Moment, str], list[Job]] = {}
     for job in jobs:
         if job.queued_to is not None:
-            place = job.watermark.version, job.queued_to, job.key.table_id
-            alike.setdefault(place, []).append(job)
-    return tuple(Iteration.of(alike[place], place[1]) for place in sorted(alike))
+            group = job.watermark.version, job.queued_to, job.key.table_id
+            groups.setdefault(group, []).append(job)
+    return tuple(Iteration.from_jobs(groups[group], group[1]) for group in sorted(groups))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +93,9 @@ class Recall:
     unrepeatable: frozenset[JobKey] = frozenset()
     """The jobs whose unconfirmed batch can no longer be read and must be set aside."""
     tolerate_state_mismatch: bool = False
-    """Whether a range that lies before the recorded batch is skipped instead of rejected."""
+    """Whether a range before the recorded batch is skipped instead of rejected."""
     unread: bool = False
-    """The store did not answer: the claims must fail, and leave the batches as they were."""
+    """The store did not answer: the claims must fail and leave the batches unchanged."""
 
 
 ROWS_ALONE = Recall()
@@ -105,9 +105,9 @@ ROWS_ALONE = Recall()
 class Claim:
     """The right to write one job's part of an iteration, until its row's `seq` moves.
 
-    `range` ends where the job is after the last of `steps`; they are written in order, and
-    the first is recorded as BEFORE. `fence` is the row's `seq`. `previous` is the record that was
-    found, and `case` says how `range` relates to it.
+    `range` ends where the last of `steps` ends; they are written in order, and the first is
+    recorded as BEFORE. `fence` is the row's `seq`. `previous` is the recorded batch, and `case`
+    says how `range` relates to it.
     """
 
     key: JobKey
@@ -117,21 +117,19 @@ class Claim:
     fence: int
     run_id: str
     range: Range
-    steps: tuple[Step, ...]
+    steps: tuple[BatchStep, ...]
     previous: BatchRecord | None = None
     case: Case = Case.NONE
     repairs: int = 0
-    """How often the job was repaired since its last range was done: the same when the step is
-    replayed.
-    """
+    """How often the job was repaired since its last completed range; a replay keeps it."""
 
     @property
     def consumer(self) -> ConsumerInfo:
-        """The consumer of the job's part."""
+        """The job's consumer."""
         return self.spec.detail.consumer
 
     @property
-    def step(self) -> Step:
+    def step(self) -> BatchStep:
         """The step to write now."""
         return self.steps[0]
 
@@ -147,7 +145,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class WrittenStep:
     """A claim whose step is written, up to `to`, with the counts for the job's status."""
 
     claim: Claim
@@ -156,11 +154,11 @@ class Done:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class FailedStep:
     """A claim whose step failed. Code 1-9999: planned again; 10000 and above: error."""
 
     claim: Claim
     code: int
     message: str
-    told: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What its consumer did and reported all the same."""
+    reported: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What its consumer reported despite the failure."""

@@ -11,10 +11,25 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
-from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
+from iscp_dagster.joblog.iterations import (
+    ROWS_ALONE,
+    Claim,
+    FailedStep,
+    Iteration,
+    Recall,
+    WrittenStep,
+)
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.batch import (
+    SETTLES,
+    WRITES,
+    BatchRecord,
+    BatchStep,
+    Layout,
+    Phase,
+    claim_steps,
+)
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import (
     INVOCATION_FAILED,
     BatchError,
@@ -23,25 +38,25 @@ from iscp_dagster.model.errors import (
     RunGoneError,
     TableGoneError,
 )
-from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, storable
+from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, to_sql_text
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.model.states import Event, JobState, after, allowed
+from iscp_dagster.model.states import Event, JobState, get_allowed_states, get_next_state
 
-Outcome = TypeVar("Outcome", Done, Failed)
+Outcome = TypeVar("Outcome", WrittenStep, FailedStep)
 
 FIRST_PERMANENT = 10_000
-"""Error codes from here on are permanent; those from 1 up to here, temporary."""
+"""Error codes from this one on are permanent; lower ones, from 1, are temporary."""
 
 
-def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Job:
+def register_job(row: NewJob, *, registration: int, seq: int, now: datetime) -> Job:
     """A new row; `seq` continues from the dropped row that it replaces."""
     return Job(
         key=row.key,
         registration=registration,
         name=row.name,
         spec=row.spec,
-        state=after(Event.REGISTER, None, row.key),
+        state=get_next_state(Event.REGISTER, None, row.key),
         watermark=row.watermark,
         status=JobStatus(),
         create_at=now,
@@ -51,90 +66,105 @@ def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Jo
     )
 
 
-def carried(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
-    """The same jobs, to be registered for the table that took their table's place."""
+def migrate_jobs(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
+    """The same jobs, to be registered for the table that replaced theirs."""
     return [
         NewJob(tenant=job.key.tenant, name=job.name, table_id=table_id, spec=job.spec)
         for job in jobs
     ]
 
 
-def unregistered(job: Job, now: datetime) -> Job:
+def unregister_job(job: Job, now: datetime) -> Job:
     """Marked as dropped; a run that holds it loses its claim."""
-    return replace(_moved(job, Event.UNREGISTER, now, status=_ended(job, now)), drop_at=now)
+    return replace(
+        _apply_event(job, Event.UNREGISTER, now, status=_end_status(job, now)), drop_at=now
+    )
 
 
-def updated(job: Job, change: SpecUpdate, now: datetime, *, interrupt: bool) -> Job:
-    """With its new spec; a run that holds it goes on under the old one.
+def update_job(job: Job, change: SpecUpdate, now: datetime, *, interrupt: bool) -> Job:
+    """With its new spec; a run that holds it continues with the old one.
 
-    A new spec does not wait for failures of the old one, nor does a job that a person interrupts.
-    A changed consumer, even if only its columns or options changed, gets all rows again; an
-    iteration that waits for a worker then starts from START.
+    A new spec clears the backoff after earlier failures, as an interruption by a person does.
+    A changed consumer, even if only its columns or options changed, gets all rows again; a queued
+    iteration then starts from START.
     """
-    spec = change.applied(job.spec)
+    spec = change.apply_to(job.spec)
     rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
-    fresh = rebuild or interrupt or spec != job.spec
-    status = replace(job.status, attempts=0) if fresh else job.status
-    row = replace(_noted(job, Event.UPDATE, now), spec=spec, rebuild=rebuild, status=status)
-    return row if job.state is JobState.RUNNING else _started_over(row)
+    resets_backoff = rebuild or interrupt or spec != job.spec
+    status = replace(job.status, attempts=0) if resets_backoff else job.status
+    row = replace(
+        _apply_keeping_fence(job, Event.UPDATE, now), spec=spec, rebuild=rebuild, status=status
+    )
+    return row if job.state is JobState.RUNNING else _reset_if_rebuilding(row)
 
 
-def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
+def prepare_update(job: Job, now: datetime, *, interrupt: bool) -> Job:
     """Ready for a change of spec: its error cleared, unless its table is gone.
 
     `interrupt` cancels a queued or running iteration. Any other job stays as it is.
     """
     if interrupt and job.active:
-        return canceled(job, now)
+        return cancel_job(job, now)
     broken = job.state is JobState.ERROR and job.status.code != TableGoneError.code
-    return repaired(job, now) if broken else job
+    return repair_job(job, now) if broken else job
 
 
-def differs(before: Job, after: Job) -> bool:
-    """Whether a change of spec changed anything, be it only how long the job waits."""
-    same = (before.spec, before.state) == (after.spec, after.state)
-    return not same or before.status.attempts != after.status.attempts
+def has_changed(before: Job, after: Job) -> bool:
+    """Whether a change of spec changed anything, even only the backoff."""
+    unchanged = (before.spec, before.state) == (after.spec, after.state)
+    return not unchanged or before.status.attempts != after.status.attempts
 
 
-def rebuilt(job: Job, now: datetime) -> Job:
+def rebuild_job(job: Job, now: datetime) -> Job:
     """To get all rows again, after any running iteration; without backoff after a failed one."""
     status = replace(job.status, attempts=0)
-    row = replace(_noted(job, Event.UPDATE, now), rebuild=True, status=status, spec=_anew(job.spec))
-    return row if job.state is JobState.RUNNING else _started_over(row)
+    row = replace(
+        _apply_keeping_fence(job, Event.UPDATE, now),
+        rebuild=True,
+        status=status,
+        spec=_renew_generation(job.spec),
+    )
+    return row if job.state is JobState.RUNNING else _reset_if_rebuilding(row)
 
 
-def _anew(spec: JobSpec) -> JobSpec:
-    """The spec; a service's in its next generation, so that its invocations count as new ones.
+def _renew_generation(spec: JobSpec) -> JobSpec:
+    """The spec, for a service in its next generation, so that its invocations count as new.
 
-    An index's generation is that of its table, which all tenants share.
+    All tenants of an index share its table, and so its generation.
     """
-    held = spec.detail.consumer
-    if not consumer_kind(held.type).renews_generation:
+    current = spec.detail.consumer
+    if not get_consumer_kind(current.type).renews_generation:
         return spec
-    consumer = replace(held, generation=held.generation + 1)
+    consumer = replace(current, generation=current.generation + 1)
     return replace(spec, detail=replace(spec.detail, consumer=consumer))
 
 
-def paused(job: Job, now: datetime) -> Job:
-    """No longer planned; what is queued or runs goes on. A paused job stays as it is."""
-    return job if job.paused_at else replace(_noted(job, Event.PAUSE, now), paused_at=now)
+def pause_job(job: Job, now: datetime) -> Job:
+    """No longer planned; a queued or running iteration continues. A paused job is unchanged."""
+    return (
+        job
+        if job.paused_at
+        else replace(_apply_keeping_fence(job, Event.PAUSE, now), paused_at=now)
+    )
 
 
-def resumed(job: Job, now: datetime) -> Job:
-    """Planned again, without backoff. A job that is not paused stays as it is."""
+def resume_job(job: Job, now: datetime) -> Job:
+    """Planned again, without backoff. A job that is not paused is unchanged."""
     if not job.paused_at:
         return job
     status = replace(job.status, attempts=0)
-    return replace(_noted(job, Event.RESUME, now), paused_at=None, status=status)
+    return replace(_apply_keeping_fence(job, Event.RESUME, now), paused_at=None, status=status)
 
 
-def enqueued(job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime) -> Job:
-    """Pending for `run_id` alone. Raises FenceError."""
-    due = _due(job, key, iteration, Event.ENQUEUE)
-    return replace(_moved(due, Event.ENQUEUE, now, run_id=run_id), queued_to=iteration.to)
+def enqueue_job(
+    job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime
+) -> Job:
+    """Pending for `run_id` only. Raises FenceError."""
+    due = _check_startable(job, key, iteration, Event.ENQUEUE)
+    return replace(_apply_event(due, Event.ENQUEUE, now, run_id=run_id), queued_to=iteration.to)
 
 
-def begun(
+def claim_job(
     job: Job | None,
     key: JobKey,
     iteration: Iteration,
@@ -149,28 +179,28 @@ def begun(
 
     If the row has no batch, a state store's record is ignored.
     """
-    due = _due(job, key, iteration, Event.START)
-    _refuse_others_run(due, run_id, queued_as)
-    known = due.batch and recall.previous.get(key, due.batch)
+    due = _check_startable(job, key, iteration, Event.START)
+    _check_run(due, run_id, queued_as)
+    previous = due.batch and recall.previous.get(key, due.batch)
     case, steps = claim_steps(
-        known,
+        previous,
         iteration.range,
         layout,
         tolerate_state_mismatch=recall.tolerate_state_mismatch,
         repeatable=key not in recall.unrepeatable,
     )
-    whole = replace(iteration.range, to=steps[-1].range.to)
+    claimed_range = replace(iteration.range, to=steps[-1].range.to)
     status = JobStatus(
-        from_=whole.from_,
-        to=whole.to,
+        from_=claimed_range.from_,
+        to=claimed_range.to,
         start_at=now,
         attempts=due.status.attempts,
         shared_by=len(iteration.jobs),
         repairs=due.status.repairs,
     )
-    batch = _before(steps[0]) if steps[0].action in WRITES else known
+    batch = _make_before_record(steps[0]) if steps[0].action in WRITES else previous
     batch = due.batch if recall.unread else batch
-    row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=batch)
+    row = _apply_event(due, Event.START, now, run_id=run_id, status=status, batch=batch)
     return row, Claim(
         key=key,
         registration=row.registration,
@@ -178,66 +208,66 @@ def begun(
         spec=row.spec,
         fence=row.seq,
         run_id=run_id,
-        range=whole,
+        range=claimed_range,
         steps=steps,
-        previous=known,
+        previous=previous,
         case=case,
         repairs=row.status.repairs,
     )
 
 
-def advanced(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
-    """With the claim's step done: watermark moved, next step recorded as BEFORE."""
-    row = _held(job, claim)
+def advance_job(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
+    """The claim's step completed: watermark moved, next step recorded as BEFORE."""
+    row = _check_fence(job, claim)
     if claim.last:
         raise BatchError(f"Job {claim.key}: no step follows {claim.step.range}; complete it.")
     steps = claim.steps[1:]
-    watermark = _later(row.watermark, claim.step.range.to)
-    status = replace(row.status, counts=_sum(row.status.counts, counts), repairs=0)
-    batch = _before(steps[0])
+    watermark = _get_later(row.watermark, claim.step.range.to)
+    status = replace(row.status, counts=_sum_counts(row.status.counts, counts), repairs=0)
+    batch = _make_before_record(steps[0])
     row = replace(row, watermark=watermark, status=status, batch=batch)
     row = replace(row, seq=row.seq + 1, happened=None)
     return row, replace(claim, fence=row.seq, steps=steps, repairs=0)
 
 
-def completed(job: Job | None, step: Done, now: datetime) -> Job:
+def complete_job(job: Job | None, step: WrittenStep, now: datetime) -> Job:
     """Completed at the step's end, its batch confirmed. Raises FenceError, BatchError."""
     claim, to = step.claim, step.to
-    row = _held(job, claim)
+    row = _check_fence(job, claim)
     if not claim.last or to.version != claim.range.to.version:
         raise BatchError(
             f"Job {claim.key}: cannot complete at version {to.version} with "
             f"{len(claim.steps) - 1} steps left of {claim.range}; advance step by step to its end."
         )
-    counted = _sum(row.status.counts, step.counts)
+    counted = _sum_counts(row.status.counts, step.counts)
     status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0, repairs=0)
-    watermark = _later(row.watermark, to)
-    batch = _after(claim.step) if claim.step.action in SETTLES else claim.previous
-    row = _moved(row, Event.COMPLETE, now, watermark=watermark, status=status, batch=batch)
-    return _started_over(row)
+    watermark = _get_later(row.watermark, to)
+    batch = _make_after_record(claim.step) if claim.step.action in SETTLES else claim.previous
+    row = _apply_event(row, Event.COMPLETE, now, watermark=watermark, status=status, batch=batch)
+    return _reset_if_rebuilding(row)
 
 
-def failed(job: Job | None, step: Failed, now: datetime) -> Job:
+def fail_job(job: Job | None, step: FailedStep, now: datetime) -> Job:
     """Failed with a code (1-9999 temporary, else permanent); the batch stays BEFORE."""
-    return _failed(_held(job, step.claim), step.code, step.message, now)
+    return _apply_failure(_check_fence(job, step.claim), step.code, step.message, now)
 
 
-def all_enqueued(
+def enqueue_jobs(
     rows: Mapping[JobKey, Job], iteration: Iteration, run_id: str, now: datetime
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
     """Enqueue the jobs whose rows still fit the iteration; errors for the others."""
     changed: list[Job] = []
-    lost: dict[JobKey, FenceError] = {}
+    errors: dict[JobKey, FenceError] = {}
     for key in iteration.jobs:
         try:
-            changed.append(enqueued(rows.get(key), key, iteration, run_id, now))
+            changed.append(enqueue_job(rows.get(key), key, iteration, run_id, now))
         except FenceError as error:
-            lost[key] = error
-    return changed, lost
+            errors[key] = error
+    return changed, errors
 
 
-def all_advanced(
-    rows: Mapping[JobKey, Job], steps: Collection[Done]
+def advance_jobs(
+    rows: Mapping[JobKey, Job], steps: Collection[WrittenStep]
 ) -> tuple[list[Job], dict[JobKey, Claim | FenceError]]:
     """Advance the rows that the claims still hold; each claim's successor, or its error."""
     changed: list[Job] = []
@@ -245,14 +275,14 @@ def all_advanced(
     for step in steps:
         key = step.claim.key
         try:
-            job, outcomes[key] = advanced(rows.get(key), step.claim, step.counts)
+            job, outcomes[key] = advance_job(rows.get(key), step.claim, step.counts)
             changed.append(job)
         except FenceError as error:
             outcomes[key] = error
     return changed, outcomes
 
 
-def all_ended(
+def end_jobs(
     rows: Mapping[JobKey, Job],
     steps: Collection[Outcome],
     end: Callable[[Job | None, Outcome, datetime], Job],
@@ -260,66 +290,66 @@ def all_ended(
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
     """End the rows that the claims still hold, as completed or failed; errors for the others."""
     changed: list[Job] = []
-    lost: dict[JobKey, FenceError] = {}
+    errors: dict[JobKey, FenceError] = {}
     for step in steps:
         key = step.claim.key
         try:
             changed.append(end(rows.get(key), step, now))
         except FenceError as error:
-            lost[key] = error
-    return changed, lost
+            errors[key] = error
+    return changed, errors
 
 
-def refused(job: Job, code: int, message: str, now: datetime) -> Job:
+def refuse_job(job: Job, code: int, message: str, now: datetime) -> Job:
     """Failed before its run could claim it; it used no time and keeps its batch."""
-    before = job.status
-    nothing = JobStatus(start_at=now, attempts=before.attempts, repairs=before.repairs)
-    return _failed(replace(job, status=nothing), code, message, now)
+    previous = job.status
+    status = JobStatus(start_at=now, attempts=previous.attempts, repairs=previous.repairs)
+    return _apply_failure(replace(job, status=status), code, message, now)
 
 
-def canceled(job: Job, now: datetime) -> Job:
+def cancel_job(job: Job, now: datetime) -> Job:
     """Canceled; a run that holds it loses its claim, and its batch stays BEFORE."""
-    return _started_over(_moved(job, Event.CANCEL, now, status=_ended(job, now)))
+    return _reset_if_rebuilding(_apply_event(job, Event.CANCEL, now, status=_end_status(job, now)))
 
 
-def recovered(job: Job, now: datetime) -> Job:
+def recover_job(job: Job, now: datetime) -> Job:
     """Completed because its run is gone; its batch stays BEFORE, to be replayed."""
-    return _started_over(_moved(job, Event.RECOVER, now, status=_ended(job, now)))
+    return _reset_if_rebuilding(_apply_event(job, Event.RECOVER, now, status=_end_status(job, now)))
 
 
-def lost(job: Job, now: datetime) -> Job:
-    """Completed because its lease ran out; a running one counts a failure, its batch BEFORE."""
-    row = recovered(job, now)
+def expire_job(job: Job, now: datetime) -> Job:
+    """Completed because its lease expired; a running one counts a failure, its batch BEFORE."""
+    row = recover_job(job, now)
     if job.state is not JobState.RUNNING:
         return row
     text = (
         f"Run {job.run_id} ended without a result: it was killed, ran out of memory or hung. "
         "The next iteration continues its work; look at the run if this happens again."
     )
-    return replace(row, status=_erred(job, RunGoneError.code, text, now))
+    return replace(row, status=_make_error_status(job, RunGoneError.code, text, now))
 
 
-def stranded(job: Job, code: int, message: str, now: datetime) -> Job:
+def mark_stranded(job: Job, code: int, message: str, now: datetime) -> Job:
     """In error because its table is gone; a run that holds it loses its claim."""
-    status = replace(_ended(job, now), code=code, message=storable(message))
-    return _started_over(_moved(job, Event.STRAND, now, status=status))
+    status = replace(_end_status(job, now), code=code, message=to_sql_text(message))
+    return _reset_if_rebuilding(_apply_event(job, Event.STRAND, now, status=status))
 
 
-def repaired(job: Job, now: datetime) -> Job:
-    """Completed again by a person, its error forgotten, and its batch.
+def repair_job(job: Job, now: datetime) -> Job:
+    """Completed again by a person, its error and its batch cleared.
 
-    A replay of the recorded batch would fail again; after a repair of the source the range is read
-    whole instead, from the watermark to its new end. Rows that the failed batch did write are
-    written again with a later version, so each key is there once. But if a handler failed, its
-    batch stays: only a replay attaches to the invocations that had succeeded.
+    A replay of the recorded batch would fail again; after the source is repaired, the range from
+    the watermark to its new end is read instead. Rows that the failed batch did write are written
+    again with a later version, so each key exists once. But if a handler failed, its batch stays:
+    only a replay attaches to the invocations that succeeded.
     """
     repairs = job.status.repairs + 1
     status = replace(job.status, code=0, message="", attempts=0, repairs=repairs)
     batch = job.batch if job.status.code == INVOCATION_FAILED else None
-    return replace(_moved(job, Event.REPAIR, now, status=status), batch=batch)
+    return replace(_apply_event(job, Event.REPAIR, now, status=status), batch=batch)
 
 
-def _moved(
+def _apply_event(
     job: Job,
     event: Event,
     now: datetime,
@@ -331,7 +361,7 @@ def _moved(
 ) -> Job:
     return replace(
         job,
-        state=after(event, job.state, job.key),
+        state=get_next_state(event, job.state, job.key),
         watermark=watermark or job.watermark,
         status=status or job.status,
         batch=batch or job.batch,
@@ -343,36 +373,38 @@ def _moved(
     )
 
 
-def _failed(row: Job, code: int, message: str, now: datetime) -> Job:
+def _apply_failure(row: Job, code: int, message: str, now: datetime) -> Job:
     if code < 1:
         raise ConfigError(f"Job {row.key}: the error code {code} is below 1.")
-    # The old consumer's failure does not stop the new one.
+    # A failure of the old consumer must not stop the new one.
     stops = code >= FIRST_PERMANENT and not row.rebuild
     event = Event.FAIL_PERMANENT if stops else Event.FAIL_TEMPORARY
-    return _started_over(_moved(row, event, now, status=_erred(row, code, message, now)))
+    return _reset_if_rebuilding(
+        _apply_event(row, event, now, status=_make_error_status(row, code, message, now))
+    )
 
 
-def _erred(job: Job, code: int, message: str, now: datetime) -> JobStatus:
-    text = storable(message)[:ERROR_TEXT_LIMIT]
+def _make_error_status(job: Job, code: int, message: str, now: datetime) -> JobStatus:
+    text = to_sql_text(message)[:ERROR_TEXT_LIMIT]
     attempts = 0 if job.rebuild else job.status.attempts + 1
     return replace(job.status, end_at=now, code=code, message=text, attempts=attempts)
 
 
-def _started_over(job: Job) -> Job:
-    """From START again, if it is to be rebuilt; what it serves stays until then."""
+def _reset_if_rebuilding(job: Job) -> Job:
+    """From START again if it must be rebuilt; it serves its old rows until then."""
     return replace(job, watermark=START, batch=None, rebuild=False) if job.rebuild else job
 
 
-def _noted(job: Job, event: Event, now: datetime) -> Job:
-    """Like `_moved`, but keep the fence: a run that holds the job, or is to, does not lose it."""
-    row = replace(_moved(job, event, now), seq=job.seq, changed_at=job.changed_at)
+def _apply_keeping_fence(job: Job, event: Event, now: datetime) -> Job:
+    """Like `_apply_event`, but keep the fence: a run that holds or awaits the job keeps it."""
+    row = replace(_apply_event(job, event, now), seq=job.seq, changed_at=job.changed_at)
     return replace(row, queued_to=job.queued_to)
 
 
-def _due(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Job:
+def _check_startable(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Job:
     if job is None or job.drop_at is not None:
         raise FenceError(f"Job {key} is not registered; plan without it.")
-    if job.state not in allowed(event):
+    if job.state not in get_allowed_states(event):
         raise FenceError(
             f"Job {key} is {job.state.label} in run {job.run_id}; plan again when it is not."
         )
@@ -384,16 +416,16 @@ def _due(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Jo
     return job
 
 
-def _refuse_others_run(job: Job, run_id: str, queued_as: str | None) -> None:
+def _check_run(job: Job, run_id: str, queued_as: str | None) -> None:
     if job.state is JobState.PENDING and job.run_id not in {run_id, queued_as}:
         raise FenceError(f"Job {job.key} is queued for run {job.run_id}, not for {run_id}.")
     if job.state is JobState.CANCELED and job.run_id in {run_id, queued_as}:
         raise FenceError(f"Job {job.key} was canceled in run {job.run_id}; a new run may start.")
 
 
-def _held(job: Job | None, claim: Claim) -> Job:
-    lost = job is None or job.drop_at is not None or job.registration != claim.registration
-    if job is None or lost or job.seq != claim.fence:
+def _check_fence(job: Job | None, claim: Claim) -> Job:
+    gone = job is None or job.drop_at is not None or job.registration != claim.registration
+    if job is None or gone or job.seq != claim.fence:
         raise FenceError(
             f"Job {claim.key}: run {claim.run_id} holds fence {claim.fence}, but the row is at "
             f"{'none' if job is None else job.seq}; another writer has taken it, so stop here."
@@ -401,22 +433,22 @@ def _held(job: Job | None, claim: Claim) -> Job:
     return job
 
 
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
+def _sum_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in (*first, *second)}
 
 
-def _before(step: Step) -> BatchRecord:
+def _make_before_record(step: BatchStep) -> BatchRecord:
     return BatchRecord(range=step.range, phase=Phase.BEFORE, layout=step.layout or {})
 
 
-def _after(step: Step) -> BatchRecord:
+def _make_after_record(step: BatchStep) -> BatchRecord:
     return BatchRecord(range=step.range, phase=Phase.AFTER, layout=step.layout or {})
 
 
-def _later(one: Moment, other: Moment) -> Moment:
-    return max(one, other, key=lambda moment: moment.version)
+def _get_later(first: Moment, second: Moment) -> Moment:
+    return max(first, second, key=lambda moment: moment.version)
 
 
-def _ended(job: Job, now: datetime) -> JobStatus:
-    begun_before = job.status.start_at is not None and job.status.end_at is None
-    return replace(job.status, end_at=now) if begun_before else job.status
+def _end_status(job: Job, now: datetime) -> JobStatus:
+    unfinished = job.status.start_at is not None and job.status.end_at is None
+    return replace(job.status, end_at=now) if unfinished else job.status

@@ -1,4 +1,4 @@
-"""What the ISCP log answers of jobs that a change interrupted, or that something happened to."""
+"""What the ISCP log returns about jobs that were interrupted, or that changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from iscp_dagster.model.jobs import JobKey
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interrupted:
+class Interruption:
     """The iterations that a change of spec canceled."""
 
     keys: tuple[JobKey, ...] = ()
@@ -19,10 +19,10 @@ class Interrupted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Touched:
-    """The (table id, tenant) of jobs that something happened to, and where to continue."""
+class ChangedTenants:
+    """The (table id, tenant) of jobs with new history, and where to continue."""
 
     upto: Bookmark
     tenants: frozenset[tuple[str, str]] = frozenset()
-    whole: bool = False
-    """Whether none is missing: the log still has its history from the bookmark on."""
+    complete: bool = False
+    """Whether none is missing: the log still has all history since the bookmark."""

@@ -11,26 +11,26 @@ from iscp_dagster.model.errors import IscpError
 
 
 @contextmanager
-def kept(log: SqlLog, run_id: str) -> Iterator[None]:
+def renew_lease(log: SqlLog, run_id: str) -> Iterator[None]:
     """Renew the run's lease, in a thread, until the block ends.
 
-    If the log does not answer, the next beat tries again. A run that hung for longer than
-    its lease may have lost its jobs; it learns that from its claims, not here.
+    If the log does not answer, the next beat tries again. A run that hung for longer than its lease
+    may have lost its jobs; its claims report that, not this function.
     """
-    over = threading.Event()
+    ended = threading.Event()
 
-    def beat() -> None:
+    def renew_repeatedly() -> None:
         while True:
             with suppress(IscpError):
-                log.keep([run_id], log.leases.run)
-            if over.wait(log.leases.beat):
+                log.renew_leases([run_id], log.leases.run)
+            if ended.wait(log.leases.beat):
                 return
 
-    heart = threading.Thread(target=beat, name="lease", daemon=True)
-    heart.start()
+    thread = threading.Thread(target=renew_repeatedly, name="lease", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        over.set()
-        # A log that hangs must not hold up a run that has ended.
-        heart.join(log.leases.beat)
+        ended.set()
+        # A log that hangs must not delay a run that has ended.
+        thread.join(log.leases.beat)

@@ -1,4 +1,4 @@
-"""A change of a job's spec: given fields replace, empty ones keep."""
+"""A change of a job's spec: fields that are set replace; empty fields keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.specs import JobSpec, json_object
+from iscp_dagster.model.specs import JobSpec, parse_json_object
 
 _TRIGGER = ("job_type", "schedule", "independent")
 _DETAIL = ("priority", "max_versions", "max_bytes")
@@ -36,52 +36,52 @@ class SpecUpdate:
 
     @property
     def empty(self) -> bool:
-        return all(getattr(self, each.name) is None for each in fields(self))
+        return all(getattr(self, spec_field.name) is None for spec_field in fields(self))
 
-    def applied(self, spec: JobSpec) -> JobSpec:
-        """`spec` with this change. Raises ConfigError for values that no spec may have."""
-        trigger = replace(spec.trigger, **self._named(_TRIGGER))
-        held = spec.detail.consumer
-        consumer = replace(held, **self._named(_CONSUMER))
-        if SHARD in held.options:
+    def apply_to(self, spec: JobSpec) -> JobSpec:
+        """`spec` with this change. Raises ConfigError for invalid values."""
+        trigger = replace(spec.trigger, **self._select_fields(_TRIGGER))
+        current = spec.detail.consumer
+        consumer = replace(current, **self._select_fields(_CONSUMER))
+        if SHARD in current.options:
             # The job's shard cannot be changed.
-            options = {**consumer.options, SHARD: held.options[SHARD]}
+            options = {**consumer.options, SHARD: current.options[SHARD]}
             consumer = replace(consumer, options=options)
-        if self.rebuild or consumer != held:
-            consumer = replace(consumer, generation=held.generation + 1)
-        detail = replace(spec.detail, consumer=consumer, **self._named(_DETAIL))
+        if self.rebuild or consumer != current:
+            consumer = replace(consumer, generation=current.generation + 1)
+        detail = replace(spec.detail, consumer=consumer, **self._select_fields(_DETAIL))
         return JobSpec(trigger=trigger, detail=detail)
 
-    def differences(self, spec: JobSpec) -> dict[str, tuple[Any, Any]]:
+    def find_differences(self, spec: JobSpec) -> dict[str, tuple[Any, Any]]:
         """The fields of `spec` that this change would alter: (old value, new value) by name."""
-        after = self.applied(spec)
+        after = self.apply_to(spec)
         parts = (
             (spec.trigger, after.trigger, _TRIGGER),
             (spec.detail, after.detail, _DETAIL),
             (spec.detail.consumer, after.detail.consumer, _CONSUMER),
         )
         pairs = {
-            name: (getattr(held, name), getattr(new, name))
-            for held, new, names in parts
+            name: (getattr(current, name), getattr(new, name))
+            for current, new, names in parts
             for name in names
         }
-        return {name: (held, new) for name, (held, new) in pairs.items() if held != new}
+        return {name: (current, new) for name, (current, new) in pairs.items() if current != new}
 
-    def _named(self, names: tuple[str, ...]) -> dict[str, Any]:
+    def _select_fields(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @classmethod
     def from_json(cls, value: Any) -> SpecUpdate:
         """Read an object shaped like a job spec's JSON; missing and null fields are empty."""
-        outer = json_object("job spec", value, ("trigger", "detail"))
-        trigger = json_object("trigger", outer.get("trigger") or {}, _TRIGGER)
-        detail = json_object("detail", outer.get("detail") or {}, (*_DETAIL, "consumer"))
-        consumer = json_object("consumer", detail.pop("consumer", None) or {}, _CONSUMER)
+        outer = parse_json_object("job spec", value, ("trigger", "detail"))
+        trigger = parse_json_object("trigger", outer.get("trigger") or {}, _TRIGGER)
+        detail = parse_json_object("detail", outer.get("detail") or {}, (*_DETAIL, "consumer"))
+        consumer = parse_json_object("consumer", detail.pop("consumer", None) or {}, _CONSUMER)
         columns = consumer.get("columns")
         if columns is not None and (isinstance(columns, str) or not _is_list(columns)):
             raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")
-        found = {**trigger, **detail, **consumer}
-        return cls(**{**found, "columns": None if columns is None else tuple(columns)})
+        values = {**trigger, **detail, **consumer}
+        return cls(**{**values, "columns": None if columns is None else tuple(columns)})
 
 
 def _is_list(value: Any) -> bool:

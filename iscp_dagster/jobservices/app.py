@@ -7,15 +7,15 @@ from functools import cache
 
 from starlette.applications import Starlette
 
-from asgi_guards.admission import names_in
+from asgi_guards.admission import parse_names
 from durable_invocations.serving.app import service_app
 from iscp_dagster.api.jobs import Jobs, open_jobs
-from iscp_dagster.jobservices.services import index_object, iscp_service
+from iscp_dagster.jobservices.services import build_index_object, build_iscp_service
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 
 
-def services_app(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> Starlette:
+def build_services_app(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> Starlette:
     """The service endpoint of the deployment that the environment or the running stack names.
 
     `hosts` are names of the server besides its address and those in ISCP_ALLOWED_HOSTS. The
@@ -23,11 +23,14 @@ def services_app(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> Starl
     """
 
     @cache
-    def jobs() -> Jobs:
+    def get_jobs() -> Jobs:
         return open_jobs(environ)
 
-    allowed = {*hosts, *names_in(environ.get(ALLOWED_HOSTS, ""))}
-    steps = Steps(jobs=jobs)
+    allowed = {*hosts, *parse_names(environ.get(ALLOWED_HOSTS, ""))}
+    steps = Steps(jobs=get_jobs)
     return service_app(
-        iscp_service(steps), index_object(steps), hosts=allowed, hosts_setting=ALLOWED_HOSTS
+        build_iscp_service(steps),
+        build_index_object(steps),
+        hosts=allowed,
+        hosts_setting=ALLOWED_HOSTS,
     )

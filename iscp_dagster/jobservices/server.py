@@ -1,4 +1,4 @@
-"""Runs the runtime of invocations of a deployment, with its HTTP and the services of its own."""
+"""Runs a deployment's runtime of invocations, with its HTTP and its own services."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from asgi_guards.admission import Admission, is_loopback, names_in
-from asgi_guards.connections import options
+from asgi_guards.admission import Admission, is_loopback, parse_names
+from asgi_guards.connections import make_uvicorn_options
 from durable_invocations.app import serve_store
 from durable_invocations.errors import DurableError, UnavailableError
-from durable_invocations.ingress.tokens import checked
+from durable_invocations.ingress.tokens import check_token
 from durable_invocations.runtime.http.client import HTTP_1
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings as RuntimeSettings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.store import RETENTION, SqlStore
 from durable_invocations.runtime.store.operations import Register
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from durable_invocations.runtime.timers import SteadyClock
 from iscp_dagster.api.invocations import IN_LOG
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
 from iscp_dagster.serve.web.following import end_when_changed
-from iscp_dagster.serve.web.server import listening
-from iscp_dagster.serviceconsumers.errors import as_job_errors
+from iscp_dagster.serve.web.server import open_listener
+from iscp_dagster.serviceconsumers.errors import raise_job_errors
 
 HOST = "127.0.0.1"
 OWN = "dp_iscp"
@@ -47,8 +47,8 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a server is made from."""
+class ServerSettings:
+    """The settings of a server."""
 
     environ: Mapping[str, str] = field(repr=False)
     log_url: str = field(repr=False)
@@ -59,75 +59,87 @@ class Settings:
     """The service endpoint of the process's own services, if there is one."""
 
 
-def settings_of(
+def build_settings(
     environ: Mapping[str, str],
     host: str,
     *,
     runtime: RuntimeSettings | None = None,
     retention: timedelta = RETENTION,
     services: ASGIApp | None = None,
-) -> Settings:
-    """The server's settings. Raises ConfigError for what cannot be served so."""
+) -> ServerSettings:
+    """The server's settings. Raises ConfigError for invalid ones."""
     if not environ.get(LOG_URL):
         raise ConfigError(
             f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
             "database that invocations are kept in."
         )
-    with as_job_errors():
-        token = checked(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
+    with raise_job_errors():
+        token = check_token(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
     check_host(host, token)
-    driven = runtime or RuntimeSettings()
-    # Else an idempotency key would count for a minute longer than it is kept.
-    prune = min(driven.prune, max(_LEAST_PRUNE_SECONDS, retention.total_seconds()))
-    return Settings(
+    runtime_settings = runtime or RuntimeSettings()
+    # Otherwise an idempotency key would count for a minute longer than it is kept.
+    prune = min(runtime_settings.prune, max(_LEAST_PRUNE_SECONDS, retention.total_seconds()))
+    return ServerSettings(
         environ=environ,
         log_url=environ[LOG_URL],
         token=token,
-        runtime=replace(driven, prune=prune),
+        runtime=replace(runtime_settings, prune=prune),
         retention=retention,
         services=services,
     )
 
 
 def check_host(host: str, token: str) -> None:
-    """Reject another address than this machine's own without a token. Raises ConfigError."""
+    """Reject a host beyond this machine without a token. Raises ConfigError."""
     if not token and not is_loopback(host):
         raise ConfigError(
-            f"--host {host!r} is not an address of this machine alone, and {INVOCATIONS_TOKEN} is "
+            f"--host {host!r} is not a loopback address, and {INVOCATIONS_TOKEN} is "
             "not set: everybody who reaches it could invoke every handler. Set it, or listen on "
             "127.0.0.1."
         )
 
 
 def serve(
-    settings: Settings, host: str, port: int, tell: Callable[[str], None], *, follow: bool = False
+    settings: ServerSettings,
+    host: str,
+    port: int,
+    announce: Callable[[str], None],
+    *,
+    follow: bool = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `tell` gets one line once the port is there.
+    """Serve until SIGINT or SIGTERM; `announce` gets one line once the port is open.
 
     With `follow` it also ends when the declarations change. Raises ConfigError when the address
     cannot be listened on, and UnavailableError when the database does not answer.
     """
     clock = SteadyClock()
-    with as_job_errors():
-        store = _store(settings, clock)
+    with raise_job_errors():
+        store = _open_store(settings, clock)
         store.ensure()
-    with listening(host, port) as place:
-        address, at, *_ = place.getsockname()
-        tell(f"Invocations: http://{_bracketed(host)}:{at}")
+    with open_listener(host, port) as listener:
+        address, bound_port, *_ = listener.getsockname()
+        announce(f"Invocations: http://{_bracket_host(host)}:{bound_port}")
         config = uvicorn.Config(
-            application(settings, store, clock, f"http://{_bracketed(_reached(address))}:{at}"),
-            **options(),
+            build_application(
+                settings,
+                store,
+                clock,
+                f"http://{_bracket_host(_get_own_address(address))}:{bound_port}",
+            ),
+            **make_uvicorn_options(),
             timeout_graceful_shutdown=_END_SECONDS,
         )
         server = uvicorn.Server(config)
         with end_when_changed(settings.environ, server) if follow else nullcontext():
-            server.run(sockets=[place])
+            server.run(sockets=[listener])
 
 
-def application(settings: Settings, store: SqlStore, clock: SteadyClock, address: str) -> Starlette:
+def build_application(
+    settings: ServerSettings, store: SqlStore, clock: SteadyClock, address: str
+) -> Starlette:
     """The application that is served at `address`; the runtime runs while it does."""
-    path = services_path(settings.token)
-    hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
+    path = derive_services_path(settings.token)
+    hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
     return serve_store(
         store,
         settings.runtime,
@@ -143,45 +155,47 @@ def application(settings: Settings, store: SqlStore, clock: SteadyClock, address
     )
 
 
-def services_path(token: str) -> str:
-    """Where the own services are. Who has no token cannot guess it, so it needs none."""
+def derive_services_path(token: str) -> str:
+    """The path of the own services. Without the token nobody can guess it, so it needs no other."""
     if not token:
         return SERVICES
     return f"{SERVICES}/{hmac.new(token.encode(), b'services', hashlib.sha256).hexdigest()}"
 
 
-async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
+async def _register_own(runtime: Runtime, url: str, settings: ServerSettings) -> None:
     """Register the own services, as soon as they answer at their address."""
     while settings.services:
         try:
             # uvicorn, which serves this, would warn of HTTP/2.
-            found, services = await runtime.discover(url, http=HTTP_1)
-            register = Register(deployment=replace(found, id=OWN), services=services, force=True)
+            deployment, services = await runtime.discover(url, http=HTTP_1)
+            register = Register(
+                deployment=replace(deployment, id=OWN), services=services, force=True
+            )
             outcome = await runtime.do(register)
         except UnavailableError:
             await asyncio.sleep(_AGAIN_SECONDS)
             continue
         except DurableError as error:
-            outcome = Refused(code=error.code, message=str(error))
-        if isinstance(outcome, Refused):
+            outcome = OperationRefusal(code=error.code, message=str(error))
+        if isinstance(outcome, OperationRefusal):
             _LOGGER.error("the own services are not registered: %s", outcome.message)
         return
 
 
-def _store(settings: Settings, clock: SteadyClock) -> SqlStore:
+def _open_store(settings: ServerSettings, clock: SteadyClock) -> SqlStore:
     return SqlStore(
-        open_engine(settings.log_url, IN_LOG, kept=True),
+        open_engine(settings.log_url, IN_LOG, keep_open=True),
         owner=settings.runtime.owner,
-        clock=clock.utc,
-        lead=clock.lead,
+        clock=clock.get_utc,
+        lead=clock.get_lead,
         retention=settings.retention,
     )
 
 
-def _reached(address: str) -> str:
+def _get_own_address(address: str) -> str:
     """The address at which the process reaches itself."""
     return {"0.0.0.0": HOST, "::": "::1"}.get(address, address)  # noqa: S104 - it is read
 
 
-def _bracketed(host: str) -> str:
+def _bracket_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""How the location's runs execute: in one process, and only if they name a tenant."""
+"""The executor of the location's runs: one process, and only runs that name a tenant."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import dagster as dg
 from iscp_dagster.location.internals import ASSET_PARTITION_RANGE_START_TAG, PARTITION_NAME_TAG
 
 
-def nameless(of: str) -> str:
+def format_no_tenant_message(assets: str) -> str:
     """The message for a run of assets that names no tenant."""
     return (
-        f"The run names no tenant of {of}. Choose a partition when you materialize, or give the "
-        f"run the tag {PARTITION_NAME_TAG}: <tenant>."
+        f"The run names no tenant of {assets}. Choose a partition when you materialize, or give "
+        f"the run the tag {PARTITION_NAME_TAG}: <tenant>."
     )
 
 
-class Named(dg.Executor):
-    """Executes as `inner` does; a run of partitioned assets without a partition fails at once.
+class PartitionGuardExecutor(dg.Executor):
+    """Executes like `inner`, but a run of partitioned assets without a partition fails at once.
 
-    Dagster itself would fail before a step's own code could say what is missing.
+    Dagster would fail before the step's own code could say what is missing.
     """
 
     def __init__(self, inner: dg.Executor) -> None:
@@ -36,13 +36,13 @@ class Named(dg.Executor):
         return self._inner.step_dependency_config
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
-        if unnamed := _without_partition(plan_context):
-            raise dg.Failure(nameless(", ".join(unnamed)), allow_retries=False)
+        if unassigned := _find_unassigned_assets(plan_context):
+            raise dg.Failure(format_no_tenant_message(", ".join(unassigned)), allow_retries=False)
         yield from self._inner.execute(plan_context, execution_plan)
 
 
-def _without_partition(context: Any) -> list[str]:
-    """The run's assets that have partitions, if the run has none."""
+def _find_unassigned_assets(context: Any) -> list[str]:
+    """The run's partitioned assets, if the run has no partition."""
     if {PARTITION_NAME_TAG, ASSET_PARTITION_RANGE_START_TAG} & set(context.dagster_run.tags):
         return []
     layer = context.job.get_definition().asset_layer
@@ -50,15 +50,15 @@ def _without_partition(context: Any) -> list[str]:
     return [key.to_user_string() for key in keys if layer.get(key).partitions_def is not None]
 
 
-def _named(context: dg.InitExecutorContext) -> dg.Executor:
+def _create_executor(context: dg.InitExecutorContext) -> dg.Executor:
     make = dg.in_process_executor.executor_creation_fn
     assert make is not None
-    return Named(make(context))
+    return PartitionGuardExecutor(make(context))
 
 
-# One process per run: a run is one step, and a second process would cost two seconds.
-named_in_process = dg.ExecutorDefinition(
+# One process per run: a run is one step, and a second process takes two seconds.
+guarded_executor = dg.ExecutorDefinition(
     name=dg.in_process_executor.name,
     config_schema=dg.in_process_executor.config_schema.as_field(),
-    executor_creation_fn=_named,
+    executor_creation_fn=_create_executor,
 )

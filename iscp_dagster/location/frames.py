@@ -1,4 +1,4 @@
-"""Assets of people's own that return a frame: where its rows go."""
+"""User-defined assets that return a frame: where its rows are stored."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ else:
     Frame = Any
 
 PARTITION_COLUMN = "partition_expr"
-"""The metadata that names the column of an asset's partitions, as for Dagster's IO managers."""
+"""The metadata key of an asset's partition column, as in Dagster's IO managers."""
 DATABASE = "schema"
-"""The metadata that names the database of an asset whose key has one part."""
+"""The metadata key of the database, for an asset whose key has one part."""
 ORDER_BY = "clickhouse/order_by"
-"""The metadata that lists the columns that a new table is sorted by."""
+"""The metadata key of the columns that a new table is sorted by."""
 _TABLE_NAME = "dagster/table_name"
 
 
-def arrow_of(frame: Frame, asset: str) -> pa.Table:
+def to_arrow(frame: Frame, asset: str) -> pa.Table:
     """The rows of a PySpark, Arrow or pandas frame. Raises ConfigError for anything else."""
     if isinstance(frame, pa.Table):
         return frame
@@ -43,14 +43,14 @@ def arrow_of(frame: Frame, asset: str) -> pa.Table:
     )
 
 
-def frame_table(
+def build_frame_table(
     endpoint: Endpoint, context: OutputContext | InputContext, metadata: Mapping[str, Any]
 ) -> FrameTable:
     """The table of the context's asset, which has this metadata.
 
-    Raises ConfigError where the asset has partitions and names no column of them.
+    Raises ConfigError if the asset has partitions but no partition column.
     """
-    database, name = table_of(context.asset_key, metadata)
+    database, name = get_database_and_table(context.asset_key, metadata)
     partitioned = context.asset_partitions_def is not None
     column = metadata.get(PARTITION_COLUMN) if partitioned else None
     if partitioned and column is None:
@@ -68,10 +68,10 @@ def frame_table(
     )
 
 
-def table_of(key: AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """The database and the table of an asset: the last two parts of its key, or as it says."""
-    if shown := metadata.get(_TABLE_NAME):
-        database, _, name = str(shown).partition(".")
+def get_database_and_table(key: AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """The asset's database and table, from its metadata or the last two parts of its key."""
+    if table_name := metadata.get(_TABLE_NAME):
+        database, _, name = str(table_name).partition(".")
         return database, name
     database = key.path[-2] if len(key.path) > 1 else str(metadata.get(DATABASE, "default"))
     return database, key.path[-1]

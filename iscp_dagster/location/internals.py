@@ -1,6 +1,6 @@
-"""What the assets and jobs of the location need of Dagster and it keeps private.
+"""Private names of Dagster that the location's assets and jobs need.
 
-A test holds each name against the version of Dagster that is pinned.
+A test checks each name against the pinned version of Dagster.
 """
 
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (

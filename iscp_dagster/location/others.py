@@ -1,4 +1,4 @@
-"""What the modules that declare tables define for Dagster besides."""
+"""Other Dagster definitions in the modules that declare tables."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from types import ModuleType
 
 import dagster as dg
 
-from iscp_dagster.api.discovery import TABLES, definitions_in
+from iscp_dagster.api.discovery import TABLES, find_definitions
 
 
 def load_other_definitions(modules: Sequence[ModuleType]) -> dg.Definitions:
     """The assets, checks, jobs, schedules and sensors at the modules' top, and in `Definitions`.
 
-    Of `Definitions` that were built from tables, these tables alone count, as declarations.
+    `Definitions` that were built from tables are left out: their tables count as declarations.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
         at_top = dg.load_definitions_from_modules(modules)
-    own = [each for module in modules for each in definitions_in(module)]
-    return dg.Definitions.merge(at_top, *(each for each in own if TABLES not in each.metadata))
+    module_definitions = [
+        definitions for module in modules for definitions in find_definitions(module)
+    ]
+    return dg.Definitions.merge(
+        at_top,
+        *(definitions for definitions in module_definitions if TABLES not in definitions.metadata),
+    )

@@ -1,4 +1,4 @@
-"""What every run of the location does while it works."""
+"""The lease of a run while it works."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from contextlib import contextmanager, suppress
 
 from dagster import DagsterRun
 
-from iscp_dagster.joblog.renewal import kept
+from iscp_dagster.joblog.renewal import renew_lease
 from iscp_dagster.model.errors import IscpError, RunGoneError
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
 
 
 @contextmanager
-def working(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
+def renew_run_lease(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
     """Renew the run's lease; if the body raises, jobs not claimed yet fail with that error."""
-    with kept(deployment.log, run.run_id):
+    with renew_lease(deployment.log, run.run_id):
         try:
             yield
         except Exception as error:
-            _refuse(deployment, run, error)
+            _refuse_dispatch(deployment, run, error)
             raise
 
 
-def _refuse(deployment: Deployment, run: DagsterRun, error: Exception) -> None:
+def _refuse_dispatch(deployment: Deployment, run: DagsterRun, error: Exception) -> None:
     dispatch = run.tags.get(DISPATCH_TAG)
     if dispatch is None:
         return
-    known = isinstance(error, IscpError)
+    expected = isinstance(error, IscpError)
     code = error.code if isinstance(error, IscpError) else RunGoneError.code
-    text = str(error) if known else f"{type(error).__name__}: {error}"
-    # The log may be what does not answer.
+    text = str(error) if expected else f"{type(error).__name__}: {error}"
+    # The log may be the service that does not answer.
     with suppress(IscpError):
         deployment.log.refuse(dispatch, code, text)

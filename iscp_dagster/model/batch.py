@@ -71,7 +71,7 @@ class Case(str, Enum):
     INVALID = "invalid"
 
 
-class Action(str, Enum):
+class BatchAction(str, Enum):
     """What to do with a range."""
 
     REPLAY = "replay"
@@ -86,16 +86,16 @@ class Action(str, Enum):
     """Write nothing: it contradicts the record."""
 
 
-WRITES = frozenset({Action.REPLAY, Action.INSERT})
-SETTLES = WRITES | {Action.DEAD_LETTER}
+WRITES = frozenset({BatchAction.REPLAY, BatchAction.INSERT})
+SETTLES = WRITES | {BatchAction.DEAD_LETTER}
 """The actions that finish a range."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class BatchStep:
     """One action on one range; `layout` is the recorded one, if it must be kept."""
 
-    action: Action
+    action: BatchAction
     range: Range
     layout: Layout | None = field(default=None, hash=False)
 
@@ -105,7 +105,7 @@ class Decision:
     """The steps to take in order; `cropped` is the part dropped from the incoming range first."""
 
     case: Case
-    steps: tuple[Step, ...]
+    steps: tuple[BatchStep, ...]
     cropped: Range | None = None
 
 
@@ -125,17 +125,17 @@ def decide(
     and ends after it counts as overlapping.
     """
     if previous is None:
-        return Decision(case=Case.NONE, steps=(_insert(incoming),))
+        return Decision(case=Case.NONE, steps=(_make_insert_step(incoming),))
     kept, cropped = _crop(previous.range, incoming)
-    case = _case(previous.range, kept)
+    case = _classify_range(previous.range, kept)
     if case is Case.INVALID:
-        action = Action.SKIP if tolerate_state_mismatch else Action.REJECT
-        return Decision(case=case, steps=(Step(action=action, range=incoming),))
+        action = BatchAction.SKIP if tolerate_state_mismatch else BatchAction.REJECT
+        return Decision(case=case, steps=(BatchStep(action=action, range=incoming),))
     confirmed = previous.phase is Phase.AFTER
     if confirmed:
-        steps = _confirmed(case, previous, kept)
+        steps = _decide_confirmed(case, previous, kept)
     else:
-        steps = _unsure(case, previous, kept, repeatable=repeatable)
+        steps = _decide_unconfirmed(case, previous, kept, repeatable=repeatable)
     return Decision(case=case, steps=steps, cropped=cropped)
 
 
@@ -146,7 +146,7 @@ def claim_steps(
     *,
     tolerate_state_mismatch: bool = False,
     repeatable: bool = True,
-) -> tuple[Case, tuple[Step, ...]]:
+) -> tuple[Case, tuple[BatchStep, ...]]:
     """The steps an iteration over `incoming` takes, each with its layout.
 
     An initial synchronization starts from scratch. The range grows to cover an
@@ -154,11 +154,11 @@ def claim_steps(
     batch that is not `repeatable` goes to the dead letters.
     """
     if incoming.initial:
-        return Case.NONE, (Step(action=Action.INSERT, range=incoming, layout=layout),)
-    wanted = _widened(previous, incoming)
+        return Case.NONE, (BatchStep(action=BatchAction.INSERT, range=incoming, layout=layout),)
+    widened = _widen_range(previous, incoming)
     decision = decide(
         previous,
-        wanted,
+        widened,
         tolerate_state_mismatch=tolerate_state_mismatch,
         repeatable=repeatable,
     )
@@ -167,15 +167,15 @@ def claim_steps(
     )
 
 
-def _widened(previous: BatchRecord | None, incoming: Range) -> Range:
+def _widen_range(previous: BatchRecord | None, incoming: Range) -> Range:
     if previous is None or previous.phase is Phase.AFTER:
         return incoming
     stored = previous.range
-    inside = stored.from_.version < incoming.from_.version < stored.to.version
-    longer = stored.from_.version < incoming.to.version < stored.to.version
+    starts_inside = stored.from_.version < incoming.from_.version < stored.to.version
+    ends_inside = stored.from_.version < incoming.to.version < stored.to.version
     return Range(
-        from_=stored.from_ if inside else incoming.from_,
-        to=stored.to if longer else incoming.to,
+        from_=stored.from_ if starts_inside else incoming.from_,
+        to=stored.to if ends_inside else incoming.to,
     )
 
 
@@ -187,7 +187,7 @@ def _crop(previous: Range, incoming: Range) -> tuple[Range, Range | None]:
     return Range(from_=edge, to=incoming.to), Range(from_=incoming.from_, to=edge)
 
 
-def _case(previous: Range, incoming: Range) -> Case:
+def _classify_range(previous: Range, incoming: Range) -> Case:
     if incoming.to.version <= previous.from_.version:
         return Case.INVALID
     if incoming.from_.version >= previous.to.version:
@@ -199,31 +199,31 @@ def _case(previous: Range, incoming: Range) -> Case:
     return Case.SAME if same_from and same_to else Case.CONTAINS
 
 
-def _confirmed(case: Case, previous: BatchRecord, incoming: Range) -> tuple[Step, ...]:
+def _decide_confirmed(case: Case, previous: BatchRecord, incoming: Range) -> tuple[BatchStep, ...]:
     if case is Case.NEW:
-        return (_insert(incoming),)
+        return (_make_insert_step(incoming),)
     if case is Case.OVERLAPPING:
-        return (_insert(_rest(previous, incoming)),)
-    return (Step(action=Action.SKIP, range=incoming),)
+        return (_make_insert_step(_compute_remainder(previous, incoming)),)
+    return (BatchStep(action=BatchAction.SKIP, range=incoming),)
 
 
-def _unsure(
+def _decide_unconfirmed(
     case: Case, previous: BatchRecord, incoming: Range, *, repeatable: bool
-) -> tuple[Step, ...]:
-    action = Action.REPLAY if repeatable else Action.DEAD_LETTER
-    first = Step(action=action, range=previous.range, layout=previous.layout)
+) -> tuple[BatchStep, ...]:
+    action = BatchAction.REPLAY if repeatable else BatchAction.DEAD_LETTER
+    first = BatchStep(action=action, range=previous.range, layout=previous.layout)
     if case is Case.NEW:
-        return first, _insert(incoming)
+        return first, _make_insert_step(incoming)
     if case is Case.OVERLAPPING:
-        return first, _insert(_rest(previous, incoming))
+        return first, _make_insert_step(_compute_remainder(previous, incoming))
     if case is Case.SAME:
         return (first,)
-    return (Step(action=Action.DEAD_LETTER, range=incoming),)
+    return (BatchStep(action=BatchAction.DEAD_LETTER, range=incoming),)
 
 
-def _rest(previous: BatchRecord, incoming: Range) -> Range:
+def _compute_remainder(previous: BatchRecord, incoming: Range) -> Range:
     return Range(from_=previous.range.to, to=incoming.to)
 
 
-def _insert(range_: Range) -> Step:
-    return Step(action=Action.INSERT, range=range_)
+def _make_insert_step(range_: Range) -> BatchStep:
+    return BatchStep(action=BatchAction.INSERT, range=range_)

@@ -21,18 +21,18 @@ DURATION = "a number and ms, s, m, h, d or w, such as 90s or 1.5h"
 """How people write a length of time, for messages and help."""
 
 
-def utc_now() -> datetime:
+def get_utc_now() -> datetime:
     """The current time: aware UTC, microseconds."""
     return datetime.now(timezone.utc)
 
 
-def new_id() -> int:
+def make_id() -> int:
     """Milliseconds since the epoch and 20 random bits: ordered by time, fits a bigint."""
     millis = time.time_ns() // 1_000_000
     return millis << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
 
 
-def duration(text: object) -> timedelta | None:
+def parse_duration(text: object) -> timedelta | None:
     """The length of time in `text`, such as `90s`; None for other text, or if it is too long."""
     match = _LENGTH.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:

@@ -1,4 +1,4 @@
-"""Short texts that tell values apart, for a cursor that holds thousands of them."""
+"""Short digests that distinguish values, for a cursor that holds thousands of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 BYTES = 4
 
 
-def short(text: str) -> str:
+def compute_digest(text: str) -> str:
     """Six letters, digits, `-` or `_`; two texts collide once in four billion."""
     digest = hashlib.blake2b(text.encode(), digest_size=BYTES).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")

@@ -10,7 +10,7 @@ from typing import Any
 from iscp_dagster.model.batch import BatchRecord
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.model.specs import JobSpec, checked_name
+from iscp_dagster.model.specs import JobSpec, check_printable_name
 from iscp_dagster.model.states import ACTIVE, Event, JobState
 
 ERROR_TEXT_LIMIT = 4_000
@@ -33,7 +33,7 @@ class JobID:
 
     def __post_init__(self) -> None:
         for part in ("db", "table", "job"):
-            checked_name(f"job name's {part}", getattr(self, part))
+            check_printable_name(f"job name's {part}", getattr(self, part))
 
     def __str__(self) -> str:
         return f"{self.db}.{self.table}/{self.job}"
@@ -48,9 +48,9 @@ class JobKey:
     job_name: str
 
     def __post_init__(self) -> None:
-        checked_tenant(self.tenant)
-        checked_name("table id", self.table_id)
-        checked_name("job name", self.job_name)
+        check_tenant(self.tenant)
+        check_printable_name("table id", self.table_id)
+        check_printable_name("job name", self.job_name)
 
     def __str__(self) -> str:
         return f"{self.job_name!r} of tenant {self.tenant!r} on table {self.table_id}"
@@ -110,10 +110,10 @@ class JobStatus:
     def from_json(cls, value: Mapping[str, Any]) -> JobStatus:
         """Read what `to_json` gave."""
         return cls(
-            from_=_maybe(Moment.parse, value["from"]),
-            to=_maybe(Moment.parse, value["to"]),
-            start_at=_maybe(datetime.fromisoformat, value["start_at"]),
-            end_at=_maybe(datetime.fromisoformat, value["end_at"]),
+            from_=_parse_optional(Moment.parse, value["from"]),
+            to=_parse_optional(Moment.parse, value["to"]),
+            start_at=_parse_optional(datetime.fromisoformat, value["start_at"]),
+            end_at=_parse_optional(datetime.fromisoformat, value["end_at"]),
             code=value["error_code"],
             message=value["error_msg"],
             counts=value["counts"],
@@ -130,7 +130,7 @@ class Job:
 
     `seq` grows with every change except of spec and pause, also across registrations: it is the
     fence of the run that holds the job. `run_id` is the run of the latest iteration; `batch` is its
-    record. A paused job is not planned until it is resumed; what is queued or running goes on.
+    record. A paused job is not planned until it is resumed; what is queued or running continues.
     `happened` is the event that turned an earlier row into this one; a log writes it to its
     history.
     """
@@ -168,13 +168,13 @@ class Job:
         return self.state in ACTIVE
 
 
-def checked_tenant(tenant: Any) -> str:
+def check_tenant(tenant: Any) -> str:
     """`tenant` if databases can store it as a name. Raises ConfigError if not."""
     if isinstance(tenant, str) and is_name(tenant):
         return tenant
-    shown = repr(tenant)
+    text = repr(tenant)
     raise ConfigError(
-        f"The tenant {shown if len(shown) <= MOST_SHOWN else f'{shown[:MOST_SHOWN]}…'} cannot "
+        f"The tenant {text if len(text) <= MOST_SHOWN else f'{text[:MOST_SHOWN]}…'} cannot "
         f"be stored as a name: it must be text without NUL, of at most {TENANT_BYTES:,} bytes. "
         "Rename it in the source."
     )
@@ -182,13 +182,13 @@ def checked_tenant(tenant: Any) -> str:
 
 def is_name(tenant: str) -> bool:
     """Whether databases can store and index the text as a tenant's name."""
-    return storable(tenant) == tenant and len(tenant.encode()) <= TENANT_BYTES
+    return to_sql_text(tenant) == tenant and len(tenant.encode()) <= TENANT_BYTES
 
 
-def storable(text: str) -> str:
+def to_sql_text(text: str) -> str:
     """`text` without what SQL text columns reject: NUL and halves of surrogate pairs."""
     return text.replace("\0", "").encode(errors="replace").decode()
 
 
-def _maybe(read: Any, value: Any) -> Any:
+def _parse_optional(read: Any, value: Any) -> Any:
     return None if value is None else read(value)

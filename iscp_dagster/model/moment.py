@@ -12,7 +12,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class Moment:
     """Commit `version` (from 0; -1 is before the first commit) and its `micros` since the epoch.
 
-    Order and equality are of versions.
+    Order and equality compare only versions.
     """
 
     version: int
@@ -38,10 +38,10 @@ START = Moment(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
+class HistoryStart:
     """Where the history of a tenant begins in a changes index, or with a trigger."""
 
     at: Moment
-    """The commit as of which its BASE rows are."""
+    """The commit that its BASE rows are read at."""
     gap: tuple[str, ...] = ()
     """The versions that it lacks and why, as text; empty for a first synchronization."""

@@ -14,17 +14,17 @@ def split_into_portions(
 ) -> Iterator[list[T]]:
     """Yield the items in order, at most `most` of them and `most_size` in all at a time.
 
-    An item larger than `most_size` comes alone; without `size` their number alone counts.
+    An item larger than `most_size` comes alone; without `size` only their number counts.
     """
     portion: list[T] = []
     total = 0
     for item in items:
-        added = size(item) if size else 0
-        if portion and total + added > most_size:
+        item_size = size(item) if size else 0
+        if portion and total + item_size > most_size:
             yield portion
             portion, total = [], 0
         portion.append(item)
-        total += added
+        total += item_size
         if len(portion) == most:
             yield portion
             portion, total = [], 0
@@ -32,26 +32,26 @@ def split_into_portions(
         yield portion
 
 
-def halves(items: Sequence[T]) -> list[Sequence[T]]:
+def split_into_halves(items: Sequence[T]) -> list[Sequence[T]]:
     """The first and the second half of the items, without empty ones."""
     middle = len(items) // 2
     return [half for half in (items[:middle], items[middle:]) if half]
 
 
-def in_halves(
+def bisect_on_failure(
     items: Sequence[T], attempt: Callable[[Sequence[T]], Answer | None]
 ) -> Iterator[tuple[Sequence[T], Answer]]:
-    """Attempt it with all items, then with each half of those for which it gave None, in order.
+    """Attempt all items, then each half of those for which `attempt` gave None, in order.
 
-    Of a single item it must give an answer. One item at fault among n costs 2 log2(n) attempts.
+    A single item must give an answer. One item at fault among n costs 2 log2(n) attempts.
     """
-    waiting = [items] if items else []
-    while waiting:
-        some = waiting.pop()
-        answer = attempt(some)
+    pending = [items] if items else []
+    while pending:
+        portion = pending.pop()
+        answer = attempt(portion)
         if answer is not None:
-            yield some, answer
-        elif len(some) > 1:
-            waiting += reversed(halves(some))
+            yield portion, answer
+        elif len(portion) > 1:
+            pending += reversed(split_into_halves(portion))
         else:
-            raise ValueError(f"no answer for {some[0]!r} alone")
+            raise ValueError(f"no answer for {portion[0]!r} alone")

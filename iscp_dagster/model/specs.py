@@ -1,4 +1,4 @@
-"""What a user asks of a job: when to iterate, and how."""
+"""What a user specifies for a job: when to iterate, and how."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EMPTY: Any = _Empty()
 
 
 def _fill(record: Any, defaults: Mapping[str, Any]) -> None:
-    """Fill a frozen dataclass's EMPTY fields with `defaults`; its `given` names the others."""
-    given = frozenset(name for name in defaults if getattr(record, name) is not EMPTY)
-    for name in set(defaults) - given:
+    """Fill a frozen dataclass's EMPTY fields with `defaults`; its `set_fields` name the others."""
+    set_fields = frozenset(name for name in defaults if getattr(record, name) is not EMPTY)
+    for name in set(defaults) - set_fields:
         object.__setattr__(record, name, defaults[name])
-    object.__setattr__(record, "given", given)
+    object.__setattr__(record, "set_fields", set_fields)
 
 
 MOST_PRIORITY = 2**31 - 1
@@ -48,14 +48,14 @@ class TriggerSpec:
     schedule: Mapping[str, Any] = field(default=EMPTY, hash=False)
     independent: bool = EMPTY
     """Empty: False."""
-    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    set_fields: frozenset[str] = field(init=False, compare=False, repr=False)
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
         _fill(self, {"job_type": DEFAULT_TYPE, "schedule": {}, "independent": False})
-        _expect("job_type", self.job_type, str)
-        _expect("schedule", self.schedule, Mapping)
-        _expect("independent", self.independent, bool)
+        _check_type("job_type", self.job_type, str)
+        _check_type("schedule", self.schedule, Mapping)
+        _check_type("independent", self.independent, bool)
         if not self.job_type:
             raise ConfigError("The trigger's job_type is empty; leave it out for the default.")
 
@@ -69,7 +69,7 @@ class TriggerSpec:
     @classmethod
     def from_json(cls, value: Any) -> TriggerSpec:
         """Read what `to_json` gave; a field left out has its default. Raises ConfigError."""
-        return cls(**json_object("trigger", value, ("job_type", "schedule", "independent")))
+        return cls(**parse_json_object("trigger", value, ("job_type", "schedule", "independent")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,22 +89,22 @@ class ConsumerInfo:
     """Empty for a declared index: as declared."""
     generation: int = 0
     """How often it was changed or rebuilt; every generation of an index has its own tables."""
-    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    set_fields: frozenset[str] = field(init=False, compare=False, repr=False)
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
         _fill(self, {"columns": (), "options": {}})
         for name in ("type", "table", "db", "job"):
-            checked_name(f"consumer's {name}", getattr(self, name))
+            check_printable_name(f"consumer's {name}", getattr(self, name))
         if isinstance(self.generation, bool) or not isinstance(self.generation, int):
             raise ConfigError(
                 f"The consumer's generation {self.generation!r} is not a whole number."
             )
         object.__setattr__(self, "columns", tuple(self.columns))
         for column in self.columns:
-            checked_name("consumer's column", column)
-        _expect("consumer's options", self.options, Mapping)
-        object.__setattr__(self, "options", _as_json("consumer's options", self.options))
+            check_printable_name("consumer's column", column)
+        _check_type("consumer's options", self.options, Mapping)
+        object.__setattr__(self, "options", _to_json_value("consumer's options", self.options))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,7 +122,7 @@ class ConsumerInfo:
         """Read what `to_json` gave. Raises ConfigError."""
         required = ("type", "table", "db", "job")
         optional = ("columns", "options", "generation")
-        fields = json_object("consumer", value, (*required, *optional), required)
+        fields = parse_json_object("consumer", value, (*required, *optional), required)
         columns = fields.get("columns", ())
         if isinstance(columns, str) or not isinstance(columns, list | tuple):
             raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")
@@ -142,12 +142,12 @@ class IterationDetail:
     consumer: ConsumerInfo
     max_versions: int = EMPTY
     max_bytes: int = EMPTY
-    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    set_fields: frozenset[str] = field(init=False, compare=False, repr=False)
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
         _fill(self, {"priority": 0, "max_versions": 0, "max_bytes": 0})
-        _expect("consumer", self.consumer, ConsumerInfo)
+        _check_type("consumer", self.consumer, ConsumerInfo)
         for name in ("max_versions", "max_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -168,7 +168,7 @@ class IterationDetail:
     def from_json(cls, value: Any) -> IterationDetail:
         """Read what `to_json` gave. Raises ConfigError."""
         names = ("priority", "consumer", "max_versions", "max_bytes")
-        fields = json_object("detail", value, names, ("consumer",))
+        fields = parse_json_object("detail", value, names, ("consumer",))
         return cls(**{**fields, "consumer": ConsumerInfo.from_json(fields["consumer"])})
 
 
@@ -185,7 +185,7 @@ class JobSpec:
     @classmethod
     def from_json(cls, value: Any) -> JobSpec:
         """Read what `to_json` gave. Raises ConfigError."""
-        fields = json_object("job spec", value, ("trigger", "detail"), ("detail",))
+        fields = parse_json_object("job spec", value, ("trigger", "detail"), ("detail",))
         return cls(
             trigger=TriggerSpec.from_json(fields.get("trigger", {})),
             detail=IterationDetail.from_json(fields["detail"]),
@@ -193,9 +193,9 @@ class JobSpec:
 
 
 def check_priority(priority: Any) -> None:
-    """Raises ConfigError unless it is a priority within bounds."""
-    whole = isinstance(priority, int) and not isinstance(priority, bool)
-    if not whole:
+    """Raise ConfigError unless it is a priority within bounds."""
+    is_integer = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_integer:
         raise ConfigError(f"The priority {priority!r} is not a whole number.")
     if abs(priority) > MOST_PRIORITY:
         raise ConfigError(
@@ -204,14 +204,14 @@ def check_priority(priority: Any) -> None:
         )
 
 
-def checked_name(what: str, name: Any) -> str:
+def check_printable_name(what: str, name: Any) -> str:
     """`name` if it is non-empty text that prints on one line. Raises ConfigError if not."""
     if isinstance(name, str) and name and name.isprintable():
         return name
     raise ConfigError(f"The {what} {name!r} is not a name; use printable text.")
 
 
-def _as_json(what: str, value: Any) -> Any:
+def _to_json_value(what: str, value: Any) -> Any:
     """The value as JSON returns it, so that equivalent values are equal."""
     try:
         return json.loads(json.dumps(value))
@@ -219,12 +219,12 @@ def _as_json(what: str, value: Any) -> Any:
         raise ConfigError(f"The {what} {value!r} are not JSON: {error}.") from error
 
 
-def _expect(name: str, value: Any, kind: type) -> None:
+def _check_type(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         raise ConfigError(f"The {name} {value!r} is not a {kind.__name__.lower()}.")
 
 
-def json_object(
+def parse_json_object(
     what: str, value: Any, allowed: Iterable[str], required: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The fields of a JSON object. Raises ConfigError for an unknown or a missing one."""

@@ -11,7 +11,7 @@ from iscp_dagster.model.errors import ConfigError, TransitionError
 
 
 class JobState(IntEnum):
-    """Where a job's latest iteration stands; the numbers are stored."""
+    """The state of a job's latest iteration; the numbers are stored."""
 
     PENDING = 0
     """An iteration waits for a worker."""
@@ -29,9 +29,9 @@ class JobState(IntEnum):
         return self.name.lower()
 
     @classmethod
-    def named(cls, state: JobState | str) -> JobState:
+    def parse_state(cls, state: JobState | str) -> JobState:
         """The state, which may be given by its name. Raises ConfigError naming all states."""
-        states = {each.label: each for each in cls}
+        states = {member.label: member for member in cls}
         if isinstance(state, JobState):
             return state
         if not isinstance(state, str) or state.lower() not in states:
@@ -70,35 +70,35 @@ class Transition:
     target: JobState | None
 
 
-def _to(target: JobState | None, *allowed: JobState | None) -> Transition:
+def _make_transition(target: JobState | None, *allowed: JobState | None) -> Transition:
     return Transition(allowed=frozenset(allowed), target=target)
 
 
 _S = JobState
 TRANSITIONS: Mapping[Event, Transition] = MappingProxyType(
     {
-        Event.REGISTER: _to(_S.COMPLETED, None),
-        Event.ENQUEUE: _to(_S.PENDING, _S.COMPLETED, _S.CANCELED),
-        Event.START: _to(_S.RUNNING, _S.PENDING, _S.COMPLETED, _S.CANCELED),
-        Event.COMPLETE: _to(_S.COMPLETED, _S.RUNNING),
-        Event.FAIL_TEMPORARY: _to(_S.COMPLETED, _S.PENDING, _S.RUNNING),
-        Event.FAIL_PERMANENT: _to(_S.ERROR, _S.PENDING, _S.RUNNING),
-        Event.CANCEL: _to(_S.CANCELED, _S.PENDING, _S.RUNNING),
-        Event.RECOVER: _to(_S.COMPLETED, _S.PENDING, _S.RUNNING),
-        Event.REPAIR: _to(_S.COMPLETED, _S.ERROR),
-        Event.UPDATE: _to(None, *_S),
-        Event.PAUSE: _to(None, *_S),
-        Event.RESUME: _to(None, *_S),
-        Event.UNREGISTER: _to(None, *_S),
-        Event.STRAND: _to(_S.ERROR, *_S),
+        Event.REGISTER: _make_transition(_S.COMPLETED, None),
+        Event.ENQUEUE: _make_transition(_S.PENDING, _S.COMPLETED, _S.CANCELED),
+        Event.START: _make_transition(_S.RUNNING, _S.PENDING, _S.COMPLETED, _S.CANCELED),
+        Event.COMPLETE: _make_transition(_S.COMPLETED, _S.RUNNING),
+        Event.FAIL_TEMPORARY: _make_transition(_S.COMPLETED, _S.PENDING, _S.RUNNING),
+        Event.FAIL_PERMANENT: _make_transition(_S.ERROR, _S.PENDING, _S.RUNNING),
+        Event.CANCEL: _make_transition(_S.CANCELED, _S.PENDING, _S.RUNNING),
+        Event.RECOVER: _make_transition(_S.COMPLETED, _S.PENDING, _S.RUNNING),
+        Event.REPAIR: _make_transition(_S.COMPLETED, _S.ERROR),
+        Event.UPDATE: _make_transition(None, *_S),
+        Event.PAUSE: _make_transition(None, *_S),
+        Event.RESUME: _make_transition(None, *_S),
+        Event.UNREGISTER: _make_transition(None, *_S),
+        Event.STRAND: _make_transition(_S.ERROR, *_S),
     }
 )
 """A temporary failure leads to `completed` with its error code kept, so that the runner
 schedules the job again."""
 
 
-def allowed(event: Event) -> frozenset[JobState | None]:
-    """The states that allow `event`; None stands for a job that has no row."""
+def get_allowed_states(event: Event) -> frozenset[JobState | None]:
+    """The states that allow `event`; None means that the job has no row."""
     return TRANSITIONS[event].allowed
 
 
@@ -109,16 +109,16 @@ ACTIVE = frozenset({JobState.PENDING, JobState.RUNNING})
 """The states that belong to a run."""
 
 
-def after(event: Event, state: JobState | None, job: object) -> JobState:
+def get_next_state(event: Event, state: JobState | None, job: object) -> JobState:
     """The state that `event` leads to. Raises TransitionError naming `job` if not allowed."""
     transition = TRANSITIONS[event]
     if state in transition.allowed:
         return transition.target if transition.target is not None else JobState(state or 0)
-    states = ", ".join(sorted(map(_label, transition.allowed)))
+    states = ", ".join(sorted(map(_format_state, transition.allowed)))
     raise TransitionError(
-        f"Job {job}: cannot {event.value} in state {_label(state)}; allowed in: {states}."
+        f"Job {job}: cannot {event.value} in state {_format_state(state)}; allowed in: {states}."
     )
 
 
-def _label(state: JobState | None) -> str:
+def _format_state(state: JobState | None) -> str:
     return "unregistered" if state is None else state.label

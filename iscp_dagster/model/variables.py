@@ -33,12 +33,12 @@ WEBHOOK_SECRET = "ISCP_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 INVOCATIONS_URL = "ISCP_INVOCATIONS_URL"
 """The address of the runtime of invocations."""
 INVOCATIONS_TOKEN = "ISCP_INVOCATIONS_TOKEN"  # noqa: S105 - the variable's name
-"""The bearer token that the runtime of invocations asks for, and that programs send it."""
+"""The bearer token that the runtime of invocations requires, and that programs send it."""
 
 
 def is_true(environ: Mapping[str, str], variable: str) -> bool:
     """Whether the variable is `true`; unset is `false`. Raises ConfigError for anything else."""
-    said = environ.get(variable, "false").lower()
-    if said not in {"true", "false"}:
-        raise ConfigError(f"{variable} is {said!r}; use true or false.")
-    return said == "true"
+    value = environ.get(variable, "false").lower()
+    if value not in {"true", "false"}:
+        raise ConfigError(f"{variable} is {value!r}; use true or false.")
+    return value == "true"

@@ -7,30 +7,30 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from iscp_dagster.model.declared.sharding import SHARD
-from iscp_dagster.model.declared.tables import Consuming, SourceTable
-from iscp_dagster.model.digest import short
+from iscp_dagster.model.declared.tables import DeclaredConsumer, SourceTable
+from iscp_dagster.model.digest import compute_digest
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 
-def name_of(source: SourceTable, each: Consuming) -> JobID:
+def name_of(source: SourceTable, consumer: DeclaredConsumer) -> JobID:
     """The name by which users refer to the job of the index or trigger."""
-    return JobID(db=source.database, table=source.table, job=each.name)
+    return JobID(db=source.database, table=source.table, job=consumer.name)
 
 
-def job_spec(source: SourceTable, each: Consuming) -> JobSpec:
+def make_job_spec(source: SourceTable, consumer: DeclaredConsumer) -> JobSpec:
     """The spec of a self-registering job; columns and options follow the declaration."""
-    consumer = ConsumerInfo(
-        type=each.kind,
+    info = ConsumerInfo(
+        type=consumer.kind,
         db=source.database,
         table=source.table,
-        job=each.name,
-        options={SHARD: each.placement.shard} if each.placement else {},
+        job=consumer.name,
+        options={SHARD: consumer.placement.shard} if consumer.placement else {},
     )
-    return JobSpec(detail=IterationDetail(priority=each.priority, consumer=consumer))
+    return JobSpec(detail=IterationDetail(priority=consumer.priority, consumer=info))
 
 
-def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
+def add_shard(source: SourceTable, spec: JobSpec) -> JobSpec:
     """The spec with its shard, where the location declares the job as one of a shard."""
     consumer = spec.detail.consumer
     for index in source.indexes:
@@ -41,29 +41,33 @@ def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
     return spec
 
 
-def declared(source: SourceTable, consumers: Iterable[Consuming]) -> dict[JobID, JobSpec]:
+def make_job_specs(
+    source: SourceTable, consumers: Iterable[DeclaredConsumer]
+) -> dict[JobID, JobSpec]:
     """The name and spec that each index and trigger is registered with."""
-    return {name_of(source, each): job_spec(source, each) for each in consumers}
+    return {name_of(source, consumer): make_job_spec(source, consumer) for consumer in consumers}
 
 
-def registering(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> dict[JobID, JobSpec]:
+def list_table_specs(
+    source: SourceTable, standing: Mapping[JobID, JobSpec]
+) -> dict[JobID, JobSpec]:
     """The jobs of every tenant of the table: self-registering ones and standing registrations."""
-    auto = [each for each in source.consumers if each.auto_register]
-    asked = {
+    auto = [consumer for consumer in source.consumers if consumer.auto_register]
+    requested = {
         name: spec
         for name, spec in standing.items()
         if (name.db, name.table) == (source.database, source.table)
     }
-    return declared(source, auto) | asked
+    return make_job_specs(source, auto) | requested
 
 
-def terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
+def compute_terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
     """A digest of what determines the table's tenants and the jobs of each."""
-    specs = {str(name): spec.to_json() for name, spec in registering(source, standing).items()}
-    return short(json.dumps([source.path, source.tenant, specs], sort_keys=True))
+    specs = {str(name): spec.to_json() for name, spec in list_table_specs(source, standing).items()}
+    return compute_digest(json.dumps([source.path, source.tenant, specs], sort_keys=True))
 
 
-def new_jobs(
+def make_new_jobs(
     table_id: str,
     tenants: Collection[str],
     specs: Mapping[JobID, JobSpec],

@@ -1,9 +1,9 @@
-"""Cuts iterations of a long backlog into steps, and joins those of many tenants.
+"""Cuts iterations of a long backlog into steps, and joins iterations of many tenants.
 
 Triggers plan tenant by tenant, up to the latest commit; `sync.bounds` limits a step. Iterations are
-joined if they have the same priority and job names, and can start at one version and end at one:
-one scan then serves all tenants that a commit changed. A step may end earlier than its bounds
-allow, to end with others.
+joined if they have the same priority and job names, and can share a start and an end version: one
+scan then serves all tenants that a commit changed. A step may end earlier than its bounds allow, to
+end with others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import attrgetter
 
-from iscp_dagster.delta.feed import Feed, feed_state
+from iscp_dagster.delta.feed import ChangeFeed, get_feed_state
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -32,11 +32,11 @@ second, one with ten thousand fifteen seconds."""
 MOST_BYTES = SMALL_BYTES
 """Bytes, as in the lake, of the tenants read in one scan; a larger tenant is read alone."""
 PARTS = 8
-"""How many such scans a run may do in sequence: Dagster hears of them when the run ends."""
+"""How many such scans a run may do in sequence: Dagster shows them when the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Due:
+class DueIteration:
     """An iteration that may run, with its jobs as the ISCP log has them."""
 
     iteration: Iteration
@@ -52,7 +52,10 @@ class Due:
 
     @property
     def since(self) -> int:
-        """The earliest version that it may be read from: nothing changed until its start."""
+        """The earliest version to read from.
+
+        Nothing changed for its tenants between it and the iteration's start.
+        """
         return max(job.watermark.version for job in self.jobs)
 
     @property
@@ -69,12 +72,12 @@ class Due:
         """Queue it as `name`, without the jobs that others took since; None if they took all."""
         self.flush(log)
         taken = log.enqueue(self.iteration, name)
-        left = [key for key in self.iteration.jobs if key not in taken]
-        return self.iteration.only(left) if left else None
+        remaining = [key for key in self.iteration.jobs if key not in taken]
+        return self.iteration.select_jobs(remaining) if remaining else None
 
 
-def bounded(
-    deployment: Deployment, feed: Feed, iteration: Iteration, jobs: Collection[Job]
+def bound_iteration(
+    deployment: Deployment, feed: ChangeFeed, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
     """The iteration, or its first step if the change feed allows reading it in steps.
 
@@ -85,48 +88,50 @@ def bounded(
     if iteration.range.initial:
         return iteration
     delta_log = feed.log
-    chosen = [job for job in jobs if job.key in iteration.jobs]
+    iteration_jobs = [job for job in jobs if job.key in iteration.jobs]
     after, upto = iteration.from_.version, iteration.to.version
-    written = delta_log.written(after, upto, iteration.tenants)
-    last = deployment.bounds.of(chosen).last(after, upto, written or ())
+    volumes = delta_log.list_written_volumes(after, upto, iteration.tenants)
+    last = deployment.bounds.tighten_for_jobs(iteration_jobs).find_last_version(
+        after, upto, volumes or ()
+    )
     # A drop at the start of the range does no harm.
-    dropped = feed.first_drop(after + 1, last)
+    dropped = feed.find_first_drop(after + 1, last)
     if dropped is not None:
         # Rows written before the drop have values in those columns; a snapshot would not.
         last = dropped - 1
-    if last >= upto or not feed.state(after, last, iteration.tenants).available:
+    if last >= upto or not feed.get_state(after, last, iteration.tenants).available:
         return iteration
-    return replace(iteration, to=delta_log.moment(last))
+    return replace(iteration, to=delta_log.get_moment(last))
 
 
-def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
+def join_iterations(due: Sequence[DueIteration], delta_log: DeltaLog) -> list[DueIteration]:
     """Join into as few iterations as possible, each within one run's tenants and bytes.
 
     The longest-waiting come first. Iterations of one tenant are not joined: its trigger has kept
     them apart.
     """
-    alike: dict[tuple[int, frozenset[str]], list[Due]] = {}
-    for each in due:
-        names = frozenset(key.job_name for key in each.iteration.jobs)
-        alike.setdefault((each.iteration.priority, names), []).append(each)
+    groups: dict[tuple[int, frozenset[str]], list[DueIteration]] = {}
+    for candidate in due:
+        names = frozenset(key.job_name for key in candidate.iteration.jobs)
+        groups.setdefault((candidate.iteration.priority, names), []).append(candidate)
     return [
-        _together(some, start)
-        for members in alike.values()
-        for ended in _ended(members)
-        for start, reached in _reached(ended)
-        for some in _packed(reached, start, delta_log)
+        _merge_due(portion, start)
+        for members in groups.values()
+        for same_end in _group_by_end(members)
+        for start, same_start in _group_by_start(same_end)
+        for portion in _split_by_size(same_start, start, delta_log)
     ]
 
 
-def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
+def split_iteration(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     """The parts of the iteration that are each read in one scan, in order."""
-    by_tenant = iteration.by_tenant()
+    by_tenant = iteration.group_by_tenant()
     if len(by_tenant) == 1:
         return [iteration]
-    sizes = _sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
+    sizes = _read_sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
     ordered = sorted(by_tenant)
     return [
-        iteration.only(key for tenant in tenants for key in by_tenant[tenant])
+        iteration.select_jobs(key for tenant in tenants for key in by_tenant[tenant])
         for tenants in split_into_portions(
             ordered,
             most=MOST_TENANTS,
@@ -136,68 +141,72 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     ]
 
 
-def _ended(members: Sequence[Due]) -> list[list[Due]]:
-    """The members grouped by as few ends as possible, each with the latest that it may have."""
-    ends = sorted({each.iteration.to for each in members if not each.cut})
+def _group_by_end(members: Sequence[DueIteration]) -> list[list[DueIteration]]:
+    """The members grouped by as few ends as possible, each at its latest possible end."""
+    ends = sorted({candidate.iteration.to for candidate in members if not candidate.cut})
 
-    def end(each: Due) -> Moment | None:
-        place = bisect_right(ends, each.iteration.to)
-        found = ends[place - 1] if place else None
-        return found if found is not None and found.version >= each.soonest else None
+    def end(candidate: DueIteration) -> Moment | None:
+        position = bisect_right(ends, candidate.iteration.to)
+        latest = ends[position - 1] if position else None
+        return latest if latest is not None and latest.version >= candidate.soonest else None
 
-    for each in sorted(members, key=lambda each: each.iteration.to):
-        if end(each) is None:
-            insort(ends, each.iteration.to)
-    found: dict[Moment, list[Due]] = {}
-    for each in members:
-        to = end(each)
+    for candidate in sorted(members, key=lambda member: member.iteration.to):
+        if end(candidate) is None:
+            insort(ends, candidate.iteration.to)
+    by_end: dict[Moment, list[DueIteration]] = {}
+    for candidate in members:
+        to = end(candidate)
         assert to is not None
-        iteration = replace(each.iteration, to=to)
-        found.setdefault(to, []).append(replace(each, iteration=iteration))
-    return list(found.values())
+        iteration = replace(candidate.iteration, to=to)
+        by_end.setdefault(to, []).append(replace(candidate, iteration=iteration))
+    return list(by_end.values())
 
 
-def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
+def _group_by_start(members: Sequence[DueIteration]) -> Iterator[tuple[Moment, list[DueIteration]]]:
     """The fewest starts that cover all members, each with the members to read from it."""
-    left = sorted(members, key=lambda each: each.iteration.from_.version)
-    while left:
-        start = left[0].iteration.from_
-        yield start, [each for each in left if each.since <= start.version]
-        left = [each for each in left if each.since > start.version]
+    remaining = sorted(members, key=lambda candidate: candidate.iteration.from_.version)
+    while remaining:
+        start = remaining[0].iteration.from_
+        yield start, [candidate for candidate in remaining if candidate.since <= start.version]
+        remaining = [candidate for candidate in remaining if candidate.since > start.version]
 
 
-def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Iterator[list[Due]]:
+def _split_by_size(
+    members: Sequence[DueIteration], start: Moment, delta_log: DeltaLog
+) -> Iterator[list[DueIteration]]:
     if len(members) == 1:
         yield list(members)
         return
-    tenants = {tenant for each in members for tenant in each.iteration.tenants}
-    sizes = _sizes(delta_log, start, members[0].iteration.to, tenants)
+    tenants = {tenant for candidate in members for tenant in candidate.iteration.tenants}
+    sizes = _read_sizes(delta_log, start, members[0].iteration.to, tenants)
 
-    def size(each: Due) -> int:
-        return sum(sizes.get(tenant, 0) for tenant in each.iteration.tenants)
+    def size(candidate: DueIteration) -> int:
+        return sum(sizes.get(tenant, 0) for tenant in candidate.iteration.tenants)
 
     ordered = sorted(members, key=attrgetter("began"))
     most, most_size = PARTS * MOST_TENANTS, PARTS * MOST_BYTES
     yield from split_into_portions(ordered, most=most, size=size, most_size=most_size)
 
 
-def _sizes(
+def _read_sizes(
     delta_log: DeltaLog, start: Moment, to: Moment, tenants: Collection[str]
 ) -> dict[str, int]:
-    """Bytes per tenant: of the changes, or of the snapshot if that is or may be read instead."""
+    """Bytes per tenant: the changes', or the snapshot's if that is or may be read instead."""
     after, upto = start.version, to.version
-    tail = after >= 0 and feed_state(delta_log, after, upto, tenants).available
-    known = dict(delta_log.bytes_written(after, upto)) if tail else {}
-    if known:
-        return known
-    return {tenant: size.bytes for tenant, size in delta_log.tenant_sizes(upto).items()}
+    tail = after >= 0 and get_feed_state(delta_log, after, upto, tenants).available
+    sizes = dict(delta_log.get_bytes_written(after, upto)) if tail else {}
+    if sizes:
+        return sizes
+    return {tenant: size.bytes for tenant, size in delta_log.get_tenant_sizes(upto).items()}
 
 
-def _together(members: Sequence[Due], start: Moment) -> Due:
+def _merge_due(members: Sequence[DueIteration], start: Moment) -> DueIteration:
     if len(members) == 1:
         return members[0]
     first = members[0].iteration
-    keys = [key for each in members for key in each.iteration.jobs]
+    keys = [key for candidate in members for key in candidate.iteration.jobs]
     tenants = frozenset(key.tenant for key in keys)
     iteration = replace(first, tenants=tenants, jobs=tuple(sorted(keys)), from_=start)
-    return Due(iteration=iteration, jobs=[job for each in members for job in each.jobs])
+    return DueIteration(
+        iteration=iteration, jobs=[job for candidate in members for job in candidate.jobs]
+    )

@@ -10,7 +10,7 @@ from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.news import Untold
+from iscp_dagster.planning.news import PendingNews
 from iscp_dagster.planning.problems import Problem, sign
 
 UNTOLD, TOLD, HEARD = "untold", "told", "heard"
@@ -28,7 +28,7 @@ class Dispatch:
 
 
 @dataclass(kw_only=True)
-class Look:
+class LookResult:
     """What one look found. `cursor` holds one mark per table, never an entry per tenant.
 
     `present` has, by table, the tenants that must be partitions: those found, or those that a
@@ -40,7 +40,7 @@ class Look:
     present: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """All current problems."""
-    risen: frozenset[str] = frozenset()
+    new_problem_tables: frozenset[str] = frozenset()
     """The tables whose problems are new, or differ from those reported before."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
@@ -55,79 +55,93 @@ class Look:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def of(self, table: str) -> list[Problem]:
+    def list_problems(self, table: str) -> list[Problem]:
         """The problems of that table."""
-        return [each for each in self.problems if each.table == table]
+        return [problem for problem in self.problems if problem.table == table]
 
-    def signs(self) -> dict[str, str]:
+    def compute_signs(self) -> dict[str, str]:
         """A digest of the problems of each table that has any."""
-        return {name: sign(self.of(name)) for name in sorted({e.table for e in self.problems})}
+        return {
+            name: sign(self.list_problems(name))
+            for name in sorted({problem.table for problem in self.problems})
+        }
 
     @property
     def quiet(self) -> bool:
         """Whether it found nothing to do or to report."""
-        return not (self.dispatches or self.risen or self.settled or self.forgot)
+        return not (self.dispatches or self.new_problem_tables or self.settled or self.forgot)
 
 
 @dataclass(kw_only=True)
-class Cursor:
+class SensorCursor:
     """What the runner remembers between looks, or the reporter between reports, by table."""
 
     marks: dict[str, str] = field(default_factory=dict)
     at_rest: dict[str, str] = field(default_factory=dict)
     """The tables at rest, with their terms (`planning.declared`): after a restart the runner only
     needs to find out what happened to them since."""
-    heard: Bookmark | None = None
+    bookmark: Bookmark | None = None
     """How far the ISCP log's history was read for `at_rest`."""
-    untold: dict[str, list[Untold]] = field(default_factory=dict)
+    pending: dict[str, list[PendingNews]] = field(default_factory=dict)
     """The ranges whose tenants are not all reported yet."""
-    told: dict[str, str] = field(default_factory=dict)
+    reported: dict[str, str] = field(default_factory=dict)
     """By table, a digest of the problems that were reported."""
     unreadable: bool = False
 
     @classmethod
-    def parse(cls, text: str | None) -> Cursor:
+    def parse(cls, text: str | None) -> SensorCursor:
         """Read what `str` wrote; None is an empty cursor, any other text an `unreadable` one."""
         try:
-            held = json.loads(text or "{}")
-            untold, told = held.pop(UNTOLD, {}), held.pop(TOLD, {})
-            heard = Bookmark.parse(held.pop(HEARD)) if HEARD in held else None
-            ranges = {name: [Untold.from_json(e) for e in each] for name, each in untold.items()}
-            parts = {name: each.partition(AT_REST) for name, each in held.items()}
+            stored = json.loads(text or "{}")
+            pending, reported = stored.pop(UNTOLD, {}), stored.pop(TOLD, {})
+            heard = Bookmark.parse(stored.pop(HEARD)) if HEARD in stored else None
+            ranges = {
+                name: [PendingNews.from_json(value) for value in values]
+                for name, values in pending.items()
+            }
+            parts = {name: entry.partition(AT_REST) for name, entry in stored.items()}
             for mark, _, _ in parts.values():
                 LogMark.parse(mark)
-            dict[str, str](told)
+            dict[str, str](reported)
         except (ValueError, TypeError, AttributeError, KeyError):
             return cls(unreadable=True)
         marks = {name: mark for name, (mark, _, _) in parts.items()}
         at_rest = {name: terms for name, (_, _, terms) in parts.items() if terms}
-        return cls(marks=marks, at_rest=at_rest, heard=heard, untold=ranges, told=told)
+        return cls(marks=marks, at_rest=at_rest, bookmark=heard, pending=ranges, reported=reported)
 
-    def seen(self, table: str) -> LogMark | None:
+    def get_mark(self, table: str) -> LogMark | None:
         """The latest commit seen of the table."""
-        found = self.marks.get(table)
-        return None if found is None else LogMark.parse(found)
+        mark = self.marks.get(table)
+        return None if mark is None else LogMark.parse(mark)
 
     def __str__(self) -> str:
-        untold = {name: [e.to_json() for e in each] for name, each in self.untold.items() if each}
-        heard = None if self.heard is None else str(self.heard)
-        more = ((UNTOLD, untold), (TOLD, self.told), (HEARD, heard))
-        rest = {name: held for name, held in more if held}
+        untold = {
+            name: [range_.to_json() for range_ in ranges]
+            for name, ranges in self.pending.items()
+            if ranges
+        }
+        heard = None if self.bookmark is None else str(self.bookmark)
+        fields = ((UNTOLD, untold), (TOLD, self.reported), (HEARD, heard))
+        rest = {name: value for name, value in fields if value}
         marks = dict(self.marks)
         for name, terms in self.at_rest.items():
             marks[name] += AT_REST + terms
         return json.dumps({**marks, **rest}, separators=(",", ":"))
 
 
-def marks_of(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:
+def select_marks(before: SensorCursor, sources: Iterable[SourceTable]) -> dict[str, str]:
     """The marks of the tables that are still declared."""
     names = [source.name for source in sources]
     return {name: before.marks[name] for name in names if name in before.marks}
 
 
-def remember(before: Cursor, after: Cursor, look: Look) -> tuple[frozenset[str], frozenset[str]]:
+def remember(
+    before: SensorCursor, after: SensorCursor, look: LookResult
+) -> tuple[frozenset[str], frozenset[str]]:
     """Note the problems reported so far in `after`; return the tables with new and settled ones."""
-    kept = {name: said for name, said in before.told.items() if name in look.left_out}
-    after.told = kept | look.signs()
-    risen = (name for name in look.signs() if before.told.get(name) != after.told[name])
-    return frozenset(risen), frozenset(before.told.keys() - after.told.keys())
+    kept = {name: digest for name, digest in before.reported.items() if name in look.left_out}
+    after.reported = kept | look.compute_signs()
+    risen = (
+        name for name in look.compute_signs() if before.reported.get(name) != after.reported[name]
+    )
+    return frozenset(risen), frozenset(before.reported.keys() - after.reported.keys())

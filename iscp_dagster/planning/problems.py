@@ -34,10 +34,10 @@ class Problem:
         return f"{self.table}: {self.message}"
 
 
-def problem_of(source: SourceTable, error: Exception) -> Problem:
+def make_problem(source: SourceTable, error: Exception) -> Problem:
     """The problem for an error that the table raised, expected or not."""
     if isinstance(error, IscpError):
-        # What a store says differs from look to look.
+        # A store's message differs from look to look.
         kind = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
         missing = isinstance(error, NoTableError)
         return Problem(
@@ -60,16 +60,18 @@ def as_ours(error: Exception) -> IscpError:
     """The error itself if it is one of ours, else one that says what was raised and where."""
     if isinstance(error, IscpError):
         return error
-    return IscpError(f"An unexpected error, {type(error).__name__}: {error} ({_place(error)}).")
+    return IscpError(
+        f"An unexpected error, {type(error).__name__}: {error} ({_format_raise_site(error)})."
+    )
 
 
 def sign(problems: Collection[Problem]) -> str:
     """A short digest, the same for the same problems."""
-    kinds = "\n".join(sorted(each.kind for each in problems))
+    kinds = "\n".join(sorted(problem.kind for problem in problems))
     return hashlib.blake2b(kinds.encode(), digest_size=SIGN_BYTES).hexdigest()
 
 
-def _place(error: Exception) -> str:
+def _format_raise_site(error: Exception) -> str:
     """Where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "nowhere"

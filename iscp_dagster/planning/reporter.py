@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import Cursor, Look, marks_of, remember
-from iscp_dagster.planning.news import Told, Untold, tell, with_range
+from iscp_dagster.planning.look import LookResult, SensorCursor, remember, select_marks
+from iscp_dagster.planning.news import NewsBatch, PendingNews, add_range, take_batches
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.runner import Runner
 
@@ -21,7 +21,7 @@ MOST_NEWS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class TenantNews:
     """Tenants of a source table, each with the last version that is known to have changed it."""
 
     source: SourceTable
@@ -33,100 +33,116 @@ class News:
 
 
 @dataclass(kw_only=True)
-class Report:
+class NewsReport:
     """What to report now; `cursor` holds a mark and ranges per table, never an entry per tenant."""
 
     cursor: str
-    news: list[News] = field(default_factory=list)
+    news: list[TenantNews] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     """All current problems."""
-    risen: frozenset[str] = frozenset()
+    new_problem_tables: frozenset[str] = frozenset()
     """The tables whose problems are new, or differ from those reported before."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
 
-    def of(self, table: str) -> list[Problem]:
+    def list_problems(self, table: str) -> list[Problem]:
         """The problems of that table."""
-        return [each for each in self.problems if each.table == table]
+        return [problem for problem in self.problems if problem.table == table]
 
 
 @dataclass(frozen=True)
 class Reporter:
-    """Reports what `runner` saw. Uses the runner's log and watches, so never run both at once."""
+    """Reports what `runner` saw. Shares the runner's log and watches, so never run both at once."""
 
     runner: Runner
 
-    def report(self, cursor: str | None) -> Report:
+    def report(self, cursor: str | None) -> NewsReport:
         """What is new since `cursor`; nothing before the runner has looked."""
         look = self.runner.latest
         if look is None:
-            return Report(cursor=cursor or str(Cursor()))
-        before = Cursor.parse(cursor)
-        after = Cursor(marks=marks_of(before, self.runner.sources), untold=before.untold)
-        report = Report(cursor="", problems=list(look.problems))
-        for name, mark in self._marks(look).items():
-            pending, seen = after.untold.get(name, []), before.seen(name)
-            after.untold[name] = _still_untold(pending, seen, mark)
+            return NewsReport(cursor=cursor or str(SensorCursor()))
+        before = SensorCursor.parse(cursor)
+        after = SensorCursor(
+            marks=select_marks(before, self.runner.sources), pending=before.pending
+        )
+        report = NewsReport(cursor="", problems=list(look.problems))
+        for name, mark in self._get_marks(look).items():
+            pending, last_mark = after.pending.get(name, []), before.get_mark(name)
+            after.pending[name] = _extend_pending(pending, last_mark, mark)
             after.marks[name] = str(mark)
-        self._tell(after.untold, report, look)
-        report.risen, report.settled = remember(before, after, look)
+        self._add_news(after.pending, report, look)
+        report.new_problem_tables, report.settled = remember(before, after, look)
         report.cursor = str(after)
         return report
 
-    def _marks(self, look: Look) -> Mapping[str, LogMark]:
+    def _get_marks(self, look: LookResult) -> Mapping[str, LogMark]:
         """The marks of the tables that the look covered."""
-        found = {name: watch.mark for name, watch in self.runner.watches.items()}
-        return {n: mark for n, mark in found.items() if mark and n not in look.left_out}
+        marks = {name: watch.mark for name, watch in self.runner.watches.items()}
+        return {name: mark for name, mark in marks.items() if mark and name not in look.left_out}
 
-    def _tell(self, untold: dict[str, list[Untold]], report: Report, look: Look) -> None:
+    def _add_news(
+        self, pending: dict[str, list[PendingNews]], report: NewsReport, look: LookResult
+    ) -> None:
         """Report changed tenants while there is room, shared among the tables.
 
-        Only of tables that were looked at: waiting for another's store may take as long again.
+        Only for tables that the look covered: waiting for another's store may take as long again.
         """
-        seen = self._marks(look)
-        waiting = [e for e in self.runner.sources if e.name in seen and untold.get(e.name)]
-        left = MOST_NEWS
-        for number, source in enumerate(waiting):
-            room = max(left // (len(waiting) - number), 1)
-            with self.runner.alone(source, report.problems):
-                told, rest = tell(untold[source.name], self._behind(source), room)
-                report.news += [self._news(source, each) for each in told]
-                left -= sum(len(each.tenants) for each in told)
-                untold[source.name] = rest
+        marks = self._get_marks(look)
+        sources = [
+            source
+            for source in self.runner.sources
+            if source.name in marks and pending.get(source.name)
+        ]
+        remaining = MOST_NEWS
+        for number, source in enumerate(sources):
+            room = max(remaining // (len(sources) - number), 1)
+            with self.runner.catch_problems(source, report.problems):
+                portions, rest = take_batches(
+                    pending[source.name], self._make_tenant_finder(source), room
+                )
+                report.news += [self._build_news(source, portion) for portion in portions]
+                remaining -= sum(len(portion.tenants) for portion in portions)
+                pending[source.name] = rest
 
-    def _news(self, source: SourceTable, told: Told) -> News:
-        delta_log, upto = self.runner.delta_log_of(source), told.upto.version
-        last = None if told.after is None else delta_log.last_changes(told.after.version, upto)
-        versions = {tenant: (last or {}).get(tenant, upto) for tenant in told.tenants}
-        return News(source=source, versions=versions)
+    def _build_news(self, source: SourceTable, portion: NewsBatch) -> TenantNews:
+        delta_log, upto = self.runner.get_delta_log(source), portion.upto.version
+        last_changes = (
+            None
+            if portion.after is None
+            else delta_log.find_last_changes(portion.after.version, upto)
+        )
+        versions = {tenant: (last_changes or {}).get(tenant, upto) for tenant in portion.tenants}
+        return TenantNews(source=source, versions=versions)
 
-    def _behind(self, source: SourceTable) -> Callable[[Untold], Collection[str]]:
+    def _make_tenant_finder(self, source: SourceTable) -> Callable[[PendingNews], Collection[str]]:
         """The tenants that a range changed, except those whose indexes already have it.
 
         Dagster would show those as out of date for ever, since no run follows. A range without a
         beginning is the whole table, also if its jobs are stranded: their indexes are behind.
         """
-        delta_log = self.runner.delta_log_of(source)
-        log, table_id = self.runner.deployment.log, delta_log.table_id()
+        delta_log = self.runner.get_delta_log(source)
+        log, table_id = self.runner.deployment.log, delta_log.get_table_id()
 
-        def changed(range_: Untold) -> Collection[str]:
+        def changed(range_: PendingNews) -> Collection[str]:
             upto = range_.upto.version
-            behind = log.tenants(table_id, behind=upto)
-            found = None
+            behind = log.list_tenants(table_id, behind=upto)
+            tenants = None
             if range_.after is not None:
-                found = delta_log.changed_tenants(range_.after.version, upto)
-            found = {*delta_log.tenants(upto), *behind} if found is None else found
-            return found - (log.tenants(table_id) - behind)
+                tenants = delta_log.list_changed_tenants(range_.after.version, upto)
+            tenants = {*delta_log.list_tenants(upto), *behind} if tenants is None else tenants
+            return tenants - (log.list_tenants(table_id) - behind)
 
         return changed
 
 
-def _still_untold(pending: list[Untold], seen: LogMark | None, mark: LogMark) -> list[Untold]:
-    if mark == seen:
+def _extend_pending(
+    pending: list[PendingNews], last_mark: LogMark | None, mark: LogMark
+) -> list[PendingNews]:
+    if mark == last_mark:
         return pending
-    after = seen.moment if seen is not None and _follows(mark, seen) else None
-    return with_range([] if after is None else pending, after, mark.moment)
+    after = last_mark.moment if last_mark is not None and _is_newer(mark, last_mark) else None
+    return add_range([] if after is None else pending, after, mark.moment)
 
 
-def _follows(mark: LogMark, seen: LogMark) -> bool:
-    return seen.same_table(mark) and seen.moment.version < mark.moment.version
+def _is_newer(mark: LogMark, last_mark: LogMark) -> bool:
+    return last_mark.is_same_table(mark) and last_mark.moment.version < mark.moment.version

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from iscp_dagster.delta.feed import Feed
+from iscp_dagster.delta.feed import ChangeFeed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TenantSize
 from iscp_dagster.delta.log.mark import LogMark
@@ -23,12 +23,12 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import table_problems
-from iscp_dagster.planning.declared import new_jobs, registering, terms
-from iscp_dagster.planning.effective import effective, flush_jobs, in_step
-from iscp_dagster.planning.joining import Due, bounded
-from iscp_dagster.planning.newcomers import begun_before, reached
-from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.triggers.plan import plan
+from iscp_dagster.planning.declared import compute_terms, list_table_specs, make_new_jobs
+from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs, is_in_step
+from iscp_dagster.planning.joining import DueIteration, bound_iteration
+from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
+from iscp_dagster.planning.problems import Problem, make_problem
+from iscp_dagster.planning.triggers.plan import plan_iterations
 from iscp_dagster.sync.deployment import Deployment
 
 GONE = "Table {name} was dropped or recreated: its id was {old} and is now {new}. Register the \
@@ -39,12 +39,12 @@ LOST = "The log of table %s was restored or replaced: %d jobs are rebuilt, becau
 indexes have commits that it lacks (version@microseconds %s)."
 LOGGER = logging.getLogger(__name__)
 
-Touches = Mapping[str, frozenset[str]]
+TenantsByTable = Mapping[str, frozenset[str]]
 """By table id, shortened as in marks, the tenants with an event of one of their jobs."""
 
 
 @dataclass
-class Watch:
+class TableWatch:
     """The watch over `source`; `open` are the tenants that may have something due."""
 
     deployment: Deployment
@@ -54,181 +54,205 @@ class Watch:
     terms: str = ""
     """The terms (`planning.declared`) under which it was begun."""
     open: set[str] = field(default_factory=set)
-    found: tuple[str, ...] | None = None
-    """The tenants that the last `take_in` found; None when nothing happened."""
+    found_tenants: tuple[str, ...] | None = None
+    """The tenants that the last `refresh` found; None when nothing happened."""
     problems: list[Problem] = field(default_factory=list)
-    unnamed: TenantSize | None = None
+    tenantless_size: TenantSize | None = None
     """The rows without a tenant."""
     oldest_written: int | None = None
-    """No job in step has a written watermark before this version; None: not looked up yet."""
-    earlier: frozenset[str] = frozenset()
+    """A lower bound of the written watermarks of jobs in step; None: not looked up yet."""
+    earlier_ids: frozenset[str] = frozenset()
     """The ids of earlier tables of that name that have stranded jobs."""
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing comes due before something happens to the table or one of its jobs."""
-        return self.mark is not None and not (self.open or self.problems or self.earlier)
+        return self.mark is not None and not (self.open or self.problems or self.earlier_ids)
 
     def resume(self, mark: LogMark, terms: str) -> None:
-        """Go on from a look in which the table was `at_rest`, as if this watch had been kept."""
+        """Continue from a look in which the table was `at_rest`, as if this watch had been kept."""
         self.mark, self.terms = mark, terms
 
-    def take_in(
+    def refresh(
         self,
-        seen: LogMark | None,
-        touched: Touches,
+        last_mark: LogMark | None,
+        touched: TenantsByTable,
         standing: Mapping[JobID, JobSpec],
         *,
         poll: bool = True,
     ) -> LogMark:
         """Take in the table's log, unless `poll` is false, and the tenants that were touched."""
-        spared = not poll and self.mark is not None and self.mark == seen
-        mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
-        self.found = None
-        self.problems = table_problems.mistaken(self.source)
-        taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
+        unpolled = not poll and self.mark is not None and self.mark == last_mark
+        mark = self.mark if unpolled and self.mark else self.delta_log.poll(last_mark)
+        self.found_tenants = None
+        self.problems = table_problems.list_mistakes(self.source)
+        earlier_touched = any(
+            touched.get(LogMark.hash_table_id(earlier)) for earlier in self.earlier_ids
+        )
         # What is remembered holds only if the cursor agrees with it.
-        if taken_up or self.mark is None or self.mark != seen or not self._goes_on(self.mark, mark):
-            self._begin(mark, standing)
+        if (
+            earlier_touched
+            or self.mark is None
+            or self.mark != last_mark
+            or not self._has_only_grown(self.mark, mark)
+        ):
+            self._examine_table(mark, standing)
         elif mark != self.mark:
-            self._follow(self.mark, mark, standing)
+            self._follow_commits(self.mark, mark, standing)
         if self.delta_log.files.local or mark != self.mark:
             self._flush_before_cleanup(mark)
         # Tenants of another table with the same shortened id have no jobs in this one.
         self.open |= touched.get(mark.table, frozenset())
         self.mark = mark
-        self.problems += table_problems.nameless(self.source, self.delta_log.location, self.unnamed)
-        if self.earlier:
-            table_id = self.delta_log.table_id(mark.moment.version)
-            self.problems += table_problems.stranded(self.deployment, self.source, table_id)
+        self.problems += table_problems.find_tenantless_rows(
+            self.source, self.delta_log.location, self.tenantless_size
+        )
+        if self.earlier_ids:
+            table_id = self.delta_log.get_table_id(mark.moment.version)
+            self.problems += table_problems.find_stranded_jobs(
+                self.deployment, self.source, table_id
+            )
         return mark
 
-    def due(self) -> Iterator[Due]:
+    def plan_due(self) -> Iterator[DueIteration]:
         """The iterations due, each of one tenant; removes tenants that rest from `open`."""
         if not self.open or self.mark is None:
             return
-        table_id = self.delta_log.table_id(self.mark.moment.version)
-        held = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
-        placed = effective(self.delta_log, held, self.mark.moment)
-        as_held = {job.key: job for job in held}
+        table_id = self.delta_log.get_table_id(self.mark.moment.version)
+        stored = self.deployment.log.list_jobs(table_id=table_id, tenants=self.open)
+        effective = compute_effective_jobs(self.delta_log, stored, self.mark.moment)
+        stored_by_key = {job.key: job for job in stored}
         still_open: set[str] = set()
-        feed = Feed(log=self.delta_log)
-        for tenant, group in groupby(sorted(placed, key=_tenant), key=_tenant):
+        feed = ChangeFeed(log=self.delta_log)
+        for tenant, group in groupby(sorted(effective, key=_get_tenant), key=_get_tenant):
             members = list(group)
-            planned = self._planned(members)
+            planned = self._plan_tenant(members)
             for iteration in planned:
-                step = bounded(self.deployment, feed, iteration, members)
-                jobs = [as_held[key] for key in step.jobs]
-                yield Due(iteration=step, jobs=jobs, cut=step.to < iteration.to)
-            if planned or not all(map(self._rests, members)):
+                step = bound_iteration(self.deployment, feed, iteration, members)
+                jobs = [stored_by_key[key] for key in step.jobs]
+                yield DueIteration(iteration=step, jobs=jobs, cut=step.to < iteration.to)
+            if planned or not all(map(self._is_at_rest, members)):
                 still_open.add(tenant)
         self.open = still_open
 
-    def _planned(self, members: Collection[Job]) -> list[Iteration]:
+    def _plan_tenant(self, members: Collection[Job]) -> list[Iteration]:
         """The iterations due for one tenant's jobs."""
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
         return [
-            self._up_to_latest(each) for each in plan(members, latest, now, refuse=self._refuse)
+            self._extend_to_latest(iteration)
+            for iteration in plan_iterations(members, latest, now, refuse=self._add_problem)
         ]
 
-    def _up_to_latest(self, iteration: Iteration) -> Iteration:
+    def _extend_to_latest(self, iteration: Iteration) -> Iteration:
         """The iteration; a first one up to the latest commit if the columns have changed meanwhile.
 
-        What it is declared with may not be there yet where the other jobs are.
+        Columns that it is declared with may not exist yet at the other jobs' version.
         """
         assert self.mark is not None
         to, latest = iteration.to.version, self.mark.moment
         if not iteration.range.initial or to >= latest.version:
             return iteration
-        changed = self.delta_log.first_column_change(to, latest.version) is not None
+        changed = self.delta_log.find_first_column_change(to, latest.version) is not None
         return replace(iteration, to=latest) if changed else iteration
 
-    def _begin(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
+    def _examine_table(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Start over: find the tenants, register their jobs, open what may be due."""
-        self.terms = terms(self.source, standing)
-        table_id = self.delta_log.table_id(mark.moment.version)
-        tenants = self.delta_log.tenants(mark.moment.version)
-        self.unnamed = self.delta_log.unnamed(mark.moment.version)
+        self.terms = compute_terms(self.source, standing)
+        table_id = self.delta_log.get_table_id(mark.moment.version)
+        tenants = self.delta_log.list_tenants(mark.moment.version)
+        self.tenantless_size = self.delta_log.get_unnamed_size(mark.moment.version)
         table_problems.check_sole(self.deployment, self.source, table_id)
-        self._take_over(table_id)
-        there = self.deployment.log.registered(table_id)
-        after = reached(self.deployment.log, self.delta_log, table_id)
-        self._register(table_id, tenants, standing, after, but=there)
-        self._start_over(table_id)
-        self.open = set(self.deployment.log.waiting(table_id))
-        held = self.deployment.log.places(table_id)
-        behind = [v for _, v, _ in held if START.version < v < mark.moment.version]
-        self.oldest_written = min(behind, default=mark.moment.version)
-        if behind:
-            changed = self._changed(min(behind), mark.moment.version)
-            self.open |= self._everyone(tenants) if changed is None else changed
-        self.found = tuple(tenants)
+        self._handle_earlier_jobs(table_id)
+        registered = self.deployment.log.list_registered(table_id)
+        after = find_latest_moments(self.deployment.log, self.delta_log, table_id)
+        self._register_jobs(table_id, tenants, standing, after, but=registered)
+        self._rebuild_lost_jobs(table_id)
+        self.open = set(self.deployment.log.find_unsettled_tenants(table_id))
+        job_versions = self.deployment.log.list_job_versions(table_id)
+        versions_behind = [
+            version
+            for _, version, _ in job_versions
+            if START.version < version < mark.moment.version
+        ]
+        self.oldest_written = min(versions_behind, default=mark.moment.version)
+        if versions_behind:
+            changed = self._find_changed_tenants(min(versions_behind), mark.moment.version)
+            self.open |= self._list_all_tenants(tenants) if changed is None else changed
+        self.found_tenants = tuple(tenants)
 
-    def _follow(self, before: LogMark, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
-        """Take in the commits since; each is read once, whatever the number of tenants."""
-        table_id = self.delta_log.table_id(mark.moment.version)
+    def _follow_commits(
+        self, before: LogMark, mark: LogMark, standing: Mapping[JobID, JobSpec]
+    ) -> None:
+        """Take in the commits since `before`, each read once, whatever the number of tenants."""
+        table_id = self.delta_log.get_table_id(mark.moment.version)
         changed, after, upto = None, before.moment.version, mark.moment.version
         if after < upto:
-            changed = self._changed(after, upto)
-        if after >= upto or self.delta_log.changed_unnamed(after, upto):
-            self.unnamed = self.delta_log.unnamed(upto)
-        found = sorted(self.delta_log.tenants() if changed is None else changed)
-        table_problems.check_sole(self.deployment, self.source, table_id, found)
-        names = [name.job for name in registering(self.source, standing)]
-        self._register(table_id, found, standing, dict.fromkeys(names, before.moment))
+            changed = self._find_changed_tenants(after, upto)
+        if after >= upto or self.delta_log.has_unnamed_changes(after, upto):
+            self.tenantless_size = self.delta_log.get_unnamed_size(upto)
+        tenants = sorted(self.delta_log.list_tenants() if changed is None else changed)
+        table_problems.check_sole(self.deployment, self.source, table_id, tenants)
+        names = [name.job for name in list_table_specs(self.source, standing)]
+        self._register_jobs(table_id, tenants, standing, dict.fromkeys(names, before.moment))
         if self.oldest_written is None:
-            held = self.deployment.log.places(table_id)
-            self.oldest_written = min((v for _, v, _ in held if v > START.version), default=upto)
-        self.open |= self._everyone(found) if changed is None else set(found)
-        self.found = tuple(found)
+            job_versions = self.deployment.log.list_job_versions(table_id)
+            self.oldest_written = min(
+                (v for _, v, _ in job_versions if v > START.version), default=upto
+            )
+        self.open |= self._list_all_tenants(tenants) if changed is None else set(tenants)
+        self.found_tenants = tuple(tenants)
 
     def _flush_before_cleanup(self, mark: LogMark) -> None:
-        """Flush jobs in step whose next commit the log has lost; open what it can no longer tell.
+        """Flush jobs in step whose next commit the log has lost, and open the tenants behind.
 
-        Others know a job by its written watermark, and not what this watch remembers.
+        Other processes see a job's written watermark, and not what this watch remembers.
         """
         upto = mark.moment.version
         if (
             self.oldest_written is None
             or self.oldest_written >= upto
-            or self.delta_log.holds(self.oldest_written + 1)
+            or self.delta_log.has_commit(self.oldest_written + 1)
         ):
             return
-        log, table_id = self.deployment.log, self.delta_log.table_id(upto)
-        behind = log.tenants(table_id, behind=upto)
-        jobs = log.jobs(table_id=table_id, tenants=behind)
-        flush_jobs(log, jobs, effective(self.delta_log, jobs, mark.moment))
+        log, table_id = self.deployment.log, self.delta_log.get_table_id(upto)
+        behind = log.list_tenants(table_id, behind=upto)
+        jobs = log.list_jobs(table_id=table_id, tenants=behind)
+        flush_jobs(log, jobs, compute_effective_jobs(self.delta_log, jobs, mark.moment))
         self.open |= behind
         self.oldest_written = upto
 
-    def _changed(self, after: int, upto: int) -> set[str] | None:
-        """The tenants whose rows read otherwise since `after`; None: maybe those of all do."""
-        if self.delta_log.first_column_change(after, upto) is not None:
+    def _find_changed_tenants(self, after: int, upto: int) -> set[str] | None:
+        """The tenants whose rows read otherwise since `after`; None: maybe all of them."""
+        if self.delta_log.find_first_column_change(after, upto) is not None:
             return None
-        return self.delta_log.changed_tenants(after, upto)
+        return self.delta_log.list_changed_tenants(after, upto)
 
-    def _goes_on(self, before: LogMark, mark: LogMark) -> bool:
+    def _has_only_grown(self, before: LogMark, mark: LogMark) -> bool:
         """Whether what is remembered from `before` holds: the table's log has only grown since."""
         if before == mark:
             return True
-        return before.same_table(mark) and self.delta_log.goes_on_from(before)
+        return before.is_same_table(mark) and self.delta_log.can_continue_from(before)
 
-    def _start_over(self, table_id: str) -> None:
+    def _rebuild_lost_jobs(self, table_id: str) -> None:
         """Rebuild jobs whose watermark is no longer in the log, which was restored or replaced."""
         log = self.deployment.log
-        lost = {str(each) for each in log.watermarks(table_id) if not self.delta_log.has(each)}
-        jobs = log.jobs(table_id=table_id) if lost else []
-        gone = [job.key for job in jobs if str(job.watermark) in lost]
-        if gone:
-            LOGGER.warning(LOST, self.source.name, len(gone), ", ".join(sorted(lost)))
-            log.rebuild(gone)
+        lost_watermarks = {
+            str(watermark)
+            for watermark in log.list_watermarks(table_id)
+            if not self.delta_log.has_moment(watermark)
+        }
+        jobs = log.list_jobs(table_id=table_id) if lost_watermarks else []
+        keys = [job.key for job in jobs if str(job.watermark) in lost_watermarks]
+        if keys:
+            LOGGER.warning(LOST, self.source.name, len(keys), ", ".join(sorted(lost_watermarks)))
+            log.rebuild(keys)
 
-    def _everyone(self, tenants: Collection[str]) -> set[str]:
+    def _list_all_tenants(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those with jobs, which may have no rows any more."""
-        return {*tenants, *self.deployment.log.tenants(self.delta_log.table_id())}
+        return {*tenants, *self.deployment.log.list_tenants(self.delta_log.get_table_id())}
 
-    def _register(
+    def _register_jobs(
         self,
         table_id: str,
         tenants: Collection[str],
@@ -240,35 +264,37 @@ class Watch:
         """Register the self-registering and standing jobs, except the (tenant, job) pairs in `but`.
 
         `after`, by job name, is the moment as of which tenants without the job had no rows.
-        Skips indexes with stranded jobs: a person decides whether they go on.
+        Skips indexes with stranded jobs: a person decides whether they continue.
         """
-        waiting = table_problems.stranded_names(self.deployment, self.earlier)
-        found = registering(self.source, standing)
-        specs = {name: spec for name, spec in found.items() if name.job not in waiting}
-        wanted = new_jobs(table_id, tenants, specs, but=but)
-        wanted = begun_before(wanted, self.deployment.log, self.delta_log, after)
+        stranded_names = table_problems.find_stranded_names(self.deployment, self.earlier_ids)
+        all_specs = list_table_specs(self.source, standing)
+        specs = {name: spec for name, spec in all_specs.items() if name.job not in stranded_names}
+        new_jobs = make_new_jobs(table_id, tenants, specs, but=but)
+        new_jobs = set_first_watermarks(new_jobs, self.deployment.log, self.delta_log, after)
         # What a person has unregistered stays unregistered.
-        self.deployment.log.register_many(wanted, revive=False)
+        self.deployment.log.register_many(new_jobs, revive=False)
 
-    def _take_over(self, table_id: str) -> None:
+    def _handle_earlier_jobs(self, table_id: str) -> None:
         """Carry over or strand the jobs of earlier tables of that name, as `on_replace` says."""
-        for earlier in sorted(table_problems.earlier_ids(self.deployment, self.source, table_id)):
+        for earlier in sorted(
+            table_problems.find_earlier_ids(self.deployment, self.source, table_id)
+        ):
             if self.source.on_replace == REBUILD:
-                self.deployment.log.carry_over(earlier, table_id)
+                self.deployment.log.migrate_jobs(earlier, table_id)
             else:
                 message = GONE.format(name=self.source.name, old=earlier, new=table_id)
-                self.deployment.log.strand(earlier, TableGoneError.code, message)
-        self.earlier = table_problems.earlier_ids(self.deployment, self.source, table_id)
+                self.deployment.log.mark_stranded(earlier, TableGoneError.code, message)
+        self.earlier_ids = table_problems.find_earlier_ids(self.deployment, self.source, table_id)
 
-    def _rests(self, job: Job) -> bool:
+    def _is_at_rest(self, job: Job) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""
         assert self.mark is not None
         stopped = job.state is JobState.ERROR or (job.paused_at is not None and not job.active)
-        return stopped or in_step(job, self.mark.moment)
+        return stopped or is_in_step(job, self.mark.moment)
 
-    def _refuse(self, error: ConfigError) -> None:
-        self.problems.append(problem_of(self.source, error))
+    def _add_problem(self, error: ConfigError) -> None:
+        self.problems.append(make_problem(self.source, error))
 
 
-def _tenant(job: Job) -> str:
+def _get_tenant(job: Job) -> str:
     return job.key.tenant

@@ -1,1 +1,1 @@
-"""Dagster's runs, by the names that iterations know them by."""
+"""Dagster's runs, by the names that iterations have for them."""

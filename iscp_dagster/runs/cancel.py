@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from iscp_dagster.runs.named import names_of, runs_named
+from iscp_dagster.runs.named import find_runs, get_run_names
 
 
 def cancel_runs(dagster_home: str, names: Collection[str], spared: Collection[str] = ()) -> None:
@@ -15,15 +15,15 @@ def cancel_runs(dagster_home: str, names: Collection[str], spared: Collection[st
     A run stays if any of its names is among the `spared`.
     """
     with DagsterInstance.from_config(dagster_home) as instance:
-        found = {run.run_id: run for run in runs_named(instance, names)}
-        for run_id, run in sorted(found.items()):
-            if not run.is_finished and names_of(run).isdisjoint(spared):
+        runs = {run.run_id: run for run in find_runs(instance, names)}
+        for run_id, run in sorted(runs.items()):
+            if not run.is_finished and get_run_names(run).isdisjoint(spared):
                 instance.run_coordinator.cancel_run(run_id)
 
 
-def end(instance: DagsterInstance, run: DagsterRun, why: str) -> None:
+def report_orphan(instance: DagsterInstance, run: DagsterRun, reason: str) -> None:
     """Report an orphan to Dagster as failed, or as canceled if it was being canceled."""
     if run.status is DagsterRunStatus.CANCELING:
-        instance.report_run_canceled(run, why)
+        instance.report_run_canceled(run, reason)
     else:
-        instance.report_run_failed(run, why)
+        instance.report_run_failed(run, reason)

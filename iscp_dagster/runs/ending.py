@@ -1,4 +1,4 @@
-"""Tells a code server that it is about to end, so that sensor ticks stop waiting."""
+"""Whether a code server is about to end, so that sensor ticks stop waiting."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class InDagsterHome:
     """A storage configured with `base_dir`; left out, it is where Dagster's default is."""
 
     folder: ClassVar[str]
-    """Where that is, below Dagster's home."""
+    """The default folder, below Dagster's home."""
 
     @classmethod
     def config_type(cls) -> Any:
@@ -26,12 +26,14 @@ class InDagsterHome:
 
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> Self:
-        """Raises ConfigError where neither a folder nor Dagster's home is given."""
-        made: Callable[..., Self] = cls
-        return made(base_dir=config_value.get("base_dir") or cls._in_home(), inst_data=inst_data)
+        """Raises ConfigError if neither a folder nor Dagster's home is set."""
+        create: Callable[..., Self] = cls
+        return create(
+            base_dir=config_value.get("base_dir") or cls._get_default_folder(), inst_data=inst_data
+        )
 
     @classmethod
-    def _in_home(cls) -> str:
+    def _get_default_folder(cls) -> str:
         home = os.environ.get(DAGSTER_HOME)
         if not home:
             raise ConfigError(

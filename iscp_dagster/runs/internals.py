@@ -1,6 +1,6 @@
-"""What starting runs and storing their events need of Dagster and it keeps private.
+"""Dagster's private names that starting runs and storing their events need.
 
-A test holds each name against the version of Dagster that is pinned.
+A test checks each name against the pinned version of Dagster.
 """
 
 from dagster._cli.api import execute_run_command

@@ -18,7 +18,7 @@ from iscp_dagster.runs.internals import (
     WorkerStatus,
 )
 from iscp_dagster.runs.named import is_iteration
-from iscp_dagster.runs.place import SERVER_TAG, Place
+from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import END, PING, SOCKET_VARIABLE, START, ask
 
 AWAY = (
@@ -26,7 +26,7 @@ AWAY = (
     "takes some seconds each. Start it, or see why it ended: python -m iscp_dagster.runs.server."
 )
 STAYS = (
-    "Run %s was not interrupted, and goes on if its process lives: %s. Once it has ended, or its "
+    "Run %s was not interrupted, and continues if its process lives: %s. Once it has ended, or its "
     "lease has run out, the next iteration continues its work."
 )
 LOGGER = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
     The code server also starts runs for other Pythons, containers and machines.
 
     Runs of a run server end with it. Iterations that the code server runs end with the daemon,
-    since the code server would go on with them.
+    since the code server would continue them.
     """
 
     _in_daemon = False
@@ -51,18 +51,22 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         """Start the run. Raises DagsterUserCodeUnreachableError; Dagster then tries again."""
         self._in_daemon = True
         socket = os.environ.get(SOCKET_VARIABLE)
-        if not socket or not _is_ours(context.dagster_run) or not self._forked(socket, context):
-            self._disown(context.dagster_run.run_id)
+        if (
+            not socket
+            or not _is_this_python(context.dagster_run)
+            or not self._start_on_server(socket, context)
+        ):
+            self._clear_server_tag(context.dagster_run.run_id)
             super().launch_run(context)
 
-    def _disown(self, run_id: str) -> None:
+    def _clear_server_tag(self, run_id: str) -> None:
         """Clear the run's server tag, or monitoring would take the run for gone."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and run.tags.get(SERVER_TAG):
             # Dagster cannot remove a tag.
             self._instance.add_run_tags(run_id, {SERVER_TAG: ""})
 
-    def _forked(self, socket: str, context: LaunchRunContext) -> bool:
+    def _start_on_server(self, socket: str, context: LaunchRunContext) -> bool:
         """Start the run on the run server; False if there is none."""
         run = context.dagster_run
         assert run.job_code_origin is not None
@@ -73,15 +77,15 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         )
         try:
             ask(socket, what=PING)
-            place = Place.at(socket)
+            place = RunServerAddress.from_socket(socket)
         except OSError as error:
-            return self._warned(socket, error, run)
+            return self._warn_once(socket, error, run)
         # The process that ends the run may not have this one's environment.
-        self._instance.add_run_tags(run.run_id, place.tags(run.run_id))
+        self._instance.add_run_tags(run.run_id, place.build_tags(run.run_id))
         try:
             ask(socket, what=START, run=run.run_id, arguments=dg.serialize_value(arguments))
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            return self._warned(socket, error, run)
+            return self._warn_once(socket, error, run)
         except OSError as error:
             raise DagsterUserCodeUnreachableError(
                 f"The run server at {socket} did not say whether it started the run: {error}"
@@ -90,21 +94,21 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             _SILENT.discard(socket)
         return True
 
-    def _warned(self, socket: str, error: OSError, run: dg.DagsterRun) -> bool:
+    def _warn_once(self, socket: str, error: OSError, run: dg.DagsterRun) -> bool:
         """Warn, once until the server starts a run again; returns False."""
         with _LOCK:
-            known = socket in _SILENT
+            warned = socket in _SILENT
             _SILENT.add(socket)
-        if not known:
+        if not warned:
             warning = AWAY.format(socket=socket, error=error)
             LOGGER.warning(warning)
             self._instance.report_engine_event(warning, run)
         return False
 
     def terminate(self, run_id: str) -> bool:
-        """Interrupt the run; say whether there was anything to interrupt."""
+        """Interrupt the run; return whether there was anything to interrupt."""
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
-        place = None if run is None or run.is_finished else Place.of(run)
+        place = None if run is None or run.is_finished else RunServerAddress.from_run(run)
         if run is None or place is None or not _is_known(place, run):
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         # Must come before the run can say that it was canceled.
@@ -117,7 +121,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             return
         begun = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
         for run in self._instance.get_runs(dg.RunsFilter(statuses=begun)):
-            if is_iteration(run) and Place.of(run) is None:
+            if is_iteration(run) and RunServerAddress.from_run(run) is None:
                 try:
                     self.terminate(run.run_id)
                 except dg.DagsterError as error:
@@ -136,7 +140,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         return CheckRunHealthResult(WorkerStatus.RUNNING)
 
 
-def _is_known(place: Place, run: dg.DagsterRun) -> bool:
+def _is_known(place: RunServerAddress, run: dg.DagsterRun) -> bool:
     """Whether the server there has the run."""
     with suppress(OSError):
         return bool(ask(place.socket, what=PING, run=run.run_id)["known"])
@@ -145,17 +149,17 @@ def _is_known(place: Place, run: dg.DagsterRun) -> bool:
 
 def _is_gone(run: dg.DagsterRun) -> bool:
     """Whether the run's process is known to have ended."""
-    place = Place.of(run)
+    place = RunServerAddress.from_run(run)
     if place is None:
         return False
     try:
-        known = ask(place.socket, what=PING, run=run.run_id)["known"]
+        has_run = ask(place.socket, what=PING, run=run.run_id)["known"]
     except OSError:
         return place.is_deserted
-    return place.is_here and not known
+    return place.is_here and not has_run
 
 
-def _is_ours(run: dg.DagsterRun) -> bool:
+def _is_this_python(run: dg.DagsterRun) -> bool:
     """Whether the run's code is loaded by this same Python, outside containers."""
     origin = run.job_code_origin
     if origin is None or origin.repository_origin.container_image:

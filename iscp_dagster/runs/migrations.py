@@ -19,7 +19,7 @@ from iscp_dagster.runs.internals import (
 _STORAGES = (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage)
 
 
-def remember() -> None:
+def cache_migrations() -> None:
     """Read them, so that neither this process nor its forks read them again. Idempotent."""
     if not hasattr(ScriptDirectory.from_config, "cache_info"):
         # A storage's configuration is the same object as long as the process lives.

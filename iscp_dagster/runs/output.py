@@ -30,8 +30,8 @@ class OutputInFiles(InDagsterHome, LocalComputeLogManager):
     def capture_logs(self, log_key: Sequence[str]) -> Generator[CapturedLogContext, None, None]:
         """Send what this process prints to the step's files, until the step ends."""
         out, err = (
-            Path(self.get_captured_local_path(log_key, IO_TYPE_EXTENSION[each]))
-            for each in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
+            Path(self.get_captured_local_path(log_key, IO_TYPE_EXTENSION[stream]))
+            for stream in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
         )
         out.parent.mkdir(parents=True, exist_ok=True)
         with redirect_to_file(sys.stdout, str(out)), redirect_to_file(sys.stderr, str(err)):

@@ -15,11 +15,11 @@ from iscp_dagster.runs.internals import SqliteEventLogStorage
 from iscp_dagster.runs.named import DISPATCH_TAG
 
 PAGE = 500
-"""Runs, or events, asked for at once."""
+"""Runs, or events, fetched at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruned:
+class PruneResult:
     """How many runs were deleted, and how many stay since they made a partition's latest event."""
 
     runs: int
@@ -34,60 +34,62 @@ def prune_runs(
     assets: Mapping[dg.AssetKey, dg.DagsterEventType],
     most: int,
     dry_run: bool = False,
-) -> Pruned:
+) -> PruneResult:
     """Delete up to `most` successful runs of `jobs` that ended `before`, each job's oldest first.
 
-    Deletes only dispatched runs, none that a person started, and none that made the latest
-    materialization (or observation, as `assets` gives for each) of some partition: Dagster counts
+    Deletes only dispatched runs, none that a person started, and none that made some partition's
+    latest materialization (or observation, as `assets` says for each asset): Dagster counts
     partitions and compares data versions by these. Safe to repeat, and to run twice at once.
     """
-    old = [run for name in sorted(jobs) for run in _ended(instance, name, before)]
-    held = _holders(instance, assets) if old else frozenset()
-    gone = list(islice((run for run in old if run.run_id not in held), most))
-    for run in gone if not dry_run else ():
-        _delete(instance, run.run_id)
-    return Pruned(runs=len(gone), kept=sum(run.run_id in held for run in old))
+    ended_runs = [run for name in sorted(jobs) for run in _list_ended_runs(instance, name, before)]
+    kept_ids = _find_kept_runs(instance, assets) if ended_runs else frozenset()
+    deletable = list(islice((run for run in ended_runs if run.run_id not in kept_ids), most))
+    for run in deletable if not dry_run else ():
+        _delete_run(instance, run.run_id)
+    return PruneResult(runs=len(deletable), kept=sum(run.run_id in kept_ids for run in ended_runs))
 
 
-def _ended(instance: dg.DagsterInstance, job: str, before: datetime) -> Iterator[dg.DagsterRun]:
-    wanted = dg.RunsFilter(
+def _list_ended_runs(
+    instance: dg.DagsterInstance, job: str, before: datetime
+) -> Iterator[dg.DagsterRun]:
+    filters = dg.RunsFilter(
         job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS], updated_before=before
     )
     cursor = None
-    while runs := instance.get_runs(wanted, cursor=cursor, limit=PAGE, ascending=True):
+    while runs := instance.get_runs(filters, cursor=cursor, limit=PAGE, ascending=True):
         yield from (run for run in runs if DISPATCH_TAG in run.tags)
         cursor = runs[-1].run_id
 
 
-def _holders(
+def _find_kept_runs(
     instance: dg.DagsterInstance, assets: Mapping[dg.AssetKey, dg.DagsterEventType]
 ) -> frozenset[str]:
     """The runs that made the latest event of some partition."""
     return frozenset(
         run_id
         for asset, kind in assets.items()
-        for some in split_into_portions(_latest(instance, asset, kind), most=PAGE)
-        for run_id in _runs_of(instance, asset, kind, some)
+        for ids in split_into_portions(_list_latest_event_ids(instance, asset, kind), most=PAGE)
+        for run_id in _list_event_runs(instance, asset, kind, ids)
     )
 
 
-def _latest(
+def _list_latest_event_ids(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType
 ) -> Sequence[int]:
-    found = instance.event_log_storage.get_latest_storage_id_by_partition(asset, kind)
-    return sorted(found.values())
+    latest = instance.event_log_storage.get_latest_storage_id_by_partition(asset, kind)
+    return sorted(latest.values())
 
 
-def _runs_of(
+def _list_event_runs(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, ids: Sequence[int]
 ) -> Iterator[str]:
-    wanted = dg.AssetRecordsFilter(asset_key=asset, storage_ids=ids)
+    filters = dg.AssetRecordsFilter(asset_key=asset, storage_ids=ids)
     observed = kind is dg.DagsterEventType.ASSET_OBSERVATION
     fetch = instance.fetch_observations if observed else instance.fetch_materializations
-    return (each.run_id for each in fetch(wanted, limit=PAGE).records)
+    return (record.run_id for record in fetch(filters, limit=PAGE).records)
 
 
-def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
+def _delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
     """Delete the run, its events and what it printed; with SQLite also the file of its events."""
     instance.delete_run(run_id)
     instance.compute_log_manager.delete_logs(prefix=[run_id])

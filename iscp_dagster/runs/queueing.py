@@ -1,4 +1,4 @@
-"""The stack's run coordinator for Dagster: a queued run waits for a quarter of a second."""
+"""The stack's run coordinator for Dagster: a queued run waits a quarter of a second on average."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from dagster import QueuedRunCoordinator
 
 DEQUEUE_SECONDS = 0.5
-"""Dagster's daemon pauses for as long at least, whatever it is told."""
+"""Dagster's daemon pauses for at least as long, whatever the setting."""
 
 
 class PromptRunCoordinator(QueuedRunCoordinator[Any]):

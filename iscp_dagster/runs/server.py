@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.runs.place import Place, take
+from iscp_dagster.runs.place import RunServerAddress, lock_address
 
 if TYPE_CHECKING:
     from dagster import DagsterRun
@@ -91,34 +91,34 @@ class _Caller:
     """A connection whose request is not complete yet."""
 
     connection: socket.socket
-    until: float = field(default_factory=lambda: time.monotonic() + ANSWER_SECONDS)
-    said: bytearray = field(default_factory=bytearray)
+    deadline: float = field(default_factory=lambda: time.monotonic() + ANSWER_SECONDS)
+    received: bytearray = field(default_factory=bytearray)
 
-    def request(self) -> Mapping[str, Any] | None:
+    def read_request(self) -> Mapping[str, Any] | None:
         """Read what has arrived; the request, or None if it is not complete yet.
 
         Raises ValueError for an invalid one.
         """
-        some = self.connection.recv(65_536)
-        self.said += some
-        if not some or len(self.said) > LONGEST:
-            raise ValueError(self.said[:100])
-        if not self.said.endswith(b"\n"):
+        data = self.connection.recv(65_536)
+        self.received += data
+        if not data or len(self.received) > LONGEST:
+            raise ValueError(self.received[:100])
+        if not self.received.endswith(b"\n"):
             return None
-        asked = json.loads(self.said)
-        if not isinstance(asked, dict) or asked.get("what") not in {PING, START, END}:
-            raise ValueError(self.said[:100])
-        return asked
+        request = json.loads(self.received)
+        if not isinstance(request, dict) or request.get("what") not in {PING, START, END}:
+            raise ValueError(self.received[:100])
+        return request
 
 
 class RunServer:
     """Forks a process for each run; has a single thread, as a process that forks must.
 
-    So it never waits for one caller alone: a silent one must not hold up the others.
+    So it never waits for a single caller: a silent one must not hold up the others.
     """
 
     def __init__(self, listening: socket.socket) -> None:
-        self._listening = listening
+        self._listener = listening
         self._callers: dict[int, _Caller] = {}
         """By file descriptor."""
         self._pids: dict[str, int] = {}
@@ -126,78 +126,78 @@ class RunServer:
     def serve(self) -> None:
         """Answer until SIGTERM or SIGINT, then interrupt the runs and wait for them."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _leave)
-        signal.signal(signal.SIGCHLD, self._reap)
+            signal.signal(number, _exit_server)
+        signal.signal(signal.SIGCHLD, self._handle_child_exit)
         try:
             while True:
                 self._serve_next()
         except SystemExit:
-            self._listening.close()
-            self._end_all()
+            self._listener.close()
+            self._end_all_runs()
 
     def _serve_next(self) -> None:
-        """Wait until somebody calls or speaks, or has been silent for too long."""
+        """Wait for a connection, for data, or until a caller has been silent for too long."""
         # Unlike epoll, it has no file of its own that forks would share.
         poll = select.poll()
-        for file in (self._listening.fileno(), *self._callers):
+        for file in (self._listener.fileno(), *self._callers):
             poll.register(file, select.POLLIN)
-        for file, _ in poll.poll(self._patience()):
+        for file, _ in poll.poll(self._compute_timeout()):
             if file in self._callers:
-                self._hear(self._callers[file])
+                self._serve_caller(self._callers[file])
             else:
-                self._accept()
+                self._accept_caller()
         now = time.monotonic()
-        for caller in [each for each in self._callers.values() if each.until <= now]:
-            self._hang_up(caller)
+        for caller in [caller for caller in self._callers.values() if caller.deadline <= now]:
+            self._close_caller(caller)
 
-    def _patience(self) -> float | None:
+    def _compute_timeout(self) -> float | None:
         """Milliseconds until the first caller has been silent for too long."""
-        left = [caller.until - time.monotonic() for caller in self._callers.values()]
-        return math.ceil(max(0.0, min(left)) * 1_000) if left else None
+        remaining = [caller.deadline - time.monotonic() for caller in self._callers.values()]
+        return math.ceil(max(0.0, min(remaining)) * 1_000) if remaining else None
 
-    def _accept(self) -> None:
+    def _accept_caller(self) -> None:
         with suppress(OSError):
-            connection, _ = self._listening.accept()
+            connection, _ = self._listener.accept()
             connection.setblocking(False)
             self._callers[connection.fileno()] = _Caller(connection)
 
-    def _hear(self, caller: _Caller) -> None:
+    def _serve_caller(self, caller: _Caller) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            asked = caller.request()
-            if asked is None:
+            request = caller.read_request()
+            if request is None:
                 return
-            self._answer(asked, caller.connection)
-        self._hang_up(caller)
+            self._answer_request(request, caller.connection)
+        self._close_caller(caller)
 
-    def _hang_up(self, caller: _Caller) -> None:
+    def _close_caller(self, caller: _Caller) -> None:
         del self._callers[caller.connection.fileno()]
         caller.connection.close()
 
-    def _answer(self, asked: Mapping[str, Any], connection: socket.socket) -> None:
-        what, run = asked["what"], str(asked.get("run", ""))
-        if time.monotonic() > float(asked["until"]) - GRACE_SECONDS:
+    def _answer_request(self, request: Mapping[str, Any], connection: socket.socket) -> None:
+        command, run = request["what"], str(request.get("run", ""))
+        if time.monotonic() > float(request["until"]) - GRACE_SECONDS:
             return
-        with _undisturbed():
-            known = run in self._pids
-            if what == START and not known:
-                arguments = str(asked["arguments"])
-                self._pids[run] = self._forked(lambda: _execute(arguments))
-            elif what == END and known:
+        with _block_signals():
+            has_run = run in self._pids
+            if command == START and not has_run:
+                arguments = str(request["arguments"])
+                self._pids[run] = self._fork_work(lambda: _execute_run(arguments))
+            elif command == END and has_run:
                 os.kill(self._pids[run], signal.SIGINT)
-        connection.sendall(json.dumps({"known": known}).encode() + b"\n")
+        connection.sendall(json.dumps({"known": has_run}).encode() + b"\n")
 
-    def _forked(self, work: Callable[[], None]) -> int:
+    def _fork_work(self, work: Callable[[], None]) -> int:
         callers = [caller.connection for caller in self._callers.values()]
-        return forked(work, self._listening, *callers)
+        return fork_process(work, self._listener, *callers)
 
-    def _reap(self, *_: object) -> None:
-        with _undisturbed():
+    def _handle_child_exit(self, *_: object) -> None:
+        with _block_signals():
             # A run that was killed could not say so itself.
-            killed = frozenset(run for run, status in self._ended() if status)
+            killed = frozenset(run for run, status in self._collect_ended_runs() if status)
             if killed:
-                self._forked(lambda: end_runs(lambda run: run.run_id in killed))
+                self._fork_work(lambda: end_runs(lambda run: run.run_id in killed))
 
-    def _ended(self) -> Iterator[tuple[str, int]]:
+    def _collect_ended_runs(self) -> Iterator[tuple[str, int]]:
         """Forget the runs whose processes have ended; yield them with their exit status."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -205,44 +205,47 @@ class RunServer:
                     del self._pids[run]
                     yield run, ended[1]
 
-    def _end_all(self) -> None:
+    def _end_all_runs(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for pid in self._pids.values():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-        over = threading.Timer(END_SECONDS, os._exit, (0,))
-        over.daemon = True
-        over.start()
+        deadline = threading.Timer(END_SECONDS, os._exit, (0,))
+        deadline.daemon = True
+        deadline.start()
         for pid in self._pids.values():
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _block_signals() -> Iterator[None]:
     """Block signals; a process forked meanwhile starts with them blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
-def _leave(*_: object) -> NoReturn:
+def _exit_server(*_: object) -> NoReturn:
     raise SystemExit
 
 
-def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
-    """Fork a process that does the work without these sockets; on Linux it dies with this one."""
+def fork_process(work: Callable[[], None], *inherited: socket.socket) -> int:
+    """Fork a process that closes these sockets, then does the work.
+
+    On Linux it dies with this one.
+    """
     parent = os.getpid()
-    pid = _fork()
+    pid = _fork_quietly()
     if pid:
         return pid
     code = 1
     try:
-        for each in inherited:
-            each.close()
-        _begin(parent)
+        for sock in inherited:
+            sock.close()
+        _prepare_child(parent)
         work()
         code = 0
     except SystemExit as end:
@@ -257,7 +260,7 @@ def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
         os._exit(code)
 
 
-def _fork() -> int:
+def _fork_quietly() -> int:
     with warnings.catch_warnings():
         # Newer Pythons count native threads, too; those of Arrow's jemalloc are prepared for forks.
         if threading.active_count() == 1:
@@ -265,7 +268,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _begin(parent: int) -> None:
+def _prepare_child(parent: int) -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -279,42 +282,42 @@ def _begin(parent: int) -> None:
         sys.modules["numpy.random"].seed()
 
 
-def _execute(arguments: str) -> None:
+def _execute_run(arguments: str) -> None:
     """Execute the run as `dagster api execute_run` does."""
     from iscp_dagster.runs.internals import execute_run_command
 
     execute_run_command.main([arguments], standalone_mode=False)
 
 
-def end_runs(left: Callable[[DagsterRun], bool]) -> None:
-    """End those of DAGSTER_HOME's runs that should have a worker and are `left` behind."""
+def end_runs(is_left_behind: Callable[[DagsterRun], bool]) -> None:
+    """End DAGSTER_HOME's runs that should have a worker and for which `is_left_behind` holds."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
-    from iscp_dagster.runs.cancel import end
+    from iscp_dagster.runs.cancel import report_orphan
 
     worked = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     with DagsterInstance.get() as instance:
-        for run in filter(left, instance.get_runs(RunsFilter(statuses=worked))):
-            end(instance, run, LEFT_BEHIND)
+        for run in filter(is_left_behind, instance.get_runs(RunsFilter(statuses=worked))):
+            report_orphan(instance, run, LEFT_BEHIND)
 
 
-def ask(path: str, **asked: Any) -> Mapping[str, Any]:
-    """The answer of the server at the socket: `known` says whether it already had the `run`.
+def ask(path: str, **request: Any) -> Mapping[str, Any]:
+    """Ask the server at the socket; `known` in its answer says whether it already had the `run`.
 
     Raises ConnectionRefusedError or FileNotFoundError if there is no server, so nothing was done,
-    and another OSError if it may have done what was asked.
+    and another OSError if the request may have been carried out.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS)
         connection.connect(path)
-        asked["until"] = time.monotonic() + ANSWER_SECONDS
-        connection.sendall(json.dumps(asked).encode() + b"\n")
+        request["until"] = time.monotonic() + ANSWER_SECONDS
+        connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as answer:
-            said = answer.readline()
-    if not said.endswith(b"\n"):
+            line = answer.readline()
+    if not line.endswith(b"\n"):
         raise ConnectionResetError(f"The run server at {path} was gone before it answered.")
-    found: Mapping[str, Any] = json.loads(said)
-    return found
+    reply: Mapping[str, Any] = json.loads(line)
+    return reply
 
 
 def main(path: str) -> None:
@@ -323,34 +326,34 @@ def main(path: str) -> None:
     Fails the runs that an earlier server left behind: none of them lives any more.
     """
     try:
-        name = take(path).name
+        name = lock_address(path).name
     except UnavailableError as error:
         sys.exit(str(error))
-    for each in PRELOADED:
-        import_module(each)
+    for module in PRELOADED:
+        import_module(module)
     # Imports Dagster, which clients of this module should not have to.
-    from iscp_dagster.runs.migrations import remember
+    from iscp_dagster.runs.migrations import cache_migrations
 
-    remember()
+    cache_migrations()
 
-    def left(run: DagsterRun) -> bool:
-        place = Place.of(run)
+    def is_left_behind(run: DagsterRun) -> bool:
+        place = RunServerAddress.from_run(run)
         return place is not None and place.name == name
 
     # In its own process: reading a storage may start threads, and this process must not have any.
-    os.waitpid(forked(lambda: end_runs(left)), 0)
-    RunServer(_listening(path)).serve()
+    os.waitpid(fork_process(lambda: end_runs(is_left_behind)), 0)
+    RunServer(_open_socket(path)).serve()
 
 
-def _listening(path: str) -> socket.socket:
+def _open_socket(path: str) -> socket.socket:
     """A socket at the path that only this user can reach."""
     Path(path).unlink(missing_ok=True)
-    before = os.umask(0o177)
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.bind(path)
-    os.umask(before)
-    found.listen(64)
-    return found
+    old_umask = os.umask(0o177)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.umask(old_umask)
+    listener.listen(64)
+    return listener
 
 
 if __name__ == "__main__":

@@ -43,19 +43,19 @@ class SqliteStorage(InDagsterHome, DagsterSqliteStorage):
 
     def __init__(self, base_dir: str, inst_data: Any = None) -> None:
         self.base_dir = base_dir
-        with _one_process_at_a_time(base_dir):
-            self._run_storage = Runs.from_local(_runs_directory(base_dir))
-            self._event_log_storage = Events(_event_logs_directory(base_dir))
-            self._schedule_storage = Ticks.from_local(_schedule_directory(base_dir))
+        with _lock_folder(base_dir):
+            self._run_storage = CachedRunStorage.from_local(_runs_directory(base_dir))
+            self._event_log_storage = CachedEventStorage(_event_logs_directory(base_dir))
+            self._schedule_storage = CachedTickStorage.from_local(_schedule_directory(base_dir))
         self._inst_data = inst_data
         super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _one_process_at_a_time(base_dir: str) -> Iterator[None]:
-    """Let two that begin on a new folder, such as daemon and code server, make it once.
+def _lock_folder(base_dir: str) -> Iterator[None]:
+    """Let two processes that open a new folder, such as daemon and code server, make it once.
 
-    Both would stamp its files with Alembic's version, and of two such rows it makes an error.
+    Both would stamp its files with Alembic's version, and Alembic rejects two such rows.
     """
     folder = Path(base_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def _one_process_at_a_time(base_dir: str) -> Iterator[None]:
         yield
 
 
-class _OneEngine:
+class _CachedEngineMixin:
     """Connects with an engine that is kept; it keeps no connection, so a fork may use it."""
 
     _conn_string: str
@@ -80,32 +80,32 @@ class _OneEngine:
             yield connection
 
 
-class Runs(_OneEngine, SqliteRunStorage):
-    """Runs, their tags, and what daemons tell of themselves."""
+class CachedRunStorage(_CachedEngineMixin, SqliteRunStorage):
+    """Runs, their tags, and the daemons' heartbeats."""
 
 
-class Ticks(_OneEngine, SqliteScheduleStorage):
+class CachedTickStorage(_CachedEngineMixin, SqliteScheduleStorage):
     """The ticks of sensors and schedules, and their cursors."""
 
 
-class Events(SqliteEventLogStorage):
-    """Events, those of each run in a file, and those of assets in the index beside them.
+class CachedEventStorage(SqliteEventLogStorage):
+    """Events: each run's in a file of its own, and the assets' also in the index.
 
-    DAGSTER_EVENT_BATCH_SIZE says how many events a batch may have; where it is not set, Dagster
+    DAGSTER_EVENT_BATCH_SIZE says how many events a batch may have; if it is not set, Dagster
     stores one at a time here too.
     """
 
     def __init__(self, base_dir: str, inst_data: Any = None) -> None:
         self._engines: dict[str, Engine] = {}
         self._statements = LRUCache[Any, Any](_MOST_STATEMENTS)
-        self._there: set[str] = set()
+        self._found_names: set[str] = set()
         super().__init__(base_dir, inst_data)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
         """Begin a transaction in the shard's file, which is made if it is missing."""
         with self._db_lock:
-            engine = self._engine(shard)
+            engine = self._get_engine(shard)
             if shard not in self._initialized_dbs:
                 self._initdb(engine)
                 self._initialized_dbs.add(shard)
@@ -113,7 +113,7 @@ class Events(SqliteEventLogStorage):
             with engine.connect().execution_options(**options) as connection, connection.begin():
                 yield connection
 
-    def _engine(self, shard: str) -> Engine:
+    def _get_engine(self, shard: str) -> Engine:
         engine = self._engines.pop(shard, None) or create_engine(
             self.conn_string_for_shard(shard),
             poolclass=NullPool,
@@ -125,23 +125,23 @@ class Events(SqliteEventLogStorage):
         return engine
 
     def has_table(self, table_name: str) -> bool:
-        """Whether the index has the table; does not ask again for one that was found."""
-        if table_name not in self._there and super().has_table(table_name):
-            self._there.add(table_name)
-        return table_name in self._there
+        """Whether the index has the table; remembers those that it has."""
+        if table_name not in self._found_names and super().has_table(table_name):
+            self._found_names.add(table_name)
+        return table_name in self._found_names
 
     def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
         column = f"{AssetKeyTable.name}.{column_name}"
-        if column not in self._there and super()._has_asset_key_col_on_connection(
+        if column not in self._found_names and super()._has_asset_key_col_on_connection(
             conn, column_name
         ):
-            self._there.add(column)
-        return column in self._there
+            self._found_names.add(column)
+        return column in self._found_names
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store the events of one run in its file, then those of assets also in the index.
+        """Store the events of one run in its file, then the assets' also in the index.
 
-        Not idempotent. If the second fails, the run's log shows the events, and no asset does.
+        Not idempotent. If the second step fails, only the run's log shows the events.
         """
         kinds = {event.get_dagster_event().event_type for event in events}
         if kinds not in _TOGETHER or len({event.run_id for event in events}) > 1:

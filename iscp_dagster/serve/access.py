@@ -1,4 +1,4 @@
-"""Who may see what: bearer tokens, and the tenants that each of them names."""
+"""Access control: bearer tokens, each with the tenants that it may see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from iscp_dagster.model.errors import ConfigError, IscpError
-from iscp_dagster.model.imports import object_at
+from iscp_dagster.model.imports import import_object
 
 EVERY_TENANT = "*"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -28,11 +28,11 @@ class UnauthenticatedError(IscpError):
 
 @dataclass(frozen=True, kw_only=True)
 class Viewer:
-    """Who asks, by the tenants that they may see; None: all."""
+    """A client, by the tenants that it may see; None: all."""
 
     tenants: frozenset[str] | None
 
-    def sees(self, tenant: str) -> bool:
+    def can_see(self, tenant: str) -> bool:
         return self.tenants is None or tenant in self.tenants
 
 
@@ -41,15 +41,15 @@ EVERYONE = Viewer(tenants=None)
 
 
 class Access(Protocol):
-    """Knows tokens. Both methods may read a file or call a user's function, and so may block."""
+    """Checks tokens. Both members may block: they may read a file or call a user's function."""
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether it needs no tokens."""
         ...
 
-    def viewer(self, token: str | None) -> Viewer:
-        """Return who has the token. Raises UnauthenticatedError. A valid one may be withdrawn."""
+    def identify_viewer(self, token: str | None) -> Viewer:
+        """Return the token's viewer. Raises UnauthenticatedError. A token may be withdrawn."""
         ...
 
 
@@ -57,9 +57,9 @@ class Access(Protocol):
 class OpenAccess:
     """No tokens are configured: every request that reaches the server sees every tenant."""
 
-    open: bool = True
+    is_open: bool = True
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         del token
         return EVERYONE
 
@@ -72,28 +72,28 @@ class FileAccess:
     """
 
     path: Path
-    open: bool = False
+    is_open: bool = False
     _read: tuple[tuple[int, int, int], Mapping[str, Viewer]] | None = field(
         default=None, repr=False
     )
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         if token is None:
-            raise _unknown(token)
-        found = self._tokens().get(_digest(token))
-        if found is None:
-            raise _unknown(token)
-        return found
+            raise _make_unknown_error(token)
+        viewer = self._read_tokens().get(_compute_digest(token))
+        if viewer is None:
+            raise _make_unknown_error(token)
+        return viewer
 
-    def _tokens(self) -> Mapping[str, Viewer]:
+    def _read_tokens(self) -> Mapping[str, Viewer]:
         try:
             stat = self.path.stat()
             mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if self._read is None or self._read[0] != mark:
-                self._read = (mark, tokens_in(self.path.read_text(encoding="utf-8"), self.path))
+                self._read = (mark, parse_tokens(self.path.read_text(encoding="utf-8"), self.path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"The file of tokens {self.path} cannot be read: {_short(error)}."
+                f"The file of tokens {self.path} cannot be read: {_describe_error(error)}."
             ) from error
         return self._read[1]
 
@@ -103,28 +103,28 @@ class FunctionAccess:
     """A user's function from a token to its tenants; None or an empty list for an unknown token."""
 
     function: Callable[[str], Any]
-    named: str
-    open: bool = False
+    import_path: str
+    is_open: bool = False
 
-    def viewer(self, token: str | None) -> Viewer:
-        found = self._asked(token) if token is not None else None
-        if not found:
-            raise _unknown(token)
-        return _viewer(found, f"The function {self.named} returned")
+    def identify_viewer(self, token: str | None) -> Viewer:
+        tenants = self._call_function(token) if token is not None else None
+        if not tenants:
+            raise _make_unknown_error(token)
+        return _parse_viewer(tenants, f"The function {self.import_path} returned")
 
-    def _asked(self, token: str) -> Any:
+    def _call_function(self, token: str) -> Any:
         try:
             return self.function(token)
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             # Its message may have the token in it, which no log shows.
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}, line {at.lineno}"
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            location = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise ConfigError(
-                f"The function {self.named} failed: {type(error).__name__} in {where}."
+                f"The function {self.import_path} failed: {type(error).__name__} in {location}."
             ) from None
 
 
-def access(setting: str) -> Access:
+def load_access(setting: str) -> Access:
     """Return the access that a setting names: a file, or a function as `module:name`; empty: open.
 
     Raises ConfigError for a function that cannot be imported, or a file that cannot be used.
@@ -132,63 +132,65 @@ def access(setting: str) -> Access:
     if not setting:
         return OpenAccess()
     if _FUNCTION.fullmatch(setting) and not Path(setting).exists():
-        return FunctionAccess(function=object_at(setting, "function of tokens"), named=setting)
-    found = FileAccess(Path(setting))
-    found._tokens()  # noqa: SLF001 - a mistake in the file is told at the start
-    return found
-
-
-def tokens_in(text: str, path: Path) -> dict[str, Viewer]:
-    """Return who has each token, by the tokens' digests. Raises ConfigError; shows no token."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"The file of tokens {path} is no JSON.") from error
-    if not isinstance(found, dict) or not found:
-        raise ConfigError(
-            f'The file of tokens {path} is no JSON object; write {{"token": ["tenant"]}}.'
+        return FunctionAccess(
+            function=import_object(setting, "function of tokens"), import_path=setting
         )
-    held = {}
-    for number, (token, tenants) in enumerate(found.items(), start=1):
+    file_access = FileAccess(Path(setting))
+    file_access._read_tokens()  # noqa: SLF001 - reports a mistake in the file at startup
+    return file_access
+
+
+def parse_tokens(text: str, path: Path) -> dict[str, Viewer]:
+    """Return the viewers by their tokens' digests. Raises ConfigError, which shows no token."""
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"The file of tokens {path} is not JSON.") from error
+    if not isinstance(parsed, dict) or not parsed:
+        raise ConfigError(
+            f'The file of tokens {path} is not a JSON object; write {{"token": ["tenant"]}}.'
+        )
+    viewers = {}
+    for number, (token, tenants) in enumerate(parsed.items(), start=1):
         digest = _DIGEST.fullmatch(token)
         if digest is None and not _BEARER.fullmatch(f"bearer {token}"):
             raise ConfigError(
-                f"Token {number} in {path} is empty, or has characters that no header can have."
+                f"Token {number} in {path} is empty, or has characters that a header cannot have."
             )
-        held[digest[1] if digest else _digest(token)] = _viewer(
+        viewers[digest[1] if digest else _compute_digest(token)] = _parse_viewer(
             tenants, f"Token {number} in {path} has"
         )
-    return held
+    return viewers
 
 
-def bearer(header: str | None) -> str | None:
+def parse_bearer(header: str | None) -> str | None:
     """Return the token of an Authorization header; None without one, or for another scheme."""
-    found = _BEARER.fullmatch(header) if header else None
-    return found[1] if found else None
+    match = _BEARER.fullmatch(header) if header else None
+    return match[1] if match else None
 
 
-def _viewer(tenants: Any, whose: str) -> Viewer:
+def _parse_viewer(tenants: Any, subject: str) -> Viewer:
     if tenants == EVERY_TENANT:
         return EVERYONE
-    several = isinstance(tenants, Collection) and not isinstance(tenants, str | bytes | Mapping)
-    if several and all(isinstance(each, str) for each in tenants):
+    is_list = isinstance(tenants, Collection) and not isinstance(tenants, str | bytes | Mapping)
+    if is_list and all(isinstance(tenant, str) for tenant in tenants):
         return Viewer(tenants=frozenset(tenants))
     raise ConfigError(
-        f'{whose} {type(tenants).__name__} as its tenants; use a list of names, or "*" for all.'
+        f'{subject} {type(tenants).__name__} as its tenants; use a list of names, or "*" for all.'
     )
 
 
-def _digest(token: str) -> str:
+def _compute_digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _unknown(token: str | None) -> UnauthenticatedError:
+def _make_unknown_error(token: str | None) -> UnauthenticatedError:
     if token is None:
         return UnauthenticatedError(
-            "This server wants a token: send the header `Authorization: Bearer <token>`."
+            "This server requires a token: send the header `Authorization: Bearer <token>`."
         )
     return UnauthenticatedError("The token is not known to this server.")
 
 
-def _short(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return getattr(error, "strerror", None) or type(error).__name__

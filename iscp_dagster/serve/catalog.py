@@ -10,13 +10,20 @@ from dataclasses import dataclass, field, replace
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
-from iscp_dagster.clickhouse.types.typetext import TypeTextError, parsed
+from iscp_dagster.clickhouse.types.typetext import TypeTextError, parse_type
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.columns import Column, column, named
-from iscp_dagster.serve.served import CHANGES, MIRROR, Place, Served, choose_columns, choose_served
+from iscp_dagster.serve.columns import Column, build_column, to_graphql_name
+from iscp_dagster.serve.served import (
+    CHANGES,
+    MIRROR,
+    ServedIndex,
+    Shard,
+    choose_columns,
+    choose_served,
+)
 
 _COLUMNS = (
     "SELECT table, name, type FROM system.columns WHERE database = {database:String} "
@@ -25,141 +32,156 @@ _COLUMNS = (
 _LOGGER = logging.getLogger(__name__)
 TIMESTAMP_FIELD = "ts_timestamp"
 """The source timestamp beside a change, which is never a field of the row."""
-HIDDEN = RESERVED_COLUMNS | TAKEN
+HIDDEN_COLUMNS = RESERVED_COLUMNS | TAKEN
 """Columns that no row shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalog:
+class ServedCatalog:
     """What the schema is made from."""
 
-    queries: Mapping[str, Served] = field(default_factory=dict)
-    """By field. A view's, or a table's without a mirror, is read from the changes index."""
-    changes: Mapping[str, Served] = field(default_factory=dict)
+    queries: Mapping[str, ServedIndex] = field(default_factory=dict)
+    """By field. Views, and tables without a mirror, are read from their changes indexes."""
+    changes: Mapping[str, ServedIndex] = field(default_factory=dict)
     """The changes indexes by the field that subscribes to them."""
     unbuilt: frozenset[str] = frozenset()
     """Fields of declared indexes that are not built yet, or cannot be served now."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
-    waiting: tuple[str, ...] = ()
+    unbuilt_notes: tuple[str, ...] = ()
     """What is not built yet."""
 
 
-Binary = Callable[[Served, Mapping[str, str]], Collection[str]]
-"""Returns the names of an index's columns that keep bytes, of those with these types."""
+BinaryColumnFinder = Callable[[ServedIndex, Mapping[str, str]], Collection[str]]
+"""Gets an index and its columns' types, and returns the names of its binary columns."""
 
 
-def catalog(
+def read_catalog(
     tables: Sequence[SourceTable],
     endpoints: Sequence[Endpoint],
-    binary: Binary,
-    earlier: Catalog | None = None,
-) -> Catalog:
-    """Return what of the tables' indexes is served now.
+    find_binary: BinaryColumnFinder,
+    earlier: ServedCatalog | None = None,
+) -> ServedCatalog:
+    """Return the tables' indexes that can be served now.
 
-    Of two columns, or two indexes, that would have one name in GraphQL, the second is left out,
-    and so is what cannot be read, each with a note. What lies on a server that does not answer is
-    as in the `earlier` catalog. Raises UnavailableError and the like if no server answers.
+    If two columns or two indexes would have one name in GraphQL, the second is left out, and so is
+    what cannot be read, each with a note. An index whose server does not answer is as in the
+    `earlier` catalog. Raises UnavailableError and the like if no server answers.
     """
-    declared = [each for table in tables for each in _indexes(table, endpoints)]
-    # Names are given before anybody looks what is built: they stay as they are.
-    wanted, notes = choose_served(declared)
-    held = _held([(place, each.view) for each in wanted for place in each.places])
+    declared = [served for table in tables for served in _list_indexes(table, endpoints)]
+    # Names do not depend on what is built, so they are stable.
+    candidates, notes = choose_served(declared)
+    types_by_view = _read_view_columns(
+        [(shard, served.view) for served in candidates for shard in served.shards]
+    )
     waiting: list[str] = []
-    found, unbuilt = [], []
-    for each in wanted:
-        types = [held[place, each.view] for place in each.places if (place, each.view) in held]
-        whole = None
-        if len(types) == len(each.places) and all(types):
-            whole = _whole(each, types[0], binary, notes) or _as_before(each, earlier)
-        elif len(types) == len(each.places):
-            waiting.append(f"{each.source.name}/{each.index.shown} is not built yet.")
+    ready, unbuilt = [], []
+    for candidate in candidates:
+        types = [
+            types_by_view[shard, candidate.view]
+            for shard in candidate.shards
+            if (shard, candidate.view) in types_by_view
+        ]
+        served = None
+        if len(types) == len(candidate.shards) and all(types):
+            served = _complete_index(candidate, types[0], find_binary, notes) or _find_earlier(
+                candidate, earlier
+            )
+        elif len(types) == len(candidate.shards):
+            waiting.append(f"{candidate.source.name}/{candidate.index.shown} is not built yet.")
         else:
-            notes.append(f"{each.field}: its ClickHouse does not answer now.")
-            whole = _as_before(each, earlier)
-        if whole is None:
-            unbuilt.append(each.field)
+            notes.append(f"{candidate.field}: its ClickHouse does not answer now.")
+            served = _find_earlier(candidate, earlier)
+        if served is None:
+            unbuilt.append(candidate.field)
         else:
-            found.append(whole)
-    return replace(_catalog(found, unbuilt, notes), waiting=tuple(waiting))
+            ready.append(served)
+    return replace(_build_catalog(ready, unbuilt, notes), unbuilt_notes=tuple(waiting))
 
 
-def _whole(
-    each: Served, types: Mapping[str, str], binary: Binary, notes: list[str]
-) -> Served | None:
-    """Return the index with its columns; None, with a note, where it cannot be served now."""
+def _complete_index(
+    served: ServedIndex, types: Mapping[str, str], find_binary: BinaryColumnFinder, notes: list[str]
+) -> ServedIndex | None:
+    """Return the index with its columns; None, with a note, if it cannot be served now."""
     try:
-        held = binary(each, types)
-    except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
-        _LOGGER.warning("%s is not served: %s", each.field, error)
-        notes.append(f"{each.field}: its table's Delta log cannot be read now.")
+        binary_columns = find_binary(served, types)
+    except Exception as error:  # noqa: BLE001 - a table's error leaves out only that table
+        _LOGGER.warning("%s is not served: %s", served.field, error)
+        notes.append(f"{served.field}: its table's Delta log cannot be read now.")
         return None
-    return _with_columns(each, types, held, notes)
+    return _add_columns(served, types, binary_columns, notes)
 
 
-def _as_before(each: Served, earlier: Catalog | None) -> Served | None:
-    known = (*earlier.queries.values(), *earlier.changes.values()) if earlier else ()
-    return next((one for one in known if (one.view, one.places) == (each.view, each.places)), None)
+def _find_earlier(served: ServedIndex, earlier: ServedCatalog | None) -> ServedIndex | None:
+    indexes = (*earlier.queries.values(), *earlier.changes.values()) if earlier else ()
+    return next(
+        (index for index in indexes if (index.view, index.shards) == (served.view, served.shards)),
+        None,
+    )
 
 
-def field_of(table: SourceTable, index: Index) -> str:
-    """Return the field of an index: of a mirror, or of the changes of the table, the table's."""
-    plain = f"{table.database}_{table.table}"
+def get_field_name(table: SourceTable, index: Index) -> str:
+    """Return an index's field; a table's mirror and its changes have the table's name."""
+    table_name = f"{table.database}_{table.table}"
     if index.kind in {MIRROR, CHANGES} and index.shown == index.kind:
-        return named(plain)
+        return to_graphql_name(table_name)
     if index.kind == CHANGES:
-        return named(f"{table.database}_{index.shown}")
-    return named(f"{plain}_{index.shown}")
+        return to_graphql_name(f"{table.database}_{index.shown}")
+    return to_graphql_name(f"{table_name}_{index.shown}")
 
 
-def _indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[Served]:
+def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[ServedIndex]:
     shards: dict[str, list[Index]] = defaultdict(list)
     for index in table.indexes:
         shards[index.shown].append(index)
-    for shown, its in shards.items():
-        places = tuple(_place(table, each, endpoints) for each in its)
-        assert isinstance(its[0], IndexKind)
-        yield Served(
-            field=field_of(table, its[0]),
+    for name, indexes in shards.items():
+        places = tuple(_build_shard(table, index, endpoints) for index in indexes)
+        assert isinstance(indexes[0], IndexKind)
+        yield ServedIndex(
+            field=get_field_name(table, indexes[0]),
             source=table,
-            index=its[0],
-            places=places,
-            view=view_name(table.table, shown),
+            index=indexes[0],
+            shards=places,
+            view=view_name(table.table, name),
             columns=(),
         )
 
 
-def _place(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> Place:
+def _build_shard(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> Shard:
     endpoint = endpoints[index.shard]
-    return Place(endpoint=endpoint, database=endpoint.holds(table.database))
+    return Shard(endpoint=endpoint, database=endpoint.resolve_database(table.database))
 
 
-def _held(wanted: Iterable[tuple[Place, str]]) -> dict[tuple[Place, str], dict[str, str]]:
-    """Return the columns of each view with their types, empty where there is no such view.
+def _read_view_columns(
+    shard_views: Iterable[tuple[Shard, str]],
+) -> dict[tuple[Shard, str], dict[str, str]]:
+    """Return the columns of each view with their types, empty if there is no such view.
 
     Leaves out the views of servers that do not answer; raises the last error if none does.
     """
-    views: dict[Place, list[str]] = defaultdict(list)
-    for place, view in wanted:
-        views[place].append(view)
-    held: dict[tuple[Place, str], dict[str, str]] = {}
-    failures: dict[Place, IscpError] = {}
-    for place, names in views.items():
+    views: dict[Shard, list[str]] = defaultdict(list)
+    for shard, view in shard_views:
+        views[shard].append(view)
+    types_by_view: dict[tuple[Shard, str], dict[str, str]] = {}
+    failures: dict[Shard, IscpError] = {}
+    for shard, names in views.items():
         try:
-            held |= {(place, view): types for view, types in _columns_of(place, names).items()}
+            types_by_view |= {
+                (shard, view): types for view, types in _read_shard_columns(shard, names).items()
+            }
         except IscpError as error:
-            failures[place] = error
-    if failures and not held:
+            failures[shard] = error
+    if failures and not types_by_view:
         raise next(reversed(failures.values()))
-    for place, failure in failures.items():
-        _LOGGER.warning("Indexes in %s are served as before: %s", place.database, failure)
-    return held
+    for shard, failure in failures.items():
+        _LOGGER.warning("Indexes in %s are served as before: %s", shard.database, failure)
+    return types_by_view
 
 
-def _columns_of(place: Place, views: Sequence[str]) -> dict[str, dict[str, str]]:
-    with place.endpoint.errors("look for the indexes' views"):
-        rows = place.endpoint.client().query(
-            _COLUMNS, parameters={"database": place.database, "views": views}
+def _read_shard_columns(shard: Shard, views: Sequence[str]) -> dict[str, dict[str, str]]:
+    with shard.endpoint.translate_errors("look for the indexes' views"):
+        rows = shard.endpoint.get_client().query(
+            _COLUMNS, parameters={"database": shard.database, "views": views}
         )
     columns: dict[str, dict[str, str]] = {view: {} for view in views}
     for view, name, type_ in rows.result_rows:
@@ -167,47 +189,50 @@ def _columns_of(place: Place, views: Sequence[str]) -> dict[str, dict[str, str]]
     return columns
 
 
-def _with_columns(
-    each: Served, types: Mapping[str, str], binary: Collection[str], notes: list[str]
-) -> Served:
+def _add_columns(
+    served: ServedIndex, types: Mapping[str, str], binary_columns: Collection[str], notes: list[str]
+) -> ServedIndex:
     nameable: list[Column] = []
     hidden: list[Column] = []
     for name, type_ in types.items():
-        if name in HIDDEN:
+        if name in HIDDEN_COLUMNS:
             continue
-        made = _column(name, type_, binary=name in binary)
-        if made is None or made.field == TIMESTAMP_FIELD:
-            notes.append(f"{each.field} is without its column {name!r}: {_why(made, type_)}.")
-            hidden += [made] if made else []
+        column = _parse_column(name, type_, binary=name in binary_columns)
+        if column is None or column.field == TIMESTAMP_FIELD:
+            reason = _explain_omission(column, type_)
+            notes.append(f"{served.field} is without its column {name!r}: {reason}.")
+            hidden += [column] if column else []
             continue
-        nameable.append(made)
-    shown, left_out = choose_columns(nameable, each.field)
-    notes += left_out
-    chosen = {made.name for made in shown}
-    hidden += [made for made in nameable if made.name not in chosen]
-    return replace(each, columns=tuple(shown), hidden=tuple(hidden))
+        nameable.append(column)
+    columns, omissions = choose_columns(nameable, served.field)
+    notes += omissions
+    names = {column.name for column in columns}
+    hidden += [column for column in nameable if column.name not in names]
+    return replace(served, columns=tuple(columns), hidden=tuple(hidden))
 
 
-def _column(name: str, type_: str, *, binary: bool) -> Column | None:
+def _parse_column(name: str, type_: str, *, binary: bool) -> Column | None:
     try:
-        return column(name, parsed(type_), binary=binary)
+        return build_column(name, parse_type(type_), binary=binary)
     except TypeTextError:
         return None
 
 
-def _why(made: Column | None, type_: str) -> str:
-    if made is None:
+def _explain_omission(column: Column | None, type_: str) -> str:
+    if column is None:
         return f"GraphQL has no type for {type_}"
-    return "the name is that of a change's timestamp, which is no column"
+    return "the name is reserved for a change's timestamp"
 
 
-def _catalog(found: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[str]) -> Catalog:
-    changes = {each.field: each for each in found if each.index.of_images}
-    plain = {each.field: each for each in found if not each.index.of_images}
-    return Catalog(
+def _build_catalog(
+    indexes: Sequence[ServedIndex], unbuilt: Sequence[str], notes: Sequence[str]
+) -> ServedCatalog:
+    changes = {served.field: served for served in indexes if served.index.of_images}
+    plain = {served.field: served for served in indexes if not served.index.of_images}
+    return ServedCatalog(
         queries={**changes, **plain},
         changes=changes,
         unbuilt=frozenset(unbuilt) - {*plain, *changes},
-        # A mirror and the changes of its table have one field, and may lack the same column.
+        # A mirror and the changes of its table share a field, and may lack the same column.
         notes=tuple(dict.fromkeys(notes)),
     )

@@ -16,26 +16,26 @@ from iscp_dagster.serve.columns import Column
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-JSON_FORM: Mapping[str, int | str] = MappingProxyType(
+JSON_SETTINGS: Mapping[str, int | str] = MappingProxyType(
     {
         "output_format_json_quote_64bit_integers": 1,
         "output_format_json_quote_decimals": 1,
         "output_format_json_quote_denormals": 1,
         "output_format_json_named_tuples_as_objects": 1,
         "output_format_json_escape_forward_slashes": 0,
-        # A text of other bytes would spoil the whole answer.
+        # A text that is not UTF-8 would spoil the whole answer.
         "output_format_json_validate_utf8": 1,
         "output_format_decimal_trailing_zeros": 1,
         "date_time_output_format": "iso",
     }
 )
-"""Settings that make ClickHouse's JSON the scalars' form, but for floats that are no numbers."""
+"""Settings that make ClickHouse's JSON the scalars' form, except for NaN and infinity."""
 _TEXTS = {scalars.INT64, scalars.BIG_INT}
 _FLOATS = MappingProxyType({"nan": "NaN", "-nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class QueryLimits:
     """What one query of ClickHouse may cost."""
 
     seconds: float = 20
@@ -43,7 +43,7 @@ class Limits:
     """The most rows of a result."""
     bytes: int = 64 * 1024 * 1024
     """The most bytes of a result."""
-    spend: Callable[[int], None] = field(default=lambda _: None, repr=False)
+    charge_bytes: Callable[[int], None] = field(default=lambda _: None, repr=False)
     """Called with the bytes that were read; may raise."""
 
     @property
@@ -56,62 +56,65 @@ class Limits:
         }
 
 
-def select_list(columns: Sequence[Column]) -> str:
-    """Return the SELECT list that `rows` reads the columns from."""
-    return ", ".join(column.selected for column in columns)
+def render_select_list(columns: Sequence[Column]) -> str:
+    """Return the SELECT list that `query_rows` reads the columns from."""
+    return ", ".join(column.select_sql for column in columns)
 
 
-def rows(
+def query_rows(
     endpoint: Endpoint,
     query: str,
     parameters: Mapping[str, str],
     columns: Sequence[Column],
-    limits: Limits,
+    limits: QueryLimits,
 ) -> list[dict[str, Any]]:
     """Return the rows of a SELECT of exactly these columns, by their GraphQL names.
 
     Raises UnavailableError, ClickHouseBusyError (also when it takes too long) and ClickHouseError.
     """
-    with endpoint.errors("query an index"):
-        answer = _client(endpoint).raw_query(
+    with endpoint.translate_errors("query an index"):
+        answer = _get_client(endpoint).raw_query(
             f"{query}\nFORMAT JSONCompactEachRow",
             parameters=dict(parameters),
-            settings={**JSON_FORM, **limits.settings, **endpoint.read_settings},
+            settings={**JSON_SETTINGS, **limits.settings, **endpoint.read_settings},
         )
-    limits.spend(len(answer))
+    limits.charge_bytes(len(answer))
     names = [column.field for column in columns]
-    shapes = [_shape(column) for column in columns]
+    formatters = [_get_formatter(column) for column in columns]
     return [
-        {name: shape(value) for name, shape, value in zip(names, shapes, row, strict=True)}
+        {
+            name: formatter(value)
+            for name, formatter, value in zip(names, formatters, row, strict=True)
+        }
         for row in map(json.loads, answer.splitlines())
     ]
 
 
-def _shape(column: Column) -> Any:
+def _get_formatter(column: Column) -> Any:
     if column.scalar is scalars.FLOAT64:
-        return _float
-    return _text if column.scalar in _TEXTS else _same
+        return _format_float
+    return _format_int if column.scalar in _TEXTS else _keep_value
 
 
-def _same(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> Any:
-    """Write whole numbers that JSON's readers might round as texts; ClickHouse writes some so."""
+def _format_int(value: Any) -> Any:
+    """Write as texts the integers that JSON readers might round; ClickHouse does so for some."""
     if isinstance(value, list):
-        return [_text(each) for each in value]
+        return [_format_int(element) for element in value]
     return value if value is None else str(value)
 
 
-def _float(value: Any) -> Any:
+def _format_float(value: Any) -> Any:
     if isinstance(value, list):
-        return [_float(each) for each in value]
+        return [_format_float(element) for element in value]
     return _FLOATS.get(value, value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=64)
-def _client(endpoint: Endpoint) -> Client:
+def _get_client(endpoint: Endpoint) -> Client:
     """Return a client that sends parameters in the body: there may be more than a URL can hold."""
     client = endpoint.connect()
     client.form_encode_query_params = True

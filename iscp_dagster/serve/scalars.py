@@ -49,138 +49,152 @@ class BadValueError(IscpError):
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """A scalar: `read` makes a comparable value of a literal or of a value in an answer.
+    """A scalar: `parse` makes a comparable value of a literal or of a value in an answer.
 
-    `read` raises BadValueError. `own` tells whether the schema defines the scalar; the others are
+    `parse` raises BadValueError. The schema defines the scalars with `is_custom`; the others are
     GraphQL's.
     """
 
     name: str
-    says: str
-    read: Callable[[Any], Any]
-    own: bool = True
+    description: str
+    parse: Callable[[Any], Any]
+    is_custom: bool = True
 
 
-def _wrong(value: object, wanted: str) -> BadValueError:
-    shown = repr(value)
-    return BadValueError(f"{shown[:80]} is no {wanted}.")
+def _make_value_error(value: object, expected: str) -> BadValueError:
+    quoted = repr(value)
+    return BadValueError(f"{quoted[:80]} is not a {expected}.")
 
 
-def text(value: object) -> str:
-    """Read a text. Raises BadValueError for one that has no UTF-8."""
+def parse_text(value: object) -> str:
+    """Read a text. Raises BadValueError for one that UTF-8 cannot encode."""
     if not isinstance(value, str):
-        raise _wrong(value, "text")
+        raise _make_value_error(value, "text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise _wrong(value, "text in Unicode: it has half of a surrogate pair") from error
+        raise _make_value_error(
+            value, "text in Unicode: it has half of a surrogate pair"
+        ) from error
     return value
 
 
-def _whole(value: object) -> int:
+def _parse_int(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and _WHOLE.fullmatch(value):
         return int(value)
-    raise _wrong(value, "whole number; write 42, or '42' as a text")
+    raise _make_value_error(value, "whole number; write 42, or '42' as a text")
 
 
-def _float(value: object) -> float:
+def _parse_float(value: object) -> float:
     if isinstance(value, str) and value.lower() in FLOATS:
         return FLOATS[value.lower()]
     if isinstance(value, int | float) and not isinstance(value, bool):
         with suppress(OverflowError):
-            # A number beyond a double's range comes as infinity, which is another one.
-            if math.isfinite(found := float(value)):
-                return found
-    raise _wrong(value, "number; write 1.5, or 'NaN', 'Infinity' or '-Infinity'")
+            # A number beyond a double's range becomes infinity, which is another value.
+            if math.isfinite(number := float(value)):
+                return number
+    raise _make_value_error(value, "number; write 1.5, or 'NaN', 'Infinity' or '-Infinity'")
 
 
-def _decimal(value: object) -> Decimal:
+def _parse_decimal(value: object) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        raise _wrong(value, "decimal; write '1.50' as a text")
-    written = repr(value) if isinstance(value, float) else str(value)
+        raise _make_value_error(value, "decimal; write '1.50' as a text")
+    literal = repr(value) if isinstance(value, float) else str(value)
     try:
-        found = Decimal(written) if len(written) <= 2 * _DIGITS else None
+        decimal = Decimal(literal) if len(literal) <= 2 * _DIGITS else None
     except InvalidOperation:
-        found = None
-    if found is None or not found.is_finite() or abs(found.adjusted()) > _DIGITS:
-        raise _wrong(value, f"decimal of at most {_DIGITS} digits; write '1.50' as a text")
-    return found
+        decimal = None
+    if decimal is None or not decimal.is_finite() or abs(decimal.adjusted()) > _DIGITS:
+        raise _make_value_error(
+            value, f"decimal of at most {_DIGITS} digits; write '1.50' as a text"
+        )
+    return decimal
 
 
-def _boolean(value: object) -> bool:
+def _parse_boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    raise _wrong(value, "boolean")
+    raise _make_value_error(value, "boolean")
 
 
-def _day(value: object) -> int:
+def _parse_date(value: object) -> int:
     """Read days since 1970."""
     with suppress(ValueError):
         if isinstance(value, str) and len(value) == len("YYYY-MM-DD"):
             return date.fromisoformat(value).toordinal() - _EPOCH.toordinal()
-    raise _wrong(value, "date; write 'YYYY-MM-DD'")
+    raise _make_value_error(value, "date; write 'YYYY-MM-DD'")
 
 
-def _moment(value: object) -> int:
+def _parse_timestamp(value: object) -> int:
     """Read nanoseconds since 1970 from ISO 8601; without a zone, the time is in UTC."""
-    found = _MOMENT.fullmatch(value) if isinstance(value, str) else None
-    wanted = "time; write 'YYYY-MM-DDThh:mm:ss.fffZ', or with a zone such as +02:00"
-    if found is None:
-        raise _wrong(value, wanted)
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    match = _MOMENT.fullmatch(value) if isinstance(value, str) else None
+    expected = "time; write 'YYYY-MM-DDThh:mm:ss.fffZ', or with a zone such as +02:00"
+    if match is None:
+        raise _make_value_error(value, expected)
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
     try:
-        at = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
     except ValueError as error:
-        raise _wrong(value, wanted) from error
-    sign, ahead = found[9], int(found[10] or 0) * 3600 + int(found[11] or 0) * 60
-    since = at - _EPOCH
-    seconds = since.days * 86_400 + since.seconds - (-ahead if sign == "-" else ahead)
-    return seconds * NANOS + int((found[7] or "").ljust(9, "0"))
+        raise _make_value_error(value, expected) from error
+    sign, offset = match[9], int(match[10] or 0) * 3600 + int(match[11] or 0) * 60
+    elapsed = moment - _EPOCH
+    seconds = elapsed.days * 86_400 + elapsed.seconds - (-offset if sign == "-" else offset)
+    return seconds * NANOS + int((match[7] or "").ljust(9, "0"))
 
 
-def _uuid(value: object) -> str:
+def _parse_uuid(value: object) -> str:
     lowered = value.lower() if isinstance(value, str) else ""
     if _UUID.fullmatch(lowered) is None:
-        raise _wrong(value, "UUID; write it as 8-4-4-4-12 hexadecimal digits")
+        raise _make_value_error(value, "UUID; write it as 8-4-4-4-12 hexadecimal digits")
     return lowered
 
 
-def _anything(value: object) -> object:
+def _keep_value(value: object) -> object:
     return value
 
 
-BOOLEAN = Scalar(name="Boolean", says="true or false", read=_boolean, own=False)
-INT = Scalar(name="Int", says="a whole number of 32 bits", read=_whole, own=False)
-STRING = Scalar(name="String", says="a text", read=text, own=False)
+BOOLEAN = Scalar(name="Boolean", description="true or false", parse=_parse_boolean, is_custom=False)
+INT = Scalar(name="Int", description="a whole number of 32 bits", parse=_parse_int, is_custom=False)
+STRING = Scalar(name="String", description="a text", parse=parse_text, is_custom=False)
 INT64 = Scalar(
     name="Int64",
-    says="A whole number of up to 64 bits, as a text: JSON's readers round beyond 2^53.",
-    read=_whole,
+    description="A whole number of up to 64 bits, as a text: JSON's readers round beyond 2^53.",
+    parse=_parse_int,
 )
-BIG_INT = Scalar(name="BigInt", says="A whole number of up to 256 bits, as a text.", read=_whole)
+BIG_INT = Scalar(
+    name="BigInt", description="A whole number of up to 256 bits, as a text.", parse=_parse_int
+)
 FLOAT64 = Scalar(
     name="Float64",
-    says='A number, or "NaN", "Infinity" or "-Infinity". NaN equals NaN and is the largest.',
-    read=_float,
+    description='A number, or "NaN", "Infinity" or "-Infinity". NaN equals NaN and is the largest.',
+    parse=_parse_float,
 )
-DECIMAL = Scalar(name="Decimal", says='An exact decimal number, as a text: "1.50".', read=_decimal)
-DATE = Scalar(name="Date", says='A day: "YYYY-MM-DD".', read=_day)
+DECIMAL = Scalar(
+    name="Decimal", description='An exact decimal number, as a text: "1.50".', parse=_parse_decimal
+)
+DATE = Scalar(name="Date", description='A day: "YYYY-MM-DD".', parse=_parse_date)
 TIMESTAMP = Scalar(
     name="Timestamp",
-    says='A moment in UTC: "YYYY-MM-DDThh:mm:ss.ffffffZ". A literal may have another zone; without '
-    "one it is in UTC.",
-    read=_moment,
+    description='A moment in UTC: "YYYY-MM-DDThh:mm:ss.ffffffZ". A literal may have another zone; '
+    "without one it is in UTC.",
+    parse=_parse_timestamp,
 )
-UUID = Scalar(name="UUID", says="A UUID in lower case. They compare as texts.", read=_uuid)
-BYTES = Scalar(name="Bytes", says="Bytes in base64. They cannot be filtered by.", read=_anything)
-JSON = Scalar(name="JSON", says="A structure, as JSON. It cannot be filtered by.", read=_anything)
+UUID = Scalar(
+    name="UUID", description="A UUID in lower case. They compare as texts.", parse=_parse_uuid
+)
+BYTES = Scalar(
+    name="Bytes", description="Bytes in base64. `where` cannot use them.", parse=_keep_value
+)
+JSON = Scalar(
+    name="JSON", description="A structure, as JSON. `where` cannot use it.", parse=_keep_value
+)
 
 SCALARS: Mapping[str, Scalar] = MappingProxyType(
     {
-        each.name: each
-        for each in (
+        scalar.name: scalar
+        for scalar in (
             *(BOOLEAN, INT, STRING, INT64, BIG_INT, FLOAT64),
             *(DECIMAL, DATE, TIMESTAMP, UUID, BYTES, JSON),
         )

@@ -1,4 +1,4 @@
-"""One index as it is served; of two that would have one name in GraphQL, the first is."""
+"""One index as it is served; of two with one name in GraphQL, only the first is."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from functools import cached_property
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.kinds.searching import Search
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.serve.columns import Column, column
+from iscp_dagster.serve.columns import Column, build_column
 from iscp_dagster.serve.scalars import SCALARS
 
 MIRROR, CHANGES = "mirror", "changes"
-CONDITIONS = frozenset({"_and", "_or", "_not"})
+LOGICAL_OPERATORS = frozenset({"_and", "_or", "_not"})
 """What a `where` has beside the columns."""
-ARGUMENTS = frozenset({"where", "order_by", "limit", "offset"})
+PAGE_ARGUMENTS = frozenset({"where", "order_by", "limit", "offset"})
 """The arguments of every query field that pages over rows."""
 NAMES_FIELD = "_tables"
 """The field that lists the others."""
-COMPARISON = "_comparison_exp"
-BUILT_IN = frozenset(
+COMPARISON_SUFFIX = "_comparison_exp"
+RESERVED_NAMES = frozenset(
     {
         *("Query", "Subscription", "order_by", "operation", NAMES_FIELD),
         *SCALARS,
-        *(f"{name}{COMPARISON}" for name in (*SCALARS, "null")),
+        *(f"{name}{COMPARISON_SUFFIX}" for name in (*SCALARS, "null")),
     }
 )
 """Names that no table can have."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Shard:
     """Where a view, or one shard of it, lies."""
 
     endpoint: Endpoint
@@ -41,49 +41,51 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedIndex:
     """One index as it is served: `field` is its name in the schema."""
 
     field: str
     source: SourceTable
     index: IndexKind
     """The index; of a sharded one, its first shard."""
-    places: tuple[Place, ...]
+    shards: tuple[Shard, ...]
     """Every shard."""
     view: str
     columns: tuple[Column, ...]
     hidden: tuple[Column, ...] = ()
-    """Key columns and the tenant's if the schema has no type for them, or no name."""
+    """Key and tenant columns for which the schema has no type, or no name."""
 
     @cached_property
     def by_field(self) -> dict[str, Column]:
-        return {each.field: each for each in self.columns}
+        return {column.field: column for column in self.columns}
 
     @property
     def tenant(self) -> Column | None:
         """The column that names the tenant; None: the table's one tenant is `default`."""
-        return self._named(self.source.tenant) if self.source.tenant else None
+        return self._find_column(self.source.tenant) if self.source.tenant else None
 
     @cached_property
     def searches(self) -> dict[str, tuple[Search, Column]]:
-        """What its kind of index can be asked beside, by argument, with the argument as a column.
+        """The searches of its kind of index, by argument, with the argument as a column.
 
-        An argument that is named like one that every index has is left out, as is one of a type
-        that GraphQL does not have.
+        An argument with the name of one that every index has is left out, as is one of a type that
+        GraphQL does not have.
         """
-        offered = self.index.searches()
-        found = {name: column(name, parsed(each.type)) for name, each in offered.items()}
+        searches = self.index.list_searches()
+        columns = {
+            name: build_column(name, parse_type(search.type)) for name, search in searches.items()
+        }
         return {
-            name: (offered[name], each)
-            for name, each in found.items()
-            if each is not None and name not in ARGUMENTS
+            name: (searches[name], column)
+            for name, column in columns.items()
+            if column is not None and name not in PAGE_ARGUMENTS
         }
 
     @cached_property
-    def identity(self) -> tuple[Column, ...]:
-        """Tenant and key columns, by which rows are ordered in the end."""
+    def identity_columns(self) -> tuple[Column, ...]:
+        """Tenant and key columns, the last in every order."""
         names = dict.fromkeys((*([self.source.tenant] if self.source.tenant else []), *self.keys))
-        return tuple(found for name in names if (found := self._named(name)))
+        return tuple(column for name in names if (column := self._find_column(name)))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -93,58 +95,60 @@ class Served:
     def kind(self) -> str:
         return self.index.kind
 
-    def _named(self, name: str) -> Column | None:
-        return next((each for each in (*self.columns, *self.hidden) if each.name == name), None)
+    def _find_column(self, name: str) -> Column | None:
+        return next(
+            (column for column in (*self.columns, *self.hidden) if column.name == name), None
+        )
 
 
-def choose_served(candidates: Iterable[Served]) -> tuple[list[Served], list[str]]:
+def choose_served(candidates: Iterable[ServedIndex]) -> tuple[list[ServedIndex], list[str]]:
     """Return the indexes whose names are free, and a message about each that is left out.
 
-    The first in order of declaration has a name. A table's mirror and its changes share one.
+    The first in order of declaration gets the name. A table's mirror and its changes share one.
     """
     owners: dict[str, str] = {}
-    chosen, left_out = [], []
+    indexes, omissions = [], []
     for served in candidates:
-        problem = _problem(served, owners)
+        problem = _find_clash(served, owners)
         if problem:
-            left_out.append(problem)
+            omissions.append(problem)
             continue
-        owners |= dict.fromkeys(_names(served), _owner(served))
-        chosen.append(served)
-    return chosen, left_out
+        owners |= dict.fromkeys(_list_names(served), _get_owner(served))
+        indexes.append(served)
+    return indexes, omissions
 
 
-def choose_columns(columns: Sequence[Column], where: str) -> tuple[list[Column], list[str]]:
+def choose_columns(columns: Sequence[Column], index_field: str) -> tuple[list[Column], list[str]]:
     """Return the columns whose names are free, and a message about each that is left out."""
-    shown: dict[str, Column] = {}
-    left_out = []
-    for each in columns:
-        other = shown.get(each.field)
-        if other is None and each.field not in CONDITIONS:
-            shown[each.field] = each
+    by_field: dict[str, Column] = {}
+    omissions = []
+    for column in columns:
+        namesake = by_field.get(column.field)
+        if namesake is None and column.field not in LOGICAL_OPERATORS:
+            by_field[column.field] = column
             continue
-        taken = f"the column {other.name!r}" if other else "a condition"
-        left_out.append(
-            f"{where} is without its column {each.name!r}: its name in GraphQL would be "
-            f"{each.field!r}, which {taken} has. Rename one of them to see both."
+        owner = f"the column {namesake.name!r}" if namesake else "a condition"
+        omissions.append(
+            f"{index_field} is without its column {column.name!r}: its name in GraphQL would be "
+            f"{column.field!r}, which {owner} has. Rename one of them to see both."
         )
-    return list(shown.values()), left_out
+    return list(by_field.values()), omissions
 
 
-def _problem(served: Served, owners: dict[str, str]) -> str:
-    for name in _names(served):
-        other = owners.get(name, _owner(served))
-        if name in BUILT_IN or other != _owner(served):
-            of = "GraphQL's own" if name in BUILT_IN else f"of {other}"
-            whose = f"{served.source.name}/{served.index.shown}"
+def _find_clash(served: ServedIndex, owners: dict[str, str]) -> str:
+    for name in _list_names(served):
+        current_owner = owners.get(name, _get_owner(served))
+        if name in RESERVED_NAMES or current_owner != _get_owner(served):
+            usage = "reserved by GraphQL" if name in RESERVED_NAMES else f"used by {current_owner}"
+            subject = f"{served.source.name}/{served.index.shown}"
             return (
-                f"{whose} is left out: its name in GraphQL would be {name!r}, which is {of}. "
+                f"{subject} is left out: its name in GraphQL would be {name!r}, which is {usage}. "
                 "Rename the table or the index to see both."
             )
     return ""
 
 
-def _names(served: Served) -> list[str]:
+def _list_names(served: ServedIndex) -> list[str]:
     """The names of its field and types."""
     suffixes = ["", "_bool_exp", "_order_by"]
     if served.index.of_images:
@@ -152,6 +156,6 @@ def _names(served: Served) -> list[str]:
     return [f"{served.field}{suffix}" for suffix in suffixes]
 
 
-def _owner(served: Served) -> str:
+def _get_owner(served: ServedIndex) -> str:
     is_table = served.kind in {MIRROR, CHANGES} and served.index.shown == served.kind
     return served.source.name if is_table else f"{served.source.name}/{served.index.shown}"

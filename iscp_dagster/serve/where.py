@@ -1,7 +1,7 @@
 """The `where:` of queries and subscriptions: one expression, for ClickHouse and for Python.
 
-It has SQL's logic of three values: a comparison with null, of the row or of the query, is neither
-true nor false, and neither is its `_not`; a row is selected when the whole is true. `_in: []` is
+It has SQL's three-valued logic: a comparison with null, of the row or of the query, is neither
+true nor false, and neither is its `_not`; a row is selected if the whole is true. `_in: []` is
 false and `_nin: []` true, also for null.
 """
 
@@ -17,7 +17,7 @@ from iscp_dagster.serve.scalars import BadValueError
 
 Row = Mapping[str, Any]
 """A row as an answer has it: by the columns' GraphQL names, values as GraphQL shows them."""
-Truth = bool | None
+TruthValue = bool | None
 """True, false, or None: unknown."""
 Columns = Mapping[str, Column]
 """Columns by their GraphQL names."""
@@ -35,8 +35,8 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Among:
-    """Whether the column's value is one of `values`; `null` tells that null is in the list."""
+class InList:
+    """Whether the column's value is one of `values`; with `null`, null is in the list."""
 
     column: Column
     values: tuple[Any, ...]
@@ -51,160 +51,179 @@ class IsNull:
 
 
 @dataclass(frozen=True, kw_only=True)
-class All:
+class AllOf:
     """True if all parts are; false if one is false."""
 
-    parts: tuple[Expression, ...] = ()
+    parts: tuple[WhereExpression, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Some:
+class AnyOf:
     """True if a part is; false if all are false."""
 
-    parts: tuple[Expression, ...] = ()
+    parts: tuple[WhereExpression, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Not:
     """True if the part is false; unknown stays unknown."""
 
-    part: Expression
+    part: WhereExpression
 
 
-Expression = Comparison | Among | IsNull | All | Some | Not
-EVERYTHING = All()
+WhereExpression = Comparison | InList | IsNull | AllOf | AnyOf | Not
+EVERYTHING = AllOf()
 
 
-def parse(columns: Columns, given: Mapping[str, Any] | None) -> Expression:
-    """Return the expression that a `where` argument says; None and {} select every row.
+def parse_where(columns: Columns, where: Mapping[str, Any] | None) -> WhereExpression:
+    """Return the expression of a `where` argument; None and {} select every row.
 
     Literals may be as the client wrote them or comparable values. Raises BadValueError for an
-    unknown column or operator, for a value of another type, and for more than MOST_TERMS terms.
+    unknown column or operator, for a value of the wrong type, and for more than MOST_TERMS terms.
     """
-    if given is None:
+    if where is None:
         return EVERYTHING
     parser = _Parser(columns)
-    return parser.object(given)
+    return parser.parse_object(where)
 
 
 class _Parser:
     def __init__(self, columns: Columns) -> None:
-        self._columns, self._left = columns, MOST_TERMS
+        self._columns, self._remaining = columns, MOST_TERMS
 
-    def object(self, given: Any) -> Expression:
-        if not isinstance(given, Mapping):
-            raise BadValueError(f"where: {given!r} is no condition; write {{column: {{_eq: 1}}}}.")
-        self._count_empty(given)
-        return _all([self._part(name, value) for name, value in given.items()])
+    def parse_object(self, condition: Any) -> WhereExpression:
+        if not isinstance(condition, Mapping):
+            raise BadValueError(
+                f"where: {condition!r} is not a condition; write {{column: {{_eq: 1}}}}."
+            )
+        self._count_empty(condition)
+        return _build_and([self._parse_part(name, value) for name, value in condition.items()])
 
-    def _part(self, name: str, value: Any) -> Expression:
+    def _parse_part(self, name: str, value: Any) -> WhereExpression:
         if name == "_not":
-            return Not(part=self.object(value))
+            return Not(part=self.parse_object(value))
         if name in {"_and", "_or"}:
             # GraphQL takes one value for a list of one.
-            several = value if isinstance(value, list | tuple) else [value]
-            self._count_empty(several)
-            parts = [self.object(each) for each in several]
-            return _all(parts) if name == "_and" else Some(parts=tuple(parts))
+            conditions = value if isinstance(value, list | tuple) else [value]
+            self._count_empty(conditions)
+            parts = [self.parse_object(condition) for condition in conditions]
+            return _build_and(parts) if name == "_and" else AnyOf(parts=tuple(parts))
         if name not in self._columns:
-            known = ", ".join(name for name, each in self._columns.items() if each.compares)
-            raise BadValueError(f"where: there is no column {name!r} to filter by; use {known}.")
-        return self._conditions(self._columns[name], value)
+            names = ", ".join(
+                name for name, column in self._columns.items() if column.is_comparable
+            )
+            raise BadValueError(f"where: there is no column {name!r} to filter by; use {names}.")
+        return self._parse_conditions(self._columns[name], value)
 
-    def _conditions(self, column: Column, given: Any) -> Expression:
-        if not isinstance(given, Mapping):
+    def _parse_conditions(self, column: Column, conditions: Any) -> WhereExpression:
+        if not isinstance(conditions, Mapping):
             raise BadValueError(
-                f"where: {column.field}: {given!r} is no condition; write {{_eq: 1}}, or "
+                f"where: {column.field}: {conditions!r} is not a condition; write {{_eq: 1}}, or "
                 "{_is_null: true} for null."
             )
-        self._count_empty(given)
-        return _all([self._condition(column, name, value) for name, value in given.items()])
+        self._count_empty(conditions)
+        return _build_and(
+            [self._parse_condition(column, name, value) for name, value in conditions.items()]
+        )
 
-    def _condition(self, column: Column, operator: str, given: Any) -> Expression:
-        self._count(1)
-        if operator == "_is_null" and isinstance(given, bool):
-            return IsNull(column=column) if given else Not(part=IsNull(column=column))
-        if operator in {"_in", "_nin"} and column.compares and given is not None:
-            values = list(given) if isinstance(given, list | tuple) else [given]
-            self._count(len(values))
-            among = _among(column, values)
+    def _parse_condition(self, column: Column, operator: str, operand: Any) -> WhereExpression:
+        self._count_terms(1)
+        if operator == "_is_null" and isinstance(operand, bool):
+            return IsNull(column=column) if operand else Not(part=IsNull(column=column))
+        if operator in {"_in", "_nin"} and column.is_comparable and operand is not None:
+            values = list(operand) if isinstance(operand, list | tuple) else [operand]
+            self._count_terms(len(values))
+            among = _build_in_list(column, values)
             return among if operator == "_in" else Not(part=among)
-        if operator in {*OPERATORS, "_in", "_nin"} and column.compares:
-            value = None if given is None else column.scalar.read(given)
+        if operator in {*OPERATORS, "_in", "_nin"} and column.is_comparable:
+            value = None if operand is None else column.scalar.parse(operand)
             return Comparison(column=column, operator=operator, value=value)
-        raise BadValueError(f"where: {column.field}: {operator}: {given!r} is no condition of it.")
+        raise BadValueError(
+            f"where: {column.field}: {operator}: {operand!r} is not a condition of this column."
+        )
 
     def _count_empty(self, parts: Collection[Any]) -> None:
-        """Count what is true or false of itself, too: it is part of the statement."""
-        self._count(0 if parts else 1)
+        """Count an empty condition, too: it is part of the statement."""
+        self._count_terms(0 if parts else 1)
 
-    def _count(self, terms: int) -> None:
-        self._left -= terms
-        if self._left < 0:
+    def _count_terms(self, terms: int) -> None:
+        self._remaining -= terms
+        if self._remaining < 0:
             raise BadValueError(
-                f"where: more than {MOST_TERMS:,} comparisons and values; ask with fewer."
+                f"where: more than {MOST_TERMS:,} comparisons and values; use fewer."
             )
 
 
-def _all(parts: Sequence[Expression]) -> Expression:
-    return parts[0] if len(parts) == 1 else All(parts=tuple(parts))
+def _build_and(parts: Sequence[WhereExpression]) -> WhereExpression:
+    return parts[0] if len(parts) == 1 else AllOf(parts=tuple(parts))
 
 
-def _among(column: Column, values: Sequence[Any]) -> Among:
-    read = tuple(column.scalar.read(each) for each in values if each is not None)
-    return Among(column=column, values=read, null=None in values)
+def _build_in_list(column: Column, values: Sequence[Any]) -> InList:
+    comparables = tuple(column.scalar.parse(value) for value in values if value is not None)
+    return InList(column=column, values=comparables, null=None in values)
 
 
-def predicate(expression: Expression) -> Callable[[Row], bool]:
-    """Return a function that tells whether the expression selects a row."""
-    truth = _truth(expression)
+def compile_predicate(expression: WhereExpression) -> Callable[[Row], bool]:
+    """Return a function that decides whether the expression selects a row."""
+    truth = _compile_expression(expression)
     return lambda row: truth(row) is True
 
 
-def _truth(expression: Expression) -> Callable[[Row], Truth]:
+def _compile_expression(expression: WhereExpression) -> Callable[[Row], TruthValue]:
     if isinstance(expression, Comparison):
-        return _comparing(expression)
-    if isinstance(expression, Among):
-        return _finding(expression)
+        return _compile_comparison(expression)
+    if isinstance(expression, InList):
+        return _compile_in_list(expression)
     if isinstance(expression, IsNull):
         field = expression.column.field
         return lambda row: row[field] is None
     if isinstance(expression, Not):
-        inner = _truth(expression.part)
-        return lambda row: None if (found := inner(row)) is None else not found
-    parts, decides = [_truth(each) for each in expression.parts], isinstance(expression, Some)
-    return lambda row: _joined([part(row) for part in parts], decides=decides)
+        inner = _compile_expression(expression.part)
+        return lambda row: None if (truth := inner(row)) is None else not truth
+    parts, decides = (
+        [_compile_expression(part) for part in expression.parts],
+        isinstance(expression, AnyOf),
+    )
+    return lambda row: _combine_truths([part(row) for part in parts], decides=decides)
 
 
-def _joined(truths: Sequence[Truth], *, decides: bool) -> Truth:
-    """The truth of all, or of some: one that `decides` is enough, else an unknown one."""
+def _combine_truths(truths: Sequence[TruthValue], *, decides: bool) -> TruthValue:
+    """The truth of all, or of some: one that equals `decides` is enough, else an unknown one."""
     if decides in truths:
         return decides
     return None if None in truths else not decides
 
 
-def _comparing(said: Comparison) -> Callable[[Row], Truth]:
-    field, read, value = said.column.field, said.column.value, said.value
+def _compile_comparison(comparison: Comparison) -> Callable[[Row], TruthValue]:
+    field, read, value = comparison.column.field, comparison.column.to_comparable, comparison.value
 
-    def found(row: Row) -> Truth:
-        held = row[field]
-        if held is None or value is None:
+    def evaluate(row: Row) -> TruthValue:
+        raw = row[field]
+        if raw is None or value is None:
             return None
-        return compare(said.operator, read(held), value)
+        return compare(comparison.operator, read(raw), value)
 
-    return found
+    return evaluate
 
 
-def _finding(said: Among) -> Callable[[Row], Truth]:
-    field, read, unfound = said.column.field, said.column.value, None if said.null else False
+def _compile_in_list(in_list: InList) -> Callable[[Row], TruthValue]:
+    field, read, no_match = (
+        in_list.column.field,
+        in_list.column.to_comparable,
+        None if in_list.null else False,
+    )
 
-    def found(row: Row) -> Truth:
-        held = row[field]
-        if not said.values and not said.null:
+    def evaluate(row: Row) -> TruthValue:
+        raw = row[field]
+        if not in_list.values and not in_list.null:
             return False
-        if held is None:
+        if raw is None:
             return None
-        value = read(held)
-        return True if any(compare("_eq", value, each) for each in said.values) else unfound
+        value = read(raw)
+        return (
+            True
+            if any(compare("_eq", value, candidate) for candidate in in_list.values)
+            else no_match
+        )
 
-    return found
+    return evaluate

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from iscp_dagster.events.payload import json_value
+from iscp_dagster.events.payload import to_json_value
 
 CHANGE, VERSION = "_change", "_version"
 """What happened to the row, and in which commit, beside its columns."""
@@ -23,21 +23,21 @@ _DIGITS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TenantChanges:
     """The changes of one tenant and range, all or some of them."""
 
     table: str
     tenant: str
     from_: int
-    """The version after which they begin; -1: at the first."""
+    """The version after which they begin; -1: before the first."""
     to: int
     snapshot: bool
     """Whether they are all rows, which replace what the handler keeps of the tenant."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owner:
-    """The job that invokes, as its keys name it: another one's keys never equal its."""
+class JobIdentity:
+    """The invoking job, as its keys identify it: no two jobs have the same key."""
 
     table_id: str
     job: str
@@ -47,9 +47,9 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """What one invocation is given."""
+    """The changes of one invocation."""
 
-    part: Part
+    part: TenantChanges
     number: int
     """From 0."""
     last: bool
@@ -58,50 +58,52 @@ class Chunk:
     body: bytes
     """JSON in UTF-8."""
 
-    def key(self, owner: Owner, *, repairs: int = 0) -> str:
+    def compute_key(self, owner: JobIdentity, *, repairs: int = 0) -> str:
         """Its idempotency key: of job, tenant, range and chunk, the chunk by number and content.
 
-        By its number alone, rows of a chunk that is cut otherwise after a change of the
+        By its number only, rows of a chunk that is cut differently after a change of the
         declaration would count as done. After each of the job's `repairs` it may have another.
         """
         part = self.part
-        named = [
+        identity = [
             *(owner.table_id, owner.job, owner.registration, owner.generation),
             *(part.tenant, part.from_, part.to, part.snapshot, self.number),
             hashlib.sha256(self.body).hexdigest(),
         ]
-        key = f"iscp-{hashlib.sha256(_json(named).encode()).hexdigest()}"
+        key = f"iscp-{hashlib.sha256(_to_json(identity).encode()).hexdigest()}"
         return f"{key}-{repairs}" if repairs else key
 
 
-def line(row: Mapping[str, Any], version: int, change: str) -> str:
-    """One row as text: how it sorts, then its JSON. Raises SchemaError naming a column.
+def format_line(row: Mapping[str, Any], version: int, change: str) -> str:
+    """One row as text: its sort key, then its JSON. Raises SchemaError naming a column.
 
     Values have the texts that they have in an event's `data`.
     """
-    said = {name: json_value(value, at=name) for name, value in row.items()}
-    return f"{version:0{_DIGITS}d}{_json({**said, CHANGE: change, VERSION: version})}"
+    values = {name: to_json_value(value, column=name) for name, value in row.items()}
+    return f"{version:0{_DIGITS}d}{_to_json({**values, CHANGE: change, VERSION: version})}"
 
 
-def chunks(
-    part: Part, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
+def cut_chunks(
+    part: TenantChanges, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
 ) -> Iterator[Chunk]:
     """Cut sorted `line`s into chunks of at most `rows` rows and `most` bytes.
 
     A snapshot has at least one chunk, which may be empty: it says that nothing is left.
     """
-    number, held = 0, _Held()
-    for each in lines:
-        text = each[_DIGITS:]
-        if held.texts and (len(held.texts) >= rows or held.bytes + len(text.encode()) > most):
-            yield held.chunk(part, number, last=False)
-            number, held = number + 1, _Held()
-        held.add(text)
-    if held.texts or (part.snapshot and number == 0):
-        yield held.chunk(part, number, last=True)
+    number, builder = 0, _ChunkBuilder()
+    for line in lines:
+        text = line[_DIGITS:]
+        if builder.texts and (
+            len(builder.texts) >= rows or builder.bytes + len(text.encode()) > most
+        ):
+            yield builder.build_chunk(part, number, last=False)
+            number, builder = number + 1, _ChunkBuilder()
+        builder.add(text)
+    if builder.texts or (part.snapshot and number == 0):
+        yield builder.build_chunk(part, number, last=True)
 
 
-class _Held:
+class _ChunkBuilder:
     """The rows of the next chunk."""
 
     def __init__(self) -> None:
@@ -112,7 +114,7 @@ class _Held:
         self.texts.append(text)
         self.bytes += len(text.encode())
 
-    def chunk(self, part: Part, number: int, *, last: bool) -> Chunk:
+    def build_chunk(self, part: TenantChanges, number: int, *, last: bool) -> Chunk:
         head = {
             "table": part.table,
             "tenant": part.tenant,
@@ -122,9 +124,9 @@ class _Held:
             "chunk": number,
             "last": last,
         }
-        body = f'{_json(head)[:-1]},"rows":[{",".join(self.texts)}]}}'
+        body = f'{_to_json(head)[:-1]},"rows":[{",".join(self.texts)}]}}'
         return Chunk(part=part, number=number, last=last, rows=len(self.texts), body=body.encode())
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -14,14 +14,20 @@ from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, Part, chunks
-from iscp_dagster.serviceconsumers.invoking import Invoking, Patience
-from iscp_dagster.serviceconsumers.rows import Lines
-from iscp_dagster.serviceconsumers.services import Services
+from iscp_dagster.serviceconsumers.chunks import (
+    CHANGE,
+    Chunk,
+    JobIdentity,
+    TenantChanges,
+    cut_chunks,
+)
+from iscp_dagster.serviceconsumers.invoking import StallTimer, TenantInvoker
+from iscp_dagster.serviceconsumers.rows import LineFormatter
+from iscp_dagster.serviceconsumers.services import InvocationRuntime
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = 8
-"""How many tenants are invoked for at a time."""
+"""How many tenants have invocations at a time."""
 Lost = Callable[[str], IscpError | None]
 """Why the run no longer holds a tenant's job; None: it does."""
 
@@ -30,28 +36,28 @@ Lost = Callable[[str], IscpError | None]
 class InvokingConsumer:
     """Invokes a handler with the changes of its tenants, see `model.consumers.Consumer`.
 
-    A replay makes the same chunks under the same keys, and so attaches to the invocations that
-    there are. A tenant whose handler fails stops alone.
+    A replay makes the same chunks under the same keys, and so attaches to existing invocations.
+    A tenant whose handler fails stops only itself.
     """
 
     source: SourceTable
     declared: ServiceConsumer
     table_id: str
     generation: int
-    services: Services
+    services: InvocationRuntime
     lost: Lost
     repairs: Mapping[str, int] = field(default_factory=dict)
     """By tenant, how often its job was repaired since its range began."""
     monotonic: Callable[[], float] = time.monotonic
 
     @classmethod
-    def of(
+    def from_info(
         cls,
         source: SourceTable,
         info: ConsumerInfo,
         *,
         table_id: str,
-        services: Callable[[], Services] | None,
+        services: Callable[[], InvocationRuntime] | None,
         lost: Lost,
         columns: Sequence[str],
         repairs: Mapping[str, int],
@@ -69,7 +75,7 @@ class InvokingConsumer:
             )
         return cls(
             source=source,
-            declared=source.service(info.job),
+            declared=source.get_service(info.job),
             table_id=table_id,
             generation=info.generation,
             services=services(),
@@ -80,72 +86,74 @@ class InvokingConsumer:
     def consume(self, retriever: DataRetriever) -> None:
         """Read everything, then invoke, tenant by tenant; a tenant that fails is refused."""
         source, name = self.source, f"Job {self.source.name}/{self.declared.name}"
-        lines = Lines(name=name, keys=source.keys, tenant=source.tenant)
+        lines = LineFormatter(name=name, keys=source.keys, tenant=source.tenant)
         with closing(Sorter()) as sorter:
             lines.collect(retriever, sorter)
             tenants = sorted(retriever.tenants - retriever.refused.keys())
-            patience = Patience(self.declared.patience, self.monotonic)
-            its = _Consuming(its=self, retriever=retriever, sorter=sorter, patience=patience)
+            patience = StallTimer(self.declared.patience, self.monotonic)
+            call = _Consumption(
+                consumer=self, retriever=retriever, sorter=sorter, patience=patience
+            )
             with ThreadPoolExecutor(TENANTS, f"invoking {self.declared.name}") as pool:
-                ends = list(pool.map(its.end_of, tenants))
-        for tenant, error in zip(tenants, ends, strict=True):
+                errors = list(pool.map(call.invoke_tenant, tenants))
+        for tenant, error in zip(tenants, errors, strict=True):
             if error is not None:
                 retriever.refuse(tenant, error)
 
 
 @dataclass(kw_only=True)
-class _Consuming:
+class _Consumption:
     """One call of `consume`, once everything is read."""
 
-    its: InvokingConsumer
+    consumer: InvokingConsumer
     retriever: DataRetriever
     sorter: Sorter
-    patience: Patience
+    patience: StallTimer
     down: UnavailableError | None = None
-    """Why the runtime does not answer, once it did not: no other tenant need wait for it."""
+    """Set once the runtime does not answer, so that no other tenant waits for it."""
 
-    def end_of(self, tenant: str) -> IscpError | None:
-        """Invoke the tenant's chunks to their ends; returns why they do not all have one."""
+    def invoke_tenant(self, tenant: str) -> IscpError | None:
+        """Invoke the tenant's chunks to their ends; returns the error of the first without one."""
         if self.down is not None:
             return self.down
-        invoking = self._invoking(tenant)
+        invoking = self._make_invoker(tenant)
         try:
-            invoking.invoke(self._chunks(tenant))
+            invoking.invoke(self._cut_chunks(tenant))
         except UnavailableError as error:
             self.down = error
             return error
         except IscpError as error:
             return error
         finally:
-            self.retriever.tell(tenant, invoking.facts)
+            self.retriever.report(tenant, invoking.facts)
         return None
 
-    def _invoking(self, tenant: str) -> Invoking:
-        its = self.its
-        owner = Owner(
-            table_id=its.table_id,
-            job=its.declared.name,
+    def _make_invoker(self, tenant: str) -> TenantInvoker:
+        consumer = self.consumer
+        owner = JobIdentity(
+            table_id=consumer.table_id,
+            job=consumer.declared.name,
             registration=self.retriever.registrations[tenant],
-            generation=its.generation,
+            generation=consumer.generation,
         )
-        return Invoking(
-            declared=its.declared,
-            services=its.services,
+        return TenantInvoker(
+            declared=consumer.declared,
+            services=consumer.services,
             tenant=tenant,
             owner=owner,
-            lost=partial(its.lost, tenant),
+            lost=partial(consumer.lost, tenant),
             patience=self.patience,
-            keys=its.source.keys,
-            repairs=its.repairs.get(tenant, 0),
+            keys=consumer.source.keys,
+            repairs=consumer.repairs.get(tenant, 0),
         )
 
-    def _chunks(self, tenant: str) -> Iterator[Chunk]:
+    def _cut_chunks(self, tenant: str) -> Iterator[Chunk]:
         retriever = self.retriever
-        part = Part(
-            table=self.its.source.name,
+        part = TenantChanges(
+            table=self.consumer.source.name,
             tenant=tenant,
             from_=retriever.range.from_.version,
             to=retriever.range.to.version,
             snapshot=retriever.data_type is DataType.SNAPSHOT,
         )
-        return chunks(part, self.sorter.sorted(tenant), rows=self.its.declared.rows)
+        return cut_chunks(part, self.sorter.read_sorted(tenant), rows=self.consumer.declared.rows)

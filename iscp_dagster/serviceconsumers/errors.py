@@ -1,4 +1,4 @@
-"""What a job is told where an invocation, or the runtime, fails."""
+"""The errors of a job whose invocation, or the runtime, fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InvocationRefusedError(IscpError):
 
 
 class TokenRefusedError(InvocationRefusedError):
-    """The runtime wants another token: one of them was changed, and the other not yet."""
+    """The runtime expects another token: only one of the two was changed so far."""
 
     code = of_clients.TokenRefusedError.code
 
@@ -48,21 +48,21 @@ _KINDS: tuple[tuple[type[errors.DurableError], type[IscpError]], ...] = (
 
 
 @contextmanager
-def as_job_errors() -> Iterator[None]:
-    """Raise the errors of the package of invocations as those that a job has."""
+def raise_job_errors() -> Iterator[None]:
+    """Raise the errors of durable_invocations as a job's errors."""
     try:
         yield
     except errors.DurableError as error:
-        raise _job_error(error) from error
+        raise _to_job_error(error) from error
 
 
-def _job_error(error: errors.DurableError) -> IscpError:
+def _to_job_error(error: errors.DurableError) -> IscpError:
     match error:
         case of_clients.TokenRefusedError():
             message = f"{error} Give runs and runtime the same {INVOCATIONS_TOKEN}."
             return TokenRefusedError(message, status=error.status)
         case of_clients.InvocationRefusedError():
             return InvocationRefusedError(str(error), status=error.status)
-    return next((kind for theirs, kind in _KINDS if isinstance(error, theirs)), IscpError)(
+    return next((kind for error_type, kind in _KINDS if isinstance(error, error_type)), IscpError)(
         str(error)
     )

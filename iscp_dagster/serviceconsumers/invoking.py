@@ -8,147 +8,153 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from durable_invocations.client.errors import shown
+from durable_invocations.client.errors import truncate_reason
 from durable_invocations.protocol.failures import TOO_LARGE
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError, SchemaError
-from iscp_dagster.serviceconsumers.chunks import Chunk, Owner
+from iscp_dagster.serviceconsumers.chunks import Chunk, JobIdentity
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError, InvocationRefusedError
 from iscp_dagster.serviceconsumers.services import (
     INVOKED,
     PAUSED,
     InvocationGoingError,
-    Invoked,
-    Services,
+    InvocationRuntime,
+    InvocationState,
 )
 
 LOOK_SECONDS = 1.0
-"""How long one look at an invocation may take; between looks, the fence is asked for."""
+"""How long one look at an invocation may take; between looks, the fence is checked."""
 SHOWN = 50
-"""The latest invocations of a tenant and range that are shown."""
+"""The most invocations of a tenant and range that are shown: the latest."""
 
 
 @dataclass
-class Patience:
-    """How long all wait: only as long as invocations of the iteration end well."""
+class StallTimer:
+    """Ends the waiting once no invocation of the iteration has succeeded for `seconds`."""
 
     seconds: float
     monotonic: Callable[[], float]
-    moved: float = field(init=False)
-    """When one last did."""
+    last_success: float = field(init=False)
+    """When one last succeeded."""
 
     def __post_init__(self) -> None:
         self.move()
 
     def move(self) -> None:
-        self.moved = self.monotonic()
+        self.last_success = self.monotonic()
 
     @property
-    def over(self) -> bool:
-        return self.monotonic() - self.moved > self.seconds
+    def expired(self) -> bool:
+        return self.monotonic() - self.last_success > self.seconds
 
 
 @dataclass(kw_only=True)
-class Invoking:
+class TenantInvoker:
     """Invokes one tenant's chunks, and counts what it did."""
 
     declared: ServiceConsumer
-    services: Services
+    services: InvocationRuntime
     tenant: str
-    owner: Owner
+    owner: JobIdentity
     lost: Callable[[], IscpError | None]
     """Why the run may do nothing more for the tenant; None: it may."""
-    patience: Patience
+    patience: StallTimer
     keys: Sequence[str] = ()
     """The columns that name a row in messages."""
     repairs: int = 0
     """How often the job was repaired since its range began; the same when that is replayed."""
     begun: int = 0
     attached: int = 0
-    seen: dict[int, tuple[Chunk, Invoked]] = field(default_factory=dict)
+    latest_chunks: dict[int, tuple[Chunk, InvocationState]] = field(default_factory=dict)
     """The latest chunks by number, with their invocations as last seen."""
 
     def invoke(self, chunks: Iterable[Chunk]) -> None:
         """Invoke all, each once earlier ones have ended.
 
-        Raises why one has not ended well: InvocationGoingError, InvocationFailedError, what `lost`
-        says, and what the services raise.
+        Raises the error of one that does not succeed: InvocationGoingError, InvocationFailedError,
+        what `lost` returns, and what the services raise.
         """
-        waiting = deque[tuple[Chunk, Invoked]]()
+        waiting = deque[tuple[Chunk, InvocationState]]()
         for chunk in chunks:
             if len(waiting) >= self.declared.at_once:
-                self._end(*waiting.popleft())
-            waiting.append((chunk, self._sent(chunk)))
+                self._await_end(*waiting.popleft())
+            waiting.append((chunk, self._send_chunk(chunk)))
         while waiting:
-            self._end(*waiting.popleft())
+            self._await_end(*waiting.popleft())
 
-    def _sent(self, chunk: Chunk) -> Invoked:
-        """The chunk's invocation: the one that there is, also if it has failed since.
+    def _send_chunk(self, chunk: Chunk) -> InvocationState:
+        """The chunk's invocation: the existing one, even if it has failed since.
 
-        Whoever repaired the job has one that failed before that tried anew.
+        After a repair of the job, an invocation that failed before it is tried anew.
         """
         declared, services = self.declared, self.services
         service, handler = declared.service, declared.method
-        self._check()
-        keyed = services.keyed(declared.url, service, handler)
+        self._check_fence()
+        keyed = services.is_keyed(declared.url, service, handler)
         key = self.tenant if keyed else None
-        names = [chunk.key(self.owner, repairs=each) for each in range(self.repairs + 1)]
-        standing = (
-            each
-            for each in names[:-1]
-            if services.stands(service, handler, key=key, idempotency_key=each)
+        names = [
+            chunk.compute_key(self.owner, repairs=repairs) for repairs in range(self.repairs + 1)
+        ]
+        existing = (
+            name
+            for name in names[:-1]
+            if services.has_invocation(service, handler, key=key, idempotency_key=name)
         )
-        name = next(standing, names[-1])
-        self._check()
+        name = next(existing, names[-1])
+        self._check_fence()
         try:
             invoked = services.send(service, handler, chunk.body, key=key, idempotency_key=name)
         except InvocationRefusedError as error:
-            raise (self._too_large(chunk) if error.status == TOO_LARGE else error) from error
+            raise (self._make_size_error(chunk) if error.status == TOO_LARGE else error) from error
         self.begun += 1
         self.attached += not invoked.is_new
-        self._see(chunk, invoked)
+        self._keep_latest(chunk, invoked)
         return invoked
 
-    def _end(self, chunk: Chunk, invoked: Invoked) -> None:
+    def _await_end(self, chunk: Chunk, invoked: InvocationState) -> None:
         while True:
-            seen = self.services.look(invoked, min(LOOK_SECONDS, self.patience.seconds))
-            invoked = replace(seen, is_new=invoked.is_new)
-            self._see(chunk, invoked)
+            latest = self.services.poll_invocation(
+                invoked, min(LOOK_SECONDS, self.patience.seconds)
+            )
+            invoked = replace(latest, is_new=invoked.is_new)
+            self._keep_latest(chunk, invoked)
             if invoked.ended or invoked.status == PAUSED:
                 break
-            self._check()
-            if self.patience.over:
+            self._check_fence()
+            if self.patience.expired:
                 break
         if not invoked.ended:
-            raise InvocationGoingError(self._going(chunk, invoked))
+            raise InvocationGoingError(self._describe_ongoing(chunk, invoked))
         if invoked.failed:
-            raise InvocationFailedError(self._failed(chunk, invoked))
+            raise InvocationFailedError(self._describe_failure(chunk, invoked))
         self.patience.move()
 
-    def _check(self) -> None:
+    def _check_fence(self) -> None:
         if (error := self.lost()) is not None:
             raise error
 
-    def _see(self, chunk: Chunk, invoked: Invoked) -> None:
-        self.seen[chunk.number] = chunk, invoked
-        self.seen.pop(chunk.number - SHOWN, None)
+    def _keep_latest(self, chunk: Chunk, invoked: InvocationState) -> None:
+        self.latest_chunks[chunk.number] = chunk, invoked
+        self.latest_chunks.pop(chunk.number - SHOWN, None)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is shown of the invocations so far; with none, only their number."""
-        shown = [_shown(chunk, invoked) for chunk, invoked in self.seen.values()]
+        """The facts to show of the invocations so far; without any, only their number."""
+        invocations = [
+            _describe_invocation(chunk, invoked) for chunk, invoked in self.latest_chunks.values()
+        ]
         counts = {"invocations": self.begun, "attached": self.attached}
-        return {**counts, **({INVOKED: shown} if shown else {})}
+        return {**counts, **({INVOKED: invocations} if invocations else {})}
 
-    def _head(self, chunk: Chunk, invoked: Invoked) -> str:
+    def _format_head(self, chunk: Chunk, invoked: InvocationState) -> str:
         declared, part = self.declared, chunk.part
         return (
             f"Service consumer {declared.name!r}: invocation {invoked.id} of {declared.handler} "
             f"with chunk {chunk.number} of ({part.from_}, {part.to}] ({invoked.link})"
         )
 
-    def _too_large(self, chunk: Chunk) -> SchemaError:
-        row = max(json.loads(chunk.body)["rows"], key=lambda each: len(json.dumps(each)))
+    def _make_size_error(self, chunk: Chunk) -> SchemaError:
+        row = max(json.loads(chunk.body)["rows"], key=lambda row: len(json.dumps(row)))
         key = {name: row[name] for name in self.keys}
         return SchemaError(
             f"Service consumer {self.declared.name!r}: chunk {chunk.number} has "
@@ -157,38 +163,39 @@ class Invoking:
             "repair the job."
         )
 
-    def _failed(self, chunk: Chunk, invoked: Invoked) -> str:
+    def _describe_failure(self, chunk: Chunk, invoked: InvocationState) -> str:
         return (
-            f"{self._head(chunk, invoked)} failed: {_why(invoked)}. Correct the handler or what "
-            "it met, then repair the job (`iscp job repair`), which invokes it anew."
+            f"{self._format_head(chunk, invoked)} failed: {_format_failure(invoked)}. Correct the "
+            "handler or the cause, then repair the job (`iscp job repair`), which invokes it anew."
         )
 
-    def _going(self, chunk: Chunk, invoked: Invoked) -> str:
-        last = f", last {_why(invoked)}" if invoked.failure else ""
-        then = (
+    def _describe_ongoing(self, chunk: Chunk, invoked: InvocationState) -> str:
+        failure = f", last {_format_failure(invoked)}" if invoked.failure else ""
+        advice = (
             f"resume it (`iscp invocations resume {invoked.id}`)"
             if invoked.status == PAUSED
-            else f"it goes on ({self.declared.patience:g} s are waited for it at a time)"
+            else f"it continues (an iteration waits {self.declared.patience:g} s for it)"
         )
         return (
-            f"{self._head(chunk, invoked)} is {invoked.status}{last}; {then}. The next iteration "
+            f"{self._format_head(chunk, invoked)} is {invoked.status}{failure}; {advice}. The next "
+            "iteration "
             "attaches to it."
         )
 
 
-def _shown(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
-    ended = "failed" if invoked.failed else "completed"
+def _describe_invocation(chunk: Chunk, invoked: InvocationState) -> dict[str, Any]:
+    outcome = "failed" if invoked.failed else "completed"
     return {
         "versions": f"({chunk.part.from_}, {chunk.part.to}]",
         "chunk": chunk.number,
         "rows": chunk.rows,
         "id": invoked.id,
-        "status": ended if invoked.ended else invoked.status,
+        "status": outcome if invoked.ended else invoked.status,
         "attached": not invoked.is_new,
         "link": invoked.link,
     }
 
 
-def _why(invoked: Invoked) -> str:
-    """What goes on in a sentence."""
-    return shown(invoked.failure).rstrip(".")
+def _format_failure(invoked: InvocationState) -> str:
+    """The failure, to be continued in a sentence."""
+    return truncate_reason(invoked.failure).rstrip(".")

@@ -16,8 +16,8 @@ from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.http.exchange import Address
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
-from iscp_dagster.serviceconsumers.errors import as_job_errors
-from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, Invoked
+from iscp_dagster.serviceconsumers.errors import raise_job_errors
+from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, InvocationState
 
 _GONE = 404
 ADVICE = Advice(
@@ -28,49 +28,51 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RuntimeServices:
-    """See `services.Services`."""
+class RuntimeClient:
+    """See `services.InvocationRuntime`."""
 
     client: Client
     _keyed: dict[tuple[str, str, str], bool] = field(default_factory=dict)
     _registering: threading.Lock = field(default_factory=threading.Lock)
 
-    @as_job_errors()
-    def keyed(self, url: str, service: str, handler: str) -> bool:
-        asked = url, service, handler
+    @raise_job_errors()
+    def is_keyed(self, url: str, service: str, handler: str) -> bool:
+        target = url, service, handler
         with self._registering:
-            if asked not in self._keyed:
-                self._keyed[asked] = _is_keyed(self._serving(*asked), *asked)
-            return self._keyed[asked]
+            if target not in self._keyed:
+                self._keyed[target] = _is_keyed(self._ensure_serving(*target), *target)
+            return self._keyed[target]
 
-    @as_job_errors()
+    @raise_job_errors()
     def send(
         self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
-    ) -> Invoked:
+    ) -> InvocationState:
         try:
-            sent = self.client.send(
+            invocation = self.client.send(
                 service, handler, body, key=key, idempotency_key=idempotency_key
             )
         except InvocationRefusedError as error:
             if error.status != _GONE:
                 raise
-            self._forget(service, handler)
+            self._forget_handler(service, handler)
             raise InvocationGoingError(
                 f"The runtime no longer knows {service}/{handler} as it did: {error.reason} The "
                 "next iteration looks for it anew."
             ) from error
-        return Invoked(
-            id=sent.id,
+        return InvocationState(
+            id=invocation.id,
             status="accepted",
-            link=f"{self.client.url}/admin/invocations/{sent.id}",
-            is_new=sent.is_new,
+            link=f"{self.client.url}/admin/invocations/{invocation.id}",
+            is_new=invocation.is_new,
         )
 
-    @as_job_errors()
-    def stands(self, service: str, handler: str, *, key: str | None, idempotency_key: str) -> bool:
-        keyed = () if key is None else (key,)
+    @raise_job_errors()
+    def has_invocation(
+        self, service: str, handler: str, *, key: str | None, idempotency_key: str
+    ) -> bool:
+        keys = () if key is None else (key,)
         try:
-            self.client.output(service, *keyed, handler, idempotency_key)
+            self.client.output(service, *keys, handler, idempotency_key)
         except InvocationFailedError:
             return False
         except errors.WaitError:
@@ -81,8 +83,8 @@ class RuntimeServices:
             return False
         return True
 
-    @as_job_errors()
-    def look(self, invoked: Invoked, seconds: float) -> Invoked:
+    @raise_job_errors()
+    def poll_invocation(self, invoked: InvocationState, seconds: float) -> InvocationState:
         try:
             if seconds > 0:
                 self.client.attach(invoked.id, seconds=seconds)
@@ -92,7 +94,7 @@ class RuntimeServices:
             failure = f"{error.status} {error.reason}"
             return replace(invoked, status=ENDED, failure=failure)
         except errors.WaitError:
-            return self._described(invoked)
+            return self._refresh_status(invoked)
         except InvocationRefusedError as error:
             if error.status != _GONE:
                 raise
@@ -102,54 +104,58 @@ class RuntimeServices:
             ) from error
         return replace(invoked, status=ENDED, failure="")
 
-    def _forget(self, service: str, handler: str) -> None:
+    def _forget_handler(self, service: str, handler: str) -> None:
         with self._registering:
-            for asked in [each for each in self._keyed if each[1:] == (service, handler)]:
-                del self._keyed[asked]
+            for target in [target for target in self._keyed if target[1:] == (service, handler)]:
+                del self._keyed[target]
 
-    def _described(self, invoked: Invoked) -> Invoked:
-        told = self.client.invocation(invoked.id)
+    def _refresh_status(self, invoked: InvocationState) -> InvocationState:
+        invocation = self.client.invocation(invoked.id)
         # It may have ended since; then the next look says how.
-        status = str(told["status"]) if told["status"] != ENDED else invoked.status
-        error = told["error"]
+        status = str(invocation["status"]) if invocation["status"] != ENDED else invoked.status
+        error = invocation["error"]
         failure = f"{error['code']} {error['message']}" if error else ""
         return replace(invoked, status=status, failure=failure)
 
-    def _serving(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
+    def _ensure_serving(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
         """The service as the runtime invokes it, with that handler; None if it has none.
 
-        Registers the address if the runtime does not know it, or knows no such handler. One that
-        it knows, and that serves the service no more, was replaced by a person.
+        Registers the address if the runtime does not know it, or knows no such handler. A known
+        address that no longer serves the service was replaced by a person.
         """
-        address = Address.parsed(url).url
-        found = self._known(service, handler)
-        if found is not None and found["uri"] == address:
-            return found
-        if found is not None and address in {each["uri"] for each in self.client.deployments()}:
+        address = Address.parse(url).url
+        registered = self._find_service(service, handler)
+        if registered is not None and registered["uri"] == address:
+            return registered
+        if registered is not None and address in {
+            deployment["uri"] for deployment in self.client.deployments()
+        }:
             _LOGGER.warning(
                 "%s/%s is invoked at %s, which was registered after the consumer's address %s; to "
                 "have it there again, run `iscp invocations deploy --force %s`.",
-                *(service, handler, found["uri"], address, address),
+                *(service, handler, registered["uri"], address, address),
             )
-            return found
+            return registered
         self.client.register(url, force=True)
-        found = self._known(service, handler)
-        return found if found is not None and found["uri"] == address else None
+        registered = self._find_service(service, handler)
+        return registered if registered is not None and registered["uri"] == address else None
 
-    def _known(self, service: str, handler: str) -> Mapping[str, Any] | None:
-        for each in self.client.services():
-            if each["name"] == service and handler in {one["name"] for one in each["handlers"]}:
-                return each
+    def _find_service(self, service: str, handler: str) -> Mapping[str, Any] | None:
+        for candidate in self.client.services():
+            if candidate["name"] == service and handler in {
+                entry["name"] for entry in candidate["handlers"]
+            }:
+                return candidate
         return None
 
 
-def _is_keyed(found: Mapping[str, Any] | None, url: str, service: str, handler: str) -> bool:
-    if found is None:
+def _is_keyed(registered: Mapping[str, Any] | None, url: str, service: str, handler: str) -> bool:
+    if registered is None:
         raise ConfigError(
             f"The service endpoint {url} serves no handler {service}/{handler}; correct the "
             "consumer's handler= or url=, or deploy the service that has it."
         )
-    kind = ServiceKind(found["ty"])
+    kind = ServiceKind(registered["ty"])
     if kind is ServiceKind.WORKFLOW:
         raise ConfigError(
             f"{service}/{handler} is a handler of a workflow, which runs once for a key; invoke "
@@ -167,6 +173,6 @@ def open_client(url: str, token: str) -> Client:
 
 
 @lru_cache(maxsize=4)
-def runtime_at(url: str, token: str = "") -> RuntimeServices:
+def open_runtime(url: str, token: str = "") -> RuntimeClient:
     """The runtime at an address, with one client for the whole process. Raises ConfigError."""
-    return RuntimeServices(open_client(url, token))
+    return RuntimeClient(open_client(url, token))

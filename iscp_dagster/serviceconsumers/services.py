@@ -1,4 +1,4 @@
-"""What a service consumer needs of a runtime of invocations."""
+"""What a service consumer needs from a runtime of invocations."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ENDED = "completed"
 """The status of an invocation that has ended, also with a failure."""
 PAUSED = "paused"
 INVOKED = "invoked"
-"""The fact under which an iteration lists a tenant's invocations."""
+"""The key under which an iteration's facts list a tenant's invocations."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Invoked:
+class InvocationState:
     """An invocation as it was last seen."""
 
     id: str
     status: str
     """As the runtime names it: `completed`, `paused`, `suspended`, ..."""
     link: str
-    """Where it is described."""
+    """The URL of its description."""
     is_new: bool = True
     """Whether the call began it, rather than attached to it."""
     failure: str = ""
@@ -45,10 +45,10 @@ class Invoked:
         return self.ended and bool(self.failure)
 
 
-class Services(Protocol):
+class InvocationRuntime(Protocol):
     """A runtime of invocations. Every method raises UnavailableError if it does not answer."""
 
-    def keyed(self, url: str, service: str, handler: str) -> bool:
+    def is_keyed(self, url: str, service: str, handler: str) -> bool:
         """Whether the handler is one of a virtual object, which is called with a key.
 
         Registers the service endpoint at `url` if the runtime does not know the handler there.
@@ -57,11 +57,13 @@ class Services(Protocol):
 
     def send(
         self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
-    ) -> Invoked:
+    ) -> InvocationState:
         """Invoke, or find the invocation of that idempotency key; does not wait for its end."""
 
-    def stands(self, service: str, handler: str, *, key: str | None, idempotency_key: str) -> bool:
+    def has_invocation(
+        self, service: str, handler: str, *, key: str | None, idempotency_key: str
+    ) -> bool:
         """Whether there is an invocation of that idempotency key that has not failed."""
 
-    def look(self, invoked: Invoked, seconds: float) -> Invoked:
-        """How it stands: at once if it has ended or is paused, else after `seconds` at most."""
+    def poll_invocation(self, invoked: InvocationState, seconds: float) -> InvocationState:
+        """Its state: at once if it has ended or is paused, else after at most `seconds`."""

@@ -16,32 +16,32 @@ _BLOCK = 256 * 1024
 
 
 @dataclass(frozen=True)
-class _Run:
+class _SpillFile:
     """Lines that were written to disk together, sorted within each tenant."""
 
     file: IO[bytes]
     places: Mapping[str, tuple[int, int]]
     """By tenant, where its lines begin and end."""
 
-    def lines(self, tenant: str) -> Iterator[str]:
+    def read_lines(self, tenant: str) -> Iterator[str]:
         at, end = self.places.get(tenant, (0, 0))
         rest = b""
         while at < end:
             # Several tenants are read at a time, so the file has no one position.
             block = os.pread(self.file.fileno(), min(_BLOCK, end - at), at)
             at += len(block)
-            *whole, rest = (rest + block).split(b"\n")
-            yield from (each.decode() for each in whole)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from (line.decode() for line in lines)
 
 
 @dataclass
 class Sorter:
-    """Collects lines, which have no line break; to be closed."""
+    """Collects lines, which have no line break; the caller closes it."""
 
     memory: int = MEMORY
-    _held: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _lines: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _size: int = 0
-    _runs: list[_Run] = field(default_factory=list)
+    _runs: list[_SpillFile] = field(default_factory=list)
 
     def close(self) -> None:
         """Free the disk."""
@@ -50,31 +50,31 @@ class Sorter:
 
     def add(self, tenant: str, lines: Iterable[str]) -> None:
         """Take some lines of a tenant."""
-        held = self._held[tenant]
-        for each in lines:
-            held.append(each)
-            self._size += len(each)
+        stored = self._lines[tenant]
+        for line in lines:
+            stored.append(line)
+            self._size += len(line)
         if self._size > self.memory:
-            self._spill()
+            self._spill_to_disk()
 
     def drop(self, tenant: str) -> None:
-        """Forget a tenant's lines that are in memory; nobody will ask for the others."""
-        self._size -= sum(map(len, self._held.pop(tenant, ())))
+        """Forget a tenant's lines in memory; its others are never read."""
+        self._size -= sum(map(len, self._lines.pop(tenant, ())))
 
-    def sorted(self, tenant: str) -> Iterator[str]:
+    def read_sorted(self, tenant: str) -> Iterator[str]:
         """The tenant's lines in order; add no more."""
-        held = sorted(self._held.get(tenant, ()))
-        return heapq.merge(held, *(run.lines(tenant) for run in self._runs))
+        in_memory = sorted(self._lines.get(tenant, ()))
+        return heapq.merge(in_memory, *(run.read_lines(tenant) for run in self._runs))
 
-    def _spill(self) -> None:
+    def _spill_to_disk(self) -> None:
         # It has no name, so that nothing is left of it after a crash.
         file = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - `close` closes it
         places = {}
-        for tenant in sorted(self._held):
+        for tenant in sorted(self._lines):
             begin = file.tell()
-            file.writelines(f"{each}\n".encode() for each in sorted(self._held[tenant]))
+            file.writelines(f"{line}\n".encode() for line in sorted(self._lines[tenant]))
             places[tenant] = begin, file.tell()
         file.flush()
-        self._runs.append(_Run(file, places))
-        self._held.clear()
+        self._runs.append(_SpillFile(file, places))
+        self._lines.clear()
         self._size = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.spark.quoting import ident
+from iscp_dagster.spark.quoting import quote_identifier
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What `mapInArrow` takes."""
@@ -16,26 +16,26 @@ Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _PLAIN = re.compile(r"\w+", re.ASCII)
 
 
-def column(*path: str) -> Any:
+def get_column(*path: str) -> Any:
     """The column of that name; for a nested field, give the path of names."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    return F.col(ident(*path))
+    return F.col(quote_identifier(*path))
 
 
-def columns(names: Sequence[str]) -> list[Any]:
+def get_columns(names: Sequence[str]) -> list[Any]:
     """The columns of these names."""
-    return [column(name) for name in names]
+    return [get_column(name) for name in names]
 
 
-def spark_schema(schema: pa.Schema) -> Any:
+def to_spark_schema(schema: pa.Schema) -> Any:
     """The Spark schema for an Arrow one; the server would have to parse a schema given as text."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema)
 
 
-def as_nullable(schema: Any, texts: Collection[str] = (), flags: Collection[str] = ()) -> Any:
+def make_nullable(schema: Any, texts: Collection[str] = (), flags: Collection[str] = ()) -> Any:
     """The Spark schema with nulls allowed at any depth; the columns `texts` are text.
 
     Boolean columns `flags` come after the others.
@@ -44,22 +44,27 @@ def as_nullable(schema: Any, texts: Collection[str] = (), flags: Collection[str]
 
     return StructType(
         [
-            StructField(f.name, StringType() if f.name in texts else _as_nullable(f.dataType))
-            for f in schema.fields
+            StructField(
+                field.name,
+                StringType() if field.name in texts else _make_type_nullable(field.dataType),
+            )
+            for field in schema.fields
         ]
         + [StructField(flag, BooleanType()) for flag in flags]
     )
 
 
-def _as_nullable(type_: Any) -> Any:
+def _make_type_nullable(type_: Any) -> Any:
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
     if isinstance(type_, ArrayType):
-        return ArrayType(_as_nullable(type_.elementType))
+        return ArrayType(_make_type_nullable(type_.elementType))
     if isinstance(type_, MapType):
-        return MapType(_as_nullable(type_.keyType), _as_nullable(type_.valueType))
+        return MapType(_make_type_nullable(type_.keyType), _make_type_nullable(type_.valueType))
     if isinstance(type_, StructType):
-        return StructType([StructField(f.name, _as_nullable(f.dataType)) for f in type_.fields])
+        return StructType(
+            [StructField(field.name, _make_type_nullable(field.dataType)) for field in type_.fields]
+        )
     return type_
 
 
@@ -74,13 +79,13 @@ def map_in_arrow(
     if all(map(_PLAIN.fullmatch, names)):
         return frame.mapInArrow(function, schema)
     numbered = frame.toDF(*(f"c{number}" for number, _ in enumerate(names)))
-    return numbered.mapInArrow(_named(function, names), schema)
+    return numbered.mapInArrow(_restore_names(function, names), schema)
 
 
-def _named(function: Mapped, names: list[str]) -> Mapped:
+def _restore_names(function: Mapped, names: list[str]) -> Mapped:
     """`function`, given batches renamed back to these names."""
 
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def map_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return function(batch.rename_columns(names) for batch in batches)
 
-    return rows
+    return map_batches

@@ -15,21 +15,21 @@ LOOK_SECONDS = 2.0
 
 
 @contextmanager
-def interruptible(
-    spark: Any, held: Callable[[], bool], every: float = LOOK_SECONDS
+def interrupt_when_lost(
+    spark: Any, holds_jobs: Callable[[], bool], every: float = LOOK_SECONDS
 ) -> Iterator[None]:
     """Interrupt on the server the Spark work begun in this block, once nobody needs it.
 
-    That is when the thread is interrupted, as Dagster does to end a run, or when `held` returns
-    false, which raises FenceError. An ISCP log that does not answer changes nothing.
+    That is when the thread is interrupted, as Dagster does to end a run, or when `holds_jobs`
+    returns false, which raises FenceError. An ISCP log that does not answer changes nothing.
     """
     tag = f"iscp-{secrets.token_hex(8)}"
-    over, lost = threading.Event(), threading.Event()
+    finished, lost = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not over.wait(every):
+        while not finished.wait(every):
             with suppress(IscpError):
-                if not held():
+                if not holds_jobs():
                     lost.set()
                     spark.interruptTag(tag)
                     return
@@ -49,6 +49,6 @@ def interruptible(
             spark.interruptTag(tag)
         raise
     finally:
-        over.set()
+        finished.set()
         watcher.join()
         spark.removeTag(tag)

@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from iscp_dagster.model.errors import IscpError, UnavailableError
-from iscp_dagster.spark.remote import Remote, shown
-from iscp_dagster.spark.shared_name import shared_name
+from iscp_dagster.spark.remote import SparkRemote, redact_address
+from iscp_dagster.spark.shared_name import compute_session_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ CORES = "SELECT max(n) + 1 FROM (SELECT spark_partition_id() AS n FROM range(655
 """Spark deals a range out to all of its cores."""
 UNAUTHENTICATED = "UNAUTHENTICATED"
 """gRPC's status for a request without a token, or with a wrong one."""
-NAMED = "session_id"
+SESSION_PARAMETER = "session_id"
 """The parameter of an address that names the session."""
 
 Settings = Mapping[str, str]
@@ -46,32 +46,32 @@ _lock = threading.RLock()
 _joined: dict[tuple[str, frozenset[tuple[str, str]]], SparkSession] = {}
 
 
-def shared(remote: str, settings: Settings | None = None) -> SparkSession:
+def get_shared_session(remote: str, settings: Settings | None = None) -> SparkSession:
     """The session that all processes with this code and these settings share at `remote`.
 
     Whatever is set in it applies to all of them, so set only constants. Stopping it closes only
     this process's connection. Raises UnavailableError when nothing answers or the token is
     refused, and ConfigError for an invalid address; neither shows the token.
     """
-    wanted = settings or {}
-    name = (remote, frozenset(wanted.items()))
-    with _lock, _unavailable(remote):
-        _reach(remote)
-        held = _joined.get(name)
-        if held is None or not _answers(held):
-            _leave(name)
-            _joined[name] = _join(remote, wanted)
-        return _joined[name]
+    session_settings = settings or {}
+    key = (remote, frozenset(session_settings.items()))
+    with _lock, _translate_errors(remote):
+        _check_reachable(remote)
+        session = _joined.get(key)
+        if session is None or not _is_alive(session):
+            _leave_session(key)
+            _joined[key] = _join_session(remote, session_settings)
+        return _joined[key]
 
 
-def private(remote: str, settings: Settings | None = None) -> SparkSession:
+def create_private_session(remote: str, settings: Settings | None = None) -> SparkSession:
     """A new session, for code that sets, names or caches things freely; the caller stops it.
 
-    Raises as `shared`.
+    Raises the errors of `shared`.
     """
-    with _unavailable(remote):
-        _reach(remote)
-        return _opened(remote, settings or {})
+    with _translate_errors(remote):
+        _check_reachable(remote)
+        return _open_session(remote, settings or {})
 
 
 def count_cores(session: SparkSession) -> int:
@@ -83,7 +83,7 @@ def count_cores(session: SparkSession) -> int:
 
 
 @lru_cache(maxsize=8)
-def speculates(session: SparkSession) -> bool:
+def has_speculation(session: SparkSession) -> bool:
     """Whether Spark may run a task twice in parallel and end one of the two."""
     return str(session.conf.get("spark.speculation", "false")).lower() == "true"
 
@@ -91,18 +91,18 @@ def speculates(session: SparkSession) -> bool:
 def disconnect() -> None:
     """Leave the shared sessions while their servers are up; others keep using them."""
     with _lock:
-        for name in list(_joined):
-            _leave(name)
+        for key in list(_joined):
+            _leave_session(key)
 
 
-def _join(remote: str, settings: Settings) -> SparkSession:
+def _join_session(remote: str, settings: Settings) -> SparkSession:
     """The shared session of the first generation that its server has not closed."""
-    if f"{NAMED}=" in remote:
-        return _held_open(_opened(remote, settings))
-    for generation in _generations():
-        address = _with_session(remote, shared_name(settings, generation))
+    if f"{SESSION_PARAMETER}=" in remote:
+        return _disable_release(_open_session(remote, settings))
+    for generation in _iter_generations():
+        address = _add_session_name(remote, compute_session_name(settings, generation))
         try:
-            return _held_open(_opened(address, settings))
+            return _disable_release(_open_session(address, settings))
         except Exception as error:
             if not _is_closed(error):
                 raise
@@ -111,7 +111,7 @@ def _join(remote: str, settings: Settings) -> SparkSession:
     )
 
 
-def _generations() -> Iterator[int]:
+def _iter_generations() -> Iterator[int]:
     """0, 1, 2, 4, 8, …: few requests to a server that has closed many."""
     yield 0
     generation = 1
@@ -120,18 +120,18 @@ def _generations() -> Iterator[int]:
         generation *= 2
 
 
-def _with_session(remote: str, name: str) -> str:
+def _add_session_name(remote: str, name: str) -> str:
     base = remote if ";" in remote else f"{remote.rstrip('/')}/"
-    return f"{base.rstrip(';')};{NAMED}={name}"
+    return f"{base.rstrip(';')};{SESSION_PARAMETER}={name}"
 
 
-def _held_open(session: SparkSession) -> SparkSession:
+def _disable_release(session: SparkSession) -> SparkSession:
     """The session, set so that stopping it closes the connection and leaves it to the others."""
     session.release_session_on_close = False
     return session
 
 
-def _opened(address: str, settings: Settings) -> SparkSession:
+def _open_session(address: str, settings: Settings) -> SparkSession:
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
@@ -141,35 +141,35 @@ def _opened(address: str, settings: Settings) -> SparkSession:
         session.client.set_retry_policies([policy])
         for name, value in settings.items():
             session.conf.set(name, value)
-        _ask(session)
+        _ping_session(session)
     except BaseException:
-        _dropped(session)
+        _drop_session(session)
         raise
     return session
 
 
-def _ask(session: SparkSession) -> None:
+def _ping_session(session: SparkSession) -> None:
     """Make one request, for a setting that the session does not cache."""
     session.conf.get("spark.sql.session.timeZone")
 
 
-def _answers(session: SparkSession) -> bool:
+def _is_alive(session: SparkSession) -> bool:
     try:
-        _ask(session)
+        _ping_session(session)
     except Exception:  # noqa: BLE001 - its server is gone or was restarted
         return False
     return True
 
 
-def _leave(name: tuple[str, frozenset[tuple[str, str]]]) -> None:
-    held = _joined.pop(name, None)
-    if held is not None:
-        held.stop()
+def _leave_session(key: tuple[str, frozenset[tuple[str, str]]]) -> None:
+    session = _joined.pop(key, None)
+    if session is not None:
+        session.stop()
 
 
-def _dropped(session: SparkSession) -> None:
-    """Close the connection without asking the server, which may be gone, for anything."""
-    _held_open(session).stop()
+def _drop_session(session: SparkSession) -> None:
+    """Close the connection without a request to the server, which may be gone."""
+    _disable_release(session).stop()
 
 
 def _is_closed(error: Exception) -> bool:
@@ -179,8 +179,8 @@ def _is_closed(error: Exception) -> bool:
 
 
 @contextmanager
-def _unavailable(remote: str) -> Iterator[None]:
-    """Report any failure as a server that does not answer or rejects; hide its token."""
+def _translate_errors(remote: str) -> Iterator[None]:
+    """Report any failure as a server that does not answer or refuses; hide its token."""
     try:
         yield
     except IscpError:
@@ -190,10 +190,10 @@ def _unavailable(remote: str) -> Iterator[None]:
         status = getattr(error, "getGrpcStatusCode", None)
         refused = status is not None and status().name == UNAUTHENTICATED
         problem = REFUSED if refused else SILENT
-        raise UnavailableError(f"Spark at {shown(remote)} {problem}") from error
+        raise UnavailableError(f"Spark at {redact_address(remote)} {problem}") from error
 
 
-def _reach(remote: str) -> None:
+def _check_reachable(remote: str) -> None:
     """Open and close a connection: building a session to nowhere would retry for minutes."""
-    found = Remote.parse(remote)
-    socket.create_connection((found.host, found.port), timeout=ANSWER_SECONDS).close()
+    server = SparkRemote.parse(remote)
+    socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS).close()

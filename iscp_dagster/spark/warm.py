@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from iscp_dagster.model.variables import SPARK_REMOTE
-from iscp_dagster.spark.session import disconnect, shared
+from iscp_dagster.spark.session import disconnect, get_shared_session
 
 _TASKS, _TIMES = 2, 5
 """Enough for Java to compile most of the code that a small iteration runs."""
@@ -22,7 +22,7 @@ _TASKS, _TIMES = 2, 5
 def main() -> None:
     """Warm up the session that runs will share, so that its workers are ready for the first run."""
     try:
-        warm(shared(os.environ[SPARK_REMOTE]))
+        warm(get_shared_session(os.environ[SPARK_REMOTE]))
     finally:
         disconnect()
 
@@ -30,10 +30,10 @@ def main() -> None:
 def warm(spark: Any) -> None:
     """Run tasks in Python workers, as iterations do."""
     for _ in range(_TIMES):
-        spark.range(0, _TASKS, 1, _TASKS).mapInArrow(_same, "id bigint").collect()
+        spark.range(0, _TASKS, 1, _TASKS).mapInArrow(_pass_batches, "id bigint").collect()
 
 
-def _same(batches: Iterator[Any]) -> Iterator[Any]:
+def _pass_batches(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 

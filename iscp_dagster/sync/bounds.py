@@ -10,11 +10,11 @@ from iscp_dagster.model.jobs import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class IterationBounds:
     """The most versions, bytes as written in the lake, and rows of one iteration; at least 1 each.
 
-    The limit on rows keeps chunks few enough, even if one task writes them all, for ClickHouse to
-    still know their tokens at a replay.
+    The limit on rows keeps chunks few enough, even if one task writes them all, that ClickHouse
+    still knows their tokens at a replay.
     """
 
     versions: int = 500
@@ -26,18 +26,20 @@ class Bounds:
             message = f"An iteration takes at least one version, byte and row, not {self}."
             raise ConfigError(message)
 
-    def of(self, jobs: Iterable[Job]) -> Bounds:
-        """The bounds of an iteration that the jobs share: these, or what a job sets below them."""
+    def tighten_for_jobs(self, jobs: Iterable[Job]) -> IterationBounds:
+        """The bounds of an iteration that the jobs share: these, or lower ones that a job sets."""
         details = [job.spec.detail for job in jobs]
-        versions = [each.max_versions for each in details if each.max_versions]
-        sizes = [each.max_bytes for each in details if each.max_bytes]
+        versions = [detail.max_versions for detail in details if detail.max_versions]
+        sizes = [detail.max_bytes for detail in details if detail.max_bytes]
         return replace(
             self,
             versions=min([self.versions, *versions]),
             bytes=min([self.bytes, *sizes]),
         )
 
-    def last(self, after: int, upto: int, written: Iterable[tuple[int, tuple[int, int]]]) -> int:
+    def find_last_version(
+        self, after: int, upto: int, written: Iterable[tuple[int, tuple[int, int]]]
+    ) -> int:
         """The last version of (after, upto] that one iteration takes; at least the first.
 
         `written` is (version, (bytes, rows)) of each commit, in order.
@@ -54,4 +56,4 @@ class Bounds:
         return last
 
 
-DEFAULT_BOUNDS = Bounds()
+DEFAULT_BOUNDS = IterationBounds()

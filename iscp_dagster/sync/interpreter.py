@@ -1,4 +1,4 @@
-"""Carries out what an iteration's machine asks for."""
+"""Executes the commands of an iteration's machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.machine import State, step
+from iscp_dagster.sync.iteration.machine import IterationState, handle_event
 from iscp_dagster.sync.iteration.outcomes import Outcome
-from iscp_dagster.sync.ledger import Ledger, recalled
-from iscp_dagster.sync.moving import moved, refuse
-from iscp_dagster.sync.planning import planned
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.ledger import BatchLedger, load_ledger
+from iscp_dagster.sync.moving import move_watermarks, refuse
+from iscp_dagster.sync.planning import plan_reads
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
@@ -32,141 +32,142 @@ def iterate(
     delta_log: DeltaLog | None = None,
     writer: IndexWriter | None = None,
 ) -> Generator[Outcome, None, None]:
-    """Claim the iteration's jobs, scan once for all of them, and give each one's outcome.
+    """Claim the iteration's jobs, scan once for all of them, and yield each one's outcome.
 
-    Each Delivery is already published; a job that cannot be is Failed, and stops no other. The
-    caller renews the lease of `run_id` (`joblog.renewal`). Steps left over from a run that died
-    are replayed first. With the caller's `delta_log` the table is not opened again. `writer` is the
-    IO manager's in a run of Dagster. Raises FenceError when another run holds one of the jobs.
+    Each PendingCommit is already published; a job that cannot be is a FailedStep, and stops no
+    other. The caller renews the lease of `run_id` (`joblog.renewal`). Steps left over from a run
+    that died are replayed first. With the caller's `delta_log` the table is not opened again.
+    `writer` is the IO manager's in a run of Dagster. Raises FenceError when another run holds one
+    of the jobs.
     """
     # Joined while the jobs are claimed and the tables made ready.
-    reader = Reader(
-        deployment.joining_spark(),
+    reader = SourceReader(
+        deployment.join_spark_early(),
         source,
         iteration.tenants,
-        delta_log or deployment.delta_log(source),
+        delta_log or deployment.make_delta_log(source),
     )
     interpreter = Interpreter(reader=reader, writer=writer or IndexWriter(deployment))
-    with closing(interpreter.outcomes(iteration, run_id, queued_as)) as found:
-        for outcomes in found:
+    with closing(interpreter.yield_outcomes(iteration, run_id, queued_as)) as groups:
+        for outcomes in groups:
             yield from outcomes
 
 
 @dataclass(kw_only=True)
 class Interpreter:
-    """One iteration's machine, with the services that carry out its commands."""
+    """One iteration's machine, with the services that execute its commands."""
 
-    reader: Reader
+    reader: SourceReader
     writer: IndexWriter
-    ledger: Ledger = field(default_factory=lambda: Ledger(None))
-    _state: State = field(default_factory=State)
-    _written: commands.Scanned | None = None
+    ledger: BatchLedger = field(default_factory=lambda: BatchLedger(None))
+    _state: IterationState = field(default_factory=IterationState)
+    _staged_scan: commands.ScanFinished | None = None
     """The scan whose staged rows are not discarded yet."""
 
-    def outcomes(
+    def yield_outcomes(
         self, iteration: Iteration, run_id: str, queued_as: str | None = None
     ) -> Generator[Sequence[Outcome], None, None]:
-        """Claim the jobs, and give their outcomes index by index, until no claim is left."""
-        claimed, unread = self._claim(iteration, run_id, queued_as)
-        waiting = self._next(claimed)
-        if unread is not None:
+        """Claim the jobs, and yield their outcomes index by index, until no claim is left."""
+        claimed, store_error = self._claim_jobs(iteration, run_id, queued_as)
+        pending = self._advance_state(claimed)
+        if store_error is not None:
             # None of the jobs is the cause; all fail for now.
-            waiting = [commands.Stop(unread)]
+            pending = [commands.AbortIteration(store_error)]
         try:
-            while waiting := waiting or self._next(commands.Idle()):
-                command = waiting.pop(0)
-                if isinstance(command, commands.Give):
+            while pending := pending or self._advance_state(commands.CommandsDone()):
+                command = pending.pop(0)
+                if isinstance(command, commands.ReturnOutcomes):
                     yield command.outcomes
                 else:
-                    waiting[:0] = self._next(self.carried_out(command))
+                    pending[:0] = self._advance_state(self.execute_command(command))
         except Exception as error:
-            self._discard()
-            for command in self._next(commands.Broken(error)):
-                if isinstance(command, commands.Give):
+            self._drop_staging()
+            for command in self._advance_state(commands.IterationFailed(error)):
+                if isinstance(command, commands.ReturnOutcomes):
                     yield command.outcomes
                 else:
                     # The log itself may be down.
                     with suppress(IscpError):
-                        self.carried_out(command)
+                        self.execute_command(command)
             raise
         except BaseException:
-            self._discard()
-            for command in self._next(commands.Interrupted()):
-                self.carried_out(command)
+            self._drop_staging()
+            for command in self._advance_state(commands.RunInterrupted()):
+                self.execute_command(command)
             raise
 
-    def carried_out(self, command: commands.Command) -> commands.Event:  # noqa: C901, PLR0911, PLR0912 - a table
-        """Do what the command says; returns what happened. Raises IscpError."""
+    def execute_command(self, command: commands.Command) -> commands.IterationEvent:  # noqa: C901, PLR0911, PLR0912 - a table
+        """Execute the command and return what happened. Raises IscpError."""
         deployment = self.reader.deployment
         match command:
-            case commands.Record(claims):
-                return self._recorded(claims)
-            case commands.Plan():
-                return self._planned(command)
-            case commands.Scan(trial):
-                found = self.writer.write(self.reader, trial)
-                self._written = found if isinstance(found, commands.Scanned) else None
-                return found
-            case commands.Check(part):
+            case commands.RecordSteps(claims):
+                return self._record_steps(claims)
+            case commands.PlanReads():
+                return self._plan_reads(command)
+            case commands.ScanClaims(trial):
+                scanned = self.writer.write(self.reader, trial)
+                self._staged_scan = scanned if isinstance(scanned, commands.ScanFinished) else None
+                return scanned
+            case commands.VerifyScan(part):
                 return self.writer.check(self.reader, part)
-            case commands.Place(deliveries):
+            case commands.PlaceRows(deliveries):
                 return self.writer.place(deliveries)
-            case commands.Move(deliveries):
-                return moved(deployment.log, self.ledger, deliveries)
-            case commands.Serve(deliveries):
+            case commands.MoveWatermarks(deliveries):
+                return move_watermarks(deployment.log, self.ledger, deliveries)
+            case commands.ServeIndex(deliveries):
                 return self.writer.serve(deliveries)
-            case commands.Discard():
-                self._discard()
-                return commands.Discarded()
-            case commands.Fail(failures, rebuild):
-                refused = refuse(deployment.log, failures)
+            case commands.DropStaging():
+                self._drop_staging()
+                return commands.CleanupDone()
+            case commands.RecordFailures(failures, rebuild):
+                recorded = refuse(deployment.log, failures)
                 if rebuild:
                     deployment.log.rebuild(sorted(rebuild))
-                return commands.Refused(tuple(refused))
-            case commands.Stop(error):
+                return commands.FailuresRecorded(tuple(recorded))
+            case commands.AbortIteration(error):
                 raise error
-            case commands.Release(claims):
-                held = {claim.key: claim.fence for claim in claims}
-                deployment.log.cancel(held, seen=held)
-                return commands.Discarded()
-            case commands.Give():
-                raise TypeError("outcomes are given by the caller of carried_out")
+            case commands.ReleaseClaims(claims):
+                fences = {claim.key: claim.fence for claim in claims}
+                deployment.log.cancel(fences, expected_seqs=fences)
+                return commands.CleanupDone()
+            case commands.ReturnOutcomes():
+                raise TypeError("ReturnOutcomes is handled by Interpreter.yield_outcomes.")
         assert_never(command)
 
-    def _next(self, event: commands.Event) -> list[commands.Command]:
-        self._state, following = step(self._state, event)
+    def _advance_state(self, event: commands.IterationEvent) -> list[commands.Command]:
+        self._state, following = handle_event(self._state, event)
         return list(following)
 
-    def _claim(
+    def _claim_jobs(
         self, iteration: Iteration, run_id: str, queued_as: str | None
-    ) -> tuple[commands.Claimed, IscpError | None]:
-        """Claim the jobs; returns the claims too where the state store cannot be read."""
+    ) -> tuple[commands.JobsClaimed, IscpError | None]:
+        """Claim the jobs, even if the state store cannot be read; that error is returned too."""
         reader = self.reader
-        layout = reader.layout(iteration.range)
-        self.ledger, recall, unread = recalled(reader, iteration)
+        layout = reader.plan_layout(iteration.range)
+        self.ledger, recall, store_error = load_ledger(reader, iteration)
         claims = reader.deployment.log.begin(
             iteration,
             run_id,
             layout,
-            layouts=reader.snapshot_layouts(iteration.range, layout),
+            layouts=reader.plan_snapshot_layouts(iteration.range, layout),
             queued_as=queued_as,
             recall=recall,
         )
-        return commands.Claimed(tuple(claims)), unread
+        return commands.JobsClaimed(tuple(claims)), store_error
 
-    def _recorded(self, claims: commands.Claims) -> commands.Recorded:
+    def _record_steps(self, claims: commands.Claims) -> commands.StepsRecorded:
         try:
-            return commands.Recorded(self.ledger.before(claims))
+            return commands.StepsRecorded(self.ledger.record_before(claims))
         except IscpError as error:
-            return commands.Recorded(dict.fromkeys((claim.key for claim in claims), error))
+            return commands.StepsRecorded(dict.fromkeys((claim.key for claim in claims), error))
 
-    def _planned(self, wanted: commands.Plan) -> commands.Planned:
+    def _plan_reads(self, command: commands.PlanReads) -> commands.ReadsPlanned:
         if not self.reader.consumers:
             consumers = dict.fromkeys(claim.consumer for claim in self._state.open.values())
             self.reader = replace(self.reader, consumers=tuple(consumers))
-        return planned(self.reader, wanted)
+        return plan_reads(self.reader, command)
 
-    def _discard(self) -> None:
-        if self._written is not None:
-            self.writer.discard(self._written)
-            self._written = None
+    def _drop_staging(self) -> None:
+        if self._staged_scan is not None:
+            self.writer.discard(self._staged_scan)
+            self._staged_scan = None

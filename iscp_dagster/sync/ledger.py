@@ -11,18 +11,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from iscp_dagster.batches.protocol import Held, StateKey, StateStore, StateWrite
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.batches.protocol import StateKey, StateStore, StateWrite, StoredState
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.joblog.iterations import Claim, Iteration, Recall
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobKey
-from iscp_dagster.sync.reading.reader import Reader, may_be_partial
+from iscp_dagster.sync.reading.reader import SourceReader, can_be_partial
 
 
-def state_key(job: Job | Claim) -> StateKey:
+def make_state_key(job: Job | Claim) -> StateKey:
     """The key under which a store keeps the job's batch."""
     return StateKey(
         tenant=job.key.tenant,
@@ -33,37 +33,43 @@ def state_key(job: Job | Claim) -> StateKey:
 
 
 @dataclass
-class Ledger:
+class BatchLedger:
     """The batch states of one iteration in `store`; without a store, the job rows suffice."""
 
     store: StateStore | None
-    _held: dict[StateKey, Held] = field(default_factory=dict)
+    _states: dict[StateKey, StoredState] = field(default_factory=dict)
 
-    def previous(self, log: SqlLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
-        """What the store holds for the iteration's index jobs; no entry where it holds nothing."""
+    def read_previous(self, log: SqlLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
+        """The stored batches of the iteration's index jobs; no entry where there is none."""
         if self.store is None:
             return {}
-        keys = {state_key(job): job.key for job in _jobs(log, iteration)}
-        self._held |= self.store.read(list(keys))
-        return {keys[each]: held.record for each, held in self._held.items() if each in keys}
+        keys = {make_state_key(job): job.key for job in _list_jobs(log, iteration)}
+        self._states |= self.store.read(list(keys))
+        return {keys[key]: state.record for key, state in self._states.items() if key in keys}
 
-    def before(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
+    def record_before(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
         """Record BEFORE for the claims' steps that write; returns an error for each job lost.
 
         Jobs are independent, as in the store.
         """
-        return self._write([each for each in claims if each.step.action in WRITES], Phase.BEFORE)
+        return self._write_records(
+            [claim for claim in claims if claim.step.action in WRITES], Phase.BEFORE
+        )
 
-    def after(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
-        """Record AFTER for the claims' steps that are written or set aside; returns as `before`."""
-        return self._write([each for each in claims if each.step.action in SETTLES], Phase.AFTER)
+    def record_after(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
+        """Record AFTER for steps that are written or set aside; returns like `record_before`."""
+        return self._write_records(
+            [claim for claim in claims if claim.step.action in SETTLES], Phase.AFTER
+        )
 
-    def _write(self, claims: Iterable[Claim], phase: Phase) -> Mapping[JobKey, FenceError]:
+    def _write_records(self, claims: Iterable[Claim], phase: Phase) -> Mapping[JobKey, FenceError]:
         """Skips user consumers, which may keep their state in a transaction with their data."""
         if self.store is None:
             return {}
         writes = {
-            each.key: self._recorded(each, phase) for each in claims if is_index(each.consumer)
+            claim.key: self._make_write(claim, phase)
+            for claim in claims
+            if is_index(claim.consumer)
         }
         outcomes = self.store.write_many(list(writes.values()))
         lost: dict[JobKey, FenceError] = {}
@@ -72,41 +78,43 @@ class Ledger:
             if isinstance(outcome, FenceError):
                 lost[key] = outcome
             else:
-                self._held[write.key] = outcome
+                self._states[write.key] = outcome
         return lost
 
-    def _recorded(self, claim: Claim, phase: Phase) -> StateWrite:
-        step, key = claim.step, state_key(claim)
+    def _make_write(self, claim: Claim, phase: Phase) -> StateWrite:
+        step, key = claim.step, make_state_key(claim)
         record = BatchRecord(range=step.range, phase=phase, layout=step.layout or {})
-        return StateWrite(key=key, record=record, holder=claim.run_id, seen=self._held.get(key))
+        return StateWrite(
+            key=key, record=record, holder=claim.run_id, expected=self._states.get(key)
+        )
 
 
-def recalled(
-    reader: Reader, iteration: Iteration
-) -> tuple[Ledger, Recall, UnavailableError | None]:
+def load_ledger(
+    reader: SourceReader, iteration: Iteration
+) -> tuple[BatchLedger, Recall, UnavailableError | None]:
     """The iteration's ledger, the recall for its claims, and why the state store is unreadable.
 
     In that case the caller claims the jobs and fails them, always temporarily, since none of
     them is the cause.
     """
-    deployment, ledger, unread = reader.deployment, Ledger(None), None
+    deployment, ledger, store_error = reader.deployment, BatchLedger(None), None
     previous: Mapping[JobKey, BatchRecord] = {}
     try:
-        ledger = Ledger(deployment.states() if deployment.states else None)
-        previous = ledger.previous(deployment.log, iteration)
+        ledger = BatchLedger(deployment.states() if deployment.states else None)
+        previous = ledger.read_previous(deployment.log, iteration)
     except IscpError as error:
-        unread = UnavailableError(str(error))
+        store_error = UnavailableError(str(error))
     recall = Recall(
         previous=previous,
-        unrepeatable=_unrepeatable(reader, iteration, previous),
+        unrepeatable=_find_unrepeatable(reader, iteration, previous),
         tolerate_state_mismatch=deployment.tolerate_state_mismatch,
-        unread=unread is not None,
+        unread=store_error is not None,
     )
-    return ledger, recall, unread
+    return ledger, recall, store_error
 
 
-def _unrepeatable(
-    reader: Reader, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
+def _find_unrepeatable(
+    reader: SourceReader, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
 ) -> frozenset[JobKey]:
     """The jobs whose batch may be written in part and can no longer be read.
 
@@ -116,29 +124,29 @@ def _unrepeatable(
     if reader.source.keys:
         return frozenset()
     by_range: dict[Range, set[JobKey]] = {}
-    for job in _jobs(reader.deployment.log, iteration):
+    for job in _list_jobs(reader.deployment.log, iteration):
         batch = job.batch and previous.get(job.key, job.batch)
-        if batch is not None and may_be_partial(batch) and _buries(reader, job):
+        if batch is not None and can_be_partial(batch) and _has_dead_letters(reader, job):
             by_range.setdefault(batch.range, set()).add(job.key)
-    found: set[JobKey] = set()
+    unrepeatable: set[JobKey] = set()
     for range_, keys in by_range.items():
-        theirs = replace(reader, tenants=frozenset(key.tenant for key in keys))
-        # A source that cannot be read fails its jobs later, where they are claimed.
+        range_reader = replace(reader, tenants=frozenset(key.tenant for key in keys))
+        # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
-            gone = theirs.unrepeatable(range_, iteration.to)
-            found |= {key for key in keys if key.tenant in gone}
-    return frozenset(found)
+            tenants = range_reader.find_unrepeatable(range_, iteration.to)
+            unrepeatable |= {key for key in keys if key.tenant in tenants}
+    return frozenset(unrepeatable)
 
 
-def _jobs(log: SqlLog, iteration: Iteration) -> list[Job]:
+def _list_jobs(log: SqlLog, iteration: Iteration) -> list[Job]:
     """The iteration's jobs, as the log has them."""
     keys = frozenset(iteration.jobs)
-    jobs = log.jobs(table_id=iteration.table_id, tenants=iteration.tenants)
+    jobs = log.list_jobs(table_id=iteration.table_id, tenants=iteration.tenants)
     return [job for job in jobs if job.key in keys]
 
 
-def _buries(reader: Reader, job: Job) -> bool:
+def _has_dead_letters(reader: SourceReader, job: Job) -> bool:
     info = job.spec.detail.consumer
     with suppress(IscpError):
-        return is_index(info) and index_of(reader.source, info).errors == "dead_letter"
+        return is_index(info) and resolve_index(reader.source, info).errors == "dead_letter"
     return False

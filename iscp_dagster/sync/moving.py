@@ -4,47 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from iscp_dagster.joblog.iterations import Claim, Done, Failed
+from iscp_dagster.joblog.iterations import Claim, FailedStep, WrittenStep
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.iteration.commands import Moved
-from iscp_dagster.sync.iteration.outcomes import Delivery, failed
-from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.iteration.commands import WatermarksMoved
+from iscp_dagster.sync.iteration.outcomes import PendingCommit, make_failure
+from iscp_dagster.sync.ledger import BatchLedger
 
 Answers = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
-def moved(log: SqlLog, ledger: Ledger, deliveries: Sequence[Delivery]) -> Moved:
-    """Move the watermarks, all after a last step or all before another, as far as the run holds
-    the jobs. The state store goes first.
+def move_watermarks(
+    log: SqlLog, ledger: BatchLedger, deliveries: Sequence[PendingCommit]
+) -> WatermarksMoved:
+    """Move the watermarks of the jobs that the run still holds. The state store goes first.
+
+    `deliveries` are all at their claim's last step, which completes the jobs, or all before it,
+    which advances them.
     """
-    wrong: dict[JobKey, IscpError] = {}
+    errors: dict[JobKey, IscpError] = {}
     claims: list[Claim] = []
     try:
-        wrong |= ledger.after([each.claim for each in deliveries])
-        left = [each for each in deliveries if each.claim.key not in wrong]
-        move: Callable[[Collection[Done]], Answers]
+        errors |= ledger.record_after([delivery.claim for delivery in deliveries])
+        remaining = [delivery for delivery in deliveries if delivery.claim.key not in errors]
+        move: Callable[[Collection[WrittenStep]], Answers]
         move = log.complete if deliveries[0].claim.last else log.advance
-        for key, answer in move([each.done for each in left]).items():
+        for key, answer in move([delivery.done for delivery in remaining]).items():
             if isinstance(answer, Claim):
                 claims.append(answer)
             else:
-                wrong[key] = answer
+                errors[key] = answer
     except IscpError as error:
-        wrong |= {e.claim.key: error for e in deliveries if e.claim.key not in wrong}
-    return Moved(tuple(deliveries), tuple(claims), wrong)
+        errors |= {
+            delivery.claim.key: error for delivery in deliveries if delivery.claim.key not in errors
+        }
+    return WatermarksMoved(tuple(deliveries), tuple(claims), errors)
 
 
-def refuse(log: SqlLog, wrong: Sequence[Failed]) -> list[Failed]:
+def refuse(log: SqlLog, failures: Sequence[FailedStep]) -> list[FailedStep]:
     """Record the failures in the log. A job taken meanwhile fails with the FenceError instead.
 
-    Whoever took a job is responsible for its state.
+    The run that took a job is responsible for its state.
     """
-    taken = log.fail(list(wrong))
+    fence_errors = log.fail(list(failures))
     return [
-        failed(each.claim, taken[each.claim.key], each.told)
-        if each.claim.key in taken and each.code != FenceError.code
-        else each
-        for each in wrong
+        make_failure(failure.claim, fence_errors[failure.claim.key], failure.reported)
+        if failure.claim.key in fence_errors and failure.code != FenceError.code
+        else failure
+        for failure in failures
     ]

@@ -9,18 +9,18 @@ from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.table_problems import earlier_ids
+from iscp_dagster.planning.problems import Problem, make_problem
+from iscp_dagster.planning.table_problems import find_earlier_ids
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.position import positions
-from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
+from iscp_dagster.upkeep.position import read_positions
+from iscp_dagster.upkeep.verify import ComparisonFailure, IndexVerdict, compare_indexes
 
-Wanted = Sequence[tuple[SourceTable, list[str] | None]]
+RequestedIndexes = Sequence[tuple[SourceTable, list[str] | None]]
 """Tables, each with the names of some of its indexes, or None for all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unbuilt:
+class UnbuiltIndex:
     """An index of a tenant that has nothing to compare, or has rows of an earlier table."""
 
     index: str
@@ -30,12 +30,12 @@ class Unbuilt:
 
 
 @dataclass(kw_only=True)
-class Comparison:
+class ComparisonResult:
     """The result of comparing several tables."""
 
-    verdicts: list[tuple[SourceTable, Verdict]] = field(default_factory=list)
-    unbuilt: list[tuple[SourceTable, Unbuilt]] = field(default_factory=list)
-    failures: list[tuple[SourceTable, Failure]] = field(default_factory=list)
+    verdicts: list[tuple[SourceTable, IndexVerdict]] = field(default_factory=list)
+    unbuilt: list[tuple[SourceTable, UnbuiltIndex]] = field(default_factory=list)
+    failures: list[tuple[SourceTable, ComparisonFailure]] = field(default_factory=list)
     """Why some indexes, or tenants of them, could not be compared."""
     problems: list[Problem] = field(default_factory=list)
     """Why other tables could not be compared."""
@@ -51,56 +51,62 @@ class Comparison:
         return not (self.verdicts or self.unbuilt or self.failures)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether there was something to compare, and nothing was left out."""
         return bool(self.verdicts) and not (self.unbuilt or self.failures or self.problems)
 
 
-def compared(
+def compare_tables(
     deployment: Deployment,
-    wanted: Wanted,
+    requested: RequestedIndexes,
     tenant: str | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> Comparison:
-    """Compare the built indexes, for one tenant or all. An error of one stops no other.
+    report: Callable[[str], None] | None = None,
+) -> ComparisonResult:
+    """Compare the built indexes, for one tenant or all. An error in one does not stop the others.
 
-    `tell` is called with a line about each comparison as it begins.
+    `report` is called with a line about each comparison as it begins.
     """
-    found, tenants = Comparison(), None if tenant is None else [tenant]
-    for source, names in wanted:
+    comparison, tenants = ComparisonResult(), None if tenant is None else [tenant]
+    for source, names in requested:
         try:
-            held = positions(deployment, source, tenants=tenants, indexes=names)
-            results = compare_indexes(deployment, source, tenants=tenants, indexes=names, tell=tell)
-            stranded = _stranded(deployment, source, tenant, names)
+            positions = read_positions(deployment, source, tenants=tenants, indexes=names)
+            results = compare_indexes(
+                deployment, source, tenants=tenants, indexes=names, report=report
+            )
+            stranded = _find_stranded_jobs(deployment, source, tenant, names)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
-            found.problems.append(problem_of(source, error))
+            comparison.problems.append(make_problem(source, error))
             continue
-        found.verdicts += [(source, each) for each in results if isinstance(each, Verdict)]
-        found.failures += [(source, each) for each in results if isinstance(each, Failure)]
-        found.unbuilt += [
-            (source, _unbuilt(each.job))
-            for each in held
-            if is_index(each.consumer) and not each.built
+        comparison.verdicts += [
+            (source, result) for result in results if isinstance(result, IndexVerdict)
         ]
-        found.unbuilt += [(source, _unbuilt(job)) for job in stranded]
-    return found
+        comparison.failures += [
+            (source, result) for result in results if isinstance(result, ComparisonFailure)
+        ]
+        comparison.unbuilt += [
+            (source, _make_unbuilt(position.job))
+            for position in positions
+            if is_index(position.consumer) and not position.built
+        ]
+        comparison.unbuilt += [(source, _make_unbuilt(job)) for job in stranded]
+    return comparison
 
 
-def _stranded(
+def _find_stranded_jobs(
     deployment: Deployment, source: SourceTable, tenant: str | None, names: list[str] | None
 ) -> list[Job]:
-    """The jobs of those indexes whose rows are of an earlier table of that name."""
-    earlier = earlier_ids(deployment, source, deployment.delta_log(source).table_id())
+    """The jobs of these indexes whose rows come from an earlier table of the same name."""
+    earlier = find_earlier_ids(deployment, source, deployment.make_delta_log(source).get_table_id())
     return [
         job
         for table_id in sorted(earlier)
-        for job in deployment.log.jobs(table_id=table_id, tenant=tenant)
+        for job in deployment.log.list_jobs(table_id=table_id, tenant=tenant)
         if (job.name.db, job.name.table) == (source.database, source.table)
         and is_index(job.spec.detail.consumer)
         and (names is None or job.name.job in names)
     ]
 
 
-def _unbuilt(job: Job) -> Unbuilt:
+def _make_unbuilt(job: Job) -> UnbuiltIndex:
     error = job.status if job.state is JobState.ERROR else None
-    return Unbuilt(index=job.name.job, tenant=job.key.tenant, error=error)
+    return UnbuiltIndex(index=job.name.job, tenant=job.key.tenant, error=error)

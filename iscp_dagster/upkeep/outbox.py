@@ -10,37 +10,37 @@ from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.webhooks.outbox import Outbox
 
-EVENTS = timedelta(days=30)
+EVENT_RETENTION = timedelta(days=30)
 """How long events that were delivered or became dead letters are kept, and attempts."""
 
 
-def outbox_of(deployment: Deployment) -> Outbox:
+def open_outbox(deployment: Deployment) -> Outbox:
     """The deployment's outbox, in the database of its ISCP log."""
     assert isinstance(deployment.log, SqlLog)
     return Outbox(deployment.log.engine, clock=deployment.clock)
 
 
-def prune_events(deployment: Deployment, kept: timedelta = EVENTS) -> int:
-    """Delete events and attempts that ended longer ago than `kept`; returns how many.
+def prune_events(deployment: Deployment, retention: timedelta = EVENT_RETENTION) -> int:
+    """Delete events and attempts that ended longer ago than `retention`; returns how many.
 
-    What is pending stays. Idempotent.
+    Pending events stay. Idempotent.
     """
-    return outbox_of(deployment).prune(deployment.clock() - kept)
+    return open_outbox(deployment).prune(deployment.clock() - retention)
 
 
-def numbers_of(deployment: Deployment, trigger: Trigger) -> dict[str, Any]:
+def describe_events(deployment: Deployment, trigger: Trigger) -> dict[str, Any]:
     """What is shown of a trigger's events: how many by state, the oldest, the endpoints' states.
 
     Times are aware; empty without endpoints.
     """
     if not trigger.endpoints:
         return {}
-    found = outbox_of(deployment).numbers(trigger.name, trigger.endpoints)
+    summary = open_outbox(deployment).summarize_trigger(trigger.name, trigger.endpoints)
     return {
-        **{f"events_{state}": number for state, number in found.events.items()},
-        "oldest_pending": found.oldest,
+        **{f"events_{state}": number for state, number in summary.events.items()},
+        "oldest_pending": summary.oldest,
         "endpoints": {
-            name: f"{each.state}: {each.reason}" if each.reason else each.state
-            for name, each in found.endpoints.items()
+            name: f"{endpoint.state}: {endpoint.reason}" if endpoint.reason else endpoint.state
+            for name, endpoint in summary.endpoints.items()
         },
     }

@@ -9,14 +9,14 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.effective import effective, in_step
+from iscp_dagster.planning.effective import compute_effective_jobs, is_in_step
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
-    """One job against its source."""
+class JobPosition:
+    """One job, compared with its source."""
 
     job: Job
     latest: Moment
@@ -49,30 +49,32 @@ class Position:
         return self.watermark.version > START.version
 
 
-def positions(
+def read_positions(
     deployment: Deployment,
     source: SourceTable,
     *,
     tenants: Collection[str] | None = None,
     indexes: Collection[str] | None = None,
-) -> list[Position]:
+) -> list[JobPosition]:
     """All jobs of the table as it is now, or those of some tenants or indexes, by tenant.
 
     Reads the Delta log and the ISCP log only. Raises SourceError when there is no such table,
     ConfigError where it is declared twice.
     """
-    delta_log = deployment.delta_log(source)
-    latest = delta_log.latest()
-    table_id = delta_log.table_id(latest.version)
+    delta_log = deployment.make_delta_log(source)
+    latest = delta_log.get_latest_moment()
+    table_id = delta_log.get_table_id(latest.version)
     check_sole(deployment, source, table_id)
-    jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
-    chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
+    jobs = deployment.log.list_jobs(table_id=table_id, tenants=tenants)
+    selected = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
-        Position(
+        JobPosition(
             job=job,
             latest=latest,
-            watermark=moved.watermark,
-            in_step=in_step(moved, latest),
+            watermark=effective.watermark,
+            in_step=is_in_step(effective, latest),
         )
-        for job, moved in zip(chosen, effective(delta_log, chosen, latest), strict=True)
+        for job, effective in zip(
+            selected, compute_effective_jobs(delta_log, selected, latest), strict=True
+        )
     ]

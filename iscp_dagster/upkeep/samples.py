@@ -15,44 +15,45 @@ LONGEST = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How rows are named: by their key, or as they are where none tells them apart."""
+    """How rows are described: by their key, or by all their values if there is none."""
 
     identity: Sequence[str]
     tenant_column: str | None
     types: Mapping[str, DeltaType]
     flags: Mapping[str, str]
-    """Columns that no user sees, each with the column of which it tells whether it is null."""
+    """Hidden columns, each with the column that it marks as null or not."""
 
     def describe(self, sample: Any) -> str:
         """Say which row it is, and what is wrong with it.
 
         `sample` has the values of `identity` as texts, whether it is `in_source` and `in_index`,
-        and the `different` columns; or a whole `row`, and how often it is in either.
+        and the `different` columns; or a whole `row`, and how often it is on each side.
         """
         if "row" in sample:
-            times = f"{_times(sample['in_source'])} in the source"
+            times = f"{_format_times(sample['in_source'])} in the source"
             return (
-                f"the row {sample['row']} is {times} and {_times(sample['in_index'])} in the index"
+                f"the row {sample['row']} is {times} and {_format_times(sample['in_index'])} in "
+                "the index"
             )
-        named = f"the row with {self._named(sample['identity'])}"
+        subject = f"the row with {self._format_key(sample['identity'])}"
         if not sample["in_index"]:
-            return f"{named} is missing from the index"
+            return f"{subject} is missing from the index"
         if not sample["in_source"]:
-            return f"{named} is not in the source"
+            return f"{subject} is not in the source"
         columns = dict.fromkeys(self.flags.get(name, name) for name in sample["different"])
-        return f"{named} has another value of {', '.join(columns)} in the index"
+        return f"{subject} has another value of {', '.join(columns)} in the index"
 
-    def _named(self, values: Sequence[str | None]) -> str:
+    def _format_key(self, values: Sequence[str | None]) -> str:
         pairs = zip(self.identity, values, strict=True)
-        shown = [(name, value) for name, value in pairs if name != self.tenant_column]
-        return ", ".join(f"{name} = {self._value(name, value)}" for name, value in shown)
+        visible = [(name, value) for name, value in pairs if name != self.tenant_column]
+        return ", ".join(f"{name} = {self._format_value(name, value)}" for name, value in visible)
 
-    def _value(self, name: str, value: str | None) -> str:
+    def _format_value(self, name: str, value: str | None) -> str:
         if value is None:
             return "NULL"
         short = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
         return repr(short) if self.types.get(name) == TEXT else short
 
 
-def _times(number: int) -> str:
+def _format_times(number: int) -> str:
     return "once" if number == 1 else f"{number:,} times"

@@ -1,4 +1,4 @@
-"""What follows from an endpoint's answer: pure rules, shown whole in tests/golden/answers.txt."""
+"""What follows from an endpoint's answer: pure rules, all shown in tests/golden/answers.txt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUSY = frozenset({408, 425, 429})
 """The endpoint does not accept events now; so does every 5xx."""
 
 
-class Verdict(Enum):
+class MessageVerdict(Enum):
     """What follows for the message."""
 
     DELIVERED = "delivered"
@@ -27,7 +27,7 @@ class Verdict(Enum):
     """It stays pending until a person resumes the endpoint."""
 
 
-class Change(Enum):
+class EndpointChange(Enum):
     """What follows for the endpoint."""
 
     PAUSE = "paused"
@@ -35,7 +35,7 @@ class Change(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class EndpointAnswer:
     """The end of one attempt: a status, or why there was none."""
 
     status: int | None = None
@@ -52,22 +52,22 @@ class Answer:
 
     @property
     def pauses(self) -> bool:
-        """Whether it speaks of the endpoint rather than of the event, and of no busy one."""
+        """Whether it is about the endpoint rather than the event, and the endpoint is not busy."""
         if self.status is None:
             return self.refused
         return 300 <= self.status < 500 and self.status not in WRONG | BUSY | {GONE}  # noqa: PLR2004
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class DeliveryRules:
     """How long to wait, and when to give up; times are seconds."""
 
     delays: Sequence[float]
     """Before each further attempt; the last one repeats."""
     jitter: float = 0.2
-    """The part of a delay by which it may be shorter or longer."""
+    """The fraction of a delay by which it may be shorter or longer."""
     longest: float = 36_000.0
-    """The most that `Retry-After` can ask for."""
+    """The longest delay that `Retry-After` can request."""
     refusals: int = 20
     """How many refusals in a row pause the endpoint."""
     failing: timedelta = timedelta(days=5)
@@ -80,72 +80,80 @@ class Rules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health:
-    """What an endpoint's attempts so far amount to."""
+class EndpointHealth:
+    """The failures among an endpoint's attempts so far."""
 
     in_a_row: int = 0
     """Refusals since an attempt was answered in another way."""
     failing_since: datetime | None = None
-    """The first of the failures since one was accepted; None: there was none."""
+    """The first failure since an attempt was accepted; None: there was none."""
 
-    def after(self, answer: Answer, now: datetime) -> Health:
-        """The health once this answer is counted, too."""
+    def count_answer(self, answer: EndpointAnswer, now: datetime) -> EndpointHealth:
+        """The health after this answer."""
         if answer.accepted:
-            return Health()
+            return EndpointHealth()
         if answer.status in WRONG:
-            # It speaks of the event alone, and no other attempt need follow for days.
+            # It is only about the event, and no other attempt may follow for days.
             return replace(self, in_a_row=0)
-        return Health(
+        return EndpointHealth(
             in_a_row=self.in_a_row + 1 if answer.pauses else 0,
             failing_since=self.failing_since or now,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class AttemptOutcome:
     """What follows for the message, and for its endpoint if anything."""
 
-    verdict: Verdict
+    verdict: MessageVerdict
     next_at: datetime | None = None
-    """When the next attempt follows; None: none does by itself."""
-    change: Change | None = None
+    """When the next attempt follows; None: none follows by itself."""
+    change: EndpointChange | None = None
     reason: str = ""
     """Why the endpoint is changed."""
 
 
-def outcome(
-    answer: Answer,
+def decide_outcome(
+    answer: EndpointAnswer,
     *,
     attempt: int,
     first_failure: datetime | None,
-    health: Health,
+    health: EndpointHealth,
     now: datetime,
-    rules: Rules,
+    rules: DeliveryRules,
     random: float,
     events: int = 1,
-) -> Outcome:
+) -> AttemptOutcome:
     """What follows from the answer to attempt number `attempt`, from 1, of a message of `events`.
 
     `first_failure` is the message's, None if this is it; `health` has counted this answer;
     `random` is from 0 up to 1. A message whose tries are used up is a dead letter if the endpoint
-    accepted others meanwhile; one that the endpoint shares with all others goes on being tried.
-    A batch is no dead letter: it is split until the event is alone that is not accepted.
+    accepted others meanwhile; if all messages fail, it is still tried. A batch never becomes a dead
+    letter: it is split until the rejected event is alone.
     """
     if answer.accepted:
-        return Outcome(verdict=Verdict.DELIVERED)
+        return AttemptOutcome(verdict=MessageVerdict.DELIVERED)
     if answer.status == GONE:
-        return Outcome(verdict=Verdict.HELD, change=Change.DISABLE, reason="it answered 410 Gone")
-    change, reason = _change(answer, health, now, rules)
-    if answer.status in WRONG or _spent(attempt, first_failure, health, now, rules):
+        return AttemptOutcome(
+            verdict=MessageVerdict.HELD,
+            change=EndpointChange.DISABLE,
+            reason="it answered 410 Gone",
+        )
+    change, reason = _decide_change(answer, health, now, rules)
+    if answer.status in WRONG or _is_exhausted(attempt, first_failure, health, now, rules):
         if events > 1:
-            return Outcome(verdict=Verdict.SPLIT, next_at=now, change=change, reason=reason)
-        return Outcome(verdict=Verdict.DEAD, change=change, reason=reason)
-    seconds = _asked(answer, now, rules) or _delay(attempt, rules, random)
+            return AttemptOutcome(
+                verdict=MessageVerdict.SPLIT, next_at=now, change=change, reason=reason
+            )
+        return AttemptOutcome(verdict=MessageVerdict.DEAD, change=change, reason=reason)
+    seconds = _get_requested_delay(answer, now, rules) or _compute_delay(attempt, rules, random)
     next_at = now + timedelta(seconds=seconds)
-    return Outcome(verdict=Verdict.AGAIN, next_at=next_at, change=change, reason=reason)
+    return AttemptOutcome(
+        verdict=MessageVerdict.AGAIN, next_at=next_at, change=change, reason=reason
+    )
 
 
-def seconds_asked(header: str | None, now: datetime) -> float | None:
+def parse_retry_after(header: str | None, now: datetime) -> float | None:
     """The seconds in a `Retry-After`, given as such or as a date; None if it is neither."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
@@ -159,8 +167,12 @@ def seconds_asked(header: str | None, now: datetime) -> float | None:
         return None
 
 
-def _spent(
-    attempt: int, first_failure: datetime | None, health: Health, now: datetime, rules: Rules
+def _is_exhausted(
+    attempt: int,
+    first_failure: datetime | None,
+    health: EndpointHealth,
+    now: datetime,
+    rules: DeliveryRules,
 ) -> bool:
     """Whether the message's tries are used up while the endpoint accepted others."""
     if attempt <= len(rules.delays) or first_failure is None:
@@ -171,24 +183,29 @@ def _spent(
     return tried_long_enough and since is not None and since > first_failure
 
 
-def _asked(answer: Answer, now: datetime, rules: Rules) -> float | None:
-    asked = seconds_asked(answer.retry_after, now)
-    # A receiver that asks for no wait at all is not asked again within the second.
-    return None if asked is None else min(max(asked, 1.0), rules.longest)
+def _get_requested_delay(
+    answer: EndpointAnswer, now: datetime, rules: DeliveryRules
+) -> float | None:
+    requested = parse_retry_after(answer.retry_after, now)
+    # A receiver that requests no wait at all gets no other attempt within the second.
+    return None if requested is None else min(max(requested, 1.0), rules.longest)
 
 
-def _delay(attempt: int, rules: Rules, random: float) -> float:
+def _compute_delay(attempt: int, rules: DeliveryRules, random: float) -> float:
     delay = rules.delays[min(attempt, len(rules.delays)) - 1]
     return delay * (1 + rules.jitter * (2 * random - 1))
 
 
-def _change(
-    answer: Answer, health: Health, now: datetime, rules: Rules
-) -> tuple[Change | None, str]:
+def _decide_change(
+    answer: EndpointAnswer, health: EndpointHealth, now: datetime, rules: DeliveryRules
+) -> tuple[EndpointChange | None, str]:
     since = health.failing_since
     if since is not None and now - since >= rules.failing:
-        return Change.DISABLE, f"it has been failing since {since:%Y-%m-%d %H:%M} UTC"
+        return EndpointChange.DISABLE, f"it has been failing since {since:%Y-%m-%d %H:%M} UTC"
     if health.in_a_row >= rules.refusals:
-        last = answer.text if answer.status is None else f"answered {answer.status}"
-        return Change.PAUSE, f"{health.in_a_row} attempts in a row were refused; the last {last}"
+        last_answer = answer.text if answer.status is None else f"answered {answer.status}"
+        return (
+            EndpointChange.PAUSE,
+            f"{health.in_a_row} attempts in a row were refused; the last {last_answer}",
+        )
     return None, ""

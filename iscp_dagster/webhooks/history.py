@@ -1,4 +1,4 @@
-"""What people and pages are told of the outbox, and what they may have sent again."""
+"""What people and pages see of the outbox, and can have sent again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.claims import delivery
-from iscp_dagster.webhooks.pending import Attempt, Delivery
+from iscp_dagster.webhooks.claims import to_delivery
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
 from iscp_dagster.webhooks.tables import (
     ATTEMPTS,
     HAS_ENDED,
@@ -20,14 +20,14 @@ from iscp_dagster.webhooks.tables import (
     ISCP_ATTEMPTS,
     ISCP_OUTBOX,
     OUTBOX,
-    State,
+    DeliveryState,
 )
 
 _MOST_NANOS = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class OutboxSelection:
     """Which deliveries; None: any."""
 
     trigger: str | None = None
@@ -43,7 +43,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count:
+class DeliveryCount:
     """How many deliveries of a trigger to an endpoint are in a state."""
 
     trigger: str
@@ -54,90 +54,108 @@ class Count:
     """When the first of them was recorded."""
 
 
-def conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
-    """The conditions that choose the deliveries."""
+def build_conditions(selection: OutboxSelection) -> list[sa.ColumnElement[bool]]:
+    """The conditions that select the deliveries."""
     columns = {
         "trigger": OUTBOX.trigger_name,
         "endpoint": OUTBOX.endpoint,
         "tenant": OUTBOX.tenant,
         "event_id": OUTBOX.event_id,
     }
-    named = {column: getattr(chosen, name) for name, column in columns.items()}
+    values = {column: getattr(selection, name) for name, column in columns.items()}
     where: list[Any] = [
-        column == _encodable(value) for column, value in named.items() if value is not None
+        column == _to_encodable(value) for column, value in values.items() if value is not None
     ]
-    if chosen.state is not None:
-        where.append(_in_state(chosen.state))
-    if chosen.source_from is not None:
-        where.append(OUTBOX.source_nanos >= _nanos(chosen.source_from))
-    if chosen.source_to is not None:
-        where.append(OUTBOX.source_nanos < _nanos(chosen.source_to))
+    if selection.state is not None:
+        where.append(_build_state_condition(selection.state))
+    if selection.source_from is not None:
+        where.append(OUTBOX.source_nanos >= _to_nanos(selection.source_from))
+    if selection.source_to is not None:
+        where.append(OUTBOX.source_nanos < _to_nanos(selection.source_to))
     return where
 
 
-def listed(connection: sa.Connection, chosen: Chosen, limit: int) -> list[Delivery]:
+def list_deliveries(
+    connection: sa.Connection, selection: OutboxSelection, limit: int
+) -> list[EventDelivery]:
     """The deliveries recorded last, newest first."""
-    found = sa.select(ISCP_OUTBOX).where(*conditions(chosen)).order_by(OUTBOX.number.desc())
-    return [delivery(row) for row in connection.execute(found.limit(limit))]
-
-
-def attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[Attempt]:
-    """The attempts of these deliveries, oldest first, those of their batches included."""
-    ids = {each.event_id for each in deliveries} | {each.batch_id for each in deliveries}
-    of = (
-        ATTEMPTS.message_id.in_([id_ for id_ in ids if id_ is not None]),
-        ATTEMPTS.endpoint.in_({each.endpoint for each in deliveries}),
+    query = (
+        sa.select(ISCP_OUTBOX).where(*build_conditions(selection)).order_by(OUTBOX.number.desc())
     )
-    told = [ATTEMPTS[each.name] for each in fields(Attempt)]
-    found = sa.select(*told).where(*of).order_by(ATTEMPTS.number)
-    return [Attempt(**row._asdict()) for row in connection.execute(found)]
+    return [to_delivery(row) for row in connection.execute(query.limit(limit))]
 
 
-def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
+def list_attempts(
+    connection: sa.Connection, deliveries: Sequence[EventDelivery]
+) -> list[DeliveryAttempt]:
+    """The attempts of these deliveries and their batches, oldest first."""
+    ids = {delivery.event_id for delivery in deliveries} | {
+        delivery.batch_id for delivery in deliveries
+    }
+    conditions = (
+        ATTEMPTS.message_id.in_([id_ for id_ in ids if id_ is not None]),
+        ATTEMPTS.endpoint.in_({delivery.endpoint for delivery in deliveries}),
+    )
+    columns = [ATTEMPTS[field.name] for field in fields(DeliveryAttempt)]
+    query = sa.select(*columns).where(*conditions).order_by(ATTEMPTS.number)
+    return [DeliveryAttempt(**row._asdict()) for row in connection.execute(query)]
+
+
+def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[DeliveryCount]:
     """The deliveries by trigger, endpoint and state."""
-    by = (OUTBOX.trigger_name, OUTBOX.endpoint, OUTBOX.state)
+    grouping = (OUTBOX.trigger_name, OUTBOX.endpoint, OUTBOX.state)
     where = () if trigger is None else (OUTBOX.trigger_name == trigger,)
-    found = sa.select(*by, sa.func.count(), sa.func.min(OUTBOX.recorded)).where(*where)
-    held: dict[tuple[str, str, str], Count] = {}
-    for name, endpoint, state, events, oldest in connection.execute(found.group_by(*by)):
-        label = State(state).label
-        other = held.get((name, endpoint, label))
-        held[name, endpoint, label] = Count(
+    query = sa.select(*grouping, sa.func.count(), sa.func.min(OUTBOX.recorded)).where(*where)
+    counts: dict[tuple[str, str, str], DeliveryCount] = {}
+    for name, endpoint, state, events, oldest in connection.execute(query.group_by(*grouping)):
+        label = DeliveryState(state).label
+        previous = counts.get((name, endpoint, label))
+        counts[name, endpoint, label] = DeliveryCount(
             trigger=name,
             endpoint=endpoint,
             state=label,
-            events=events + (other.events if other else 0),
-            oldest=min(oldest, other.oldest) if other else oldest,
+            events=events + (previous.events if previous else 0),
+            oldest=min(oldest, previous.oldest) if previous else oldest,
         )
-    return [held[each] for each in sorted(held)]
+    return [counts[key] for key in sorted(counts)]
 
 
-def count_states(connection: sa.Connection, chosen: Chosen) -> dict[str, int]:
+def count_states(connection: sa.Connection, selection: OutboxSelection) -> dict[str, int]:
     """The chosen deliveries by state, 0 included."""
-    found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
-    rows = sa.select(OUTBOX.state, sa.func.count()).where(*conditions(chosen))
-    for state, number in connection.execute(rows.group_by(OUTBOX.state)):
-        found[State(state).label] += number
-    return found
+    counts = dict.fromkeys(
+        (DeliveryState.NEXT.label, DeliveryState.DELIVERED.label, DeliveryState.DEAD.label), 0
+    )
+    query = sa.select(OUTBOX.state, sa.func.count()).where(*build_conditions(selection))
+    for state, number in connection.execute(query.group_by(OUTBOX.state)):
+        counts[DeliveryState(state).label] += number
+    return counts
 
 
-def counted(
+def count_trigger_states(
     connection: sa.Connection, trigger: str, endpoints: Sequence[str], most: int
 ) -> dict[str, int]:
     """The trigger's deliveries to these endpoints by state, each counted up to `most`.
 
-    Quick, however many there are.
+    Fast, however many there are.
     """
-    found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
-    for endpoint, state in product(endpoints, State):
-        one = (OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, OUTBOX.state == state)
-        some = sa.select(sa.literal_column("1")).where(*one).limit(most).subquery()
-        number = connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0
-        found[state.label] = min(found[state.label] + number, most)
-    return found
+    counts = dict.fromkeys(
+        (DeliveryState.NEXT.label, DeliveryState.DELIVERED.label, DeliveryState.DEAD.label), 0
+    )
+    for endpoint, state in product(endpoints, DeliveryState):
+        conditions = (
+            OUTBOX.trigger_name == trigger,
+            OUTBOX.endpoint == endpoint,
+            OUTBOX.state == state,
+        )
+        matching = sa.select(sa.literal_column("1")).where(*conditions).limit(most).subquery()
+        number = connection.scalar(sa.select(sa.func.count()).select_from(matching)) or 0
+        counts[state.label] = min(counts[state.label] + number, most)
+    return counts
 
 
-def oldest(connection: sa.Connection, trigger: str, endpoints: Sequence[str]) -> datetime | None:
+def find_oldest_pending(
+    connection: sa.Connection, trigger: str, endpoints: Sequence[str]
+) -> datetime | None:
     """When the oldest pending delivery to these endpoints was recorded; None: nothing waits."""
     times = [
         connection.scalar(
@@ -145,31 +163,35 @@ def oldest(connection: sa.Connection, trigger: str, endpoints: Sequence[str]) ->
                 OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, OUTBOX.state == state
             )
         )
-        for endpoint, state in product(endpoints, (State.NEXT, State.BEHIND))
+        for endpoint, state in product(endpoints, (DeliveryState.NEXT, DeliveryState.BEHIND))
     ]
-    return min((each for each in times if each is not None), default=None)
+    return min((time for time in times if time is not None), default=None)
 
 
 def prune(connection: sa.Connection, before: datetime, most: int) -> int:
-    """Delete at most `most` deliveries that ended before, and attempts made before; how many."""
-    old = sa.select(OUTBOX.number).where(HAS_ENDED, OUTBOX.ended_at < before).limit(most)
-    gone = connection.execute(sa.delete(ISCP_OUTBOX).where(OUTBOX.number.in_(old))).rowcount
-    made = sa.select(ATTEMPTS.number).where(ATTEMPTS.at < before).limit(most)
-    tried = connection.execute(sa.delete(ISCP_ATTEMPTS).where(ATTEMPTS.number.in_(made))).rowcount
-    return max(gone, tried)
+    """Delete at most `most` old deliveries and as many attempts; returns the larger count."""
+    old_deliveries = sa.select(OUTBOX.number).where(HAS_ENDED, OUTBOX.ended_at < before).limit(most)
+    deleted_deliveries = connection.execute(
+        sa.delete(ISCP_OUTBOX).where(OUTBOX.number.in_(old_deliveries))
+    ).rowcount
+    old_attempts = sa.select(ATTEMPTS.number).where(ATTEMPTS.at < before).limit(most)
+    deleted_attempts = connection.execute(
+        sa.delete(ISCP_ATTEMPTS).where(ATTEMPTS.number.in_(old_attempts))
+    ).rowcount
+    return max(deleted_deliveries, deleted_attempts)
 
 
-def _in_state(state: str) -> sa.ColumnElement[bool]:
-    if state == State.NEXT.label:
+def _build_state_condition(state: str) -> sa.ColumnElement[bool]:
+    if state == DeliveryState.NEXT.label:
         return IS_PENDING
-    return OUTBOX.state == int(State[state.upper()])
+    return OUTBOX.state == int(DeliveryState[state.upper()])
 
 
-def _nanos(at: datetime) -> int:
-    # Years before 1678 and after 2261 are beyond what the column holds, and so is no event.
-    return min(max(SourceTimestamp.of(at, version=0).nanos, -_MOST_NANOS), _MOST_NANOS)
+def _to_nanos(at: datetime) -> int:
+    # The column holds no years before 1678 or after 2261, and no event is that far away.
+    return min(max(SourceTimestamp.from_datetime(at, version=0).nanos, -_MOST_NANOS), _MOST_NANOS)
 
 
-def _encodable(text: str) -> str:
-    """The text as a database takes it; an argument of bytes that are no UTF-8 finds nothing."""
+def _to_encodable(text: str) -> str:
+    """The text as a database takes it; an argument that is not UTF-8 matches nothing."""
     return text.encode(errors="backslashreplace").decode()

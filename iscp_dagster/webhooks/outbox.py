@@ -1,4 +1,4 @@
-"""The outbox: events that the iterations of triggers recorded, and what became of them."""
+"""The outbox: events that the iterations of triggers recorded, and their deliveries."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from iscp_dagster.joblog.sql import leases
 from iscp_dagster.joblog.sql.engine import LOG
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks import claims, history, putting, recording
-from iscp_dagster.webhooks.history import Chosen, Count
-from iscp_dagster.webhooks.pending import Attempt, Delivery, PendingEvent
+from iscp_dagster.webhooks.history import DeliveryCount, OutboxSelection
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery, PendingEvent
 from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
-from sql_transactions.engine import prepare, transaction
+from sql_transactions.engine import begin_transaction, prepare_engine
 
 DEFAULT_PENDING = 100_000
-"""How many events of a trigger may wait for an endpoint whose own bound is not given."""
+"""How many events of a trigger may wait for an endpoint without a bound of its own."""
 PRUNED_AT_ONCE = 5_000
 PAUSED = "paused"
 MOST_COUNTED = 100_000
-"""How far `numbers` counts."""
+"""How far `summarize_trigger` counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
+class TriggerSummary:
     """A trigger's deliveries to its endpoints."""
 
     events: Mapping[str, int]
@@ -43,8 +43,8 @@ class Numbers:
 class Outbox:
     """The outbox in the ISCP log's database, SQLite or PostgreSQL; `engine` is the log's."""
 
-    def __init__(self, engine: sa.Engine, *, clock: Clock = utc_now) -> None:
-        self.engine = prepare(engine, LOG)
+    def __init__(self, engine: sa.Engine, *, clock: Clock = get_utc_now) -> None:
+        self.engine = prepare_engine(engine, LOG)
         self.clock = clock
 
     def ensure(self) -> None:
@@ -61,133 +61,153 @@ class Outbox:
         """Record events in the caller's transaction, in their order; idempotent by event id.
 
         `bounds` says how many events of one trigger may wait for an endpoint, by its name. Raises
-        OutboxFullError beyond; the caller must roll back.
+        OutboxFullError for more; the caller must roll back.
         """
         putting.put(connection, events, bounds or {}, DEFAULT_PENDING)
 
-    # What people ask for.
+    # For people.
 
-    def listed(self, chosen: Chosen | None = None, *, limit: int = 100) -> list[Delivery]:
+    def list_deliveries(
+        self, selection: OutboxSelection | None = None, *, limit: int = 100
+    ) -> list[EventDelivery]:
         """The deliveries recorded last, newest first."""
-        with self.reading() as connection:
-            return history.listed(connection, chosen or Chosen(), limit)
+        with self.begin_read() as connection:
+            return history.list_deliveries(connection, selection or OutboxSelection(), limit)
 
-    def count_states(self, chosen: Chosen | None = None) -> dict[str, int]:
+    def count_states(self, selection: OutboxSelection | None = None) -> dict[str, int]:
         """How many deliveries are pending, delivered and dead."""
-        with self.reading() as connection:
-            return history.count_states(connection, chosen or Chosen())
+        with self.begin_read() as connection:
+            return history.count_states(connection, selection or OutboxSelection())
 
     def show(
         self, event_id: str, endpoint: str | None = None
-    ) -> tuple[list[Delivery], list[Attempt]]:
-        """The deliveries of an event, and their attempts, oldest first; none if it is unknown."""
-        chosen = Chosen(event_id=event_id, endpoint=endpoint)
-        with self.reading() as connection:
-            deliveries = history.listed(connection, chosen, limit=1_000)
-            return deliveries, history.attempts(connection, deliveries)
+    ) -> tuple[list[EventDelivery], list[DeliveryAttempt]]:
+        """The deliveries of an event, newest first, and their attempts, oldest first.
 
-    def counts(self, trigger: str | None = None) -> list[Count]:
+        The attempts are those of each delivery and of its present batch. Both are empty if it is
+        unknown.
+        """
+        selection = OutboxSelection(event_id=event_id, endpoint=endpoint)
+        with self.begin_read() as connection:
+            deliveries = history.list_deliveries(connection, selection, limit=1_000)
+            return deliveries, history.list_attempts(connection, deliveries)
+
+    def count_deliveries(self, trigger: str | None = None) -> list[DeliveryCount]:
         """How many deliveries there are, by trigger, endpoint and state."""
-        with self.reading() as connection:
-            return history.counts(connection, trigger)
+        with self.begin_read() as connection:
+            return history.count_deliveries(connection, trigger)
 
-    def numbers(self, trigger: str, endpoints: Collection[str]) -> Numbers:
-        """What is shown of a trigger: quick, however many events there are."""
-        with self.reading() as connection:
-            known = recording.endpoints(connection, sorted(endpoints))
-            return Numbers(
-                events=history.counted(connection, trigger, sorted(endpoints), MOST_COUNTED),
-                oldest=history.oldest(connection, trigger, sorted(endpoints)),
+    def summarize_trigger(self, trigger: str, endpoints: Collection[str]) -> TriggerSummary:
+        """A trigger's numbers and endpoints; fast, however many events there are."""
+        with self.begin_read() as connection:
+            states = recording.read_endpoints(connection, sorted(endpoints))
+            return TriggerSummary(
+                events=history.count_trigger_states(
+                    connection, trigger, sorted(endpoints), MOST_COUNTED
+                ),
+                oldest=history.find_oldest_pending(connection, trigger, sorted(endpoints)),
                 endpoints={
-                    name: known.get(name, EndpointState(name=name)) for name in sorted(endpoints)
+                    name: states.get(name, EndpointState(name=name)) for name in sorted(endpoints)
                 },
             )
 
-    def resend(self, event_id: str, endpoint: str | None = None) -> int:
+    def resend_event(self, event_id: str, endpoint: str | None = None) -> int:
         """Send an event again, under its id, delivered or not; returns to how many endpoints.
 
-        One that is still pending is sent without a further wait.
+        A pending one is sent without further wait.
         """
-        return self._again(Chosen(event_id=event_id, endpoint=endpoint))
+        return self._requeue_chosen(OutboxSelection(event_id=event_id, endpoint=endpoint))
 
-    def replay(self, chosen: Chosen) -> int:
+    def replay(self, selection: OutboxSelection) -> int:
         """Send events of a range of commit times again, under their ids; returns how many.
 
-        `chosen` must have a trigger and a beginning; events of a key are sent in their order.
-        Raises ConfigError without.
+        Events of a key are sent in their order. Raises ConfigError unless `selection` has a trigger
+        and a `source_from`.
         """
-        if chosen.trigger is None or chosen.source_from is None:
-            raise ConfigError("A replay needs a trigger and the time from which on; give both.")
-        return self._again(chosen)
+        if selection.trigger is None or selection.source_from is None:
+            raise ConfigError("A replay needs a trigger and a start time; give both.")
+        return self._requeue_chosen(selection)
 
     def prune(self, before: datetime) -> int:
-        """Delete deliveries and dead letters that ended before, and old attempts; how many."""
+        """Delete deliveries and attempts that ended `before`, in portions.
+
+        Returns the sum of the larger of the two counts of each portion.
+        """
         total = 0
         while True:
-            with self.writing() as connection:
-                gone = history.prune(connection, before, PRUNED_AT_ONCE)
-            total += gone
-            if gone < PRUNED_AT_ONCE:
+            with self.begin_write() as connection:
+                deleted = history.prune(connection, before, PRUNED_AT_ONCE)
+            total += deleted
+            if deleted < PRUNED_AT_ONCE:
                 return total
 
-    def endpoints(self) -> dict[str, EndpointState]:
+    def list_endpoints(self) -> dict[str, EndpointState]:
         """The endpoints that a sender served or a person changed, by name."""
-        with self.reading() as connection:
-            return recording.endpoints(connection)
+        with self.begin_read() as connection:
+            return recording.read_endpoints(connection)
 
     def pause(self, endpoint: str, reason: str = "paused by hand") -> EndpointState:
         """Send nothing to it until it is resumed; events are kept, up to its bound."""
-        with self.writing() as connection:
-            return recording.change(connection, endpoint, PAUSED, reason, self.clock())
+        with self.begin_write() as connection:
+            return recording.set_endpoint_state(connection, endpoint, PAUSED, reason, self.clock())
 
     def resume(self, endpoint: str) -> EndpointState:
         """Send to it again, at once and with all tries, whether it was paused or disabled."""
-        with self.writing() as connection:
-            return recording.change(connection, endpoint, ACTIVE, "", self.clock())
+        with self.begin_write() as connection:
+            return recording.set_endpoint_state(connection, endpoint, ACTIVE, "", self.clock())
 
-    def served(self, endpoints: Collection[str]) -> frozenset[str]:
-        """The endpoints that a sender serves at present."""
-        with self.reading() as connection:
-            over = leases.lapsed(connection, [_lease(each) for each in endpoints], leases.NOW)
-        return frozenset(each for each in endpoints if not over.get(_lease(each), True))
+    def find_served(self, endpoints: Collection[str]) -> frozenset[str]:
+        """The endpoints that a sender serves now."""
+        with self.begin_read() as connection:
+            expired = leases.read_lease_expiry(
+                connection, [_format_lease_name(name) for name in endpoints], leases.NOW
+            )
+        return frozenset(
+            name for name in endpoints if not expired.get(_format_lease_name(name), True)
+        )
 
-    def waiting(self, endpoints: Collection[str]) -> frozenset[str]:
-        """The endpoints for which events wait; quick, however many there are."""
-        with self.reading() as connection:
-            return frozenset(each for each in endpoints if claims.due(connection, each))
+    def find_waiting(self, endpoints: Collection[str]) -> frozenset[str]:
+        """The endpoints for which events wait; fast, however many there are."""
+        with self.begin_read() as connection:
+            return frozenset(name for name in endpoints if claims.find_next_due(connection, name))
 
-    # What a sender does.
+    # For senders.
 
-    def hold(self, endpoints: Collection[str], owner: str, seconds: float) -> frozenset[str]:
-        """Take or renew the endpoints' leases; returns those that no other sender holds."""
-        with self.writing() as connection:
+    def take_leases(self, endpoints: Collection[str], owner: str, seconds: float) -> frozenset[str]:
+        """Take or renew the endpoints' leases; returns the endpoints that the caller now holds."""
+        with self.begin_write() as connection:
             recording.add_endpoints(connection, sorted(endpoints), self.clock())
-            names = {_lease(each): each for each in endpoints}
-            held = leases.take(connection, names, owner, seconds, leases.NOW)
-            return frozenset(names[each] for each in held)
+            endpoint_by_lease = {_format_lease_name(endpoint): endpoint for endpoint in endpoints}
+            held_leases = leases.take(connection, endpoint_by_lease, owner, seconds, leases.NOW)
+            return frozenset(endpoint_by_lease[lease] for lease in held_leases)
 
-    def inherit(self, is_gone: Callable[[str], bool]) -> None:
+    def free_gone_senders(self, is_gone: Callable[[str], bool]) -> None:
         """Free the endpoints of senders that are gone, so that nobody waits for their leases."""
         columns = ISCP_LEASES.c
-        sender = columns.name.like(f"{_lease('')}%")
-        with self.writing() as connection:
-            for owner in connection.scalars(sa.select(columns.owner).where(sender)).all():
+        is_sender_lease = columns.name.like(f"{_format_lease_name('')}%")
+        with self.begin_write() as connection:
+            for owner in connection.scalars(sa.select(columns.owner).where(is_sender_lease)).all():
                 if is_gone(owner):
-                    mine = (sender, columns.owner == owner)
-                    connection.execute(sa.delete(ISCP_LEASES).where(*mine))
+                    conditions = (is_sender_lease, columns.owner == owner)
+                    connection.execute(sa.delete(ISCP_LEASES).where(*conditions))
 
     def release(self, endpoints: Collection[str], owner: str) -> None:
         """Let other senders have the endpoints at once."""
         columns = ISCP_LEASES.c
-        mine = (columns.name.in_(map(_lease, endpoints)), columns.owner == owner)
-        with self.writing() as connection:
-            connection.execute(sa.delete(ISCP_LEASES).where(*mine))
+        conditions = (columns.name.in_(map(_format_lease_name, endpoints)), columns.owner == owner)
+        with self.begin_write() as connection:
+            connection.execute(sa.delete(ISCP_LEASES).where(*conditions))
 
-    def look(self, endpoints: Sequence[str]) -> dict[str, tuple[EndpointState, datetime | None]]:
+    def poll_endpoints(
+        self, endpoints: Sequence[str]
+    ) -> dict[str, tuple[EndpointState, datetime | None]]:
         """Each endpoint's state, and when its next delivery is due; cheap, whatever is pending."""
-        with self.reading() as connection:
-            states = recording.endpoints(connection, endpoints)
-            return {name: (state, claims.due(connection, name)) for name, state in states.items()}
+        with self.begin_read() as connection:
+            states = recording.read_endpoints(connection, endpoints)
+            return {
+                name: (state, claims.find_next_due(connection, name))
+                for name, state in states.items()
+            }
 
     def claim(
         self,
@@ -197,38 +217,42 @@ class Outbox:
         busy: Collection[str],
         size: int = 1,
         batch_id: claims.BatchId | None = None,
-    ) -> list[claims.Work]:
-        """What is due for an endpoint whose lease the caller holds.
+    ) -> list[claims.SenderWork]:
+        """The due work of an endpoint whose lease the caller holds.
 
         At most `room` pieces of work in lanes that are not `busy`: with `batch_id`, batches of at
         most `size` events, which are recorded before this returns.
         """
         now = self.clock()
         if batch_id is None:
-            with self.reading() as connection:
+            with self.begin_read() as connection:
                 return claims.claim(connection, endpoint, now, room=room, busy=busy)
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             return claims.compose(
                 connection, endpoint, now, room=room, size=size, busy=busy, batch_id=batch_id
             )
 
-    def record(self, endpoint: EndpointState, results: Sequence[recording.Result]) -> None:
+    def record(self, endpoint: EndpointState, results: Sequence[recording.AttemptResult]) -> None:
         """Record attempts of the endpoint's messages, and its state after the last of them."""
-        with self.writing() as connection:
+        with self.begin_write() as connection:
             recording.record(connection, endpoint, results, self.clock())
 
-    def reading(self) -> AbstractContextManager[sa.Connection]:
+    def begin_read(self) -> AbstractContextManager[sa.Connection]:
         """One transaction that only reads."""
-        return transaction(self.engine, writes=False)
+        return begin_transaction(self.engine, writes=False)
 
-    def writing(self) -> AbstractContextManager[sa.Connection]:
+    def begin_write(self) -> AbstractContextManager[sa.Connection]:
         """One transaction."""
-        return transaction(self.engine, writes=True)
+        return begin_transaction(self.engine, writes=True)
 
-    def _again(self, chosen: Chosen) -> int:
-        with self.writing() as connection:
-            return sum(putting.again(connection, history.conditions(chosen), self.clock()))
+    def _requeue_chosen(self, selection: OutboxSelection) -> int:
+        with self.begin_write() as connection:
+            return sum(
+                putting.requeue_deliveries(
+                    connection, history.build_conditions(selection), self.clock()
+                )
+            )
 
 
-def _lease(endpoint: str) -> str:
+def _format_lease_name(endpoint: str) -> str:
     return f"sender:{endpoint}"

@@ -1,4 +1,4 @@
-"""Events on their way: what is put into the outbox, and what is told about it."""
+"""Events on their way: the outbox's pending events, deliveries and attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.webhooks.tables import State
+from iscp_dagster.webhooks.tables import DeliveryState
 
 LANE_DIGITS = 32
 
@@ -44,15 +44,15 @@ class PendingEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """One event and one endpoint, as the outbox has them."""
+class EventDelivery:
+    """The delivery of one event to one endpoint, as the outbox keeps it."""
 
     number: int
     event_id: str
     endpoint: str
     lane: str
     """See `PendingEvent.lane`."""
-    state: State
+    state: DeliveryState
     trigger: str
     tenant: str
     key: str
@@ -62,19 +62,19 @@ class Delivery:
     body: bytes
     attempts: int
     next_at: datetime
-    """No attempt before; of no meaning once it has ended."""
+    """No attempt is made before; without meaning once it has ended."""
     failed_at: datetime | None
-    """The first failure since it is pending."""
+    """The first failure since it became pending."""
     ended_at: datetime | None
     batch_id: str | None
 
     @property
     def pending(self) -> bool:
-        return self.state <= State.BEHIND
+        return self.state <= DeliveryState.BEHIND
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class DeliveryAttempt:
     """One request that was sent, or could not be."""
 
     message_id: str

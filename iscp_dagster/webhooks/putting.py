@@ -1,4 +1,4 @@
-"""Statements that make deliveries pending, and keep one of each lane next."""
+"""Statements that make deliveries pending, and keep one delivery of each lane next."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ import sqlalchemy as sa
 
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
-from iscp_dagster.webhooks.tables import HAS_ENDED, IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
-from sql_transactions.given import given, insert_into, without_nul
+from iscp_dagster.webhooks.tables import (
+    HAS_ENDED,
+    IS_NEXT,
+    IS_PENDING,
+    ISCP_OUTBOX,
+    OUTBOX,
+    DeliveryState,
+)
+from sql_transactions.given import build_rows_table, escape_nul, insert_into
 
 Lane = tuple[str, str]
 """An endpoint, and the digest of a trigger, tenant and key."""
@@ -26,12 +33,12 @@ _NAMES = [column.key for column in OUTBOX if column.key != "number"]
 def put(
     connection: sa.Connection, events: Sequence[PendingEvent], bounds: Mapping[str, int], bound: int
 ) -> None:
-    """Insert the events that are not there yet, in their order, for each of their endpoints.
+    """Insert the events that are new, in their order, for each of their endpoints.
 
     Raises OutboxFullError if more than `bounds[endpoint]` (or `bound`) events of a trigger would
-    be pending for an endpoint, unless none was: an iteration's events are never too many alone.
+    be pending for an endpoint, unless none was: one iteration's events always fit by themselves.
     """
-    rows = [row for event in events for row in _rows(event)]
+    rows = [row for event in events for row in _build_rows(event)]
     added = Counter(_insert(connection, rows))
     for (trigger, endpoint), count in sorted(added.items()):
         _check_room(connection, trigger, endpoint, count, bounds.get(endpoint, bound))
@@ -41,45 +48,47 @@ def put(
 def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     """Make the first pending delivery of each lane the next one, and only that.
 
-    Who else ends or adds deliveries of the lanes waits until the caller's transaction ends.
+    Others that end or add deliveries of the lanes wait until the caller's transaction ends.
     """
     if not lanes:
         return
-    listed = _listed(connection, lanes)
-    in_them = sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(sa.select(listed))
-    # Without the lock, one who ends a delivery would not see those that the caller adds.
-    lock(connection, in_them, IS_NEXT)
+    lane_rows = _build_lane_rows(connection, lanes)
+    in_lanes = sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(sa.select(lane_rows))
+    # Without the lock, a sender that ends a delivery would not see those that the caller adds.
+    lock(connection, in_lanes, IS_NEXT)
     earlier = ISCP_OUTBOX.alias("earlier")
     first = (
         sa.select(earlier.c.number)
-        .where(earlier.c.endpoint == listed.c.endpoint, earlier.c.lane == listed.c.lane)
+        .where(earlier.c.endpoint == lane_rows.c.endpoint, earlier.c.lane == lane_rows.c.lane)
         .where(earlier.c.state <= sa.literal_column("1"))
         .order_by(earlier.c.number)
         .limit(1)
-        .correlate(listed)
+        .correlate(lane_rows)
         .scalar_subquery()
     )
-    firsts = sa.select(first).select_from(listed)
-    demoted = sa.update(ISCP_OUTBOX).where(in_them, IS_NEXT, OUTBOX.number.not_in(firsts))
-    promoted = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(firsts), OUTBOX.state != State.NEXT)
-    connection.execute(demoted.values(state=int(State.BEHIND)))
-    connection.execute(promoted.values(state=int(State.NEXT)))
+    firsts = sa.select(first).select_from(lane_rows)
+    demoted = sa.update(ISCP_OUTBOX).where(in_lanes, IS_NEXT, OUTBOX.number.not_in(firsts))
+    promoted = sa.update(ISCP_OUTBOX).where(
+        OUTBOX.number.in_(firsts), OUTBOX.state != DeliveryState.NEXT
+    )
+    connection.execute(demoted.values(state=int(DeliveryState.BEHIND)))
+    connection.execute(promoted.values(state=int(DeliveryState.NEXT)))
 
 
-def again(
+def requeue_deliveries(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]], now: Any
 ) -> tuple[int, int]:
     """Make ended deliveries pending again, and pending ones due; returns how many of each."""
-    due = sa.update(ISCP_OUTBOX).where(*where, IS_PENDING).values(next_at=now)
-    hurried = connection.execute(due).rowcount
-    fresh = {"state": int(State.BEHIND), "next_at": now, "attempts": 0}
-    revived = (
+    hurry = sa.update(ISCP_OUTBOX).where(*where, IS_PENDING).values(next_at=now)
+    hurried = connection.execute(hurry).rowcount
+    reset = {"state": int(DeliveryState.BEHIND), "next_at": now, "attempts": 0}
+    requeue = (
         sa.update(ISCP_OUTBOX)
         .where(*where, HAS_ENDED)
-        .values(**fresh, failed_at=None, ended_at=None, batch_id=None)
+        .values(**reset, failed_at=None, ended_at=None, batch_id=None)
         .returning(OUTBOX.endpoint, OUTBOX.lane)
     )
-    lanes = [(row.endpoint, row.lane) for row in connection.execute(revived)]
+    lanes = [(row.endpoint, row.lane) for row in connection.execute(requeue)]
     elect(connection, set(lanes))
     return len(lanes), hurried
 
@@ -89,49 +98,49 @@ def lock(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> None:
     # On SQLite the transaction has the file to itself.
     if connection.dialect.name == "postgresql":
         # In order, so that two callers never wait for each other.
-        held = sa.select(OUTBOX.number).where(*where).order_by(OUTBOX.number)
-        connection.execute(held.with_for_update()).all()
+        query = sa.select(OUTBOX.number).where(*where).order_by(OUTBOX.number)
+        connection.execute(query.with_for_update()).all()
 
 
-def numbers(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
+def build_number_query(connection: sa.Connection, numbers: Iterable[int]) -> sa.Select[Any]:
     """The deliveries' numbers as a query; any number of them."""
-    rows = [{"number": number} for number in chosen]
-    return sa.select(given(connection.dialect, [OUTBOX.number], rows))
+    rows = [{"number": number} for number in numbers]
+    return sa.select(build_rows_table(connection.dialect, [OUTBOX.number], rows))
 
 
-def _listed(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
+def _build_lane_rows(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
     rows = [{"endpoint": endpoint, "lane": lane} for endpoint, lane in sorted(lanes)]
-    return given(connection.dialect, [OUTBOX.endpoint, OUTBOX.lane], rows)
+    return build_rows_table(connection.dialect, [OUTBOX.endpoint, OUTBOX.lane], rows)
 
 
 def _insert(connection: sa.Connection, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Insert the rows that are not there; yields trigger and endpoint of each new one."""
-    for some in split_into_portions(
+    """Insert the rows that are new; yields the trigger and endpoint of each."""
+    for portion in split_into_portions(
         rows,
         most=ROWS_PER_STATEMENT,
         size=lambda row: len(row["body"]),
         most_size=BODIES_PER_STATEMENT,
     ):
-        placed = [row | {_PLACE.name: place} for place, row in enumerate(some)]
+        numbered = [row | {_PLACE.name: place} for place, row in enumerate(portion)]
         columns = [OUTBOX[name] for name in _NAMES]
-        new = given(connection.dialect, [*columns, _PLACE], placed)
-        chosen = sa.select(*(new.c[name] for name in _NAMES)).where(sa.true())
+        values = build_rows_table(connection.dialect, [*columns, _PLACE], numbered)
+        query = sa.select(*(values.c[name] for name in _NAMES)).where(sa.true())
         insert = insert_into(connection.dialect, ISCP_OUTBOX).from_select(
-            _NAMES, chosen.order_by(new.c[_PLACE.name])
+            _NAMES, query.order_by(values.c[_PLACE.name])
         )
-        done = insert.on_conflict_do_nothing().returning(OUTBOX.trigger_name, OUTBOX.endpoint)
-        yield from (tuple(row) for row in connection.execute(done).all())
+        statement = insert.on_conflict_do_nothing().returning(OUTBOX.trigger_name, OUTBOX.endpoint)
+        yield from (tuple(row) for row in connection.execute(statement).all())
 
 
 def _check_room(
     connection: sa.Connection, trigger: str, endpoint: str, added: int, bound: int
 ) -> None:
-    some: sa.Select[Any] = (
+    query: sa.Select[Any] = (
         sa.select(sa.literal_column("1"))
         .where(OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, IS_PENDING)
         .limit(bound + added + 1)
     )
-    pending = connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
+    pending = connection.scalar(sa.select(sa.func.count()).select_from(query.subquery())) or 0
     if pending > bound and pending > added:
         raise OutboxFullError(
             f"Trigger {trigger!r}: {pending - added:,} events wait for endpoint {endpoint!r}, "
@@ -140,15 +149,15 @@ def _check_room(
         )
 
 
-def _rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
+def _build_rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
     at = event.source_timestamp
     row = {
         "event_id": event.event_id,
         "lane": event.lane,
-        "state": int(State.BEHIND),
+        "state": int(DeliveryState.BEHIND),
         "trigger_name": event.trigger,
-        "tenant": without_nul(event.tenant),
-        "event_key": without_nul(event.key),
+        "tenant": escape_nul(event.tenant),
+        "event_key": escape_nul(event.key),
         "event_type": event.event_type,
         "source_nanos": at.nanos,
         "source_version": at.version,

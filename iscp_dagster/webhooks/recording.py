@@ -1,4 +1,4 @@
-"""What a sender writes back: the attempts, what became of the events, how the endpoint is."""
+"""What a sender writes back: attempts, the states of deliveries, the endpoint's health."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.webhooks.answers import Answer, Health, Outcome, Verdict
-from iscp_dagster.webhooks.claims import Message
-from iscp_dagster.webhooks.putting import elect, lock, numbers
+from iscp_dagster.webhooks.answers import (
+    AttemptOutcome,
+    EndpointAnswer,
+    EndpointHealth,
+    MessageVerdict,
+)
+from iscp_dagster.webhooks.claims import WebhookMessage
+from iscp_dagster.webhooks.putting import build_number_query, elect, lock
 from iscp_dagster.webhooks.tables import (
     ENDPOINTS,
     IS_PENDING,
@@ -19,25 +24,25 @@ from iscp_dagster.webhooks.tables import (
     ISCP_ENDPOINTS,
     ISCP_OUTBOX,
     OUTBOX,
-    State,
+    DeliveryState,
 )
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.given import build_rows_table, escape_nul, insert_into
 
 ACTIVE = "active"
-_ENDS = {Verdict.DELIVERED: State.DELIVERED, Verdict.DEAD: State.DEAD}
+_ENDS = {MessageVerdict.DELIVERED: DeliveryState.DELIVERED, MessageVerdict.DEAD: DeliveryState.DEAD}
 _CHANGED = (OUTBOX.number, OUTBOX.state, OUTBOX.attempts, OUTBOX.next_at, OUTBOX.failed_at)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointState:
-    """An endpoint as the outbox has it."""
+    """An endpoint as the outbox keeps it."""
 
     name: str
     state: str = ACTIVE
     """`active`, `paused` or `disabled`."""
     reason: str = ""
     changed_at: datetime | None = None
-    health: Health = field(default_factory=Health)
+    health: EndpointHealth = field(default_factory=EndpointHealth)
     delivered_at: datetime | None = None
     seq: int = 0
     """Grows when a person pauses or resumes it."""
@@ -48,22 +53,22 @@ class EndpointState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class AttemptResult:
     """One attempt, and what follows from it."""
 
-    message: Message
-    answer: Answer
-    outcome: Outcome
+    message: WebhookMessage
+    answer: EndpointAnswer
+    outcome: AttemptOutcome
     at: datetime
     seconds: float
-    halves: tuple[Message, ...] = ()
-    """The batches that a split one's events are sent in."""
+    halves: tuple[WebhookMessage, ...] = ()
+    """The batches that a split batch is sent in."""
 
 
 def record(
     connection: sa.Connection,
     endpoint: EndpointState,
-    results: Sequence[Result],
+    results: Sequence[AttemptResult],
     now: datetime,
 ) -> None:
     """Record attempts of an endpoint's messages, and the endpoint's health after the last.
@@ -71,59 +76,67 @@ def record(
     Idempotent for the events: what has ended stays as it is.
     """
     if results:
-        rows = [row for each in results for row in _rows(each, now)]
-        lanes = _ended(connection, endpoint.name, rows, now)
+        rows = [row for result in results for row in _build_rows(result, now)]
+        lanes = _update_deliveries(connection, endpoint.name, rows, now)
         elect(connection, lanes)
-        for half in (half for each in results for half in each.halves):
-            _recompose(connection, half)
-        connection.execute(sa.insert(ISCP_ATTEMPTS), [_attempt(endpoint.name, e) for e in results])
-    delivered = any(each.answer.accepted for each in results)
+        for half in (half for result in results for half in result.halves):
+            _recompose_batch(connection, half)
+        connection.execute(
+            sa.insert(ISCP_ATTEMPTS),
+            [_build_attempt_row(endpoint.name, result) for result in results],
+        )
+    delivered = any(result.answer.accepted for result in results)
     _keep_health(connection, endpoint, {"delivered_at": now} if delivered else {})
 
 
-def _ended(
+def _update_deliveries(
     connection: sa.Connection, endpoint: str, rows: Sequence[dict[str, Any]], now: datetime
 ) -> set[tuple[str, str]]:
     """Write the deliveries back; returns the lanes in which something ended."""
-    lock(connection, OUTBOX.number.in_(numbers(connection, (row["number"] for row in rows))))
-    new = given(connection.dialect, _CHANGED, rows)
-    unended = new.c.state < int(State.DELIVERED)
+    lock(
+        connection,
+        OUTBOX.number.in_(build_number_query(connection, (row["number"] for row in rows))),
+    )
+    updates = build_rows_table(connection.dialect, _CHANGED, rows)
+    still_pending = updates.c.state < int(DeliveryState.DELIVERED)
     values = {
-        "state": sa.case((unended, OUTBOX.state), else_=new.c.state),
-        "attempts": new.c.attempts,
-        "next_at": new.c.next_at,
-        "failed_at": new.c.failed_at,
-        "ended_at": sa.case((unended, None), else_=sa.literal(now, OUTBOX.ended_at.type)),
+        "state": sa.case((still_pending, OUTBOX.state), else_=updates.c.state),
+        "attempts": updates.c.attempts,
+        "next_at": updates.c.next_at,
+        "failed_at": updates.c.failed_at,
+        "ended_at": sa.case((still_pending, None), else_=sa.literal(now, OUTBOX.ended_at.type)),
     }
-    changed = sa.update(ISCP_OUTBOX).where(OUTBOX.number == new.c.number, IS_PENDING)
-    done = connection.execute(changed.values(values).returning(OUTBOX.lane, OUTBOX.state)).all()
-    return {(endpoint, row.lane) for row in done if row.state >= State.DELIVERED}
+    statement = sa.update(ISCP_OUTBOX).where(OUTBOX.number == updates.c.number, IS_PENDING)
+    updated = connection.execute(
+        statement.values(values).returning(OUTBOX.lane, OUTBOX.state)
+    ).all()
+    return {(endpoint, row.lane) for row in updated if row.state >= DeliveryState.DELIVERED}
 
 
-def _recompose(connection: sa.Connection, batch: Message) -> None:
-    numbered = numbers(connection, (each.number for each in batch.events))
-    mine = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
-    connection.execute(mine.values(batch_id=batch.id))
+def _recompose_batch(connection: sa.Connection, batch: WebhookMessage) -> None:
+    numbers = build_number_query(connection, (delivery.number for delivery in batch.events))
+    update = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbers), IS_PENDING)
+    connection.execute(update.values(batch_id=batch.id))
 
 
-def _rows(result: Result, now: datetime) -> list[dict[str, Any]]:
+def _build_rows(result: AttemptResult, now: datetime) -> list[dict[str, Any]]:
     outcome = result.outcome
     # Which event of a split batch the attempt failed for is not known yet.
-    counted = outcome.verdict is not Verdict.SPLIT
+    counted = outcome.verdict is not MessageVerdict.SPLIT
     failed = counted and not result.answer.accepted
     return [
         {
-            "number": each.number,
-            "state": int(_ENDS.get(outcome.verdict, State.NEXT)),
-            "attempts": each.attempts + counted,
-            "next_at": outcome.next_at or each.next_at,
-            "failed_at": (each.failed_at or now) if failed else each.failed_at,
+            "number": delivery.number,
+            "state": int(_ENDS.get(outcome.verdict, DeliveryState.NEXT)),
+            "attempts": delivery.attempts + counted,
+            "next_at": outcome.next_at or delivery.next_at,
+            "failed_at": (delivery.failed_at or now) if failed else delivery.failed_at,
         }
-        for each in result.message.events
+        for delivery in result.message.events
     ]
 
 
-def _attempt(endpoint: str, result: Result) -> dict[str, Any]:
+def _build_attempt_row(endpoint: str, result: AttemptResult) -> dict[str, Any]:
     return {
         "message_id": result.message.id,
         "endpoint": endpoint,
@@ -131,7 +144,7 @@ def _attempt(endpoint: str, result: Result) -> dict[str, Any]:
         "seconds": result.seconds,
         "events": len(result.message.events),
         "status": result.answer.status,
-        "answer": without_nul(result.answer.text),
+        "answer": escape_nul(result.answer.text),
         "verdict": result.outcome.verdict.value,
         "next_at": result.outcome.next_at,
     }
@@ -140,14 +153,14 @@ def _attempt(endpoint: str, result: Result) -> dict[str, Any]:
 def _keep_health(
     connection: sa.Connection, endpoint: EndpointState, delivered: dict[str, Any]
 ) -> None:
-    """Write what the attempts amount to, unless a person changed the endpoint meanwhile."""
-    # A person's pause stands; it is written with a higher `seq`.
+    """Write the endpoint's health, unless a person changed the endpoint meanwhile."""
+    # A person's pause prevails; it is written with a higher `seq`.
     unchanged = (ENDPOINTS.name == endpoint.name, ENDPOINTS.seq == endpoint.seq)
-    values = _values(endpoint) | delivered
+    values = _build_endpoint_values(endpoint) | delivered
     connection.execute(sa.update(ISCP_ENDPOINTS).where(*unchanged).values(values))
 
 
-def _values(endpoint: EndpointState) -> dict[str, Any]:
+def _build_endpoint_values(endpoint: EndpointState) -> dict[str, Any]:
     return {
         "state": endpoint.state,
         "reason": endpoint.reason,
@@ -158,10 +171,10 @@ def _values(endpoint: EndpointState) -> dict[str, Any]:
 
 
 def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime) -> None:
-    """Make the rows of endpoints that have none. Idempotent."""
+    """Insert the rows of endpoints that have none. Idempotent."""
     rows = [
         {"name": name, "delivered_at": None, "seq": 0}
-        | _values(EndpointState(name=name, changed_at=now))
+        | _build_endpoint_values(EndpointState(name=name, changed_at=now))
         for name in sorted(names)
     ]
     if rows:
@@ -169,41 +182,41 @@ def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime
         connection.execute(insert, rows)
 
 
-def endpoints(
+def read_endpoints(
     connection: sa.Connection, names: Sequence[str] | None = None
 ) -> dict[str, EndpointState]:
-    """The endpoints that have a row, by name; with `names`, of these."""
-    chosen = sa.select(ISCP_ENDPOINTS).order_by(ENDPOINTS.name)
+    """The endpoints that have a row, by name; with `names`, only these."""
+    query = sa.select(ISCP_ENDPOINTS).order_by(ENDPOINTS.name)
     if names is not None:
-        chosen = chosen.where(ENDPOINTS.name.in_(names))
-    return {row.name: _endpoint(row) for row in connection.execute(chosen)}
+        query = query.where(ENDPOINTS.name.in_(names))
+    return {row.name: _to_endpoint_state(row) for row in connection.execute(query)}
 
 
-def change(
+def set_endpoint_state(
     connection: sa.Connection, name: str, state: str, reason: str, now: datetime
 ) -> EndpointState:
-    """Have a person pause or resume an endpoint; resuming begins its retries anew, at once."""
+    """Pause or resume an endpoint for a person; resuming restarts its retries at once."""
     add_endpoints(connection, [name], now)
-    mine = ENDPOINTS.name == name
+    same_name = ENDPOINTS.name == name
     values: dict[str, Any] = {"state": state, "reason": reason, "changed_at": now}
     if state == ACTIVE:
         values |= {"in_a_row": 0, "failing_since": None}
-        tried = (OUTBOX.endpoint == name, IS_PENDING, OUTBOX.failed_at.is_not(None))
-        anew = sa.update(ISCP_OUTBOX).where(*tried)
-        connection.execute(anew.values(next_at=now, attempts=0, failed_at=None))
+        conditions = (OUTBOX.endpoint == name, IS_PENDING, OUTBOX.failed_at.is_not(None))
+        retry = sa.update(ISCP_OUTBOX).where(*conditions)
+        connection.execute(retry.values(next_at=now, attempts=0, failed_at=None))
     connection.execute(
-        sa.update(ISCP_ENDPOINTS).where(mine).values(values | {"seq": ENDPOINTS.seq + 1})
+        sa.update(ISCP_ENDPOINTS).where(same_name).values(values | {"seq": ENDPOINTS.seq + 1})
     )
-    return endpoints(connection, [name])[name]
+    return read_endpoints(connection, [name])[name]
 
 
-def _endpoint(row: sa.Row[Any]) -> EndpointState:
+def _to_endpoint_state(row: sa.Row[Any]) -> EndpointState:
     return EndpointState(
         name=row.name,
         state=row.state,
         reason=row.reason,
         changed_at=row.changed_at,
-        health=Health(in_a_row=row.in_a_row, failing_since=row.failing_since),
+        health=EndpointHealth(in_a_row=row.in_a_row, failing_since=row.failing_since),
         delivered_at=row.delivered_at,
         seq=row.seq,
     )

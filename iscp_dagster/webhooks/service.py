@@ -1,4 +1,4 @@
-"""The sender as a service: alone, or beside another one in an event loop."""
+"""The sender as a service: by itself, or beside another one in an event loop."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import anyio
 
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError, IscpError
-from iscp_dagster.model.imports import need
+from iscp_dagster.model.imports import require_extra
 from iscp_dagster.model.variables import LOG_URL
-from iscp_dagster.webhooks.answers import Answer
+from iscp_dagster.webhooks.answers import EndpointAnswer
 from iscp_dagster.webhooks.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -38,41 +38,46 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SenderService:
-    """Delivers events to the declared endpoints. Raises ConfigError if it could not.
+    """Delivers events to the declared endpoints. Needs the extra `serve`.
 
-    That is: ISCP_LOG_URL names no log, a secret is missing or malformed, or an endpoint allows
-    what never is. Needs the extra `serve`.
+    Raises ConfigError if ISCP_LOG_URL is not set, a secret is missing or malformed, or an endpoint
+    allows a network that is never allowed.
     """
 
     environ: Mapping[str, str]
     endpoints: Sequence[Endpoint]
 
     def __post_init__(self) -> None:
-        need("serve", "the sender of webhooks", "httpcore", "sniffio")
+        require_extra("serve", "the sender of webhooks", "httpcore", "sniffio")
         if not self.environ.get(LOG_URL):
             raise ConfigError(f"{LOG_URL} is not set; name the database of the ISCP log.")
         from iscp_dagster.webhooks.sending.resolving import Resolver
 
-        for each in self.endpoints:
-            _poster(each, self.environ, Resolver())
+        for endpoint in self.endpoints:
+            _make_poster(endpoint, self.environ, Resolver())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver until `stop` is set, then end in order: what is under way is recorded."""
+        """Deliver until `stop` is set; then record the attempts under way, and end."""
         from iscp_dagster.webhooks.sending.resolving import Resolver
         from iscp_dagster.webhooks.sending.sender import Sender
 
         if not self.endpoints:
             await stop.wait()
             return
-        outbox = Outbox(open_engine(self.environ[LOG_URL], kept=True))
+        outbox = Outbox(open_engine(self.environ[LOG_URL], keep_open=True))
         await asyncio.to_thread(outbox.ensure)
-        await asyncio.to_thread(outbox.inherit, lambda owner: is_gone(owner, machine()))
+        await asyncio.to_thread(
+            outbox.free_gone_senders, lambda owner: is_gone(owner, identify_machine())
+        )
         resolver = Resolver()
         sender = Sender(
             outbox,
-            [(each, partial(_poster, each, self.environ, resolver)) for each in self.endpoints],
-            owner=f"{machine()}:{os.getpid()}:{secrets.token_hex(4)}",
-            batch_id=IdScheme.from_environment(self.environ).batch_id,
+            [
+                (endpoint, partial(_make_poster, endpoint, self.environ, resolver))
+                for endpoint in self.endpoints
+            ],
+            owner=f"{identify_machine()}:{os.getpid()}:{secrets.token_hex(4)}",
+            batch_id=IdScheme.from_environment(self.environ).make_batch_id,
         )
         try:
             await sender.run(stop)
@@ -81,13 +86,13 @@ class SenderService:
 
 
 @asynccontextmanager
-async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
-    """Run the service while the context is open, beside a server; what ends it is logged.
+async def run_service(load: Callable[[], SenderService]) -> AsyncIterator[None]:
+    """Run the service while the context is open, beside a server; logs what ends it.
 
-    It is loaded, in a thread, until that succeeds.
+    It is loaded in a thread, again until that succeeds.
     """
     stop = asyncio.Event()
-    task = asyncio.ensure_future(_always(load, stop))
+    task = asyncio.ensure_future(_keep_running(load, stop))
     try:
         yield
     finally:
@@ -95,7 +100,7 @@ async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
         await task
 
 
-async def _always(load: Callable[[], SenderService], stop: asyncio.Event) -> None:
+async def _keep_running(load: Callable[[], SenderService], stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             service = await asyncio.to_thread(load)
@@ -108,8 +113,8 @@ async def _always(load: Callable[[], SenderService], stop: asyncio.Event) -> Non
             await stop.wait()
 
 
-def machine() -> str:
-    """What makes a process's number unique; empty where that cannot be told."""
+def identify_machine() -> str:
+    """What makes a process id unique; empty if it is unknown."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{socket.gethostname()}/{booted}/{Path('/proc/self/ns/pid').readlink()}"
@@ -117,21 +122,23 @@ def machine() -> str:
         return ""
 
 
-def is_gone(owner: str, here: str) -> bool:
-    """Whether a lease's owner was a process here that lives no more."""
-    place, _, process = owner.rpartition(":")[0].rpartition(":")
-    return bool(here) and place == here and not Path(f"/proc/{process}").exists()
+def is_gone(owner: str, machine: str) -> bool:
+    """Whether a lease's owner was a process on this machine that no longer exists."""
+    owner_machine, _, process = owner.rpartition(":")[0].rpartition(":")
+    return bool(machine) and owner_machine == machine and not Path(f"/proc/{process}").exists()
 
 
-async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = utc_now) -> Answer:
-    """Send the endpoint one signed event of type PING that is in no outbox; gives its answer.
+async def ping(
+    endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = get_utc_now
+) -> EndpointAnswer:
+    """Send the endpoint one signed event of type PING, in no outbox; returns its answer.
 
     It is sent even while the endpoint is paused. Raises ConfigError as SenderService does.
     """
     from iscp_dagster.webhooks.sending.resolving import Resolver
 
     id_ = f"ping_{secrets.token_hex(_PING_BYTES)}"
-    said: dict[str, object] = {
+    event: dict[str, object] = {
         "event_id": id_,
         "event_type": "PING",
         "trigger_name": None,
@@ -139,16 +146,16 @@ async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = ut
         "source_timestamp": None,
         "data": {},
     }
-    body = json.dumps({"data": [said]} if endpoint.batch > 1 else said).encode()
-    poster = _poster(endpoint, environ, Resolver(), clock)
+    body = json.dumps({"data": [event]} if endpoint.batch > 1 else event).encode()
+    poster = _make_poster(endpoint, environ, Resolver(), clock)
     try:
         return await poster.post(id_, body)
     finally:
         await poster.aclose()
 
 
-def _poster(
-    endpoint: Endpoint, environ: Mapping[str, str], resolver: Resolver, clock: Clock = utc_now
+def _make_poster(
+    endpoint: Endpoint, environ: Mapping[str, str], resolver: Resolver, clock: Clock = get_utc_now
 ) -> Poster:
     from iscp_dagster.webhooks.sending.posting import Poster
 

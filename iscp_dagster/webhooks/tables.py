@@ -1,4 +1,4 @@
-"""The outbox' tables, in the ISCP log's database: deliveries, attempts, endpoints."""
+"""The outbox's tables, in the ISCP log's database: deliveries, attempts, endpoints."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from iscp_dagster.joblog.sql.tables import METADATA, UtcTime
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-class State(IntEnum):
-    """Where the delivery of an event to an endpoint stands."""
+class DeliveryState(IntEnum):
+    """The state of the delivery of an event to an endpoint."""
 
     NEXT = 0
     """Pending, and the next of its key."""
     BEHIND = 1
-    """Pending, and waits for an earlier event of its key."""
+    """Pending, and waiting for an earlier event of its key."""
     DELIVERED = 2
     DEAD = 3
-    """A dead letter: it is not sent unless a person has it sent again."""
+    """A dead letter: not sent unless a person has it sent again."""
 
     @property
     def label(self) -> str:
-        return "pending" if self <= State.BEHIND else self.name.lower()
+        return "pending" if self <= DeliveryState.BEHIND else self.name.lower()
 
 
-def _partial(name: str, *columns: str, where: str) -> sa.Index:
+def _make_partial_index(name: str, *columns: str, where: str) -> sa.Index:
     return sa.Index(name, *columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
 
 
@@ -54,13 +54,13 @@ ISCP_OUTBOX = sa.Table(
     sa.Column("ended_at", UtcTime, comment="when it was delivered or became a dead letter"),
     sa.Column("batch_id", sa.Text, comment="the batch that it is sent in"),
     sa.Index("iscp_outbox_by_event", "event_id", "endpoint", unique=True),
-    _partial("iscp_outbox_due", "endpoint", "next_at", where="state = 0"),
-    _partial("iscp_outbox_next", "endpoint", "lane", where="state = 0"),
-    _partial("iscp_outbox_lanes", "endpoint", "lane", "number", where="state <= 1"),
+    _make_partial_index("iscp_outbox_due", "endpoint", "next_at", where="state = 0"),
+    _make_partial_index("iscp_outbox_next", "endpoint", "lane", where="state = 0"),
+    _make_partial_index("iscp_outbox_lanes", "endpoint", "lane", "number", where="state <= 1"),
     # Counts read nothing else.
     sa.Index("iscp_outbox_counts", "trigger_name", "endpoint", "state", "recorded"),
-    _partial("iscp_outbox_ended", "ended_at", where="state >= 2"),
-    _partial("iscp_outbox_batches", "batch_id", where="batch_id IS NOT NULL"),
+    _make_partial_index("iscp_outbox_ended", "ended_at", where="state >= 2"),
+    _make_partial_index("iscp_outbox_batches", "batch_id", where="batch_id IS NOT NULL"),
     sa.Index("iscp_outbox_by_time", "trigger_name", "source_nanos"),
     # A pruned event's number must not be used again.
     sqlite_autoincrement=True,

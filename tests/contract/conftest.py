@@ -28,7 +28,7 @@ def make_log(request, tmp_path, hand) -> Iterator[Callable[[], SqlLog]]:
     engines = []
 
     def make() -> SqlLog:
-        log = SqlLog(url, clock=clock, new_id=lambda: next(ids), who="tester", lease_clock=hand)
+        log = SqlLog(url, clock=clock, new_id=lambda: next(ids), actor="tester", lease_clock=hand)
         engines.append(log.engine)
         log.ensure()
         return log

@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logs import advance, complete, fail, log_in_memory, moment, over, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.protocol import Interruption
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Action, Phase
+from iscp_dagster.model.batch import BatchAction, Phase
 from iscp_dagster.model.errors import BatchError, FenceError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -87,7 +87,7 @@ class LogMachine(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.seen: dict[JobKey, tuple[int, int, int]] = {}
         self.until: dict[str, float] = {}
-        self.told = self.log.touched(None).upto
+        self.told = self.log.read_changed_tenants(None).upto
         self.heard = 0
 
     def open(self) -> SqlLog:
@@ -112,7 +112,7 @@ class LogMachine(RuleBasedStateMachine):
     def leases_run_out(self, seconds, kept):
         """Silent runs' jobs are freed and live runs' are not, whatever the clocks say."""
         self.leases_at += seconds
-        self.log.keep(kept, 30)
+        self.log.renew_leases(kept, 30)
         self.until |= dict.fromkeys(kept, self.leases_at + 30)
         gone = {
             key
@@ -128,7 +128,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(chosen=st.sets(runs))
     def somebody_is_silent(self, chosen):
         over = {run for run in chosen if self.until.get(run, self.leases_at) < self.leases_at}
-        assert self.log.lapsed(chosen, 50) == over
+        assert self.log.find_expired_leases(chosen, 50) == over
         for run in chosen - self.until.keys():
             self.until[run] = self.leases_at + 50
 
@@ -142,12 +142,12 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def ask_what_happened(self):
-        history = self.log.history(most=10_000)
+        history = self.log.read_history(most=10_000)
         new = {(each.key.table_id, each.key.tenant) for each in history[self.heard :]}
-        found = self.log.touched(self.told)
-        assert found.whole
+        found = self.log.read_changed_tenants(self.told)
+        assert found.complete
         assert found.tenants >= new
-        assert self.log.touched(found.upto).tenants <= found.tenants
+        assert self.log.read_changed_tenants(found.upto).tenants <= found.tenants
         self.told, self.heard = found.upto, len(history)
 
     @initialize(chosen=st.lists(keys, unique=True))
@@ -250,12 +250,12 @@ class LogMachine(RuleBasedStateMachine):
     def check_replay(claim: Claim, row: Row, iteration: Iteration) -> None:
         """What may have been written is written again unchanged, before anything else."""
         if row.unsure is None or row.at == -1:
-            assert [step.action for step in claim.steps] == [Action.INSERT]
+            assert [step.action for step in claim.steps] == [BatchAction.INSERT]
             assert claim.range == iteration.range
             return
         start, end, layout = row.unsure
         first = claim.steps[0]
-        assert first.action is Action.REPLAY
+        assert first.action is BatchAction.REPLAY
         assert (first.range.from_.version, first.range.to.version) == (start, end)
         assert first.layout == {"n": layout}
         assert claim.range.to.version == max(end, iteration.to.version)
@@ -335,7 +335,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(gone=st.sets(runs))
     def recover(self, gone):
         active = {key: row for key, row in self.rows.items() if row.state in {"pending", "running"}}
-        assert self.log.active_runs() == {row.run for row in active.values()}
+        assert self.log.list_active_runs() == {row.run for row in active.values()}
         lost = sorted(key for key, row in active.items() if row.run in gone)
         assert self.log.recover(gone) == tuple(lost)
         for key in lost:
@@ -368,7 +368,7 @@ class LogMachine(RuleBasedStateMachine):
             changed = True
             row.state, row.code, row.unsure = "completed", 0, None
         hit = interrupt and row.state in {"pending", "running"}
-        assert done == Interrupted(
+        assert done == Interruption(
             keys=(key,) if hit else (),
             runs=frozenset({row.run}) if hit else frozenset(),
             changed=changed or hit,
@@ -388,28 +388,28 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def strand(self):
         moved = sorted(key for key, row in self.rows.items() if row.state != "error")
-        assert self.log.strand(TABLE, 10_220, "gone") == tuple(moved)
+        assert self.log.mark_stranded(TABLE, 10_220, "gone") == tuple(moved)
         for key in moved:
             self.rows[key].state, self.rows[key].code = "error", 10_220
 
     @rule(chosen=some_keys)
     def collect_garbage(self, chosen):
         later = self.now + timedelta(days=1)
-        dropped = [job for job in self.log.dropped(later) if job.key in chosen]
+        dropped = [job for job in self.log.list_dropped(later) if job.key in chosen]
         assert all(job.key not in self.rows for job in dropped)
-        assert self.log.mark_collected([*dropped, *self.log.jobs()]) == len(dropped)
-        assert self.log.forget([*dropped, *self.log.jobs()]) == len(dropped)
+        assert self.log.mark_collected([*dropped, *self.log.list_jobs()]) == len(dropped)
+        assert self.log.delete_dropped([*dropped, *self.log.list_jobs()]) == len(dropped)
         for job in dropped:
             self.seen.pop(job.key)
 
     @invariant()
     def the_history_leads_from_state_to_state(self):
         state: dict[int, str] = {}
-        for each in self.log.history(most=10_000):
+        for each in self.log.read_history(most=10_000):
             before = None if each.before is None else each.before.label
             assert state.get(each.registration) == before, each
             state[each.registration] = each.after.label
-        for job in self.log.jobs():
+        for job in self.log.list_jobs():
             assert state[job.registration] == job.state.label
 
     def state(self, key: JobKey) -> str | None:
@@ -417,7 +417,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_log_is_as_the_model(self):
-        jobs = self.log.jobs()
+        jobs = self.log.list_jobs()
         assert {job.key: (job.state.label, job.watermark) for job in jobs} == {
             key: (row.state, moment(row.at)) for key, row in self.rows.items()
         }
@@ -434,7 +434,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_watermark_never_goes_back_and_a_fence_never_stands(self):
-        for job in self.log.jobs(include_dropped=True):
+        for job in self.log.list_jobs(include_dropped=True):
             seen = (job.registration, job.watermark.version, job.seq)
             before = self.seen.get(job.key, seen)
             assert seen[2] >= before[2]

@@ -16,16 +16,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from watches import Watch
 
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.webhooks.answers import Outcome, Verdict
-from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.webhooks.answers import AttemptOutcome, MessageVerdict
+from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
-from iscp_dagster.webhooks.tables import OUTBOX, State
-from sql_transactions.engine import transaction
+from iscp_dagster.webhooks.tables import OUTBOX, DeliveryState
+from sql_transactions.engine import begin_transaction
 
 KEYS = 2
 ENDED = ("delivered", "dead")
-answers = st.sampled_from([Verdict.DELIVERED, Verdict.AGAIN, Verdict.DEAD, Verdict.HELD])
+answers = st.sampled_from(
+    [MessageVerdict.DELIVERED, MessageVerdict.AGAIN, MessageVerdict.DEAD, MessageVerdict.HELD]
+)
 
 
 class OutboxMachine(RuleBasedStateMachine):
@@ -62,7 +64,7 @@ class OutboxMachine(RuleBasedStateMachine):
         first = len(self.keys)
         some = [event(first + place, key=key) for place, key in enumerate(keys)]
         again = [event(0, key=0)] if first else []
-        with transaction(self.outbox.engine, writes=True) as connection:
+        with begin_transaction(self.outbox.engine, writes=True) as connection:
             self.outbox.put(connection, [*again, *some])
         for each, key in zip(some, keys, strict=True):
             self.keys[each.event_id] = key
@@ -96,21 +98,23 @@ class OutboxMachine(RuleBasedStateMachine):
         for work in self.claimed(room):
             results = []
             for message in work.messages:
-                verdict = verdicts.pop() if verdicts else Verdict.DELIVERED
+                verdict = verdicts.pop() if verdicts else MessageVerdict.DELIVERED
                 results.append(self.result(message, verdict))
-                if verdict not in {Verdict.DELIVERED, Verdict.DEAD}:
+                if verdict not in {MessageVerdict.DELIVERED, MessageVerdict.DEAD}:
                     break
             self.outbox.record(EndpointState(name="alerts"), results)
 
     def result(self, message, verdict):
-        again = self.watch() + timedelta(seconds=30) if verdict is Verdict.AGAIN else None
+        again = self.watch() + timedelta(seconds=30) if verdict is MessageVerdict.AGAIN else None
         for each in message.events:
             if verdict.value in ENDED:
                 self.states[each.event_id] = verdict.value
             elif again is not None:
                 self.due[each.event_id] = again
-        outcome = Outcome(verdict=verdict, next_at=again)
-        return result(self.outbox, message, outcome, 200 if verdict is Verdict.DELIVERED else 500)
+        outcome = AttemptOutcome(verdict=verdict, next_at=again)
+        return result(
+            self.outbox, message, outcome, 200 if verdict is MessageVerdict.DELIVERED else 500
+        )
 
     @rule(room=st.integers(1, 4))
     def die(self, room):
@@ -120,12 +124,12 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def resend(self, data):
         id_ = data.draw(st.sampled_from(sorted(self.keys)))
-        assert self.outbox.resend(id_) == 1
+        assert self.outbox.resend_event(id_) == 1
         self.states[id_], self.due[id_] = "pending", self.watch()
 
     @rule()
     def replay(self):
-        chosen = Chosen(trigger="alarm", source_from=event(1).recorded)
+        chosen = OutboxSelection(trigger="alarm", source_from=event(1).recorded)
         assert self.outbox.replay(chosen) == len(self.keys) - 1
         for id_ in list(self.keys)[1:]:
             self.states[id_], self.due[id_] = "pending", self.watch()
@@ -133,10 +137,10 @@ class OutboxMachine(RuleBasedStateMachine):
     @invariant()
     def the_first_pending_event_of_each_key_is_next(self):
         chosen = sa.select(OUTBOX.event_id, OUTBOX.state).order_by(OUTBOX.number)
-        with self.outbox.reading() as connection:
-            held = {id_: State(state) for id_, state in connection.execute(chosen)}
+        with self.outbox.begin_read() as connection:
+            held = {id_: DeliveryState(state) for id_, state in connection.execute(chosen)}
         assert {id_: state.label for id_, state in held.items()} == self.states
-        following = {id_ for id_, state in held.items() if state is State.NEXT}
+        following = {id_ for id_, state in held.items() if state is DeliveryState.NEXT}
         assert following == {self.lane(key)[0] for key in range(KEYS) if self.lane(key)}
 
 
@@ -168,7 +172,7 @@ class BatchMachine(OutboxMachine):
     def recorded(self):
         chosen = sa.select(OUTBOX.event_id, OUTBOX.batch_id)
         waiting = chosen.where(OUTBOX.batch_id.is_not(None), OUTBOX.state <= 1)
-        with self.outbox.reading() as connection:
+        with self.outbox.begin_read() as connection:
             return dict(connection.execute(waiting).all())
 
 

@@ -27,12 +27,12 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared
+from iscp_dagster.planning.declared import make_job_specs
 from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.maintenance import KEPT, collect, flush_watermarks, garbage
+from iscp_dagster.upkeep.maintenance import JOB_RETENTION, collect, find_garbage, flush_watermarks
 
 TENANTS = ("eu", "us", "xx")
 INDEXES = ("one", "two")
@@ -81,7 +81,7 @@ class RunnerMachine(RuleBasedStateMachine):
             spark=lambda: pytest.fail("the runner asked for Spark"),
             lake=str(self.folder),
             clock=lambda: self.now,
-            bounds=Bounds(versions=3),
+            bounds=IterationBounds(versions=3),
         )
         # Another Dagster on the same log, whose clock is wrong.
         self.other = replace(self.deployment, log=self.beside(), clock=lambda: self.now + self.skew)
@@ -151,11 +151,13 @@ class RunnerMachine(RuleBasedStateMachine):
     def leases_run_out(self, seconds, alive, waits):
         """A live run renews its lease and keeps its jobs; a silent one may wake up later."""
         log = self.deployment.log
-        active = {each.key: each.run_id for each in log.jobs() if each.active}
+        active = {each.key: each.run_id for each in log.list_jobs() if each.active}
         for _ in range(0, seconds, 20):
             self.leases_at += 20
-            log.keep([run for run, _ in self.running] if alive else [], log.leases.run)
-            log.keep([each.name for each in self.queued] if waits else [], log.leases.queued)
+            log.renew_leases([run for run, _ in self.running] if alive else [], log.leases.run)
+            log.renew_leases(
+                [each.name for each in self.queued] if waits else [], log.leases.queued
+            )
             freed = log.reclaim()
             runs, names = {run for run, _ in self.running}, {each.name for each in self.queued}
             kept = (runs if alive else set()) | (names if waits else set())
@@ -222,30 +224,30 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule(later=st.booleans())
     def collect_garbage(self, later):
         """A job dropped a day ago loses its data once; its row goes only if nothing declares it."""
-        self.now += KEPT + timedelta(seconds=1) if later else timedelta(0)
-        live, log = self.deployment.log.jobs(), self.deployment.log
-        due = {each.key for each in log.dropped(self.now - KEPT)}
-        found = garbage(self.deployment, [self.source])
+        self.now += JOB_RETENTION + timedelta(seconds=1) if later else timedelta(0)
+        live, log = self.deployment.log.list_jobs(), self.deployment.log
+        due = {each.key for each in log.list_dropped(self.now - JOB_RETENTION)}
+        found = find_garbage(self.deployment, [self.source])
         assert {each.job.key for each in found} == {key for key in due if not self.gone[key]}
         mine = [key for key in due if key.job_name == MINE]
         assert collect(self.deployment, [self.source], found) == len(mine)
         self.gone |= {each.job.key: True for each in found}
         for key in mine:
             del self.gone[key]
-        assert garbage(self.deployment, [self.source]) == []
-        assert log.jobs() == live
+        assert find_garbage(self.deployment, [self.source]) == []
+        assert log.list_jobs() == live
         self.fired.update(collected=len(found) - len(mine), forgotten=len(mine))
 
-    @precondition(lambda self: self.deployment.log.jobs())
+    @precondition(lambda self: self.deployment.log.list_jobs())
     @rule(data=st.data(), collected=st.booleans())
     def unregister_one(self, data, collected):
-        chosen = data.draw(st.sampled_from([each.key for each in self.deployment.log.jobs()]))
+        chosen = data.draw(st.sampled_from([each.key for each in self.deployment.log.list_jobs()]))
         self.unregister(chosen.tenant, chosen.job_name)
         if collected:
             self.collect_garbage(later=True)
 
     def unregister(self, tenant, name):
-        live = self.deployment.log.jobs(tenant=tenant, name=job(name))
+        live = self.deployment.log.list_jobs(tenant=tenant, name=job(name))
         assert self.deployment.log.unregister(tenant, job(name)) == bool(live)
         self.gone |= {each.key: False for each in live}
         self.fired["unregistered"] += len(live)
@@ -260,9 +262,9 @@ class RunnerMachine(RuleBasedStateMachine):
     def register(self, tenant, name):
         consumer = ConsumerInfo(type="my.own:Consumer", db="m", table="t", job=name)
         mine = JobSpec(detail=IterationDetail(consumer=consumer))
-        spec = declared(self.source, self.source.indexes).get(job(name), mine)
-        live = self.deployment.log.jobs(tenant=tenant, name=job(name))
-        table_id = self.deployment.delta_log(self.source).table_id()
+        spec = make_job_specs(self.source, self.source.indexes).get(job(name), mine)
+        live = self.deployment.log.list_jobs(tenant=tenant, name=job(name))
+        table_id = self.deployment.make_delta_log(self.source).get_table_id()
         assert self.deployment.log.register(tenant, job(name), table_id, spec) == (not live)
         key = JobKey(tenant=tenant, table_id=table_id, job_name=name)
         self.fired["registered again"] += self.gone.pop(key, None) is not None
@@ -270,12 +272,14 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel_some(self, data):
         self.tick()
-        active = sorted({each.key.tenant for each in self.deployment.log.jobs() if each.active})
+        active = sorted(
+            {each.key.tenant for each in self.deployment.log.list_jobs() if each.active}
+        )
         self.cancel(data.draw(st.sampled_from(active or TENANTS)))
 
     def cancel(self, tenant):
         """The tenant's queued and running iterations lose their jobs, which are planned again."""
-        jobs = self.deployment.log.jobs(tenant=tenant)
+        jobs = self.deployment.log.list_jobs(tenant=tenant)
         active = [each.key for each in jobs if each.active]
         assert self.deployment.log.cancel(each.key for each in jobs) == tuple(sorted(active))
         self.fired["canceled"] += len(active)
@@ -291,26 +295,26 @@ class RunnerMachine(RuleBasedStateMachine):
 
     @rule(tenant=tenants, name=names)
     def unregister_and_register_again(self, tenant, name):
-        for held in self.deployment.log.jobs(tenant=tenant, name=job(name)):
+        for held in self.deployment.log.list_jobs(tenant=tenant, name=job(name)):
             self.deployment.log.unregister(tenant, job(name))
             self.deployment.log.register(tenant, held.name, held.key.table_id, held.spec)
 
     @rule()
     def repair(self):
         self.deployment.log.repair(
-            [each.key for each in self.deployment.log.jobs(state=JobState.ERROR)]
+            [each.key for each in self.deployment.log.list_jobs(state=JobState.ERROR)]
         )
 
     @invariant()
     def no_watermark_passes_over_a_change(self):
-        for each in self.deployment.log.jobs():
+        for each in self.deployment.log.list_jobs():
             upto = each.watermark.version + 1
             wanted = {v for v in range(upto) if each.key.tenant in self.changes[v]}
             assert wanted <= self.covered[each.registration], (each.key, each.watermark)
 
     @invariant()
     def what_a_person_unregistered_stays_so(self):
-        rows = {each.key: each for each in self.deployment.log.jobs(include_dropped=True)}
+        rows = {each.key: each for each in self.deployment.log.list_jobs(include_dropped=True)}
         assert {key for key, each in rows.items() if each.drop_at} == set(self.gone)
         for key, collected in self.gone.items():
             assert (rows[key].collected_at is not None) == collected
@@ -323,7 +327,7 @@ class RunnerMachine(RuleBasedStateMachine):
             for key in dispatch.iteration.jobs
             if any(
                 each.key == key and each.run_id == dispatch.name and each.state is JobState.PENDING
-                for each in self.deployment.log.jobs(tenant=key.tenant)
+                for each in self.deployment.log.list_jobs(tenant=key.tenant)
             )
         ]
         assert len(held) == len(set(held))
@@ -331,7 +335,7 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule()
     def everything_calms_down_in_step(self):
         """Without further trouble every job gets every change."""
-        for each in self.deployment.log.jobs():
+        for each in self.deployment.log.list_jobs():
             self.deployment.log.resume(each.key.tenant, each.name)
         self.repair()
         self.lose_what_was_queued()
@@ -353,12 +357,12 @@ class RunnerMachine(RuleBasedStateMachine):
                 for claim in claims:
                     self.outcome(claim, "succeed")
         assert not self.queued
-        for each in self.deployment.log.jobs():
+        for each in self.deployment.log.list_jobs():
             wanted = {v for v, changed in enumerate(self.changes) if each.key.tenant in changed}
             assert wanted <= self.covered[each.registration], (each.key, each.state, each.watermark)
         seen = {tenant for changed in self.changes for tenant in changed}
         gone = {(key.tenant, key.job_name) for key in self.gone}
-        live = {(each.key.tenant, each.key.job_name) for each in self.deployment.log.jobs()}
+        live = {(each.key.tenant, each.key.job_name) for each in self.deployment.log.list_jobs()}
         assert {(t, n) for t in seen for n in INDEXES} - gone <= live
 
 
@@ -398,11 +402,11 @@ def test_what_is_canceled_goes_on_and_what_is_unregistered_is_collected_once(rea
             world.collect_garbage(later=True)
             assert (world.fired["collected"], world.fired["forgotten"]) == (1, 1)
         world.everything_calms_down_in_step()
-        assert [each.key.job_name for each in world.deployment.log.jobs()] == ["two"]
+        assert [each.key.job_name for each in world.deployment.log.list_jobs()] == ["two"]
         world.register("eu", "one")
         assert world.fired["registered again"] == 1
         world.everything_calms_down_in_step()
-        assert [each.key.job_name for each in world.deployment.log.jobs()] == ["one", "two"]
+        assert [each.key.job_name for each in world.deployment.log.list_jobs()] == ["one", "two"]
     finally:
         world.teardown()
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from iscp_dagster.batches import Held, StateKey, StateStore, StateWrite, state_store
+from iscp_dagster.batches import StateKey, StateStore, StateWrite, StoredState, make_state_store
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment
@@ -33,7 +33,7 @@ phases = st.sampled_from(Phase)
 places = st.integers(0, 10**6)
 
 
-def plain(held: Held | None) -> Any:
+def plain(held: StoredState | None) -> Any:
     """A held state as values that compare down to the microsecond."""
     if held is None:
         return None
@@ -54,7 +54,9 @@ class StatesMachine(RuleBasedStateMachine):
             for number, name in enumerate(NAMES)
         }
         self.there: dict[StateKey, Any] = {}
-        self.seen: dict[StateKey, list[Held | None]] = {key: [None] for key in self.keys.values()}
+        self.seen: dict[StateKey, list[StoredState | None]] = {
+            key: [None] for key in self.keys.values()
+        }
         self.sent: list[StateWrite] = []
         self.numbers = count()
 
@@ -98,7 +100,7 @@ class StatesMachine(RuleBasedStateMachine):
     def due(self, name, run, to, phase, seen) -> StateWrite:
         range_ = Range(from_=Moment(0, 5), to=Moment(to, next(self.numbers) % 2))
         record = BatchRecord(range=range_, phase=phase, layout={"to": [to]})
-        return StateWrite(key=self.keys[name], record=record, holder=run, seen=seen)
+        return StateWrite(key=self.keys[name], record=record, holder=run, expected=seen)
 
     def write(self, writes: list[StateWrite]) -> None:
         self.sent += writes
@@ -107,16 +109,16 @@ class StatesMachine(RuleBasedStateMachine):
         for write in writes:
             self.check(write, outcomes[write.key])
 
-    def check(self, write: StateWrite, outcome: Held | FenceError) -> None:
-        there, new = self.there.get(write.key), plain(write.held)
-        if there not in (plain(write.seen), new):
+    def check(self, write: StateWrite, outcome: StoredState | FenceError) -> None:
+        there, new = self.there.get(write.key), plain(write.new_state)
+        if there not in (plain(write.expected), new):
             assert isinstance(outcome, FenceError)
             return
         assert plain(outcome) == new
         self.there[write.key] = new
         self.tell(write.key, outcome)
 
-    def tell(self, key: StateKey, held: Held | None) -> None:
+    def tell(self, key: StateKey, held: StoredState | None) -> None:
         self.seen[key].append(held)
 
 
@@ -138,12 +140,12 @@ def test_every_store_does_what_a_dict_would(kind, examples, request, tmp_path):
 
 def opened(kind: str, request, tmp_path) -> StateStore:
     if kind == "memory":
-        store = state_store("memory")
+        store = make_state_store("memory")
     elif kind == "keepermap":
-        store = state_store("keepermap", endpoint=request.getfixturevalue("keeper").endpoint)
+        store = make_state_store("keepermap", endpoint=request.getfixturevalue("keeper").endpoint)
     elif kind == "postgresql":
-        store = state_store("sql", log_url=request.getfixturevalue("postgres"))
+        store = make_state_store("sql", log_url=request.getfixturevalue("postgres"))
     else:
-        store = state_store("sql", log_url=f"sqlite:///{tmp_path}/log.db")
+        store = make_state_store("sql", log_url=f"sqlite:///{tmp_path}/log.db")
     store.ensure()
     return store

@@ -1,4 +1,4 @@
-"""Delta types kept as ClickHouse types: which values are held, and which are refused."""
+"""Delta types kept as ClickHouse types: which values fit, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole stack over declared tables, used as its users do."""
+"""A whole stack over declared tables, used as users do."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Deployed:
 
     def terminate(self, run: str | None) -> None:
         """Terminate a run, as the button in Dagster's UI does."""
-        self.dagster.mutate(TERMINATE, {"id": run}, {"TerminateRunSuccess"})
+        self.dagster.run_mutation(TERMINATE, {"id": run}, {"TerminateRunSuccess"})
 
     def told(self) -> str:
         """Return the jobs and the end of Dagster's log, to explain a failure."""

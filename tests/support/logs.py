@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.pool import QueuePool
 
-from iscp_dagster.joblog.iterations import Claim, Done, Failed, Iteration
+from iscp_dagster.joblog.iterations import Claim, FailedStep, Iteration, WrittenStep
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import FenceError
@@ -72,15 +72,17 @@ def add(log: SqlLog, *keys: JobKey) -> None:
 
 def advance(log: SqlLog, claim: Claim, counts: Mapping[str, int]) -> Claim:
     """Return the claim of the next step. Raises FenceError, as the next two do."""
-    return _raised(log.advance([Done(claim=claim, to=claim.step.range.to, counts=counts)]), claim)
+    return _raised(
+        log.advance([WrittenStep(claim=claim, to=claim.step.range.to, counts=counts)]), claim
+    )
 
 
 def complete(log: SqlLog, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
-    _raised(log.complete([Done(claim=claim, to=to, counts=counts)]), claim)
+    _raised(log.complete([WrittenStep(claim=claim, to=to, counts=counts)]), claim)
 
 
 def fail(log: SqlLog, claim: Claim, code: int, message: str) -> None:
-    _raised(log.fail([Failed(claim=claim, code=code, message=message)]), claim)
+    _raised(log.fail([FailedStep(claim=claim, code=code, message=message)]), claim)
 
 
 def _raised(outcomes: Mapping[JobKey, Any], claim: Claim) -> Any:

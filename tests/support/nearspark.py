@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
-from iscp_dagster.delta.arrow import arrow_type
+from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.delta.checks import CHANGE_TYPE, FRESH, REPEATS
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.reader import UPSERTS, Selection
+from iscp_dagster.delta.reader import UPSERTS, TableSelection
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, Map
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.model.moment import Moment
@@ -169,7 +169,7 @@ def _arrow(schema: Any) -> pa.Schema | None:
     return None if isinstance(schema, str) else to_arrow_schema(schema, timezone="UTC")
 
 
-def snapshot(_spark: NearSpark, selection: Selection, at: Moment) -> Frame:
+def snapshot(_spark: NearSpark, selection: TableSelection, at: Moment) -> Frame:
     """Do what `reader.snapshot` does."""
     table = DeltaTable(selection.path, version=at.version).to_pyarrow_table()
     rows = _of_tenants(pa.table(table).to_pylist(), selection)
@@ -178,7 +178,12 @@ def snapshot(_spark: NearSpark, selection: Selection, at: Moment) -> Frame:
 
 
 def changes(
-    _spark: NearSpark, selection: Selection, after: Moment, upto: Moment, *, partitions: int = 1
+    _spark: NearSpark,
+    selection: TableSelection,
+    after: Moment,
+    upto: Moment,
+    *,
+    partitions: int = 1,
 ) -> Frame:
     """Do what `reader.changes` does."""
     if selection.folded:
@@ -186,7 +191,7 @@ def changes(
     log = DeltaLog(selection.path, selection.tenant_column)
     rows: Table = []
     for version in range(after.version + 1, upto.version + 1):
-        stamps = {VERSION: version, TIMESTAMP: log.moment(version).micros}
+        stamps = {VERSION: version, TIMESTAMP: log.get_moment(version).micros}
         rows += [row | stamps for row in _changed(selection, version)]
     found = _latest(rows, selection) if selection.keys else _added(rows, selection)
     identity = selection.identity if selection.keys else selection.output
@@ -198,7 +203,7 @@ def changes(
     return _frame(spread, selection, extra)
 
 
-def _changed(selection: Selection, version: int) -> Iterator[dict[str, Any]]:
+def _changed(selection: TableSelection, version: int) -> Iterator[dict[str, Any]]:
     """Yield a version's feed, from its files of changes or those it adds and removes.
 
     Like Spark it opens no file of other tenants. It reads the files here, since `load_cdf` finds
@@ -224,7 +229,7 @@ def _changed(selection: Selection, version: int) -> Iterator[dict[str, Any]]:
                 yield {CHANGE_TYPE: kinds[kind]} | row | beside
 
 
-def _latest(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
+def _latest(rows: Table, selection: TableSelection) -> Iterator[dict[str, Any]]:
     def identity(row: dict[str, Any]) -> list[tuple[bool, Any]]:
         values = [row[name] for name in selection.identity]
         return [(value is not None, 0 if value is None else value) for value in values]
@@ -246,7 +251,7 @@ def _latest(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
         yield group[0] | {DELETED: not upserts[0], REPEATS: twin, FRESH: upserts[-1]}
 
 
-def _added(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
+def _added(rows: Table, selection: TableSelection) -> Iterator[dict[str, Any]]:
     ordering = list(selection.order) or selection.output
 
     def place(row: dict[str, Any]) -> Any:
@@ -257,7 +262,7 @@ def _added(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
         yield row | {DELETED: False, REPEATS: row[CHANGE_TYPE] != "insert"}
 
 
-def _of_tenants(rows: Table, selection: Selection) -> Table:
+def _of_tenants(rows: Table, selection: TableSelection) -> Table:
     if selection.tenant_column is None:
         wanted = selection.tenants is None or DEFAULT_TENANT in selection.tenants
         return rows if wanted else []
@@ -266,8 +271,10 @@ def _of_tenants(rows: Table, selection: Selection) -> Table:
     return held if tenants is None else [row for row in held if str(row[column]) in tenants]
 
 
-def _frame(partitions: Sequence[Table], selection: Selection, extra: Sequence[str] = ()) -> Frame:
-    types = {f.name: f.type for f in DeltaLog(selection.path, None).facts().fields}
+def _frame(
+    partitions: Sequence[Table], selection: TableSelection, extra: Sequence[str] = ()
+) -> Frame:
+    types = {f.name: f.type for f in DeltaLog(selection.path, None).get_facts().fields}
     types |= selection.types
     schema = pa.schema(
         [
@@ -290,10 +297,10 @@ def _arrow_of(type_: DeltaType) -> pa.DataType:
     """Return the Arrow type in which Spark passes a column."""
     if isinstance(type_, Map):
         return pa.map_(_arrow_of(type_.key), _arrow_of(type_.value))
-    return arrow_type(type_)
+    return to_arrow_type(type_)
 
 
-def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection) -> Any:
+def joined(held: Frame, served: Frame, source: SourceTable, selection: TableSelection) -> Any:
     """Compare rows by key, as verify does."""
     from pyspark.sql import Row
 
@@ -326,7 +333,7 @@ def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection
     return _collected(counts)
 
 
-def counted(held: Frame, served: Frame, source: SourceTable, _selection: Selection) -> Any:
+def counted(held: Frame, served: Frame, source: SourceTable, _selection: TableSelection) -> Any:
     """Compare rows without a key, as verify does."""
     from pyspark.sql import Row
 
@@ -501,13 +508,13 @@ def _add_columns(path: str, columns: str) -> None:
 def near() -> Iterator[NearSpark]:
     """Give a session; until it ends, the product reads and compares through it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("iscp_dagster.delta.reader.changes", changes)
-        patch.setattr("iscp_dagster.delta.reader.snapshot", snapshot)
-        patch.setattr("iscp_dagster.upkeep.verify.snapshot", snapshot)
-        patch.setattr("iscp_dagster.upkeep.verify._joined", joined)
-        patch.setattr("iscp_dagster.upkeep.verify._counted", counted)
+        patch.setattr("iscp_dagster.delta.reader.read_changes", changes)
+        patch.setattr("iscp_dagster.delta.reader.read_snapshot", snapshot)
+        patch.setattr("iscp_dagster.upkeep.verify.read_snapshot", snapshot)
+        patch.setattr("iscp_dagster.upkeep.verify._compare_by_key", joined)
+        patch.setattr("iscp_dagster.upkeep.verify._compare_by_count", counted)
         session = NearSpark()
-        for name in ("shared", "private"):
+        for name in ("get_shared_session", "create_private_session"):
             patch.setattr(f"iscp_dagster.location.resources.spark.{name}", lambda *_: session)
         yield session
 

@@ -111,7 +111,7 @@ def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str
 def due(jobs: Jobs, source: SourceTable, tenant: str, name: JobID) -> Iteration:
     """Return an iteration of that job alone, up to the table's latest version."""
     job = jobs.get_job(tenant, name)
-    return Iteration.of([job], jobs.deployment.delta_log(source).latest())
+    return Iteration.from_jobs([job], jobs.deployment.make_delta_log(source).get_latest_moment())
 
 
 def begin(

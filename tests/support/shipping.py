@@ -17,8 +17,8 @@ from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.sync.executors.retriever import Share
-from iscp_dagster.sync.executors.writer import Receipt, Writer
+from iscp_dagster.sync.executors.retriever import ConsumerScan
+from iscp_dagster.sync.executors.writer import Receipt, TaskWriter
 
 ANYWAY = {"log_comment": f"by hand {2**62}"}
 """The setting by which a test's own INSERT passes every barrier."""
@@ -35,13 +35,13 @@ def built(endpoint: Endpoint, source: SourceTable, index: Index, fields: Any, **
 
 def shipped(
     store: IndexStore, *, staged: bool = False, since: int = 0, upto: int = 1, **changes: Any
-) -> Share:
+) -> ConsumerScan:
     """Return the store's consumer as a scan of (since, upto] ships it; `changes` alter its target.
 
     Staged rows go to a table that `store.stage` has made.
     """
     target = replace(store.enter().target(staged=staged), **changes)
-    return Share(
+    return ConsumerScan(
         job=target.job,
         registrations={DEFAULT_TENANT if target.tenant is None else "a": 7},
         range=Range(from_=Moment(since), to=Moment(upto)),
@@ -63,7 +63,7 @@ def write(
     if index.tenant_column:
         tenants = table[index.tenant_column].cast(pa.string()).unique().drop_null().to_pylist()
         index = replace(index, registrations=dict.fromkeys(tenants or ["a"], 7))
-    writer = Writer(
+    writer = TaskWriter(
         shares=[index],
         keys=index.consumer.target.keys,
         rows_per_chunk=rows_per_chunk,
@@ -74,17 +74,17 @@ def write(
 
 def count(store: IndexStore, tenant: str) -> int:
     """Count the rows that the tenant's readers see."""
-    query = f"SELECT count() FROM {store.shape.final} {store._where()}"
-    return int(store._first(query, tenant)[0])
+    query = f"SELECT count() FROM {store.shape.final} {store._render_where()}"
+    return int(store._read_first_row(query, tenant)[0])
 
 
 def check_staged(store: IndexStore, tenant: str, *, version: int, rows: int) -> None:
     """Raise the error of one staged tenant, if any, as the next two do."""
-    _raised(store.check_staged({tenant: rows}, version=version))
+    _raised(store.find_staged_errors({tenant: rows}, version=version))
 
 
 def check_appended(store: IndexStore, tenant: str, *, range_: Range, rows: int) -> None:
-    _raised(store.check_appended({tenant: rows}, range_=range_))
+    _raised(store.find_appended_errors({tenant: rows}, range_=range_))
 
 
 def put_in_place(

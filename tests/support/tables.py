@@ -15,29 +15,35 @@ from nearspark import NearSpark
 
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed, Iteration
+from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.tables import Index
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.planning.joining import parts
-from iscp_dagster.planning.runner import Look, Runner
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.joining import split_iteration
+from iscp_dagster.planning.runner import LookResult, Runner
 from iscp_dagster.spark import quoting
-from iscp_dagster.spark.session import private, shared
+from iscp_dagster.spark.session import create_private_session, get_shared_session
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import Interpreter
-from iscp_dagster.sync.iteration.commands import Command, Event, Give, Place, Served
-from iscp_dagster.sync.iteration.machine import State, step
-from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
-from iscp_dagster.sync.ledger import Ledger
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.iteration.commands import (
+    Command,
+    IndexServed,
+    IterationEvent,
+    PlaceRows,
+    ReturnOutcomes,
+)
+from iscp_dagster.sync.iteration.machine import IterationState, handle_event
+from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit
+from iscp_dagster.sync.ledger import BatchLedger
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.writer import IndexWriter
-from iscp_dagster.upkeep.position import positions
-from iscp_dagster.upkeep.verify import Verdict, verify
+from iscp_dagster.upkeep.position import read_positions
+from iscp_dagster.upkeep.verify import IndexVerdict, verify
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, v ARRAY<FLOAT>"
@@ -98,8 +104,8 @@ def deployment_at(
     services = {
         "endpoint": Endpoint.parse(clickhouse_url),
         "log": log,
-        "spark": lambda: shared(spark) if isinstance(spark, str) else spark,
-        "private_spark": lambda: private(spark) if isinstance(spark, str) else spark,
+        "spark": lambda: get_shared_session(spark) if isinstance(spark, str) else spark,
+        "private_spark": lambda: create_private_session(spark) if isinstance(spark, str) else spark,
         "lake": str(folder / "lake"),
     }
     return Deployment(**(services | changes))
@@ -108,7 +114,8 @@ def deployment_at(
 def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
     """Return a VALUES list for COLUMNS; each id determines its vector."""
     return ", ".join(
-        f"({text(tenant)}, {key}, {text(f'{name} {key}')}, array(float({key}), float(1)))"
+        f"({quote_string(tenant)}, {key}, {quote_string(f'{name} {key}')}, array(float({key}), "
+        "float(1)))"
         for key in ids
     )
 
@@ -116,22 +123,22 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
 class Unpublished(Interpreter):
     """An iteration that leaves it to the test to publish what is written."""
 
-    def carried_out(self, command: Command) -> Event:
-        if isinstance(command, Place) and command.deliveries[0].claim.last:
+    def execute_command(self, command: Command) -> IterationEvent:
+        if isinstance(command, PlaceRows) and command.deliveries[0].claim.last:
             LEDGERS.update({_holder(each): self.ledger for each in command.deliveries})
-            return Served(command.deliveries, at=None)
-        return super().carried_out(command)
+            return IndexServed(command.deliveries, at=None)
+        return super().execute_command(command)
 
 
-LEDGERS: dict[Any, Ledger] = {}
+LEDGERS: dict[Any, BatchLedger] = {}
 
 
-def ledger_of(delivery: Delivery) -> Ledger:
+def ledger_of(delivery: PendingCommit) -> BatchLedger:
     """Return the ledger of the iteration that made the delivery."""
     return LEDGERS[_holder(delivery)]
 
 
-def _holder(delivery: Delivery) -> Any:
+def _holder(delivery: PendingCommit) -> Any:
     return delivery.claim.key, delivery.claim.run_id, delivery.claim.fence
 
 
@@ -144,9 +151,9 @@ def deliveries(
     queued_as: str | None = None,
 ) -> Generator[Sequence[Outcome], None, None]:
     """Yield an iteration's outcomes index by index, written but not published."""
-    reader = Reader(deployment, source, iteration.tenants, deployment.delta_log(source))
+    reader = SourceReader(deployment, source, iteration.tenants, deployment.make_delta_log(source))
     interpreter = Unpublished(reader=reader, writer=IndexWriter(deployment))
-    return interpreter.outcomes(iteration, run_id, queued_as)
+    return interpreter.yield_outcomes(iteration, run_id, queued_as)
 
 
 def one_by_one(*iteration: Any, **named: Any) -> Generator[Outcome, None, None]:
@@ -156,30 +163,30 @@ def one_by_one(*iteration: Any, **named: Any) -> Generator[Outcome, None, None]:
             yield from some
 
 
-def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcome]:
+def publish_all(deployment: Deployment, some: Sequence[PendingCommit]) -> list[Outcome]:
     """Publish deliveries of one index; a consumer may have settled its own already."""
     if some[0].published is not None:
         return list(some)
     reader: Any = SimpleNamespace(deployment=deployment)
     writer, ledger = IndexWriter(deployment), ledger_of(some[0])
     interpreter = Interpreter(reader=reader, writer=writer, ledger=ledger)
-    state = State(open={each.claim.key: each.claim for each in some})
-    commands: list[Command] = [Place(tuple(some))]
+    state = IterationState(open={each.claim.key: each.claim for each in some})
+    commands: list[Command] = [PlaceRows(tuple(some))]
     outcomes: list[Outcome] = []
     while commands:
         command = commands.pop(0)
-        if isinstance(command, Give):
+        if isinstance(command, ReturnOutcomes):
             outcomes += command.outcomes
         else:
-            state, more = step(state, interpreter.carried_out(command))
+            state, more = handle_event(state, interpreter.execute_command(command))
             commands[:0] = more
     return outcomes
 
 
-def publish_one(deployment: Deployment, delivery: Delivery) -> Delivery:
+def publish_one(deployment: Deployment, delivery: PendingCommit) -> PendingCommit:
     """Publish one delivery and return it; raise the IscpError that prevented it."""
     (outcome,) = publish_all(deployment, [delivery])
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, FailedStep):
         raise next(each for each in _family(IscpError) if each.code == outcome.code)(
             outcome.message
         )
@@ -199,7 +206,7 @@ class Table:
     deployment: Deployment
     source: SourceTable
     cursor: str | None = None
-    looked: list[Look] = field(default_factory=list)
+    looked: list[LookResult] = field(default_factory=list)
     runner: Runner | None = field(default=None, init=False, repr=False)
     """Kept from look to look, as in production; a copy of the table begins with a new one."""
     writer: NearSpark | None = None
@@ -225,16 +232,20 @@ class Table:
         return table
 
     def create(self, columns: str = COLUMNS, properties: str = FEED) -> None:
-        by = f"PARTITIONED BY ({quoting.ident(self.source.tenant)})" if self.source.tenant else ""
+        by = (
+            f"PARTITIONED BY ({quoting.quote_identifier(self.source.tenant)})"
+            if self.source.tenant
+            else ""
+        )
         self.sql(f"CREATE TABLE {{t}} ({columns}) USING delta {by} TBLPROPERTIES ({properties})")
 
     @property
     def path(self) -> str:
-        return self.deployment.path(self.source)
+        return self.deployment.get_table_path(self.source)
 
     @property
     def version(self) -> int:
-        return self.deployment.delta_log(self.source).latest().version
+        return self.deployment.make_delta_log(self.source).get_latest_moment().version
 
     def sql(self, statement: str) -> list[Any]:
         """Run SQL in which `{t}` is the Delta table."""
@@ -249,22 +260,26 @@ class Table:
         return replace(self, source=replace(self.source, indexes=indexes))
 
     def jobs(self) -> list[Job]:
-        return self.deployment.log.jobs(table_id=self.deployment.delta_log(self.source).table_id())
+        return self.deployment.log.list_jobs(
+            table_id=self.deployment.make_delta_log(self.source).get_table_id()
+        )
 
-    def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
+    def materialize(
+        self, *tenants: str, run_id: str = "by hand"
+    ) -> list[PendingCommit | FailedStep]:
         """Materialize as a person does: repair, and go from every watermark to the last commit."""
         iterations = Iterations(
             deployment=self.deployment,
             source=self.source,
             run_id=run_id,
-            tenants=tenants or self.deployment.delta_log(self.source).tenants(),
-            chosen=self.source.indexes,
+            tenants=tenants or self.deployment.make_delta_log(self.source).list_tenants(),
+            consumers=self.source.indexes,
             warn=pytest.fail,
         )
-        with closing(iterations.outcomes()) as found:
+        with closing(iterations.iterate_jobs()) as found:
             return [outcome for some in found for outcome in some]
 
-    def look(self) -> Look:
+    def look(self) -> LookResult:
         """Look with the runner, which queues the iterations that it finds."""
         self.runner = self.runner or Runner(self.deployment, [self.source])
         look = self.runner.look(self.cursor)
@@ -272,9 +287,9 @@ class Table:
         self.looked.append(look)
         return look
 
-    def follow(self, run_id: str = "run") -> list[Delivery | Failed]:
+    def follow(self, run_id: str = "run") -> list[PendingCommit | FailedStep]:
         """Look and run the due iterations until none is left, as the location does."""
-        outcomes: list[Delivery | Failed] = []
+        outcomes: list[PendingCommit | FailedStep] = []
         while dispatches := self.look().dispatches:
             for dispatch in dispatches:
                 outcomes += self.run(dispatch.iteration, run_id, queued_as=dispatch.name)
@@ -282,31 +297,33 @@ class Table:
 
     def run(
         self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
-    ) -> list[Delivery | Failed]:
+    ) -> list[PendingCommit | FailedStep]:
         """Run one iteration, and publish every delivery."""
         named = {"run_id": run_id, "queued_as": queued_as}
-        delta_log = self.deployment.delta_log(self.source)
+        delta_log = self.deployment.make_delta_log(self.source)
         return [
             outcome
-            for part in parts(iteration, delta_log)
+            for part in split_iteration(iteration, delta_log)
             for outcome in self.published(one_by_one(self.deployment, self.source, part, **named))
         ]
 
-    def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
+    def published(
+        self, found: Iterator[PendingCommit | FailedStep]
+    ) -> list[PendingCommit | FailedStep]:
         """Return all outcomes, having published each delivery before asking for the next."""
         outcomes = []
         with closing(found):
             for outcome in found:
-                published = isinstance(outcome, Delivery)
+                published = isinstance(outcome, PendingCommit)
                 outcomes.append(publish_one(self.deployment, outcome) if published else outcome)
         return outcomes
 
     def iteration(self, *tenants: str, to: int | None = None) -> Iteration:
         """Return one iteration of these tenants' jobs (of one watermark); register new jobs."""
-        log = self.deployment.delta_log(self.source)
-        table_id = log.table_id()
+        log = self.deployment.make_delta_log(self.source)
+        table_id = log.get_table_id()
         self.deployment.log.register_many(
-            new_jobs(table_id, tenants, declared(self.source, self.source.consumers))
+            make_new_jobs(table_id, tenants, make_job_specs(self.source, self.source.consumers))
         )
         jobs = [job for job in self.jobs() if job.key.tenant in tenants]
         return Iteration(
@@ -314,28 +331,28 @@ class Table:
             tenants=frozenset(tenants),
             jobs=tuple(job.key for job in jobs),
             from_=jobs[0].watermark,
-            to=log.latest() if to is None else log.moment(to),
+            to=log.get_latest_moment() if to is None else log.get_moment(to),
         )
 
     def query(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
         """Query ClickHouse; `{mirror}` and other index names in braces stand for the views."""
         for index in self.source.indexes:
             sql = sql.replace(f"{{{index.name}}}", self.view(index))
-        found = self.deployment.endpoint.client().query(sql, parameters=parameters)
+        found = self.deployment.endpoint.get_client().query(sql, parameters=parameters)
         return [tuple(row) for row in found.result_rows]
 
     def view(self, index: Index, suffix: str = "") -> str:
-        return ident(self.source.database, f"{self.source.table}_{index.name}{suffix}")
+        return quote_identifier(self.source.database, f"{self.source.table}_{index.name}{suffix}")
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[IndexVerdict]:
         return verify(self.deployment, self.source)
 
     def check(self) -> None:
         """Check that every index is in step, agrees with the source, and has each key once."""
-        wrong = [each for each in positions(self.deployment, self.source) if not each.in_step]
+        wrong = [each for each in read_positions(self.deployment, self.source) if not each.in_step]
         assert not wrong, wrong
         held = self.agreed()
-        keys = ", ".join(map(ident, self.identity))
+        keys = ", ".join(map(quote_identifier, self.identity))
         for index in self.source.indexes:
             query = f"SELECT count(), uniqExact({keys}) FROM {self.view(index)}"
             assert self.query(query) == [(held[index.name], held[index.name])], index.name
@@ -344,7 +361,7 @@ class Table:
         """Return the number of source rows in each index; all indexes of all tenants must agree."""
         verdicts = self.verdicts()
         assert [each for each in verdicts if not each.agrees] == []
-        tenants = set(self.deployment.delta_log(self.source).tenants())
+        tenants = set(self.deployment.make_delta_log(self.source).list_tenants())
         held = dict[str, int]()
         for name in {each.index for each in verdicts}:
             found = {each.tenant: each.rows for each in verdicts if each.index == name}
@@ -359,7 +376,7 @@ class Table:
         return (*tenant, *self.source.keys)
 
 
-def kinds(outcomes: list[Delivery | Failed]) -> list[ReadKind]:
+def kinds(outcomes: list[PendingCommit | FailedStep]) -> list[ReadKind]:
     """Return how each delivery was read; none may have failed."""
-    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
     return [each.plan.kind for each in outcomes]

@@ -46,8 +46,8 @@ def list_letters(
     """Count dead letters by index, and list them: the rows that indexes could not take."""
     from iscp_dagster.cli.dlq import show as dlq_show
 
-    _, letters = _chosen(None, index, tenant)
-    dlq_show.letters(letters, as_json=as_json, limit=limit)
+    _, letters = _find_letters(None, index, tenant)
+    dlq_show.print_letters(letters, as_json=as_json, limit=limit)
 
 
 @dlq.command()
@@ -62,8 +62,8 @@ def show(
     """Show a dead letter: its row and why it was refused."""
     from iscp_dagster.cli.dlq import show as dlq_show
 
-    _, letters = _chosen([id_], None, None)
-    dlq_show.whole(letters, as_json=as_json)
+    _, letters = _find_letters([id_], None, None)
+    dlq_show.print_letter_facts(letters, as_json=as_json)
 
 
 @dlq.command()
@@ -78,10 +78,10 @@ def replay(
     from iscp_dagster.cli.dlq import show as dlq_show
     from iscp_dagster.upkeep.dead_letters import replay_letters
 
-    jobs, letters = _chosen(ids, index, tenant)
-    done = replay_letters(jobs.deployment, jobs.sources, letters)
-    dlq_show.replayed(done, as_json=as_json)
-    raise typer.Exit(1 if any(each.error for each in done) else 0)
+    jobs, letters = _find_letters(ids, index, tenant)
+    results = replay_letters(jobs.deployment, jobs.sources, letters)
+    dlq_show.print_replay_results(results, as_json=as_json)
+    raise typer.Exit(1 if any(result.error for result in results) else 0)
 
 
 @dlq.command()
@@ -95,7 +95,7 @@ def drop(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete dead letters: those with these IDs, those matching the options, or --all.
+    """Delete dead letters: by ID, by the options, or --all.
 
     Their rows are not written: each stays out of its index until the source changes it.
     """
@@ -105,22 +105,24 @@ def drop(
 
     if not (ids or index or tenant or every):
         raise ConfigError("Say which letters to delete: by ID, --index or --tenant, or --all.")
-    jobs, letters = _chosen(ids, index, tenant)
+    jobs, letters = _find_letters(ids, index, tenant)
     drop_letters(jobs.deployment, jobs.sources, letters)
-    dlq_show.dropped(letters, as_json=as_json)
+    dlq_show.print_drop_count(letters, as_json=as_json)
 
 
-def _chosen(
+def _find_letters(
     ids: list[str] | None, index: str | None, tenant: str | None
 ) -> tuple[Jobs, list[DeadLetter]]:
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.names import narrowed
+    from iscp_dagster.api.names import to_tenant_filter
     from iscp_dagster.cli.parts.known import check_known
-    from iscp_dagster.upkeep.dead_letters import dead_letters
+    from iscp_dagster.upkeep.dead_letters import find_letters
 
     jobs = api.open_jobs(os.environ)
-    chosen = narrowed(tenant)
-    found = dead_letters(jobs.deployment, jobs.sources, index=index, tenant=chosen, ids=ids or ())
-    if not found:
+    tenant_filter = to_tenant_filter(tenant)
+    letters = find_letters(
+        jobs.deployment, jobs.sources, index=index, tenant=tenant_filter, ids=ids or ()
+    )
+    if not letters:
         check_known(jobs, tenant=tenant, name=index, what="index")
-    return jobs, found
+    return jobs, letters

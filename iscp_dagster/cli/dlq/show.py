@@ -14,62 +14,69 @@ from iscp_dagster.cli.parts.counting import ROWS, count_nouns, print_counts, pri
 from iscp_dagster.cli.parts.results import print_result
 from iscp_dagster.cli.parts.tables import Cell, Listing, is_terminal, print_facts, print_listing
 from iscp_dagster.clickhouse.write.letters import DeadLetter
-from iscp_dagster.upkeep.dead_letters import Replayed
+from iscp_dagster.upkeep.dead_letters import ReplayOutcome
 
 _REASON = 72
 """Characters of a reason that a terminal shows in a list."""
 _HEAD = 8
-"""Characters of an id that are enough to tell it from others."""
+"""Characters of an id that distinguish it from others."""
 
 
-def letters(found: Sequence[DeadLetter], *, as_json: bool, limit: int | None = None) -> None:
+def print_letters(
+    letters: Sequence[DeadLetter], *, as_json: bool, limit: int | None = None
+) -> None:
     """Print how many letters each index has, then one line per letter."""
     if as_json:
-        write([_json(each) for each in found[:limit]])
+        write([_describe_letter(letter) for letter in letters[:limit]])
         return
-    counts = Counter(each.index for each in found)
-    print_counts(len(found), "dead letter", {f"of {name}": n for name, n in counts.items()})
-    rows = [_row(each) for each in found[: limit or ROWS]]
+    counts = Counter(letter.index for letter in letters)
+    print_counts(len(letters), "dead letter", {f"of {name}": n for name, n in counts.items()})
+    rows = [_build_row(letter) for letter in letters[: limit or ROWS]]
     heads = ("id", "index\ntenant", "version\ncode", "reason")
     print_listing(Listing(heads=heads, rows=rows, unwrapped=(heads[0], heads[2]), spreads=True))
-    print_rest(len(rows), len(found), "--index, --tenant")
+    print_rest(len(rows), len(letters), "--index, --tenant")
 
 
-def _row(each: DeadLetter) -> tuple[Cell, ...]:
-    reason = each.reason.removeprefix(f"{each.index}: ")
-    reason = f"deleted; {reason}" if each.deleted else reason
-    of = (each.index, each.tenant)
-    return each.id[:_HEAD], of, (str(each.version), str(each.code)), _short(reason)
+def _build_row(letter: DeadLetter) -> tuple[Cell, ...]:
+    reason = letter.reason.removeprefix(f"{letter.index}: ")
+    reason = f"deleted; {reason}" if letter.deleted else reason
+    place = (letter.index, letter.tenant)
+    return (
+        letter.id[:_HEAD],
+        place,
+        (str(letter.version), str(letter.code)),
+        _truncate_reason(reason),
+    )
 
 
-def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
+def print_letter_facts(letters: Sequence[DeadLetter], *, as_json: bool) -> None:
     """Print one line per fact."""
     if as_json:
-        write([_json(each) for each in found])
+        write([_describe_letter(letter) for letter in letters])
         return
-    for each in found:
-        print_facts({name: str(value) for name, value in _json(each).items()})
+    for letter in letters:
+        print_facts({name: str(value) for name, value in _describe_letter(letter).items()})
 
 
-def replayed(done: Sequence[Replayed], *, as_json: bool) -> None:
+def print_replay_results(results: Sequence[ReplayOutcome], *, as_json: bool) -> None:
     """Print what became of each letter."""
     if as_json:
-        write([_replayed(each) for each in done])
+        write([_describe_replay(result) for result in results])
         return
-    for each in done:
-        why = "" if each.error is None else f": {each.error}"
-        line(f"{each.letter.id[:_HEAD]}: {_SAID[_outcome(each)]}{why}")
-    left = sum(each.error is not None for each in done)
-    line(f"{len(done) - left:,} replayed, {left:,} stay")
+    for result in results:
+        reason = "" if result.error is None else f": {result.error}"
+        line(f"{result.letter.id[:_HEAD]}: {_OUTCOME_TEXTS[_get_outcome(result)]}{reason}")
+    remaining = sum(result.error is not None for result in results)
+    line(f"{len(results) - remaining:,} replayed, {remaining:,} stay")
 
 
-def dropped(found: Sequence[DeadLetter], *, as_json: bool) -> None:
+def print_drop_count(letters: Sequence[DeadLetter], *, as_json: bool) -> None:
     """Print how many letters were dropped."""
-    text = f"{count_nouns(len(found), 'dead letter')} dropped"
-    print_result([each.id for each in found], text, as_json=as_json)
+    text = f"{count_nouns(len(letters), 'dead letter')} dropped"
+    print_result([letter.id for letter in letters], text, as_json=as_json)
 
 
-_SAID = {
+_OUTCOME_TEXTS = {
     "refused": "refused again",
     "rebuild": "the tenant will be rebuilt",
     "dropped": "dropped: its row is deleted or has a later letter",
@@ -77,30 +84,30 @@ _SAID = {
 }
 
 
-def _outcome(each: Replayed) -> str:
-    if each.error is not None:
+def _get_outcome(result: ReplayOutcome) -> str:
+    if result.error is not None:
         return "refused"
-    if each.rebuilt:
+    if result.rebuilt:
         return "rebuild"
-    return "dropped" if each.superseded else "written"
+    return "dropped" if result.superseded else "written"
 
 
-def _replayed(each: Replayed) -> dict[str, Any]:
-    error = each.error
+def _describe_replay(result: ReplayOutcome) -> dict[str, Any]:
+    error = result.error
     return {
-        "id": each.letter.id,
-        "outcome": _outcome(each),
+        "id": result.letter.id,
+        "outcome": _get_outcome(result),
         "code": None if error is None else error.code,
         "message": None if error is None else str(error),
     }
 
 
-def _json(each: DeadLetter) -> dict[str, Any]:
-    times = {"timestamp": each.timestamp.isoformat(), "at": each.at.isoformat()}
+def _describe_letter(letter: DeadLetter) -> dict[str, Any]:
+    times = {"timestamp": letter.timestamp.isoformat(), "at": letter.at.isoformat()}
     # Too large for the integers of many JSON readers.
-    return asdict(each) | times | {"registration": str(each.registration)}
+    return asdict(letter) | times | {"registration": str(letter.registration)}
 
 
-def _short(reason: str) -> str:
-    """The reason; a terminal gets its beginning, and all of it from `iscp dlq show`."""
+def _truncate_reason(reason: str) -> str:
+    """The reason, shortened on a terminal; `iscp dlq show` prints all of it."""
     return textwrap.shorten(reason, _REASON, placeholder="...") if is_terminal() else reason

@@ -14,14 +14,14 @@ from iscp_dagster.cli.parts.group import Group
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iscp_dagster.api.outbox import Deliveries
-    from iscp_dagster.webhooks.history import Chosen
+    from iscp_dagster.api.outbox import DeclaredOutbox
+    from iscp_dagster.webhooks.history import OutboxSelection
 
 events = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     cls=Group,
-    help="List, show and send again the events of triggers.",
+    help="List, show and resend the events of triggers.",
 )
 
 
@@ -42,14 +42,16 @@ def list_events(
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    deliveries = _opened()
+    deliveries = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
-    chosen = _chosen(deliveries, names, from_, to)
-    found = deliveries.outbox.listed(chosen, limit=limit)
+    selection = _parse_selection(deliveries, names, from_, to)
+    event_deliveries = deliveries.outbox.list_deliveries(selection, limit=limit)
     if as_json:
-        write([event_json.delivery(each) for each in found])
+        write([event_json.describe_delivery(delivery) for delivery in event_deliveries])
     else:
-        event_show.deliveries(found, limit, deliveries.outbox.count_states(chosen))
+        event_show.print_deliveries(
+            event_deliveries, limit, deliveries.outbox.count_states(selection)
+        )
 
 
 @events.command()
@@ -61,13 +63,13 @@ def show(
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    found, attempts = _opened().outbox.show(id_, endpoint)
-    if not found:
-        raise _no_event(id_, endpoint)
+    deliveries, attempts = _open_deliveries().outbox.show(id_, endpoint)
+    if not deliveries:
+        raise _make_no_event_error(id_, endpoint)
     if as_json:
-        write(event_json.whole(found, attempts))
+        write(event_json.describe_event(deliveries, attempts))
     else:
-        event_show.whole(found, attempts)
+        event_show.print_event(deliveries, attempts)
 
 
 @events.command()
@@ -77,11 +79,11 @@ def resend(
     """Send an event again, under the same id, whether it was delivered or is a dead letter."""
     from iscp_dagster.cli.parts.results import print_result
 
-    sent = _opened().outbox.resend(id_, endpoint)
-    if not sent:
-        raise _no_event(id_, endpoint)
-    text = f"{id_} is sent again, to {sent:,} endpoint{'s' * (sent != 1)}."
-    print_result({"event_id": id_, "endpoints": sent}, text, as_json=as_json)
+    number = _open_deliveries().outbox.resend_event(id_, endpoint)
+    if not number:
+        raise _make_no_event_error(id_, endpoint)
+    text = f"{id_} is sent again, to {number:,} endpoint{'s' * (number != 1)}."
+    print_result({"event_id": id_, "endpoints": number}, text, as_json=as_json)
 
 
 @events.command()
@@ -98,51 +100,51 @@ def replay(
     """Send a trigger's events of a time range again, in order, under the same ids."""
     from iscp_dagster.cli.parts.results import print_result
 
-    deliveries = _opened()
+    deliveries = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
-    chosen = _chosen(deliveries, names, from_, to)
-    sent = deliveries.outbox.replay(chosen)
-    some = f"1 event of {trigger} is" if sent == 1 else f"{sent:,} events of {trigger} are"
-    print_result({"trigger": trigger, "events": sent}, f"{some} sent again.", as_json=as_json)
+    selection = _parse_selection(deliveries, names, from_, to)
+    number = deliveries.outbox.replay(selection)
+    subject = f"1 event of {trigger} is" if number == 1 else f"{number:,} events of {trigger} are"
+    print_result({"trigger": trigger, "events": number}, f"{subject} sent again.", as_json=as_json)
 
 
-def _opened() -> Deliveries:
-    from iscp_dagster.api.outbox import open_deliveries
+def _open_deliveries() -> DeclaredOutbox:
+    from iscp_dagster.api.outbox import open_declared_outbox
 
-    return open_deliveries(os.environ)
+    return open_declared_outbox(os.environ)
 
 
-def _chosen(
-    deliveries: Deliveries, names: Mapping[str, str | None], from_: str | None, to: str | None
-) -> Chosen:
-    """Which events the options name. Raises ConfigError for a name or a time that is none."""
-    from iscp_dagster.cli.jobs.specs import moment_of
-    from iscp_dagster.webhooks.history import Chosen
+def _parse_selection(
+    deliveries: DeclaredOutbox, names: Mapping[str, str | None], from_: str | None, to: str | None
+) -> OutboxSelection:
+    """The events that the options select. Raises ConfigError for a bad name or time."""
+    from iscp_dagster.cli.jobs.specs import parse_time
+    from iscp_dagster.webhooks.history import OutboxSelection
 
     now = deliveries.outbox.clock()
-    _check(deliveries, names)
-    return Chosen(
+    _check_names(deliveries, names)
+    return OutboxSelection(
         **names,
-        source_from=moment_of(from_, now) if from_ else None,
-        source_to=moment_of(to, now) if to else None,
+        source_from=parse_time(from_, now) if from_ else None,
+        source_to=parse_time(to, now) if to else None,
     )
 
 
-def _check(deliveries: Deliveries, names: Mapping[str, str | None]) -> None:
+def _check_names(deliveries: DeclaredOutbox, names: Mapping[str, str | None]) -> None:
     from iscp_dagster.model.errors import ConfigError
-    from iscp_dagster.webhooks.tables import State
+    from iscp_dagster.webhooks.tables import DeliveryState
 
     trigger, endpoint, state = names["trigger"], names["endpoint"], names["state"]
-    known = list(dict.fromkeys(each.label for each in State))
-    if state is not None and state not in known:
-        raise ConfigError(f"The state {state!r} is unknown; use one of {', '.join(known)}.")
+    labels = list(dict.fromkeys(delivery_state.label for delivery_state in DeliveryState))
+    if state is not None and state not in labels:
+        raise ConfigError(f"The state {state!r} is unknown; use one of {', '.join(labels)}.")
     if trigger is not None:
         deliveries.check_trigger(trigger)
     if endpoint is not None:
         deliveries.check_endpoint(endpoint)
 
 
-def _no_event(id_: str, endpoint: str | None) -> Exception:
+def _make_no_event_error(id_: str, endpoint: str | None) -> Exception:
     from iscp_dagster.model.errors import ConfigError
 
     to = "" if endpoint is None else f" for endpoint {endpoint!r}"

@@ -6,68 +6,70 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from iscp_dagster.api.facts import at
-from iscp_dagster.api.outbox import Standing
-from iscp_dagster.webhooks.pending import Attempt, Delivery
+from iscp_dagster.api.facts import format_iso_time
+from iscp_dagster.api.outbox import EndpointSummary
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
 
 
-def delivery(each: Delivery) -> dict[str, Any]:
+def describe_delivery(delivery: EventDelivery) -> dict[str, Any]:
     """An event and one of its endpoints, without the body."""
     return {
-        "event_id": each.event_id,
-        "event_type": each.event_type,
-        "trigger": each.trigger,
-        "tenant": each.tenant,
-        "key": each.key,
-        "source_timestamp": each.source_timestamp.text,
-        "endpoint": each.endpoint,
-        "state": each.state.label,
-        "attempts": each.attempts,
-        "recorded": each.recorded.isoformat(),
-        "next_at": at(each.next_at) if each.pending else None,
-        "failed_at": at(each.failed_at),
-        "ended_at": at(each.ended_at),
-        "batch_id": each.batch_id,
+        "event_id": delivery.event_id,
+        "event_type": delivery.event_type,
+        "trigger": delivery.trigger,
+        "tenant": delivery.tenant,
+        "key": delivery.key,
+        "source_timestamp": delivery.source_timestamp.text,
+        "endpoint": delivery.endpoint,
+        "state": delivery.state.label,
+        "attempts": delivery.attempts,
+        "recorded": delivery.recorded.isoformat(),
+        "next_at": format_iso_time(delivery.next_at) if delivery.pending else None,
+        "failed_at": format_iso_time(delivery.failed_at),
+        "ended_at": format_iso_time(delivery.ended_at),
+        "batch_id": delivery.batch_id,
     }
 
 
-def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> dict[str, Any]:
+def describe_event(
+    deliveries: Sequence[EventDelivery], attempts: Sequence[DeliveryAttempt]
+) -> dict[str, Any]:
     """An event with its body, its deliveries and their attempts."""
     return {
-        "event_id": found[0].event_id,
-        "body": json.loads(found[0].body),
-        "deliveries": [delivery(each) for each in found],
-        "attempts": [_attempt(each) for each in attempts],
+        "event_id": deliveries[0].event_id,
+        "body": json.loads(deliveries[0].body),
+        "deliveries": [describe_delivery(delivery) for delivery in deliveries],
+        "attempts": [_describe_attempt(attempt) for attempt in attempts],
     }
 
 
-def endpoint(each: Standing) -> dict[str, Any]:
+def describe_endpoint(summary: EndpointSummary) -> dict[str, Any]:
     """An endpoint; its URL may contain a secret and is left out."""
     return {
-        "endpoint": each.state.name,
-        "declared": each.declared,
-        "state": each.state.state,
-        "reason": each.state.reason,
-        "changed_at": at(each.state.changed_at),
-        "failing_since": at(each.state.health.failing_since),
-        "refused_in_a_row": each.state.health.in_a_row,
-        "delivered_at": at(each.state.delivered_at),
-        "pending": each.pending,
-        "oldest_pending": at(each.oldest),
-        "delivered": each.delivered,
-        "dead": each.dead,
+        "endpoint": summary.state.name,
+        "declared": summary.declared,
+        "state": summary.state.state,
+        "reason": summary.state.reason,
+        "changed_at": format_iso_time(summary.state.changed_at),
+        "failing_since": format_iso_time(summary.state.health.failing_since),
+        "refused_in_a_row": summary.state.health.in_a_row,
+        "delivered_at": format_iso_time(summary.state.delivered_at),
+        "pending": summary.pending,
+        "oldest_pending": format_iso_time(summary.oldest),
+        "delivered": summary.delivered,
+        "dead": summary.dead,
     }
 
 
-def _attempt(each: Attempt) -> dict[str, Any]:
+def _describe_attempt(attempt: DeliveryAttempt) -> dict[str, Any]:
     return {
-        "endpoint": each.endpoint,
-        "message_id": each.message_id,
-        "at": each.at.isoformat(),
-        "seconds": each.seconds,
-        "events": each.events,
-        "status": each.status,
-        "answer": each.answer,
-        "verdict": each.verdict,
-        "next_at": at(each.next_at),
+        "endpoint": attempt.endpoint,
+        "message_id": attempt.message_id,
+        "at": attempt.at.isoformat(),
+        "seconds": attempt.seconds,
+        "events": attempt.events,
+        "status": attempt.status,
+        "answer": attempt.answer,
+        "verdict": attempt.verdict,
+        "next_at": format_iso_time(attempt.next_at),
     }

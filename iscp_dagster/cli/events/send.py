@@ -17,22 +17,25 @@ def send() -> None:
 
     Several may run: each endpoint is served by one of them at a time.
     """
-    from iscp_dagster.api.discovery import declared_endpoints
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.api.discovery import load_endpoints
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web.server import log_to_stderr
     from iscp_dagster.webhooks.service import SenderService
 
-    environ = with_stack(os.environ)
-    endpoints = declared_endpoints(environ)
+    environ = add_stack_variables(os.environ)
+    endpoints = load_endpoints(environ)
     service = SenderService(environ, endpoints)
     log_to_stderr()
-    names = ", ".join(sorted(each.name for each in endpoints)) or "no endpoint: none is declared"
+    names = (
+        ", ".join(sorted(endpoint.name for endpoint in endpoints))
+        or "no endpoint: none is declared"
+    )
     typer.echo(f"Delivering to {names}.")
-    asyncio.run(_until_signalled(service.run))
+    asyncio.run(_run_until_signalled(service.run))
 
 
-async def _until_signalled(run: Run) -> None:
+async def _run_until_signalled(run: Run) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop.set)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
     await run(stop)

@@ -1,4 +1,4 @@
-"""`iscp invocations`: what was invoked, how far it is, and what becomes of it."""
+"""`iscp invocations`: serve, inspect and control durable invocations."""
 
 from __future__ import annotations
 
@@ -36,62 +36,67 @@ def list_invocations(
 ) -> None:
     """Count invocations by status, and list them, the latest first."""
     from durable_invocations.ingress import facts
-    from iscp_dagster.api.invocations import chosen, open_invocations
-    from iscp_dagster.cli.invocations import show as shown
+    from iscp_dagster.api.invocations import build_selection, open_invocations
+    from iscp_dagster.cli.invocations import show as invocation_show
     from iscp_dagster.cli.jobs.json import write
 
-    wanted = chosen(status=status, service=service, handler=handler, key=key, limit=limit)
+    selection = build_selection(
+        status=status, service=service, handler=handler, key=key, limit=limit
+    )
     store = open_invocations(os.environ)
-    found = [facts.invocation(each) for each in store.invocations(wanted)]
+    records = [facts.describe_invocation(invocation) for invocation in store.invocations(selection)]
     if as_json:
-        write(found)
+        write(records)
     else:
-        counts = {each.label: number for each, number in sorted(store.counts(wanted).items())}
-        shown.invocations(found, limit, counts)
+        counts = {
+            invocation_status.label: number
+            for invocation_status, number in sorted(store.count_invocations(selection).items())
+        }
+        invocation_show.print_invocations(records, limit, counts)
 
 
 @invocations.command()
 def show(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Show an invocation, and its journal entry by entry."""
-    from iscp_dagster.api.invocations import open_invocations, whole
-    from iscp_dagster.cli.invocations import show as shown
+    from iscp_dagster.api.invocations import describe_invocation, open_invocations
+    from iscp_dagster.cli.invocations import show as invocation_show
     from iscp_dagster.cli.jobs.json import write
 
-    found = whole(open_invocations(os.environ), id_)
+    invocation = describe_invocation(open_invocations(os.environ), id_)
     if as_json:
-        write(found)
+        write(invocation)
     else:
-        shown.whole(found)
+        invocation_show.print_invocation(invocation)
 
 
 @invocations.command()
 def cancel(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Cancel an invocation: what it waits for fails with 409, and its handler may clean up."""
-    _changed(id_, "cancel", "is canceled", as_json=as_json)
+    _change_invocation(id_, "cancel", "is canceled", as_json=as_json)
 
 
 @invocations.command()
 def kill(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
-    """End an invocation at once, and the calls that it waits for; its handler learns nothing."""
-    _changed(id_, "kill", "is killed", as_json=as_json)
+    """End an invocation and the calls it waits for at once; its handler cannot clean up."""
+    _change_invocation(id_, "kill", "is killed", as_json=as_json)
 
 
 @invocations.command()
 def pause(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
-    """Have nobody drive an invocation until it is resumed."""
-    _changed(id_, "pause", "is paused", as_json=as_json)
+    """Stop driving an invocation until it is resumed."""
+    _change_invocation(id_, "pause", "is paused", as_json=as_json)
 
 
 @invocations.command()
 def resume(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
-    """Drive a paused invocation again, or one that backs off, at once."""
-    _changed(id_, "resume", "goes on", as_json=as_json)
+    """Drive a paused invocation, or one in backoff, again at once."""
+    _change_invocation(id_, "resume", "is resumed", as_json=as_json)
 
 
 @invocations.command()
 def purge(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Forget an invocation that has ended: its journal, output and idempotency key."""
-    _changed(id_, "purge", "is forgotten", as_json=as_json)
+    _change_invocation(id_, "purge", "is forgotten", as_json=as_json)
 
 
 @invocations.command()
@@ -113,13 +118,13 @@ def resolve(
 
     if value is not None and reject is not None:
         raise typer.BadParameter("give a value or --reject, not both.")
-    with _client() as client:
+    with _open_client() as client:
         if reject is None:
-            changed = client.resolve(awakeable, _parsed(value))
+            changed = client.resolve(awakeable, _parse_value(value))
         else:
             changed = client.reject(awakeable, reject)
-    how = "is resolved" if reject is None else "is rejected"
-    text = f"{awakeable} {how if changed else 'was completed before'}."
+    outcome = "is resolved" if reject is None else "is rejected"
+    text = f"{awakeable} {outcome if changed else 'was completed before'}."
     print_result({"awakeable": awakeable, "changed": changed}, text, as_json=as_json)
 
 
@@ -133,40 +138,40 @@ def deploy(
     ] = None,
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if a service becomes one of another kind.")
+        bool, typer.Option("--force", help="Even if a service changes its kind.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Register the services at an address, as they are now; without one, list the addresses."""
-    from iscp_dagster.cli.invocations import show as shown
+    from iscp_dagster.cli.invocations import show as invocation_show
     from iscp_dagster.cli.jobs.json import write
 
-    with _client() as client:
-        found = client.deployments() if uri is None else [client.register(uri, force=force)]
+    with _open_client() as client:
+        deployments = client.deployments() if uri is None else [client.register(uri, force=force)]
     if as_json:
-        write(found if uri is None else found[0])
+        write(deployments if uri is None else deployments[0])
     else:
-        shown.deployments(found)
+        invocation_show.print_deployments(deployments)
 
 
-def _changed(id_: str, verb: str, how: str, *, as_json: bool) -> None:
+def _change_invocation(id_: str, verb: str, outcome: str, *, as_json: bool) -> None:
     from iscp_dagster.cli.parts.results import print_result
 
-    with _client() as client:
-        changed = client.change(id_, verb)
-    said = how if changed else f"is left as it is: there is nothing to {verb}"
-    print_result({"id": id_, "changed": changed}, f"{id_} {said}.", as_json=as_json)
+    with _open_client() as client:
+        changed = client.change_invocation(id_, verb)
+    text = outcome if changed else f"is left as it is: there is nothing to {verb}"
+    print_result({"id": id_, "changed": changed}, f"{id_} {text}.", as_json=as_json)
 
 
-def _client() -> Client:
+def _open_client() -> Client:
     from iscp_dagster.api.invocations import open_invocations_client
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
 
-    return open_invocations_client(with_stack(os.environ))
+    return open_invocations_client(add_stack_variables(os.environ))
 
 
-def _parsed(value: str | None) -> bytes | None:
-    """The value as it is sent, if it is JSON; an error of usage otherwise."""
+def _parse_value(value: str | None) -> bytes | None:
+    """The value as bytes to send; a usage error if it is not JSON."""
     import json
 
     if value is None:
@@ -174,5 +179,5 @@ def _parsed(value: str | None) -> bytes | None:
     try:
         json.loads(value)
     except ValueError as error:
-        raise typer.BadParameter(f"{value!r} is no JSON; quote a text: '\"{value}\"'.") from error
+        raise typer.BadParameter(f"{value!r} is not JSON; quote text: '\"{value}\"'.") from error
     return value.encode()

@@ -13,7 +13,7 @@ OneStatus = Annotated[
     str | None,
     typer.Option(
         "--status",
-        help=f"One of {', '.join(each.label for each in Status)} (also failed), or failed.",
+        help=f"One of {', '.join(status.label for status in Status)} (also failed), or failed.",
         show_default=False,
     ),
 ]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from durable_invocations.runtime.retries import RetryPolicy
-from iscp_dagster.model.clock import DURATION, duration
+from iscp_dagster.model.clock import DURATION, parse_duration
 
 PORT = 4080
 
@@ -17,13 +17,13 @@ PORT = 4080
 def serve(
     *,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need a token.")
+        str, typer.Option(help="Address to listen on; any but loopback needs a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: a free one.")] = PORT,
     no_own_services: Annotated[
         bool,
         typer.Option(
-            "--no-own-services", help="Leave Iscp and Index out, by which handlers drive jobs."
+            "--no-own-services", help="Leave out Iscp and Index, with which handlers drive jobs."
         ),
     ] = False,
     retry_initial: Annotated[
@@ -31,7 +31,7 @@ def serve(
         typer.Option(
             envvar="ISCP_INVOCATIONS_RETRY_INITIAL",
             show_envvar=False,
-            help="Seconds until a failed attempt is made again.",
+            help="Seconds before the first retry.",
         ),
     ] = RetryPolicy.initial,
     retry_factor: Annotated[
@@ -39,7 +39,7 @@ def serve(
         typer.Option(
             envvar="ISCP_INVOCATIONS_RETRY_FACTOR",
             show_envvar=False,
-            help="By which that grows with each failure in a row.",
+            help="Growth of that delay with each failure in a row.",
         ),
     ] = RetryPolicy.factor,
     retry_cap: Annotated[
@@ -56,7 +56,7 @@ def serve(
             envvar="ISCP_INVOCATIONS_RETRY_ATTEMPTS",
             show_envvar=False,
             min=0,
-            help="After so many in a row it is paused; 0: never.",
+            help="Failures in a row before it is paused; 0: never.",
         ),
     ] = RetryPolicy.attempts or 0,
     keep: Annotated[
@@ -69,20 +69,20 @@ def serve(
     ] = "1d",
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="End when the declarations change, to be started anew."),
+        typer.Option("--follow", help="Exit when the declarations change, to be restarted."),
     ] = False,
 ) -> None:
     """Drive durable invocations until interrupted; several may run on one database."""
-    from iscp_dagster.model.imports import need
+    from iscp_dagster.model.imports import require_extra
 
-    need("serve", "`iscp invocations serve`")
-    from durable_invocations.runtime.settings import Settings
+    require_extra("serve", "`iscp invocations serve`")
+    from durable_invocations.runtime.settings import RuntimeSettings
     from iscp_dagster.jobservices import server
-    from iscp_dagster.jobservices.app import services_app
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.jobservices.app import build_services_app
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web.server import log_to_stderr
 
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     log_to_stderr()
     policy = RetryPolicy(
         initial=retry_initial,
@@ -90,18 +90,20 @@ def serve(
         cap=retry_cap,
         attempts=retry_attempts or None,
     )
-    settings = server.settings_of(
+    settings = server.build_settings(
         environ,
         host,
-        runtime=Settings(policy=policy),
-        retention=_kept(keep),
-        services=None if no_own_services else services_app(environ),
+        runtime=RuntimeSettings(policy=policy),
+        retention=_parse_retention(keep),
+        services=None if no_own_services else build_services_app(environ),
     )
     server.serve(settings, host, port, typer.echo, follow=follow)
 
 
-def _kept(text: str) -> timedelta:
-    found = duration(text)
-    if found is None or not found:
-        raise typer.BadParameter(f"{text!r} is no time; write {DURATION}.", param_hint="--keep")
-    return found
+def _parse_retention(text: str) -> timedelta:
+    retention = parse_duration(text)
+    if retention is None or not retention:
+        raise typer.BadParameter(
+            f"{text!r} is not a duration; write {DURATION}.", param_hint="--keep"
+        )
+    return retention

@@ -66,14 +66,14 @@ def register(
 
     Exit code 1 when the job exists with a different specification.
     """
-    from iscp_dagster.api.names import parsed
+    from iscp_dagster.api.names import parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
-    from iscp_dagster.cli.jobs.registering import registered
-    from iscp_dagster.cli.jobs.specs import asked, read_file, wished
+    from iscp_dagster.cli.jobs.registering import register_job
+    from iscp_dagster.cli.jobs.specs import build_job_request, build_spec_update, read_file
     from iscp_dagster.model.errors import ConfigError
 
-    change = asked(
+    change = build_spec_update(
         type=type,
         columns=columns,
         option=option,
@@ -85,21 +85,21 @@ def register(
         max_versions=max_versions,
         max_bytes=max_bytes,
     )
-    jobs = _jobs()
+    jobs = _open_jobs()
     if (name is None) == (file is None) or (file and not change.empty):
         raise ConfigError("Name either a job, with its options, or a --file of jobs.")
     if file is not None:
         wishes = read_file(jobs, file)
     else:
-        wishes = [wished(jobs, tenant, parsed(name or ""), change, options=True)]
-    done = []
+        wishes = [build_job_request(jobs, tenant, parse_job_id(name or ""), change, options=True)]
+    results = []
     for wish in wishes:
-        done.append(registered(jobs, wish))
+        results.append(register_job(jobs, wish))
         if not as_json:
-            job_show.line(str(done[-1]))
+            job_show.line(str(results[-1]))
     if as_json:
-        job_json.write([each.to_json() for each in done])
-    raise typer.Exit(1 if any(each.differs for each in done) else 0)
+        job_json.write([result.to_json() for result in results])
+    raise typer.Exit(1 if any(result.differs for result in results) else 0)
 
 
 @job.command()
@@ -108,8 +108,8 @@ def unregister(name: Name, *, tenant: Tenant = "default", as_json: AsJson = Fals
 
     The runner does not register it again, even if its index is declared.
     """
-    done = {True: "unregistered", False: "already unregistered"}
-    _change(name, tenant, lambda jobs: jobs.unregister_job, done, as_json=as_json)
+    outcomes = {True: "unregistered", False: "already unregistered"}
+    _apply_verb(name, tenant, lambda jobs: jobs.unregister_job, outcomes, as_json=as_json)
 
 
 @job.command()
@@ -133,13 +133,13 @@ def update(
     as_json: AsJson = False,
 ) -> None:
     """Change a job's spec; options left out keep their values."""
-    from iscp_dagster.api.names import parsed
-    from iscp_dagster.cli.jobs.specs import asked
+    from iscp_dagster.api.names import parse_job_id
+    from iscp_dagster.cli.jobs.specs import build_spec_update
     from iscp_dagster.cli.jobs.updating import update_spec
     from iscp_dagster.cli.parts.results import print_result
     from iscp_dagster.model.errors import ConfigError
 
-    change = asked(
+    change = build_spec_update(
         type=type,
         columns=columns,
         option=option,
@@ -154,29 +154,29 @@ def update(
     if change.empty and not interrupt:
         raise ConfigError("There is nothing to change; name an option, see `iscp job update -h`.")
 
-    done = update_spec(_jobs(), tenant, parsed(name), change, interrupt=interrupt)
-    print_result(done.to_json(), str(done), as_json=as_json)
+    result = update_spec(_open_jobs(), tenant, parse_job_id(name), change, interrupt=interrupt)
+    print_result(result.to_json(), str(result), as_json=as_json)
 
 
 @job.command()
 def pause(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Stop planning iterations of a job; a running one finishes."""
-    done = {True: "paused", False: "already paused"}
-    _change(name, tenant, lambda jobs: jobs.pause_job, done, as_json=as_json)
+    outcomes = {True: "paused", False: "already paused"}
+    _apply_verb(name, tenant, lambda jobs: jobs.pause_job, outcomes, as_json=as_json)
 
 
 @job.command()
 def resume(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Plan a paused job again."""
-    done = {True: "resumed", False: "not paused"}
-    _change(name, tenant, lambda jobs: jobs.resume_job, done, as_json=as_json)
+    outcomes = {True: "resumed", False: "not paused"}
+    _apply_verb(name, tenant, lambda jobs: jobs.resume_job, outcomes, as_json=as_json)
 
 
 @job.command()
 def repair(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Plan a job in error again, once the cause is gone."""
-    done = {True: "planned again", False: "not in error"}
-    _change(name, tenant, lambda jobs: jobs.repair_job, done, as_json=as_json)
+    outcomes = {True: "planned again", False: "not in error"}
+    _apply_verb(name, tenant, lambda jobs: jobs.repair_job, outcomes, as_json=as_json)
 
 
 @job.command()
@@ -186,25 +186,27 @@ def rebuild(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) 
     With --tenant '*' it builds new tables beside the served ones; for one tenant it rebuilds in
     place.
     """
-    done = {True: "will be rebuilt", False: "unchanged"}
-    _change(name, tenant, lambda jobs: jobs.rebuild_job, done, as_json=as_json)
+    outcomes = {True: "will be rebuilt", False: "unchanged"}
+    _apply_verb(name, tenant, lambda jobs: jobs.rebuild_job, outcomes, as_json=as_json)
 
 
-def _jobs() -> Jobs:
+def _open_jobs() -> Jobs:
     from iscp_dagster.api import jobs as api
 
     return api.open_jobs(os.environ)
 
 
-def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool) -> None:
+def _apply_verb(
+    name: str, tenant: str, verb: Verb, outcomes: Mapping[bool, str], *, as_json: bool
+) -> None:
     """Apply `verb` to the job, and print whether it changed anything."""
-    from iscp_dagster.api.names import parsed, titled
+    from iscp_dagster.api.names import format_title, parse_job_id
     from iscp_dagster.cli.parts.results import print_result
 
-    wanted = parsed(name)
-    changed = verb(_jobs())(tenant, wanted)
-    fact = {"tenant": tenant, "job": str(wanted), "changed": changed}
-    print_result(fact, f"{titled(str(wanted), tenant)}: {said[changed]}", as_json=as_json)
+    job_id = parse_job_id(name)
+    changed = verb(_open_jobs())(tenant, job_id)
+    fact = {"tenant": tenant, "job": str(job_id), "changed": changed}
+    print_result(fact, f"{format_title(str(job_id), tenant)}: {outcomes[changed]}", as_json=as_json)
 
 
 job.command()(job_look.status)

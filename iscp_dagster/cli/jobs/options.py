@@ -12,8 +12,8 @@ from iscp_dagster.model.states import JobState
 
 BUILDING = "building"
 """Shown instead of the state of a job that is building."""
-STATES = (*(each.label for each in JobState), BUILDING)
-"""The states that a person may ask for."""
+STATES = (*(state.label for state in JobState), BUILDING)
+"""The states that `--state` takes."""
 
 Name = Annotated[str, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)]
 MaybeName = Annotated[

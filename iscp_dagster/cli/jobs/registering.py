@@ -8,74 +8,88 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, command, titled, whose
-from iscp_dagster.cli.jobs.specs import Wish
-from iscp_dagster.delta.log.tenants import tenants_in
+from iscp_dagster.api.names import ALL_TENANTS, describe_tenant, format_command, format_title
+from iscp_dagster.cli.jobs.specs import JobRequest
+from iscp_dagster.delta.log.tenants import find_tenants
 from iscp_dagster.model.specs import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Registered:
+class RegistrationResult:
     """What became of one wish; `note` is what a person should know about it."""
 
-    wish: Wish
+    request: JobRequest
     created: bool
     note: str = ""
     differs: bool = False
-    """Whether a job already exists with another specification than the one asked for."""
+    """Whether a job already exists with another specification than requested."""
 
     def __str__(self) -> str:
-        done = "registered" if self.created else "already exists"
-        mark = (", " if self.differs and self.wish.tenant != EVERY else "; ") if self.note else ""
-        return f"{titled(str(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
+        outcome = "registered" if self.created else "already exists"
+        mark = (
+            (", " if self.differs and self.request.tenant != ALL_TENANTS else "; ")
+            if self.note
+            else ""
+        )
+        title = format_title(str(self.request.job), self.request.tenant)
+        return f"{title}: {outcome}{mark}{self.note}"
 
     def to_json(self) -> Mapping[str, Any]:
-        told = {"note": self.note} if self.note else {}
-        wish = self.wish
-        return {"tenant": wish.tenant, "job": str(wish.job), "created": self.created} | told
+        note = {"note": self.note} if self.note else {}
+        wish = self.request
+        return {"tenant": wish.tenant, "job": str(wish.job), "created": self.created} | note
 
 
-def registered(jobs: Jobs, wish: Wish) -> Registered:
+def register_job(jobs: Jobs, request: JobRequest) -> RegistrationResult:
     """Register the wish. Raises what `Jobs.register_job` raises."""
-    created = jobs.register_job(wish.tenant, wish.job, wish.spec)
-    note = "" if created and wish.tenant != EVERY else _other(jobs, wish)
+    created = jobs.register_job(request.tenant, request.job, request.spec)
+    note = "" if created and request.tenant != ALL_TENANTS else _describe_difference(jobs, request)
     differs = bool(note)
     if created and not note:
-        note = _rowless(jobs, wish)
-    return Registered(wish=wish, created=created, note=note, differs=differs)
+        note = _note_missing_rows(jobs, request)
+    return RegistrationResult(request=request, created=created, note=note, differs=differs)
 
 
-def _other(jobs: Jobs, wish: Wish) -> str:
-    """Say how the first existing job that differs from the wish differs; empty if none does."""
-    for place, spec in _held(jobs, wish):
-        if found := wish.change.differences(spec):
-            said = "; ".join(_said(name, *values) for name, values in found.items())
-            change = command("update", wish.tenant, wish.job)
-            return f"{place}with another specification ({said}); change it with {change}"
+def _describe_difference(jobs: Jobs, request: JobRequest) -> str:
+    """How the first existing job that differs from the wish differs; empty if none does."""
+    for prefix, spec in _list_existing_jobs(jobs, request):
+        if differences := request.change.find_differences(spec):
+            details = "; ".join(
+                _format_difference(name, *values) for name, values in differences.items()
+            )
+            change = format_command("update", request.tenant, request.job)
+            return f"{prefix}with another specification ({details}); change it with {change}"
     return ""
 
 
-def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
+def _list_existing_jobs(jobs: Jobs, request: JobRequest) -> Iterator[tuple[str, JobSpec]]:
     """The existing jobs that the wish names, each with the start of a sentence about it."""
-    name, every = wish.job, wish.tenant == EVERY
-    if every and name in (standing := jobs.standing()):
-        yield "for later tenants it already exists, ", standing[name]
-    for job in jobs.deployment.log.jobs(tenant=None if every else wish.tenant, name=name):
-        yield f"for {whose(job.key.tenant)} it already exists, " if every else "", job.spec
+    name, all_tenants = request.job, request.tenant == ALL_TENANTS
+    if all_tenants and name in (templates := jobs.list_templates()):
+        yield "for later tenants it already exists, ", templates[name]
+    for job in jobs.deployment.log.list_jobs(
+        tenant=None if all_tenants else request.tenant, name=name
+    ):
+        yield (
+            f"for {describe_tenant(job.key.tenant)} it already exists, " if all_tenants else "",
+            job.spec,
+        )
 
 
-def _said(name: str, held: Any, asked: Any) -> str:
-    called = "trigger" if name == "job_type" else name
-    return f"{called}: {_value(held)}, not {_value(asked)}"
+def _format_difference(name: str, current: Any, requested: Any) -> str:
+    label = "trigger" if name == "job_type" else name
+    return f"{label}: {_format_value(current)}, not {_format_value(requested)}"
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _rowless(jobs: Jobs, wish: Wish) -> str:
-    delta_log = jobs.deployment.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
-    tenants = tenants_in(delta_log)
-    if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:
+def _note_missing_rows(jobs: Jobs, request: JobRequest) -> str:
+    delta_log = jobs.deployment.make_delta_log(
+        jobs.get_source(f"{request.job.db}.{request.job.table}")
+    )
+    tenants = find_tenants(delta_log)
+    if request.tenant == ALL_TENANTS or tenants is None or request.tenant in tenants:
         return ""
-    return f"the table holds no rows of {whose(wish.tenant)} yet"
+    return f"the table holds no rows of {describe_tenant(request.tenant)} yet"

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from iscp_dagster.api.facts import is_building
-from iscp_dagster.api.names import EVERY
+from iscp_dagster.api.names import ALL_TENANTS
 from iscp_dagster.cli.jobs.options import BUILDING, STATES
 from iscp_dagster.cli.parts.counting import (
     ROWS,
@@ -20,18 +20,18 @@ from iscp_dagster.cli.parts.counting import (
 )
 from iscp_dagster.cli.parts.tables import (
     Listing,
-    fits,
+    build_table,
+    can_fit,
+    format_time,
     is_terminal,
     print_facts,
     print_line,
     print_listing,
-    table_of,
-    time_text,
 )
-from iscp_dagster.joblog.history import Entry, Usage
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.joblog.history import HistoryEntry, Usage
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
-from iscp_dagster.model.moment import START, Beginning, Moment
+from iscp_dagster.model.moment import START, HistoryStart, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.problems import Problem
@@ -42,13 +42,13 @@ _FULL = f"{_DAY} {_CLOCK} UTC"
 _UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
 """A run's id; Dagster's UI shows its first part."""
 _COUNTS = ("iterations", "failed", "canceled", "inserted", "deleted", "bytes")
-_COUNTED = {"matches": "began to match", "unmatches": "ceased to match"}
+_COUNT_TITLES = {"matches": "began to match", "unmatches": "ceased to match"}
 """What an event trigger counts."""
-_RARE = {"failed", "canceled", "deleted"}
+_RARE_COUNTS = {"failed", "canceled", "deleted"}
 line = print_line
 
 
-def state_of(job: Job) -> str:
+def format_state(job: Job) -> str:
     """The state's label; `building` until the first iteration has completed."""
     label = BUILDING if is_building(job) else job.state.label
     if job.paused_at:
@@ -56,53 +56,53 @@ def state_of(job: Job) -> str:
     return f"{label}, waits" if is_building(job) and not job.active else label
 
 
-def state_label(job: Job) -> str:
-    """The label by which a person asks for jobs like it: one of `STATES`."""
+def get_state_label(job: Job) -> str:
+    """The label that selects jobs like it: one of `STATES`."""
     return BUILDING if is_building(job) else job.state.label
 
 
-def status(
-    found: Sequence[Job],
+def print_status(
+    job_list: Sequence[Job],
     lags: Mapping[JobKey, float | None],
-    built: Mapping[JobKey, Progress | None],
-    waiting: Collection[JobID] = (),
-    begun: Mapping[JobKey, Beginning | None] | None = None,
+    progress: Mapping[JobKey, Progress | None],
+    unserved: Collection[JobID] = (),
+    beginnings: Mapping[JobKey, HistoryStart | None] | None = None,
 ) -> None:
     """Print every job with its lag in seconds and its latest iteration, one line per fact."""
-    for number, job in enumerate(found):
-        facts = _facts(job, _lag(job, lags), built.get(job.key))
-        facts |= _history((begun or {}).get(job.key))
-        if job.name in waiting:
+    for number, job in enumerate(job_list):
+        facts = _describe_job(job, _format_lag(job, lags), progress.get(job.key))
+        facts |= _describe_history((beginnings or {}).get(job.key))
+        if job.name in unserved:
             facts["readers see"] = "the previous generation, until every tenant is built"
         if number:
             print_line("")
         print_facts(facts)
 
 
-def count_states(found: Sequence[Job], standing: int = 0) -> None:
+def count_states(job_list: Sequence[Job], standing: int = 0) -> None:
     """Print how many jobs there are, by state, how many of them are paused, and how many standing
     registrations are listed with them.
     """
-    parts = count_labels(map(state_label, found), STATES)
-    parts |= {"paused": sum(bool(job.paused_at) for job in found)}
-    stand = f"{count_nouns(standing, 'standing registration')} ({EVERY})" if standing else ""
-    print_counts(len(found), "job", parts, stand)
+    parts = count_labels(map(get_state_label, job_list), STATES)
+    parts |= {"paused": sum(bool(job.paused_at) for job in job_list)}
+    beside = f"{count_nouns(standing, 'standing registration')} ({ALL_TENANTS})" if standing else ""
+    print_counts(len(job_list), "job", parts, beside)
 
 
-def jobs(
-    found: Sequence[Job],
+def print_jobs(
+    job_list: Sequence[Job],
     standing: Mapping[JobID, JobSpec],
     lags: Mapping[JobKey, float | None],
 ) -> None:
     """Print one line per standing registration, then one per job."""
     rows = []
     for name, spec in standing.items():
-        rows.append(((str(name), EVERY), "", ("", ""), _kind_and_trigger(spec), ""))
-    for job in found:
+        rows.append(((str(name), ALL_TENANTS), "", ("", ""), _get_kind_and_trigger(spec), ""))
+    for job in job_list:
         names = (str(job.name), job.key.tenant)
-        place = (_version(job.watermark), _seconds(lags.get(job.key)))
+        position = (_format_version(job.watermark), _format_seconds(lags.get(job.key)))
         code = str(job.status.code or "")
-        rows.append((names, state_of(job), place, _kind_and_trigger(job.spec), code))
+        rows.append((names, format_state(job), position, _get_kind_and_trigger(job.spec), code))
     heads = ("job\ntenant", "state", "version\nlag", "type\ntrigger", "code")
     numbers = {"version\nlag", "code"}
     print_listing(
@@ -111,148 +111,156 @@ def jobs(
     )
 
 
-def problems(found: Sequence[Problem]) -> None:
+def print_problems(problems: Sequence[Problem]) -> None:
     """Print one line per problem of a table."""
-    for each in found:
-        print_line(str(each))
+    for problem in problems:
+        print_line(str(problem))
 
 
-def counts(found: Mapping[JobState, int]) -> None:
+def print_state_counts(counts: Mapping[JobState, int]) -> None:
     """Print one line per state."""
-    rows = [(state.label, f"{number:,}") for state, number in found.items()]
+    rows = [(state.label, f"{number:,}") for state, number in counts.items()]
     print_listing(Listing(heads=("state", "jobs"), rows=rows, numbers={"jobs"}))
 
 
-def statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = None) -> None:
+def print_statuses(
+    statuses: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = None
+) -> None:
     """Print how many jobs there are, then one line per job, with how its iteration ended."""
-    print_counts(len(found), "job", {})
+    print_counts(len(statuses), "job", {})
     rows = [
         (
             (str(name), tenant),
-            (_range(each.from_, each.to), str(each.code)),
-            (time_text(each.end_at, _DAY), time_text(each.end_at, _CLOCK)),
-            each.message,
+            (_format_range(iteration.from_, iteration.to), str(iteration.code)),
+            (format_time(iteration.end_at, _DAY), format_time(iteration.end_at, _CLOCK)),
+            iteration.message,
         )
-        for tenant, name, each in found[: limit or ROWS]
+        for tenant, name, iteration in statuses[: limit or ROWS]
     ]
     heads = ("job\ntenant", "range\ncode", "ended\nUTC", "message")
     print_listing(Listing(heads=heads, rows=rows, unwrapped=heads[1:3], spreads=True))
-    print_rest(len(rows), len(found), "`iscp job list`")
+    print_rest(len(rows), len(statuses), "`iscp job list`")
 
 
-def history(found: Sequence[Entry]) -> None:
+def print_history(entries: Sequence[HistoryEntry]) -> None:
     """Print a line per transition; a terminal gets two: one would be wider than 80 columns."""
     heads = ("at\nUTC", "job\ntenant", "event\nstates", "range\ncode", "who")
     rows = [
         (
-            (time_text(each.at, _DAY), time_text(each.at, _CLOCK)),
-            (str(each.name), each.key.tenant),
-            (each.event.value, _states(each)),
-            (_range(each.from_, each.to), str(each.code or "")),
-            _UUID.sub(r"\1", each.who),
+            (format_time(entry.at, _DAY), format_time(entry.at, _CLOCK)),
+            (str(entry.name), entry.key.tenant),
+            (entry.event.value, _format_transition(entry)),
+            (_format_range(entry.from_, entry.to), str(entry.code or "")),
+            _UUID.sub(r"\1", entry.actor),
         )
-        for each in found
+        for entry in entries
     ]
     listing = Listing(heads=heads, rows=rows, unwrapped={heads[0], *heads[2:4]})
     if not (rows and is_terminal()):
         print_listing(listing, "no history")
         return
-    table = table_of(listing)
+    table = build_table(listing)
     table.columns[4].min_width, table.columns[4].max_width = 8, 12
     Console(highlight=False).print(table)
 
 
-def usage(found: Sequence[Usage], limit: int | None = None) -> None:
+def print_usage(usages: Sequence[Usage], limit: int | None = None) -> None:
     """Print the totals, then one line per job and tenant, those with the most seconds first.
 
     A job has two lines where one is wider than the terminal.
     """
-    if not found:
+    if not usages:
         print_line("no usage")
         return
-    print_counts(len(found), "job", _totals(found))
-    most = sorted(found, key=lambda each: -each.seconds)[: limit or ROWS]
-    wide = _usage_wide(most)
-    print_listing(wide if not is_terminal() or fits(wide) else _usage_narrow(most))
-    print_rest(len(most), len(found), "--tenant, --table, --since")
+    print_counts(len(usages), "job", _compute_totals(usages))
+    longest = sorted(usages, key=lambda job_usage: -job_usage.seconds)[: limit or ROWS]
+    wide = _build_wide_usage(longest)
+    print_listing(wide if not is_terminal() or can_fit(wide) else _build_narrow_usage(longest))
+    print_rest(len(longest), len(usages), "--tenant, --table, --since")
 
 
-def _totals(found: Sequence[Usage]) -> dict[str, Any]:
-    totals: dict[str, Any] = {name: sum(getattr(each, name) for each in found) for name in _COUNTS}
-    return totals | {"seconds": round(sum(each.seconds for each in found), 1)}
+def _compute_totals(usages: Sequence[Usage]) -> dict[str, Any]:
+    totals: dict[str, Any] = {
+        name: sum(getattr(job_usage, name) for job_usage in usages) for name in _COUNTS
+    }
+    return totals | {"seconds": round(sum(job_usage.seconds for job_usage in usages), 1)}
 
 
-def _usage_wide(found: Sequence[Usage]) -> Listing:
+def _build_wide_usage(usages: Sequence[Usage]) -> Listing:
     """Leaves out counts that are 0 for all."""
-    rare = [name for name in _RARE if any(getattr(each, name) for each in found)]
-    counts = [name for name in _COUNTS if name not in _RARE or name in rare]
+    rare = [name for name in _RARE_COUNTS if any(getattr(job_usage, name) for job_usage in usages)]
+    counts = [name for name in _COUNTS if name not in _RARE_COUNTS or name in rare]
     rows = [
         (
-            *(str(each.name), each.tenant, *(f"{getattr(each, name):,}" for name in counts)),
-            f"{each.seconds:,.1f}",
+            *(
+                str(job_usage.name),
+                job_usage.tenant,
+                *(f"{getattr(job_usage, name):,}" for name in counts),
+            ),
+            f"{job_usage.seconds:,.1f}",
         )
-        for each in found
+        for job_usage in usages
     ]
     heads = ("job", "tenant", *counts, "seconds")
     return Listing(heads=heads, rows=rows, numbers=heads[2:])
 
 
-def _usage_narrow(found: Sequence[Usage]) -> Listing:
+def _build_narrow_usage(usages: Sequence[Usage]) -> Listing:
     heads = ("iterations", "failed\ncanceled", "inserted\ndeleted", "bytes", "seconds")
     rows = [
         (
-            (str(each.name), each.tenant),
-            f"{each.iterations:,}",
-            (f"{each.failed:,}", f"{each.canceled:,}"),
-            (f"{each.inserted:,}", f"{each.deleted:,}"),
-            f"{each.bytes:,}",
-            f"{each.seconds:,.1f}",
+            (str(job_usage.name), job_usage.tenant),
+            f"{job_usage.iterations:,}",
+            (f"{job_usage.failed:,}", f"{job_usage.canceled:,}"),
+            (f"{job_usage.inserted:,}", f"{job_usage.deleted:,}"),
+            f"{job_usage.bytes:,}",
+            f"{job_usage.seconds:,.1f}",
         )
-        for each in found
+        for job_usage in usages
     ]
     return Listing(heads=("job\ntenant", *heads), rows=rows, numbers=heads)
 
 
-def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
+def _describe_job(job: Job, lag: str, progress: Progress | None) -> dict[str, str]:
     status = job.status
     return {
         "job": str(job.name),
         "tenant": job.key.tenant,
-        "state": state_of(job) + _for_what(job) + _of_rows(built),
-        "watermark": _place(job.watermark),
+        "state": format_state(job) + _describe_wait(job) + _format_progress(progress),
+        "watermark": _format_moment(job.watermark),
         "lag": lag,
-        "type": _kind(job.spec),
-        "trigger": _trigger(job),
+        "type": _get_kind_title(job.spec),
+        "trigger": _format_trigger(job),
         "priority": str(job.priority),
-        "last range": _range(status.from_, status.to),
-        "started": time_text(status.start_at, _FULL),
-        "ended": time_text(status.end_at, _FULL),
+        "last range": _format_range(status.from_, status.to),
+        "started": format_time(status.start_at, _FULL),
+        "ended": format_time(status.end_at, _FULL),
         "code": str(status.code),
         "message": status.message,
         "counts": ", ".join(
-            f"{_COUNTED.get(name, name)} {number:,}" for name, number in status.counts.items()
+            f"{_COUNT_TITLES.get(name, name)} {number:,}" for name, number in status.counts.items()
         ),
     }
 
 
-def _history(begun: Beginning | None) -> dict[str, str]:
+def _describe_history(beginning: HistoryStart | None) -> dict[str, str]:
     """Where the history of changes begins, and the versions that it lacks."""
-    if begun is None:
+    if beginning is None:
         return {}
-    gap = {"gap": begun.gap[0]} if begun.gap else {}
-    return {"changes since": _place(begun.at), **gap}
+    gap = {"gap": beginning.gap[0]} if beginning.gap else {}
+    return {"changes since": _format_moment(beginning.at), **gap}
 
 
-def _kind(spec: JobSpec) -> str:
+def _get_kind_title(spec: JobSpec) -> str:
     """The type of the job's consumer."""
-    return consumer_kind(spec.detail.consumer.type).title
+    return get_consumer_kind(spec.detail.consumer.type).title
 
 
-def _kind_and_trigger(spec: JobSpec) -> tuple[str, str]:
-    return _kind(spec), spec.trigger.job_type
+def _get_kind_and_trigger(spec: JobSpec) -> tuple[str, str]:
+    return _get_kind_title(spec), spec.trigger.job_type
 
 
-def _for_what(job: Job) -> str:
+def _describe_wait(job: Job) -> str:
     """What a job waits for, if it is not built yet, idle and not paused."""
     if job.active or job.paused_at or not is_building(job):
         return ""
@@ -260,46 +268,46 @@ def _for_what(job: Job) -> str:
     return " to be tried again" if job.status.code else trigger
 
 
-def _of_rows(built: Progress | None) -> str:
-    if built is None:
+def _format_progress(progress: Progress | None) -> str:
+    if progress is None:
         return ""
-    return f", {built.done:,} rows of {'?' if built.of is None else f'{built.of:,}'}"
+    return f", {progress.done:,} rows of {'?' if progress.total is None else f'{progress.total:,}'}"
 
 
-def _states(each: Entry) -> str:
-    if each.before is each.after:
-        return each.after.label
-    return f"{each.before.label if each.before is not None else ''} → {each.after.label}".strip()
+def _format_transition(entry: HistoryEntry) -> str:
+    if entry.before is entry.after:
+        return entry.after.label
+    return f"{entry.before.label if entry.before is not None else ''} → {entry.after.label}".strip()
 
 
-def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
+def _format_lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
     if job.key not in lags:
         return "unknown: the table cannot be read, or the job belongs to an earlier table"
-    return _seconds(lags[job.key]) or "not built"
+    return _format_seconds(lags[job.key]) or "not built"
 
 
-def _seconds(lag: float | None) -> str:
+def _format_seconds(lag: float | None) -> str:
     return "" if lag is None else f"{lag:,.1f} s"
 
 
-def _trigger(job: Job) -> str:
+def _format_trigger(job: Job) -> str:
     trigger = job.spec.trigger
     schedule = [f"{name} {value}" for name, value in trigger.schedule.items()]
     parts = [trigger.job_type, *schedule, *(["independent"] if trigger.independent else [])]
     return ", ".join(parts)
 
 
-def _place(watermark: Moment) -> str:
+def _format_moment(watermark: Moment) -> str:
     if watermark == START:
         return "before the first version"
-    return f"{watermark.version} of {time_text(watermark.at, _FULL)}"
+    return f"{watermark.version} of {format_time(watermark.at, _FULL)}"
 
 
-def _version(watermark: Moment) -> str:
+def _format_version(watermark: Moment) -> str:
     return "" if watermark == START else str(watermark.version)
 
 
-def _range(from_: Moment | None, to: Moment | None) -> str:
+def _format_range(from_: Moment | None, to: Moment | None) -> str:
     if from_ is None or to is None:
         return ""
     return f"all to {to.version}" if from_ == START else f"{from_.version} to {to.version}"

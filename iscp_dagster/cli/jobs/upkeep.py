@@ -21,9 +21,9 @@ def flush(*, as_json: AsJson = False) -> None:
     jobs = api.open_jobs(os.environ)
     flushed = flush_watermarks(jobs.deployment, jobs.sources)
     if as_json:
-        job_json.write({"moved": flushed.moved, "problems": flushed.problems})
+        job_json.write({"moved": flushed.moved_jobs, "problems": flushed.problems})
         return
-    for table, moved in flushed.moved.items():
+    for table, moved in flushed.moved_jobs.items():
         job_show.line(f"{table}: {moved:,} watermarks moved")
     for problem in flushed.problems:
         job_show.line(problem)
@@ -44,24 +44,24 @@ def collect(
     from datetime import timedelta
 
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.names import titled
+    from iscp_dagster.api.names import format_title
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.counting import ROWS, print_rest
     from iscp_dagster.upkeep import maintenance
 
     jobs = api.open_jobs(os.environ)
-    found = maintenance.garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
+    garbage = maintenance.find_garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
     if not dry_run:
-        maintenance.collect(jobs.deployment, jobs.sources, found)
+        maintenance.collect(jobs.deployment, jobs.sources, garbage)
     rows = [
-        {"tenant": each.job.key.tenant, "job": str(each.job.name), "drops": each.drops}
-        for each in found
+        {"tenant": expired.job.key.tenant, "job": str(expired.job.name), "drops": expired.drops}
+        for expired in garbage
     ]
     if as_json:
         job_json.write({"dry_run": dry_run, "jobs": rows[:limit]})
         return
     for row in rows[: limit or ROWS]:
-        job_show.line(f"{titled(row['job'], row['tenant'])}: drops {row['drops']}")
+        job_show.line(f"{format_title(row['job'], row['tenant'])}: drops {row['drops']}")
     print_rest(min(limit or ROWS, len(rows)), len(rows), "--json")
     job_show.line(f"{len(rows):,} jobs {'would be deleted' if dry_run else 'deleted'}")

@@ -20,15 +20,15 @@ def usage(
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
-    from iscp_dagster.cli.jobs.specs import moment_of
+    from iscp_dagster.cli.jobs.specs import parse_time
     from iscp_dagster.cli.parts.known import check_known
 
     jobs = api.open_jobs(os.environ)
-    after = moment_of(since, jobs.deployment.clock()) if since else None
-    found = jobs.usage(after, tenant, table)
-    if not found:
+    after = parse_time(since, jobs.deployment.clock()) if since else None
+    usages = jobs.read_usage(after, tenant, table)
+    if not usages:
         check_known(jobs, tenant=tenant, table=table)
     if as_json:
-        job_json.write([job_json.usage(each) for each in found[:limit]])
+        job_json.write([job_json.describe_usage(job_usage) for job_usage in usages[:limit]])
     else:
-        job_show.usage(found, limit)
+        job_show.print_usage(usages, limit)

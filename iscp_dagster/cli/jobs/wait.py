@@ -10,7 +10,7 @@ import typer
 from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant, TableName
 
 LINE_SECONDS = 10.0
-"""Between two lines of progress where stderr is no terminal."""
+"""Between two lines of progress if stderr is not a terminal."""
 
 
 def wait(
@@ -26,16 +26,16 @@ def wait(
 ) -> None:
     """Wait until a commit is searchable in every index. Exit code 1 if it is not in time.
 
-    Also waits for your own registered consumers. What is still to come is shown on stderr.
+    Also waits for your own registered consumers. Progress is shown on stderr.
     """
     from rich.console import Console
 
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.cli.parts.progress import telling
+    from iscp_dagster.cli.parts.progress import show_progress
     from iscp_dagster.cli.parts.results import print_result
 
     jobs = api.open_jobs(os.environ)
-    with telling(Console(stderr=True), seconds=LINE_SECONDS) as tell:
-        reached = jobs.wait(table, version, tenant, timeout, tell=tell)
+    with show_progress(Console(stderr=True), seconds=LINE_SECONDS) as report:
+        reached = jobs.wait(table, version, tenant, timeout, report=report)
     text = f"{table} is searchable at version {reached} in every index."
     print_result({"table": table, "tenant": tenant, "version": reached}, text, as_json=as_json)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.cli.parts.plain import one_line
+from iscp_dagster.cli.parts.plain import to_one_line
 from iscp_dagster.cli.parts.tables import print_line
 
 ROWS = 100
-"""The most rows that a command shows unless it is asked for more."""
+"""The most rows that a command shows by default."""
 
 Limit = Annotated[
     int | None,
@@ -29,25 +29,25 @@ def count_nouns(number: int, noun: str) -> str:
 def print_counts(number: int, noun: str, parts: Mapping[str, int], beside: str = "") -> None:
     """Print how many there are, and the parts that are not 0: `12 jobs: 3 error, 9 completed`.
 
-    `beside` is what is listed but is no part of them.
+    `beside` says what is listed but not counted.
     """
-    said = join_counts(parts)
-    more = f"; {beside}" if beside else ""
-    print_line(f"{count_nouns(number, noun)}{f': {said}' if said else ''}{more}")
+    text = join_counts(parts)
+    suffix = f"; {beside}" if beside else ""
+    print_line(f"{count_nouns(number, noun)}{f': {text}' if text else ''}{suffix}")
 
 
 def join_counts(parts: Mapping[str, int]) -> str:
     """The parts that are not 0, as `3 error, 9 completed`."""
-    return ", ".join(f"{number:,} {one_line(name)}" for name, number in parts.items() if number)
+    return ", ".join(f"{number:,} {to_one_line(name)}" for name, number in parts.items() if number)
 
 
 def count_labels(labels: Iterable[str], order: Iterable[str]) -> dict[str, int]:
     """How often each label of `order` occurs, in that order."""
-    held = list(labels)
-    return {name: held.count(name) for name in order}
+    occurrences = list(labels)
+    return {name: occurrences.count(name) for name in order}
 
 
 def print_rest(shown: int, number: int, options: str) -> None:
-    """Say, if not all are shown, by which other options than --limit to choose."""
+    """If not all rows are shown, name the options that select them."""
     if shown < number:
         print_line(f"{shown:,} of {number:,} are shown; see --limit, {options}.")

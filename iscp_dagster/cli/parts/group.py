@@ -26,11 +26,11 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except typer.BadParameter as problem:
             if ctx.parent is None:
-                problem.message = f"{_value(problem)}{problem.message}"
+                problem.message = f"{_format_rejected_value(problem)}{problem.message}"
             raise
 
 
-def _value(problem: typer.BadParameter) -> str:
+def _format_rejected_value(problem: typer.BadParameter) -> str:
     """The value that pydantic rejected, for a message; empty if it rejected none."""
     errors = getattr(problem.__cause__, "errors", None)
     return f"{errors()[0]['input']!r}: " if errors else ""

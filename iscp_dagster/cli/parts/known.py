@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from iscp_dagster.api.names import EVERY, check_table, no_such, parsed
-from iscp_dagster.delta.log.tenants import tenants_in
+from iscp_dagster.api.names import ALL_TENANTS, check_table, make_unknown_error, parse_job_id
+from iscp_dagster.delta.log.tenants import find_tenants
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
@@ -27,51 +27,55 @@ def check_known(
 
     Call it only when nothing was found: it reads all jobs. Messages call `name` a `what`.
     """
-    held, tables = jobs.list_jobs(), jobs.known_tables()
+    all_jobs, tables = jobs.list_jobs(), jobs.list_known_tables()
     if table is not None and table not in tables:
         check_table(table)
-    _check("table", table, tables)
+    _check_name("table", table, tables)
     declared = {
-        f"{source.name}/{called}"
+        f"{source.name}/{label}"
         for source in jobs.sources
-        for each in source.consumers
-        for called in (each.name, each.shown)
+        for consumer in source.consumers
+        for label in (consumer.name, consumer.shown)
     }
     if name is not None:
-        _check(what, str(parsed(name, what)), declared | {str(each.name) for each in held})
-    if tenant is not None and tenant != EVERY:
-        where = table or (_table(parsed(name, what)) if name else None)
-        check_tenant(jobs.deployment, jobs.sources, held, tenant, where)
+        _check_name(
+            what, str(parse_job_id(name, what)), declared | {str(job.name) for job in all_jobs}
+        )
+    if tenant is not None and tenant != ALL_TENANTS:
+        where = table or (_get_table_name(parse_job_id(name, what)) if name else None)
+        check_tenant(jobs.deployment, jobs.sources, all_jobs, tenant, where)
 
 
 def check_tenant(
     deployment: Deployment,
     sources: Iterable[SourceTable],
-    held: Iterable[Job],
+    jobs: Iterable[Job],
     tenant: str,
     table: str | None = None,
 ) -> None:
     """Raise NoSuchJobError for a tenant that has neither rows in the tables nor a job.
 
-    The error lists the tenants of `table` alone, if it is given.
+    The error lists only the tenants of `table`, if it is given.
     """
-    known: dict[str, set[str]] = {}
-    for each in held:
-        known.setdefault(_table(each.name), set()).add(each.key.tenant)
-    if any(tenant in its for its in known.values()):
+    tenants: dict[str, set[str]] = {}
+    for job in jobs:
+        tenants.setdefault(_get_table_name(job.name), set()).add(job.key.tenant)
+    if any(tenant in names for names in tenants.values()):
         return
     for source in sources:
-        its = tenants_in(deployment.delta_log(source)) or ()
-        known.setdefault(source.name, set()).update(its)
-    every = set().union(*known.values())
-    if tenant not in every:
-        raise no_such("tenant", tenant, every if table is None else known[table], table or "")
+        names = find_tenants(deployment.make_delta_log(source)) or ()
+        tenants.setdefault(source.name, set()).update(names)
+    all_tenants = set().union(*tenants.values())
+    if tenant not in all_tenants:
+        raise make_unknown_error(
+            "tenant", tenant, all_tenants if table is None else tenants[table], table or ""
+        )
 
 
-def _table(job: JobID) -> str:
+def _get_table_name(job: JobID) -> str:
     return f"{job.db}.{job.table}"
 
 
-def _check(what: str, name: str | None, known: set[str]) -> None:
-    if name is not None and name not in known:
-        raise no_such(what, name, known)
+def _check_name(what: str, name: str | None, existing: set[str]) -> None:
+    if name is not None and name not in existing:
+        raise make_unknown_error(what, name, existing)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from iscp_dagster.cli.parts.plain import cell, plain
+from iscp_dagster.cli.parts.plain import escape_cell, escape_control_chars
 
 FRAMES_A_SECOND = 2
-"""Of the spinner: more of them take processor time."""
+"""Of the spinner; more would take processor time."""
 
 
 @contextmanager
-def telling(
+def show_progress(
     console: Console,
     *,
     seconds: float | None = None,
@@ -24,35 +24,37 @@ def telling(
 ) -> Iterator[Callable[[str], None]]:
     """Show the latest text beside a spinner, and erase it at the end.
 
-    Where stderr is no terminal, print a line when the text has changed and `seconds` have gone by
+    If stderr is not a terminal, print a line when the text has changed and `seconds` have passed
     since the last one, or since the start; with None, print nothing.
     """
     if not console.is_terminal:
-        yield _untold if seconds is None else Lines(console, seconds, monotonic)
+        yield _ignore_text if seconds is None else ProgressLines(console, seconds, monotonic)
         return
-    with console.status("", refresh_per_second=FRAMES_A_SECOND) as shown:
-        yield lambda text: shown.update(cell(text))
+    with console.status("", refresh_per_second=FRAMES_A_SECOND) as status:
+        yield lambda text: status.update(escape_cell(text))
 
 
 @dataclass
-class Lines:
+class ProgressLines:
     """Prints a text now and then."""
 
     console: Console
     seconds: float
     monotonic: Callable[[], float]
-    _last: str = ""
-    _at: float = field(init=False)
+    _last_text: str = ""
+    _printed_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._at = self.monotonic()
+        self._printed_at = self.monotonic()
 
     def __call__(self, text: str) -> None:
         """Print the text if it is new, and not too soon."""
-        if text != self._last and self.monotonic() - self._at >= self.seconds:
-            self.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
-            self._last, self._at = text, self.monotonic()
+        if text != self._last_text and self.monotonic() - self._printed_at >= self.seconds:
+            self.console.print(
+                escape_control_chars(text), markup=False, highlight=False, soft_wrap=True
+            )
+            self._last_text, self._printed_at = text, self.monotonic()
 
 
-def _untold(_: str) -> None:
+def _ignore_text(_: str) -> None:
     """Nobody watches."""

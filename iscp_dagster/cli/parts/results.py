@@ -9,7 +9,7 @@ from iscp_dagster.cli.parts.tables import print_line
 
 
 def print_result(fact: Any, text: str, *, as_json: bool) -> None:
-    """Print the fact as JSON, or the text, which tells it to people, in a line."""
+    """Print the fact as JSON, or the text, which says the same to people, in a line."""
     if as_json:
         print_json(fact)
     else:

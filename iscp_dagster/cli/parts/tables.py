@@ -1,7 +1,7 @@
 """Tables as commands print them: facts one below the other, and rows under heads.
 
-A terminal gets a table that fits its width. Whatever else reads stdout gets one line a row, however
-long: nothing is wrapped, folded or cut, and a tab is between two columns.
+A terminal gets a table that fits its width. Any other stdout gets one line a row, however long:
+nothing is wrapped, folded or cut, and tabs separate the columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.cli.parts.plain import cell, one_line, plain, word
+from iscp_dagster.cli.parts.plain import escape_cell, escape_control_chars, escape_word, to_one_line
 
 _UNBOUNDED = 10_000
 
@@ -39,11 +39,11 @@ class Listing:
 
 
 def is_terminal() -> bool:
-    """Whether a person's terminal shows what is printed."""
+    """Whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
-def time_text(at: datetime | None, form: str) -> str:
+def format_time(at: datetime | None, form: str) -> str:
     """Return the time in that form of `strftime`; empty if there is none."""
     return "" if at is None else at.strftime(form)
 
@@ -59,13 +59,13 @@ def print_facts(facts: Mapping[str, str]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, cell(value))
+        table.add_row(name, escape_cell(value))
     Console(highlight=False).print(table)
 
 
 def print_line(text: str) -> None:
     """Print a line without wrapping or markup."""
-    Console(soft_wrap=True, highlight=False).print(plain(text), markup=False)
+    Console(soft_wrap=True, highlight=False).print(escape_control_chars(text), markup=False)
 
 
 def print_listing(listing: Listing, nothing: str = "") -> None:
@@ -74,33 +74,33 @@ def print_listing(listing: Listing, nothing: str = "") -> None:
         if nothing:
             print_line(nothing)
     elif is_terminal():
-        spread = _spread(listing) if listing.spreads else listing
-        Console(highlight=False).print(table_of(spread if fits(spread) else listing))
+        spread = _split_columns(listing) if listing.spreads else listing
+        Console(highlight=False).print(build_table(spread if can_fit(spread) else listing))
     else:
         print_lines(listing)
 
 
-def fits(listing: Listing) -> bool:
+def can_fit(listing: Listing) -> bool:
     """Whether the terminal is as wide as the widest row."""
     console = Console(highlight=False)
     unbounded = console.options.update(max_width=_UNBOUNDED)
-    return console.measure(table_of(listing), options=unbounded).maximum <= console.width
+    return console.measure(build_table(listing), options=unbounded).maximum <= console.width
 
 
-def _spread(listing: Listing) -> Listing:
+def _split_columns(listing: Listing) -> Listing:
     """The listing with a column, and a cell, for each text."""
     spans = [head.split("\n") for head in listing.heads]
     heads = {head: head.split("\n") for head in listing.heads}
     return replace(
         listing,
         heads=[name for names in heads.values() for name in names],
-        rows=[_flat(row, spans) for row in listing.rows],
+        rows=[_flatten_row(row, spans) for row in listing.rows],
         numbers=[name for head in listing.numbers for name in heads.get(head, ())],
         unwrapped=[name for head in listing.unwrapped for name in heads.get(head, ())],
     )
 
 
-def table_of(listing: Listing) -> Table:
+def build_table(listing: Listing) -> Table:
     """The listing as a terminal shows it; heads are aligned at the bottom."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     lines = max(head.count("\n") for head in listing.heads)
@@ -112,29 +112,29 @@ def table_of(listing: Listing) -> Table:
             justify="right" if head in listing.numbers else "left",
         )
     for row in listing.rows:
-        table.add_row(*(_styled(listing, each) for each in row))
+        table.add_row(*(_apply_style(listing, cell) for cell in row))
     return table
 
 
 def print_lines(listing: Listing) -> None:
     """Print one line a row, with tabs between columns; a head of two lines makes two columns."""
-    spread = _spread(listing)
+    spread = _split_columns(listing)
     for line in (spread.heads, *spread.rows):
-        print("\t".join(map(one_line, map(str, line))))  # noqa: T201
+        print("\t".join(map(to_one_line, map(str, line))))  # noqa: T201
 
 
-def _flat(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
+def _flatten_row(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
     """A cell for each column; more texts than columns become one."""
     flat: list[str] = []
-    for each, span in zip(row, spans, strict=True):
-        texts = [each] if isinstance(each, str) else list(each)
+    for cell, span in zip(row, spans, strict=True):
+        texts = [cell] if isinstance(cell, str) else list(cell)
         texts = texts if len(texts) <= len(span) else [" ".join(filter(None, texts))]
         flat += texts + [""] * (len(span) - len(texts))
     return flat
 
 
-def _styled(listing: Listing, each: Cell) -> str:
-    if not isinstance(each, str):
-        return "\n".join(map(word, each))
-    style = listing.styles.get(each)
-    return f"[{style}]{each}[/]" if style else word(each)
+def _apply_style(listing: Listing, cell: Cell) -> str:
+    if not isinstance(cell, str):
+        return "\n".join(map(escape_word, cell))
+    style = listing.styles.get(cell)
+    return f"[{style}]{cell}[/]" if style else escape_word(cell)

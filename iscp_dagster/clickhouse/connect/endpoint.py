@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from iscp_dagster.clickhouse.connect.failures import mapped
-from iscp_dagster.clickhouse.connect.whole import WHOLE
-from iscp_dagster.model.declared.names import checked_database
+from iscp_dagster.clickhouse.connect.failures import map_error
+from iscp_dagster.clickhouse.connect.whole import COMPLETE_RESULT_SETTINGS
+from iscp_dagster.model.declared.names import check_database
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class Endpoint:
         """
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES or not parts.hostname:
-            shown = f"{parts.scheme}://{parts.hostname or ''}"
+            redacted = f"{parts.scheme}://{parts.hostname or ''}"
             raise ConfigError(
-                f"CLICKHOUSE_URL {shown!r} is not http[s]://[user:password@]host[:port]."
+                f"CLICKHOUSE_URL {redacted!r} is not http[s]://[user:password@]host[:port]."
             )
         try:
             port = parts.port
@@ -64,11 +64,11 @@ class Endpoint:
         if parts.path not in {"", "/"} or parts.fragment:
             raise ConfigError(
                 f"The CLICKHOUSE_URL of {parts.hostname!r} has a path, {parts.path!r}, which is "
-                "not allowed: an index lies in its source table's database, or in that of "
+                "not allowed: an index lies in its source table's database, or in the one in "
                 "?database=NAME. Write http[s]://[user:password@]host[:port]; a proxy that "
                 "serves ClickHouse below a path needs a host or port of its own."
             )
-        asked = _asked(parts.query)
+        settings = _parse_settings(parts.query)
         secure = parts.scheme == "https"
         return cls(
             host=parts.hostname,
@@ -76,8 +76,8 @@ class Endpoint:
             secure=secure,
             user=unquote(parts.username or "default"),
             password=unquote(parts.password or ""),
-            insert_quorum=asked.get("insert_quorum", ""),
-            database=asked.get("database", ""),
+            insert_quorum=settings.get("insert_quorum", ""),
+            database=settings.get("database", ""),
             **timeouts,
         )
 
@@ -91,7 +91,7 @@ class Endpoint:
         """The address to show in messages."""
         return f"{self.server}/?database={self.database}" if self.database else self.server
 
-    def holds(self, database: str) -> str:
+    def resolve_database(self, database: str) -> str:
         """Return the database that holds the indexes of sources in `database`."""
         return self.database or database
 
@@ -108,17 +108,19 @@ class Endpoint:
         """Settings that make a read see every such insert, whichever replica answers."""
         return {"select_sequential_consistency": 1} if self.insert_quorum else {}
 
-    def client(self) -> Client:
+    def get_client(self) -> Client:
         """Return the process's client for this endpoint, created on first use; thread-safe."""
-        return shared_client(self)
+        return get_shared_client(self)
 
     def ping(self) -> None:
         """Raise UnavailableError if no server answers within `connect_timeout`.
 
         On a server that hangs, a query would wait for the longer `query_timeout`.
         """
-        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-        connection = kind(self.host, self.port, timeout=self.connect_timeout)
+        connection_class = (
+            http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        )
+        connection = connection_class(self.host, self.port, timeout=self.connect_timeout)
         try:
             connection.request("GET", "/ping")
             connection.getresponse().read()
@@ -137,7 +139,7 @@ class Endpoint:
         """
         from clickhouse_connect import get_client
 
-        with self.errors("connect"):
+        with self.translate_errors("connect"):
             return get_client(
                 host=self.host,
                 port=self.port,
@@ -148,76 +150,78 @@ class Endpoint:
                 autogenerate_session_id=False,
                 connect_timeout=self.connect_timeout,
                 send_receive_timeout=self.query_timeout,
-                settings={**WHOLE, **settings},
+                settings={**COMPLETE_RESULT_SETTINGS, **settings},
             )
 
     @contextmanager
-    def errors(self, doing: str) -> Iterator[None]:
+    def translate_errors(self, action: str) -> Iterator[None]:
         """Turn the client's errors into this package's; the message says what was being done."""
         try:
             yield
         except Exception as error:
-            known = mapped(error, self.address, doing)
-            if known is None:
+            mapped = map_error(error, self.address, action)
+            if mapped is None:
                 raise
-            raise known from error
+            raise mapped from error
 
 
-def urls_of(text: str) -> list[str]:
+def split_urls(text: str) -> list[str]:
     """Split CLICKHOUSE_URLS at whitespace and at commas before the next URL."""
     return [url for url in re.split(r"[\s,]+(?=https?://)|\s+", text.strip()) if url]
 
 
-def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ...]:
+def parse_endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ...]:
     """Return the servers in CLICKHOUSE_URLS, in order, else the one in CLICKHOUSE_URL.
 
     Raises ConfigError if two of them are the same, or if CLICKHOUSE_URL is set but not the first.
     """
-    found = tuple(Endpoint.parse(each, **timeouts) for each in urls_of(urls) or [url])
-    _check_apart(found)
-    first = Endpoint.parse(url, **timeouts) if url else found[0]
-    if first.address != found[0].address:
+    endpoints = tuple(
+        Endpoint.parse(server_url, **timeouts) for server_url in split_urls(urls) or [url]
+    )
+    _check_duplicates(endpoints)
+    first = Endpoint.parse(url, **timeouts) if url else endpoints[0]
+    if first.address != endpoints[0].address:
         raise ConfigError(
             f"CLICKHOUSE_URL is {first.address}, but the first of CLICKHOUSE_URLS is "
-            f"{found[0].address}; set only one of them, or make them agree."
+            f"{endpoints[0].address}; set only one of them, or make them agree."
         )
-    return found
+    return endpoints
 
 
-def _check_apart(shards: Sequence[Endpoint]) -> None:
-    servers = Counter(each.server for each in shards)
-    places = Counter((each.server, each.database) for each in shards)
-    for each in shards:
-        if servers[each.server] > 1 and not each.database:
+def _check_duplicates(shards: Sequence[Endpoint]) -> None:
+    servers = Counter(shard.server for shard in shards)
+    places = Counter((shard.server, shard.database) for shard in shards)
+    for shard in shards:
+        if servers[shard.server] > 1 and not shard.database:
             raise ConfigError(
-                f"CLICKHOUSE_URLS names {each.server} {servers[each.server]} times, but not always "
-                "with a database: shards on one server each need a database of their own. Write "
-                f"{each.server}/?database=NAME for each, or name other servers."
+                f"CLICKHOUSE_URLS names {shard.server} {servers[shard.server]} times, but not "
+                "always with a database: shards on one server each need a database of their own. "
+                f"Write {shard.server}/?database=NAME for each, or name other servers."
             )
-        if places[each.server, each.database] > 1:
+        if places[shard.server, shard.database] > 1:
             raise ConfigError(
-                f"CLICKHOUSE_URLS names {each.address} twice, but each shard needs a server or a "
+                f"CLICKHOUSE_URLS names {shard.address} twice, but each shard needs a server or a "
                 "database of its own. Change one of them."
             )
 
 
-def _asked(query: str) -> dict[str, str]:
+def _parse_settings(query: str) -> dict[str, str]:
     """Parse the settings in a URL's query. Raises ConfigError for invalid ones."""
     pairs = parse_qsl(query, keep_blank_values=True)
-    asked = dict(pairs)
-    quorum = asked.get("insert_quorum", "")
-    strange = sorted({*asked} - {"insert_quorum", "database"})
-    if strange or len(asked) < len(pairs) or not (quorum in {"", "auto"} or quorum.isdigit()):
+    settings = dict(pairs)
+    quorum = settings.get("insert_quorum", "")
+    unknown = sorted({*settings} - {"insert_quorum", "database"})
+    if unknown or len(settings) < len(pairs) or not (quorum in {"", "auto"} or quorum.isdigit()):
         raise ConfigError(
-            f"CLICKHOUSE_URL has invalid settings ({', '.join(strange or asked)}); it takes "
+            f"CLICKHOUSE_URL has invalid settings ({', '.join(unknown or settings)}); it takes "
             "database=NAME and insert_quorum=N (or auto), once each."
         )
-    if "database" in asked:
-        checked_database(asked["database"])
-    return asked
+    if "database" in settings:
+        check_database(settings["database"])
+    return settings
 
 
 @lru_cache(maxsize=64)
-def shared_client(endpoint: Endpoint) -> Client:
+def get_shared_client(endpoint: Endpoint) -> Client:
     """Return the one client per endpoint and process; Spark's Python workers are reused."""
     return endpoint.connect()

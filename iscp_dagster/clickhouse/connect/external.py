@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 
 
-def external(table: str, rows: pa.Table, types: Iterable[str]) -> Any:
+def build_external_data(table: str, rows: pa.Table, types: Iterable[str]) -> Any:
     """Return `rows` as an external table `table`, its columns of these ClickHouse types."""
     from clickhouse_connect.driver.external import ExternalData
 
@@ -23,6 +23,7 @@ def external(table: str, rows: pa.Table, types: Iterable[str]) -> Any:
         data=sink.getvalue(),
         fmt="ArrowStream",
         structure=[
-            f"{ident(name)} {type_}" for name, type_ in zip(rows.schema.names, types, strict=True)
+            f"{quote_identifier(name)} {type_}"
+            for name, type_ in zip(rows.schema.names, types, strict=True)
         ],
     )

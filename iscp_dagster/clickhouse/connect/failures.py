@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from iscp_dagster.clickhouse.connect.barrier import NAME
+from iscp_dagster.clickhouse.connect.barrier import CONSTRAINT_PREFIX
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 
 _LONGEST = 600
 """Characters of a server's message that are worth showing."""
-_CAUSE = re.compile(r"\(Caused by \w+\(.*?: (?P<said>.+?)['\"]?\)\)")
+_CAUSE = re.compile(r"\(Caused by \w+\(.*?: (?P<message>.+?)['\"]?\)\)")
 _URL = re.compile(r" with url: \S+")
 
 TEMPORARY_CODES = {
@@ -39,8 +39,8 @@ TEMPORARY_CODES = {
 }
 """src/Common/ErrorCodes.cpp of ClickHouse: errors that may be gone at a later attempt.
 
-So is 122, of a partition that was staged before the served table got a column or a wider one: what
-is staged next has it.
+122, too: a partition was staged before the served table got a column or a wider type; the next
+one staged has it.
 """
 
 
@@ -112,7 +112,7 @@ class OvertakenError(FenceError):
     code = 1_310
 
 
-def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
+def map_error(error: BaseException, address: str, action: str) -> IscpError | None:
     """Map an error of clickhouse-connect to this package's; None for any other error."""
     from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
     from clickhouse_connect.driver.exceptions import Error
@@ -120,27 +120,30 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
     if not isinstance(error, DriverError):
         return None
     code = error.code if isinstance(error, Error) else None
-    said = _without_request(" ".join(str(error).split()))[:_LONGEST]
+    message = _strip_request(" ".join(str(error).split()))[:_LONGEST]
     if code is None:
         return UnavailableError(
-            f"ClickHouse at {address} did not answer ({doing}): {said}. "
+            f"ClickHouse at {address} did not answer ({action}): {message}. "
             "Start it (`iscp up`), or set CLICKHOUSE_URL."
         )
-    if ROW_CODES.get(code) == "VIOLATED_CONSTRAINT" and f"`{NAME}" in said:
+    if ROW_CODES.get(code) == "VIOLATED_CONSTRAINT" and f"`{CONSTRAINT_PREFIX}" in message:
         return OvertakenError(
-            f"ClickHouse at {address} rejected a late insert ({doing}): another run has taken over "
-            f"a tenant's rows. {said}"
+            f"ClickHouse at {address} rejected a late insert ({action}): another run has taken "
+            "over "
+            f"a tenant's rows. {message}"
         )
-    return _kind(code)(f"ClickHouse at {address} refused ({doing}), code {code}: {said}")
+    return _choose_error_class(code)(
+        f"ClickHouse at {address} refused ({action}), code {code}: {message}"
+    )
 
 
-def _without_request(said: str) -> str:
-    """Return the cause that urllib3 names, without the whole request that it tells before it."""
-    cause = _CAUSE.search(said)
-    return cause["said"].rstrip(".") if cause else _URL.sub("", said)
+def _strip_request(message: str) -> str:
+    """Return the cause that urllib3 names, without the request that it shows before it."""
+    cause = _CAUSE.search(message)
+    return cause["message"].rstrip(".") if cause else _URL.sub("", message)
 
 
-def _kind(code: int) -> type[IscpError]:
+def _choose_error_class(code: int) -> type[IscpError]:
     if TEMPORARY_CODES.get(code) == "TOO_MANY_PARTS":
         return TooManyPartsError
     if code in TEMPORARY_CODES:

@@ -12,8 +12,8 @@ MOST_CHARACTERS = 12_000
 """Limit within a request line, which many proxies cap at 16 KiB."""
 
 
-def portions(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the names in order, in portions; a name above the limit goes alone."""
+def split_names(names: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the names in order, in portions; a name above the limit is a portion by itself."""
     return split_into_portions(
         names,
         most=MOST_NAMES,

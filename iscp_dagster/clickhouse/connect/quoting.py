@@ -13,15 +13,15 @@ _ESCAPES = {
 }
 
 
-def ident(*parts: str) -> str:
+def quote_identifier(*parts: str) -> str:
     """Quote `database`.`table` or `column`, with any characters in the names."""
-    return ".".join(f"`{_escaped(part, '`')}`" for part in parts)
+    return ".".join(f"`{_escape_text(part, '`')}`" for part in parts)
 
 
-def text(value: str) -> str:
+def quote_string(value: str) -> str:
     """Quote a string literal, for the few places where ClickHouse binds no parameter."""
-    return f"'{_escaped(value, chr(39))}'"
+    return f"'{_escape_text(value, chr(39))}'"
 
 
-def _escaped(value: str, quote: str) -> str:
+def _escape_text(value: str, quote: str) -> str:
     return "".join(_ESCAPES.get(char, f"\\{char}" if char == quote else char) for char in value)

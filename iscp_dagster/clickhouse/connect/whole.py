@@ -20,9 +20,9 @@ _LIMITED = (
     "timeout",
     "transfer",
 )
-WHOLE: Mapping[str, int | str] = MappingProxyType(
+COMPLETE_RESULT_SETTINGS: Mapping[str, int | str] = MappingProxyType(
     {
-        **{f"{what}_overflow_mode": "throw" for what in _LIMITED},
+        **{f"{limit}_overflow_mode": "throw" for limit in _LIMITED},
         "read_overflow_mode_leaf": "throw",
         "limit": 0,
         "offset": 0,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Shape, settings
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, TableShape, render_settings
 from iscp_dagster.model.declared.images import (
     AFTER,
     CHANGE,
@@ -18,7 +18,7 @@ from iscp_dagster.model.declared.images import (
     ChangeKind,
     Transitions,
 )
-from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION, DeltaField, schema_json
+from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION, DeltaField, to_schema_json
 from iscp_dagster.model.declared.views import check_calculated
 from iscp_dagster.model.errors import ConfigError
 
@@ -35,7 +35,7 @@ class Changes(IndexKind):
     view: Sequence[Mapping[str, Any]] = ()
     """The view's definition, see `View.definition`; empty: all rows of the source."""
     kind: ClassVar[str] = "changes"
-    beside: ClassVar[tuple[str, ...]] = ("as_of",)
+    view_suffixes: ClassVar[tuple[str, ...]] = ("as_of",)
     of_images: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Changes(IndexKind):
         if self.errors != "stop":
             raise ConfigError(
                 f"Index {self.name!r}: errors={self.errors!r}, but a changes index without some of "
-                "its rows would tell of changes that never were; leave errors= out, and keep the "
+                "its rows would show changes that never happened; leave errors= out, and keep the "
                 "column as another type with types={...}."
             )
         if self.exclude:
@@ -53,7 +53,7 @@ class Changes(IndexKind):
             )
         if self.append:
             raise ConfigError(
-                f"Index {self.name!r}: append=True, but a change is a change of a key; declare the "
+                f"Index {self.name!r}: append=True, but changes are tracked by key; declare the "
                 "table's key=, and leave append= out."
             )
         if self.sharding is not None:
@@ -69,53 +69,60 @@ class Changes(IndexKind):
 
     @property
     def transitions(self) -> Transitions:
-        """What its image rows are read of."""
+        """What its image rows are read from."""
         return Transitions.of(self.view, self.columns)
 
     @property
     def definition(self) -> dict[str, Any]:
-        return super().definition | {"view": [dict(each) for each in self.view]}
+        return super().definition | {"view": [dict(step) for step in self.view]}
 
-    def described(self, fields: Sequence[DeltaField]) -> dict[str, Any]:
+    def extend_definition(self, fields: Sequence[DeltaField]) -> dict[str, Any]:
         """Keep the calculated columns' types, so that no Spark is needed to open the table."""
         names = self.transitions.calculated
-        made = [each for each in fields if each.name in names]
-        return {CALCULATED: schema_json(made)["fields"]} if made else {}
+        calculated = [field for field in fields if field.name in names]
+        return {CALCULATED: to_schema_json(calculated)["fields"]} if calculated else {}
 
-    def sorted_after(self) -> Sequence[str]:
+    def list_extra_sort_columns(self) -> Sequence[str]:
         return (VERSION, IMAGE)
 
-    def skip_indexes(self) -> Sequence[str]:
+    def list_skip_indexes(self) -> Sequence[str]:
         """Let readers of the newest changes skip the others."""
-        return (f"INDEX {ident('by_version')} {ident(VERSION)} TYPE minmax GRANULARITY 1",)
+        name, version = quote_identifier("by_version"), quote_identifier(VERSION)
+        return (f"INDEX {name} {version} TYPE minmax GRANULARITY 1",)
 
-    def live(self) -> str:
-        change, image, version = ident(CHANGE), ident(IMAGE), ident(VERSION)
-        held = f"argMaxIf({image}, ({version}, {image}), {change} >= {ChangeKind.BASE})"
-        return f"countIf({change} >= {ChangeKind.BASE}) > 0 AND {held} = {AFTER}"
+    def render_live_condition(self) -> str:
+        change, image, version = (
+            quote_identifier(CHANGE),
+            quote_identifier(IMAGE),
+            quote_identifier(VERSION),
+        )
+        latest_image = f"argMaxIf({image}, ({version}, {image}), {change} >= {ChangeKind.BASE})"
+        return f"countIf({change} >= {ChangeKind.BASE}) > 0 AND {latest_image} = {AFTER}"
 
-    def select(self, shape: Shape, selected: Sequence[str]) -> str:
+    def render_view_select(self, shape: TableShape, selected: Sequence[str]) -> str:
         columns = [name for name in selected if name not in IMAGE_COLUMNS]
         return (
-            f"SELECT {', '.join(map(ident, (*columns, *SHOWN)))} FROM {shape.final} "
-            f"WHERE {ident(CHANGE)} >= {ChangeKind.BASE} SETTINGS {settings(EXACT_FINAL)}"
+            f"SELECT {', '.join(map(quote_identifier, (*columns, *SHOWN)))} FROM {shape.final} "
+            f"WHERE {quote_identifier(CHANGE)} >= {ChangeKind.BASE} SETTINGS "
+            f"{render_settings(EXACT_FINAL)}"
         )
 
-    def view_beside(self, end: str, shape: Shape, selected: str) -> str:
+    def render_suffixed_view(self, suffix: str, shape: TableShape, selected: str) -> str:
         """The rows of the view as of a version of the source."""
-        del end, selected
-        return self.rows_as_of(shape, "{version:UInt64}")
+        del suffix, selected
+        return self.render_rows_as_of(shape, "{version:UInt64}")
 
-    def rows_as_of(self, shape: Shape, version: str) -> str:
+    def render_rows_as_of(self, shape: TableShape, version: str) -> str:
         """Return the SELECT of the user's columns of the view's rows as of `version`, in SQL."""
         source = shape.source
         key = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
-        by = ", ".join(map(ident, key))
+        quoted_key = ", ".join(map(quote_identifier, key))
         columns = [name for name in shape.columns if name not in IMAGE_COLUMNS]
-        newest = f"{ident(VERSION)} DESC, {ident(IMAGE)} DESC"
+        newest = f"{quote_identifier(VERSION)} DESC, {quote_identifier(IMAGE)} DESC"
         return (
-            f"SELECT {', '.join(map(ident, columns))} FROM (SELECT * FROM {shape.final} "
-            f"WHERE {ident(VERSION)} <= {version} AND {ident(CHANGE)} >= {ChangeKind.BASE} "
-            f"ORDER BY {by}, {newest} LIMIT 1 BY {by}) "
-            f"WHERE {ident(IMAGE)} = {AFTER} SETTINGS {settings(EXACT_FINAL)}"
+            f"SELECT {', '.join(map(quote_identifier, columns))} FROM (SELECT * FROM {shape.final} "
+            f"WHERE {quote_identifier(VERSION)} <= {version} AND {quote_identifier(CHANGE)} >= "
+            f"{ChangeKind.BASE} "
+            f"ORDER BY {quoted_key}, {newest} LIMIT 1 BY {quoted_key}) "
+            f"WHERE {quote_identifier(IMAGE)} = {AFTER} SETTINGS {render_settings(EXACT_FINAL)}"
         )

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.kinds.kind import Rows
-from iscp_dagster.clickhouse.types.shown import row_shown
+from iscp_dagster.clickhouse.kinds.kind import InsertTarget
+from iscp_dagster.clickhouse.types.shown import format_row
 from iscp_dagster.model.errors import SchemaError
 
 LARGEST = (2 - 2**-23) * 2.0**127
@@ -18,50 +18,52 @@ FAR = 1_000.0
 """How far fillers lie from 0, along each axis, so that they are candidates for few queries."""
 
 
-def whole_vectors(
-    target: Rows, rows: pa.Table, vector: str, dimension: int, marks: str
+def fit_vectors(
+    target: InsertTarget, rows: pa.Table, vector: str, dimension: int, marks: str
 ) -> pa.Table:
-    """Check every live vector; add the column `marks`, which tells whether a row has none.
+    """Check every live vector; add the column `marks`, which is true if a row has none.
 
     The graph accepts vectors of one length, of finite floats that 32 bits hold. Rows without one,
-    and deleted rows whose vector it would refuse, get another.
+    and deleted rows whose vector it would refuse, get a filler.
     """
     column = rows[vector].combine_chunks()
-    gone = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
+    deleted = pc.cast(rows[target.deleted_column], pa.bool_()).combine_chunks()
     length = pc.fill_null(pc.list_value_length(column), 0)
-    wrong = pc.or_(pc.not_equal(length, dimension), _endless(column))
-    lacks = pc.and_(pc.equal(length, 0), target.stored[vector].fills)
-    live = pc.and_not(pc.and_not(wrong, gone), lacks)
-    if pc.any(live).as_py():
-        raise _misfit(target, rows.filter(live).slice(0, 1), vector, dimension)
-    if pc.any(wrong).as_py():
-        column = _filled(column, wrong, dimension, seed=_seed(rows.filter(wrong), vector))
+    misfits = pc.or_(pc.not_equal(length, dimension), _mark_non_finite(column))
+    missing = pc.and_(pc.equal(length, 0), target.stored_types[vector].fills_nulls)
+    refused = pc.and_not(pc.and_not(misfits, deleted), missing)
+    if pc.any(refused).as_py():
+        raise _make_misfit_error(target, rows.filter(refused).slice(0, 1), vector, dimension)
+    if pc.any(misfits).as_py():
+        column = _fill_vectors(
+            column, misfits, dimension, seed=_compute_seed(rows.filter(misfits), vector)
+        )
     rows = rows.set_column(rows.schema.get_field_index(vector), vector, column)
-    return rows.append_column(marks, lacks)
+    return rows.append_column(marks, missing)
 
 
-def _filled(
-    column: pa.ListArray, wrong: pa.BooleanArray, dimension: int, *, seed: int
+def _fill_vectors(
+    column: pa.ListArray, misfits: pa.BooleanArray, dimension: int, *, seed: int
 ) -> pa.ListArray:
-    """Put a vector of its own in place of each wrong one: a shared one would crowd out neighbours.
+    """Replace each misfit by a filler of its own: a shared one would crowd out neighbours.
 
-    They point anywhere, and are the same whenever the rows are.
+    Fillers point anywhere; the same rows get the same ones.
     """
-    number = pc.sum(wrong).as_py()
+    number = pc.sum(misfits).as_py()
     floats = np.random.default_rng(seed).standard_normal(number * dimension) * FAR
     offsets = pa.array(range(0, len(floats) + 1, dimension), pa.int32())
     fillers = pa.ListArray.from_arrays(offsets, pa.array(floats)).cast(column.type)
-    nth = pc.subtract(pc.cumulative_sum(wrong.cast(pa.int64())), 1)
-    places = pc.if_else(wrong, pc.add(nth, len(column)), pa.array(range(len(column)), pa.int64()))
+    nth = pc.subtract(pc.cumulative_sum(misfits.cast(pa.int64())), 1)
+    places = pc.if_else(misfits, pc.add(nth, len(column)), pa.array(range(len(column)), pa.int64()))
     return pa.concat_arrays([column, fillers]).take(places)
 
 
-def _seed(rows: pa.Table, vector: str) -> int:
+def _compute_seed(rows: pa.Table, vector: str) -> int:
     """Return a number that differs between chunks: fillers should not be the same in all."""
     return zlib.crc32(repr(rows.slice(0, 1).drop([vector]).to_pylist()).encode())
 
 
-def _endless(column: pa.ListArray) -> pa.BooleanArray:
+def _mark_non_finite(column: pa.ListArray) -> pa.BooleanArray:
     """Return which vectors have a float that is NaN, infinite, or beyond those of 32 bits."""
     size = pc.abs(pc.list_flatten(column))
     finite = pc.fill_null(pc.less_equal(size, LARGEST), fill_value=True)
@@ -71,8 +73,10 @@ def _endless(column: pa.ListArray) -> pa.BooleanArray:
     return pc.is_in(pa.array(range(len(column)), rows.type), value_set=rows)
 
 
-def _misfit(target: Rows, row: pa.Table, vector: str, dimension: int) -> SchemaError:
-    floats, key = row[vector][0].as_py() or (), row_shown(row.select(list(target.keys)))
+def _make_misfit_error(
+    target: InsertTarget, row: pa.Table, vector: str, dimension: int
+) -> SchemaError:
+    floats, key = row[vector][0].as_py() or (), format_row(row.select(list(target.keys)))
     if len(floats) != dimension:
         return SchemaError(
             f"{target.name}: vector column {vector!r} has {len(floats)} floats in row {key}, not "

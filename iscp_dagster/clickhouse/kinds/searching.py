@@ -1,4 +1,4 @@
-"""What an index can be asked beside conditions on its columns: by a search, or for neighbours."""
+"""Queries of an index besides conditions on its columns: searches and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbourhood:
-    """Rows by their distance to a vector, from parametrized views beside the first."""
+    """Rows by their distance to a vector, from parameterized views beside the index view."""
 
     dimension: int
     nearest: str
     """The end of the name of the view with `query`, `k` and, of a table with tenants, `tenant`."""
     distances: str
-    """The same of the view without `k`, which has every row."""
+    """The end of the name of the view without `k`, which has every row."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.model.errors import ConfigError
@@ -26,8 +26,8 @@ class FullText(IndexKind):
 
     `tokenizer` is a tokenizer expression of ClickHouse's text index, such as
     `splitByNonAlpha` or `ngrams(3)`. Texts and words are folded by Unicode's NFKC_Casefold, so
-    neither case nor the form of an accent matters; of a column kept as FixedString only the case
-    of ASCII. ClickHouse folds in a WHERE alone, see `NOTE`.
+    neither case nor the form of an accent matters; in a column kept as FixedString, only ASCII
+    case is folded. ClickHouse folds only in a WHERE, see `NOTE`.
     """
 
     text: str | Sequence[str]
@@ -37,9 +37,9 @@ class FullText(IndexKind):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        several = isinstance(self.text, list | tuple) and self.text
-        texts = self.text if several else [self.text]
-        if not all(isinstance(each, str) and each for each in texts):
+        is_list = isinstance(self.text, list | tuple) and self.text
+        columns = self.text if is_list else [self.text]
+        if not all(isinstance(column, str) and column for column in columns):
             raise ConfigError(
                 f"Full-text index {self.name!r}: text {self.text!r} names no column; give the name "
                 "of one, or a list of names."
@@ -50,11 +50,11 @@ class FullText(IndexKind):
     def needed_columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
-    def skip_indexes(self) -> Sequence[str]:
-        return [self._index(column) for column in self.needed_columns]
+    def list_skip_indexes(self) -> Sequence[str]:
+        return [self._render_index(column) for column in self.needed_columns]
 
-    def _index(self, column: str) -> str:
-        name, quoted = ident(f"{column}_text"), ident(column)
+    def _render_index(self, column: str) -> str:
+        name, quoted = quote_identifier(f"{column}_text"), quote_identifier(column)
         # The normalization refuses other bytes than UTF-8, and FixedString.
         folded = f"normalizeUTF8NFKCCasefold(toValidUTF8({quoted}))"
         if "FixedString" in self.types.get(column, ""):
@@ -62,16 +62,18 @@ class FullText(IndexKind):
         options = f"tokenizer = {self.tokenizer}, preprocessor = {folded}"
         return f"INDEX {name} {quoted} TYPE text({options})"
 
-    def searches(self) -> Mapping[str, Search]:
+    def list_searches(self) -> Mapping[str, Search]:
         return {
             "words": Search(
-                type="String", description="All words that a text has.", condition=self._has_words
+                type="String",
+                description="All words that a text has.",
+                condition=self._render_words_condition,
             )
         }
 
-    def _has_words(self, words: str) -> str:
-        texts = map(ident, self.needed_columns)
-        return f"({' OR '.join(f'hasAllTokens({each}, {words})' for each in texts)})"
+    def _render_words_condition(self, words: str) -> str:
+        columns = map(quote_identifier, self.needed_columns)
+        return f"({' OR '.join(f'hasAllTokens({column}, {words})' for column in columns)})"
 
-    def note(self) -> str:
+    def get_note(self) -> str:
         return NOTE

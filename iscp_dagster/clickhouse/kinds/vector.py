@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.kinds.kind import (
+    EXACT_FINAL,
+    IndexKind,
+    InsertTarget,
+    TableShape,
+    render_settings,
+)
 from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, NeighbourSelects
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
 from iscp_dagster.clickhouse.types.typetext import FLOATS
@@ -18,14 +24,14 @@ from iscp_dagster.model.errors import ConfigError, SchemaError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from iscp_dagster.clickhouse.types.stored import Stored
+    from iscp_dagster.clickhouse.types.stored import StoredType
 
 NO_VECTOR = "_no_vector"
-"""The system column of rows that have no vector; the graph has another in its place."""
+"""The system column that marks rows without a vector; the graph has a filler for them."""
 NEAREST, DISTANCES = "nearest", "distances"
-"""The ends of the names of its views beside the first."""
+"""The ends of the names of its views beside the index view."""
 ROWS_PER_MARK = 256
-"""Rows that are read together. With MergeTree's 8,192, a hundred candidates are the whole table."""
+"""Rows per granule. With MergeTree's 8,192, reading a hundred candidates reads the whole table."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Vector(IndexKind):
 
     `dimension` is the number of floats in every vector of the column. `metric` is
     `cosine` or `l2`; `quantization` one of ClickHouse's (`f64 f32 f16 bf16 i8 b1`).
-    A row whose vector is null or empty is in the index, and nobody's neighbour.
+    A row whose vector is null or empty is in the index, but is nobody's neighbour.
     """
 
     vector: str
@@ -47,7 +53,7 @@ class Vector(IndexKind):
     expansion: int = 128
     """HNSW's ef_construction: candidates while building."""
     kind: ClassVar[str] = "vector"
-    beside: ClassVar[tuple[str, ...]] = (NEAREST, DISTANCES)
+    view_suffixes: ClassVar[tuple[str, ...]] = (NEAREST, DISTANCES)
 
     METRICS: ClassVar[Mapping[str, str]] = {"cosine": "cosineDistance", "l2": "L2Distance"}
 
@@ -73,11 +79,11 @@ class Vector(IndexKind):
         return (self.vector,)
 
     @property
-    def distance(self) -> str:
+    def distance_function(self) -> str:
         """The ClickHouse function that measures the metric."""
         return self.METRICS[self.metric]
 
-    def kept(self, source: SourceTable, field: DeltaField) -> DeltaType:
+    def choose_delta_type(self, source: SourceTable, field: DeltaField) -> DeltaType:
         if field.name != self.vector:
             return field.type
         element = field.type.element if isinstance(field.type, Array) else field.type
@@ -89,7 +95,7 @@ class Vector(IndexKind):
         )
 
     def check_stored(
-        self, source: SourceTable, field: DeltaField, stored: Stored, asked: str | None
+        self, source: SourceTable, field: DeltaField, stored: StoredType, requested: str | None
     ) -> None:
         if field.name == self.vector and stored.is_text:
             raise SchemaError(
@@ -99,52 +105,57 @@ class Vector(IndexKind):
         if field.name == self.vector and stored.members[0].type.name not in FLOATS:
             raise SchemaError(
                 f"Vector column {field.name!r} of {source.name!r} cannot be kept as "
-                f"{asked!r}; the graph needs Array(T), where T is one of {', '.join(FLOATS)}."
+                f"{requested!r}; the graph needs Array(T), where T is one of {', '.join(FLOATS)}."
             )
 
     @property
     def exact_rows(self) -> int:
-        """How many rows of a tenant are rather measured all than searched by the graph."""
+        """Up to how many rows a tenant is searched without the graph."""
         return min(EXACT_ROWS, EXACT_FLOATS // self.dimension)
 
-    def skip_indexes(self) -> Sequence[str]:
-        name, column = ident(f"{self.vector}_hnsw"), ident(self.vector)
-        shape = f"{text(self.distance)}, {self.dimension}, {text(self.quantization)}"
+    def list_skip_indexes(self) -> Sequence[str]:
+        name, column = quote_identifier(f"{self.vector}_hnsw"), quote_identifier(self.vector)
+        shape = (
+            f"{quote_string(self.distance_function)}, {self.dimension}, "
+            f"{quote_string(self.quantization)}"
+        )
         graph = f"{self.connectivity}, {self.expansion}"
         return [f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"]
 
-    def system_columns(self) -> Mapping[str, str]:
+    def list_system_columns(self) -> Mapping[str, str]:
         return {NO_VECTOR: "Bool"}
 
-    def table_settings(self) -> Mapping[str, int]:
+    def get_table_settings(self) -> Mapping[str, int]:
         return {"index_granularity": ROWS_PER_MARK}
 
-    def select(self, shape: Shape, selected: Sequence[str]) -> str:
-        own = ident(self.vector)
-        # An ORDER BY of the plain column's distance would have the graph answer, dead rows too.
-        vector = f"if({ident(NO_VECTOR)}, [], materialize({own})) AS {own}"
-        columns = ", ".join(vector if name == self.vector else ident(name) for name in selected)
-        return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
+    def render_view_select(self, shape: TableShape, selected: Sequence[str]) -> str:
+        quoted = quote_identifier(self.vector)
+        # For ORDER BY the plain column's distance, the graph would answer, with dead rows too.
+        vector = f"if({quote_identifier(NO_VECTOR)}, [], materialize({quoted})) AS {quoted}"
+        columns = ", ".join(
+            vector if name == self.vector else quote_identifier(name) for name in selected
+        )
+        return f"SELECT {columns} FROM {shape.final} SETTINGS {render_settings(EXACT_FINAL)}"
 
-    def view_beside(self, end: str, shape: Shape, selected: str) -> str:
+    def render_suffixed_view(self, suffix: str, shape: TableShape, selected: str) -> str:
         neighbours = NeighbourSelects(
-            function=self.distance,
+            function=self.distance_function,
             vector=self.vector,
             dimension=self.dimension,
             shape=shape,
             selected=selected,
             exact_rows=self.exact_rows,
             append=self.append,
-            lacks=NO_VECTOR,
+            no_vector_column=NO_VECTOR,
         )
         by_end = {NEAREST: neighbours.select_nearest, DISTANCES: neighbours.select_distances}
-        return by_end[end]()
+        return by_end[suffix]()
 
-    def neighbourhood(self) -> Neighbourhood:
+    def get_neighbourhood(self) -> Neighbourhood:
         return Neighbourhood(dimension=self.dimension, nearest=NEAREST, distances=DISTANCES)
 
-    def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
-        """Check every live vector; give the rows without one, which are marked, another."""
-        from iscp_dagster.clickhouse.kinds.lengths import whole_vectors
+    def fit_rows(self, target: InsertTarget, rows: pa.Table) -> pa.Table:
+        """Check every live vector; mark the rows without one, and give them fillers."""
+        from iscp_dagster.clickhouse.kinds.lengths import fit_vectors
 
-        return whole_vectors(target, rows, self.vector, self.dimension, NO_VECTOR)
+        return fit_vectors(target, rows, self.vector, self.dimension, NO_VECTOR)

@@ -17,15 +17,15 @@ from functools import cached_property
 from importlib.metadata import version
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
-from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, last_rows
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.kinds.kind import IndexKind, settings
+from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, render_replacing_engine
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.kinds.kind import IndexKind, render_settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types import nulls
-from iscp_dagster.clickhouse.types.stored import Stored, stored_column
+from iscp_dagster.clickhouse.types.stored import StoredType, resolve_stored_type
 from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
-from iscp_dagster.model.declared.kinds import views_beside
+from iscp_dagster.model.declared.kinds import list_view_suffixes
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.schema import (
     DELETED,
@@ -60,7 +60,7 @@ VIRTUAL_COLUMNS = (
 """ClickHouse's virtual columns of a MergeTree; a column of such a name would hide one."""
 RESERVED_COLUMNS = frozenset((*SYSTEM_COLUMNS, *VIRTUAL_COLUMNS))
 
-TENANTS = (
+TENANT_TYPES = (
     "String",
     "UUID",
     "Int8",
@@ -80,7 +80,7 @@ MADE_BY = "version"
 """The key, in a view's comment, for the version of this package that made the view."""
 
 SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
-"""Keep Nested as one column; accept every LowCardinality that a declaration asks for."""
+"""Keep Nested as one column; accept every LowCardinality in a declaration."""
 
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
@@ -101,27 +101,28 @@ class IndexTable:
     index: IndexKind
     fields: Sequence[DeltaField]
     generation: int = 0
-    """Which set of the index's tables; counts up when the index is changed or rebuilt."""
+    """The number of this set of tables; it grows when the index is changed or rebuilt."""
     database: str = ""
     """The tables' database; empty: the one in the source's name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "database", self.database or self.source.database)
         for field in self.fields:
-            if field.name in {*RESERVED_COLUMNS, *self.index.system_columns()}:
+            if field.name in {*RESERVED_COLUMNS, *self.index.list_system_columns()}:
                 raise SchemaError(
                     f"Source table {self.source.name!r} has a column {field.name!r}, a name that "
                     "every index reserves; rename it, or leave it out with exclude=[...]."
                 )
-        if strange := [name for name in self.sharding_key if name not in self.columns]:
+        if missing := [name for name in self.sharding_key if name not in self.columns]:
             raise SchemaError(
-                f"Index {self.source.name}.{self.index.name}: the sharding key has {strange[0]!r}, "
+                f"Index {self.source.name}.{self.index.name}: the sharding key has {missing[0]!r}, "
                 f"which the source lacks; it has: {', '.join(self.columns)}."
             )
-        if unknown := sorted(set(self.index.types) - set(self.carried)):
+        if unknown := sorted(set(self.index.types) - set(self.source_columns)):
             raise SchemaError(
                 f"Index {self.source.name}.{self.index.name}: types names the column "
-                f"{unknown[0]!r}, which it does not carry; it carries: {', '.join(self.carried)}."
+                f"{unknown[0]!r}, which it does not carry; it carries: "
+                f"{', '.join(self.source_columns)}."
             )
         nulls.check_null_columns(self.source, self.index, self.fields)
 
@@ -131,45 +132,45 @@ class IndexTable:
 
     @property
     def rows(self) -> str:
-        return table_name(self.view, "rows", self.generation)
+        return format_table_name(self.view, "rows", self.generation)
 
-    def staging(self, attempt: str) -> str:
+    def format_staging_name(self, attempt: str) -> str:
         """Return the name of the table where one attempt builds tenants."""
-        return f"{table_name(self.view, 'staging', self.generation)}_{attempt}"
+        return f"{format_table_name(self.view, 'staging', self.generation)}_{attempt}"
 
-    def beside(self, end: str) -> str:
+    def format_view_name(self, suffix: str) -> str:
         """Return the name of a view that a kind has beside the index's own."""
-        return f"{self.view}_{end}"
+        return f"{self.view}_{suffix}"
 
     @property
     def views(self) -> tuple[str, ...]:
         """All views that the index may have, including those of earlier generations' kinds."""
-        return (self.view, *map(self.beside, views_beside()))
+        return (self.view, *map(self.format_view_name, list_view_suffixes()))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The user's columns, in the source's order; the flags of null values come last."""
-        return (*self.carried, *self.flags)
+        return (*self.source_columns, *self.flags)
 
     @property
-    def carried(self) -> tuple[str, ...]:
+    def source_columns(self) -> tuple[str, ...]:
         """The source's columns, in its order."""
         return tuple(field.name for field in self.fields)
 
     @cached_property
     def flags(self) -> Mapping[str, str]:
-        """By name, the columns that tell whether a column of the source was null."""
+        """By name, the columns that say whether a column of the source was null."""
         return {
-            nulls.flag_name(field.name): field.name
+            nulls.format_flag_name(field.name): field.name
             for field in self.fields
-            if nulls.has_parts(field.type) and self._null_rule(field) == nulls.FLAG
+            if nulls.is_composite(field.type) and self._get_null_rule(field) == nulls.FLAG
         }
 
-    def _null_rule(self, field: DeltaField) -> str:
-        return nulls.null_rule(self.source, self.index, field.name)
+    def _get_null_rule(self, field: DeltaField) -> str:
+        return nulls.get_null_rule(self.source, self.index, field.name)
 
     @property
-    def order_by(self) -> tuple[str, ...]:
+    def identity_columns(self) -> tuple[str, ...]:
         """Tenant and key columns, which identify a row if there is a key."""
         tenant = (self.source.tenant,) if self.source.tenant else ()
         return tuple(dict.fromkeys((*tenant, *self.source.keys)))
@@ -179,52 +180,55 @@ class IndexTable:
         """The columns that say which shard a row lies on."""
         return tuple(self.index.placement.key) if self.index.placement else ()
 
-    def _sorted_by(self) -> tuple[str, ...]:
+    def _list_sort_columns(self) -> tuple[str, ...]:
         if self.index.append:
-            return (*self.order_by, VERSION)
-        return (*self.order_by, *self.index.sorted_after())
+            return (*self.identity_columns, VERSION)
+        return (*self.identity_columns, *self.index.list_extra_sort_columns())
 
-    def name(self, which: str) -> str:
+    def qualify_name(self, table: str) -> str:
         """Return the quoted, qualified name of one of its tables or views."""
-        return ident(self.database, which)
+        return quote_identifier(self.database, table)
 
     @cached_property
-    def stored(self) -> dict[str, Stored]:
-        """How the user's columns are kept. Raises SchemaError for one that cannot be."""
-        stored = {field.name: self._stored(field) for field in self.fields}
-        check_parts(self.source.name, {name: each.type for name, each in stored.items()})
+    def stored_types(self) -> dict[str, StoredType]:
+        """How the user's columns are kept. Raises SchemaError if one cannot be kept."""
+        stored = {field.name: self._resolve_stored_type(field) for field in self.fields}
+        check_parts(self.source.name, {name: column.type for name, column in stored.items()})
         return stored
 
-    def column_types(self) -> Mapping[str, str]:
+    def get_column_types(self) -> Mapping[str, str]:
         """Return every stored column's ClickHouse type, system columns last."""
-        return self._types
+        return self._column_types
 
     @cached_property
-    def _types(self) -> Mapping[str, str]:
-        own = {name: str(each.type) for name, each in self.stored.items()}
+    def _column_types(self) -> Mapping[str, str]:
+        columns = {name: str(column.type) for name, column in self.stored_types.items()}
         flags = dict.fromkeys(self.flags, "Bool")
-        return {**own, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
+        return {**columns, **flags, **_SYSTEM_TYPES, **self.index.list_system_columns()}
 
-    def column_sql(self, name: str, type_: str) -> str:
+    def render_column(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""
         default = " DEFAULT true" if name in self.flags else ""
-        return f"{ident(name)} {type_}{default}"
+        return f"{quote_identifier(name)} {type_}{default}"
 
-    def _stored(self, field: DeltaField) -> Stored:
-        type_, asked = self.index.kept(self.source, field), self.index.types.get(field.name)
-        key = field.name in self.order_by
-        nullable = field.nullable and not key
-        rule = self._null_rule(field)
-        stored = stored_column(
-            type_, asked, nullable=nullable, at=field.name, ordered=key, nulls=rule
+    def _resolve_stored_type(self, field: DeltaField) -> StoredType:
+        type_, requested = (
+            self.index.choose_delta_type(self.source, field),
+            self.index.types.get(field.name),
         )
-        self.index.check_stored(self.source, field, stored, asked)
-        # A tenant's name is the text of its value: a date's is none of a number.
-        tenants = ("String",) if type_ == Primitive("date") else TENANTS
-        if asked and field.name == self.source.tenant and stored.type.bare.name not in tenants:
+        key = field.name in self.identity_columns
+        nullable = field.nullable and not key
+        rule = self._get_null_rule(field)
+        stored = resolve_stored_type(
+            type_, requested, nullable=nullable, column=field.name, ordered=key, nulls=rule
+        )
+        self.index.check_stored(self.source, field, stored, requested)
+        # A tenant's name is its value's text, and a date's text is not a number's.
+        tenants = ("String",) if type_ == Primitive("date") else TENANT_TYPES
+        if requested and field.name == self.source.tenant and stored.type.bare.name not in tenants:
             raise SchemaError(
                 f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
-                f"{asked!r}: it is {type_}; use one of {', '.join(tenants)}."
+                f"{requested!r}: it is {type_}; use one of {', '.join(tenants)}."
             )
         if field.name in self.sharding_key and stored.type.bare.name in FLOATS:
             raise SchemaError(
@@ -232,111 +236,130 @@ class IndexTable:
                 f"{stored.type}, where 0 and -0 are one key with two hashes; use other columns."
             )
         # A tenant keeps the source's spelling, or nobody would find its rows.
-        return replace(stored, as_written=field.name == self.source.tenant, key=key)
+        return replace(stored, verbatim=field.name == self.source.tenant, is_key=key)
 
     @property
     def definition(self) -> str:
         """What determines the tables besides the source's columns, as JSON: their comment."""
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
-        said = {**self.index.definition, **self.index.described(self.fields), **source}
-        # Tables that were made before there were rules name none.
-        rules = nulls.null_rules(self.source, self.index)
-        said |= {"nulls": rules} if rules else {}
-        return json.dumps(said | {OWNER: self.owner}, sort_keys=True)
+        definition = {
+            **self.index.definition,
+            **self.index.extend_definition(self.fields),
+            **source,
+        }
+        # Tables made before there were rules have none in their definition.
+        rules = nulls.list_null_rules(self.source, self.index)
+        definition |= {"nulls": rules} if rules else {}
+        return json.dumps(definition | {OWNER: self.owner}, sort_keys=True)
 
     @property
     def owner(self) -> str:
         """The index that owns the tables and views."""
         return f"{self.source.name}/{self.index.shown}"
 
-    def create_statements(self, barrier: Barrier | None = None) -> list[str]:
+    def render_create_statements(self, barrier: Barrier | None = None) -> list[str]:
         """Create database and table, with a barrier; running them again changes nothing."""
-        return [f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}", self._create(barrier)]
+        return [
+            f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.database)}",
+            self._render_create_table(barrier),
+        ]
 
-    def staging_statement(self, attempt: str) -> str:
+    def render_staging_table(self, attempt: str) -> str:
         """Create the table of an attempt, with the current columns of the rows.
 
         Its engine replaces no rows: a repeated key must stay visible until it is counted.
         """
-        name, rows = self.name(self.staging(attempt)), self.name(self.rows)
+        name, rows = (
+            self.qualify_name(self.format_staging_name(attempt)),
+            self.qualify_name(self.rows),
+        )
         return (
             f"CREATE TABLE {name} AS {rows} ENGINE = {ALL_ROWS}\n"
-            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+            f"{self._render_layout()}\nCOMMENT {quote_string(self.definition)}"
         )
 
-    def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
+    def render_view_statements(self, lost: Sequence[str] = ()) -> list[str]:
         """Create or replace the views; columns that the source `lost` come last."""
         return [
-            *self._drop_views_beside(),
+            *self._render_view_drops(),
             *(
-                f"CREATE OR REPLACE VIEW {self.name(view)} AS {select} "
-                f"COMMENT {text(self.view_comment(select))}"
-                for view, select in self.selects(lost).items()
+                f"CREATE OR REPLACE VIEW {self.qualify_name(view)} AS {select} "
+                f"COMMENT {quote_string(self.render_view_comment(select))}"
+                for view, select in self.render_view_selects(lost).items()
             ),
         ]
 
-    def selects(self, lost: Sequence[str] = ()) -> dict[str, str]:
-        """Return the views' SELECTs; the plain view, which says what is served, is the last."""
+    def render_view_selects(self, lost: Sequence[str] = ()) -> dict[str, str]:
+        """Return the views' SELECTs; the index view, which says what is served, comes last."""
         columns = (*self.columns, *lost)
-        selected = ", ".join(map(ident, columns))
+        selected = ", ".join(map(quote_identifier, columns))
         beside = {
-            self.beside(end): self.index.view_beside(end, self, selected)
-            for end in self.index.beside
+            self.format_view_name(end): self.index.render_suffixed_view(end, self, selected)
+            for end in self.index.view_suffixes
         }
-        return {**beside, self.view: self.index.select(self, columns)}
+        return {**beside, self.view: self.index.render_view_select(self, columns)}
 
-    def view_comment(self, select: str) -> str:
-        """Return the comment of a view: by it a view that was made otherwise is recognized."""
-        note = {"note": self.index.note()} if self.index.note() else {}
+    def render_view_comment(self, select: str) -> str:
+        """Return a view's comment, which differs if the view was made differently."""
+        note = {"note": self.index.get_note()} if self.index.get_note() else {}
         digest = hashlib.sha256(select.encode()).hexdigest()[:16]
-        said = {OWNER: self.owner, MADE_BY: version("iscp_dagster"), "select": digest, **note}
-        return json.dumps(said, ensure_ascii=False)
+        comment = {OWNER: self.owner, MADE_BY: version("iscp_dagster"), "select": digest, **note}
+        return json.dumps(comment, ensure_ascii=False)
 
-    def _drop_views_beside(self) -> Iterator[str]:
-        """Drop the views of other kinds: an earlier generation may have been of one."""
+    def _render_view_drops(self) -> Iterator[str]:
+        """Drop the views of other kinds, which an earlier generation may have made."""
         if self.generation:
-            for end in views_beside():
-                if end not in self.index.beside:
-                    yield f"DROP VIEW IF EXISTS {self.name(self.beside(end))}"
+            for end in list_view_suffixes():
+                if end not in self.index.view_suffixes:
+                    yield f"DROP VIEW IF EXISTS {self.qualify_name(self.format_view_name(end))}"
 
-    def _engine(self) -> str:
-        return ALL_ROWS if self.index.append else last_rows(ident(VERSION), ident(DELETED))
+    def _render_engine(self) -> str:
+        return (
+            ALL_ROWS
+            if self.index.append
+            else render_replacing_engine(quote_identifier(VERSION), quote_identifier(DELETED))
+        )
 
     @property
     def final(self) -> str:
         """The FROM expression for readers: the last row of each key."""
-        return self.every if self.index.append else f"{self.every} FINAL"
+        return self.all_rows if self.index.append else f"{self.all_rows} FINAL"
 
     @property
-    def every(self) -> str:
-        return self.name(self.rows)
+    def all_rows(self) -> str:
+        return self.qualify_name(self.rows)
 
-    def _create(self, barrier: Barrier | None) -> str:
-        types, comments = self.column_types(), {f.name: f.comment for f in self.fields}
+    def _render_create_table(self, barrier: Barrier | None) -> str:
+        types, comments = self.get_column_types(), {f.name: f.comment for f in self.fields}
         parts = [
-            *(self.column_sql(*each) + _comment(comments.get(each[0])) for each in types.items()),
-            *self.index.skip_indexes(),
-            *([barrier.sql(self.source.tenant)] if barrier else []),
+            *(
+                self.render_column(name, type_) + _render_comment(comments.get(name))
+                for name, type_ in types.items()
+            ),
+            *self.index.list_skip_indexes(),
+            *([barrier.render_constraint(self.source.tenant)] if barrier else []),
         ]
-        body, table = ",\n    ".join(parts), self.name(self.rows)
+        body, table = ",\n    ".join(parts), self.qualify_name(self.rows)
         return (
-            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = {self._engine()}\n"
-            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = "
+            f"{self._render_engine()}\n"
+            f"{self._render_layout()}\nCOMMENT {quote_string(self.definition)}"
         )
 
-    def _layout(self) -> str:
-        partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
+    def _render_layout(self) -> str:
+        partition = quote_identifier(self.source.tenant) if self.source.tenant else "tuple()"
         window = {"non_replicated_deduplication_window": DEDUPLICATION_WINDOW}
         return (
-            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._sorted_by()))})\n"
-            f"SETTINGS {settings(window | {**self.index.table_settings()})}"
+            f"PARTITION BY {partition} ORDER BY "
+            f"({', '.join(map(quote_identifier, self._list_sort_columns()))})\n"
+            f"SETTINGS {render_settings(window | {**self.index.get_table_settings()})}"
         )
 
 
-def _comment(comment: str | None) -> str:
-    return f" COMMENT {text(comment)}" if comment else ""
+def _render_comment(comment: str | None) -> str:
+    return f" COMMENT {quote_string(comment)}" if comment else ""
 
 
-def table_name(view: str, role: str, generation: int) -> str:
+def format_table_name(view: str, role: str, generation: int) -> str:
     """Return the name of an index's `rows` or `staging` table."""
     return f"{view}__{role}_{generation}" if generation else f"{view}__{role}"

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.barrier import shown
+from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.gate import Gate
-from iscp_dagster.clickhouse.connect.portions import portions
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, table_name
-from iscp_dagster.clickhouse.tables.staging import ATTEMPT, new_attempt
-from iscp_dagster.model.declared.kinds import views_beside
+from iscp_dagster.clickhouse.connect.gate import TableBarrier
+from iscp_dagster.clickhouse.connect.portions import split_names
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, format_table_name
+from iscp_dagster.clickhouse.tables.staging import ATTEMPT, make_attempt_id
+from iscp_dagster.model.declared.kinds import list_view_suffixes
 
 _TABLE = re.compile(
     rf"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?(_{ATTEMPT})?"
@@ -33,28 +33,34 @@ class IndexData:
     database: str
     view: str
 
-    def served(self) -> int | None:
+    def find_served_generation(self) -> int | None:
         """Return the generation that the view reads; None while there is no view."""
         query = (
             "SELECT as_select FROM system.tables "
             "WHERE database = {database:String} AND name = {view:String}"
         )
-        found = self._names(query, database=self.database, view=self.view)
-        return read_generation(self.view, found[0]) if found else None
+        selects = self._query_names(query, database=self.database, view=self.view)
+        return parse_generation(self.view, selects[0]) if selects else None
 
-    def shows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
+    def has_rows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
         """Whether a generation has rows of any of the tenants; without a `column`, any rows.
 
-        Where its tenants are in a column of another name, it may have.
+        True if it has no such column, since its tenants may be in another one.
         """
         if not tenants:
             return False
-        if column and column not in self._columns(table_name(self.view, "rows", generation)):
+        if column and column not in self._list_columns(
+            format_table_name(self.view, "rows", generation)
+        ):
             return True
-        rows = ident(self.database, table_name(self.view, "rows", generation))
-        where = f"WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
+        rows = quote_identifier(self.database, format_table_name(self.view, "rows", generation))
+        where = (
+            f"WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
+            if column
+            else ""
+        )
         query = f"SELECT 1 FROM {rows} {where} LIMIT 1"
-        return bool(self._names(query, tenants=sorted(tenants)))
+        return bool(self._query_names(query, tenants=sorted(tenants)))
 
     def drop_tenants(self, column: str | None, tenants: Collection[str]) -> None:
         """Drop these tenants' rows, served and staged; without a `column`, all.
@@ -62,33 +68,39 @@ class IndexData:
         Rejects inserts still in flight. A delayed statement of this method cannot drop rows built
         later.
         """
-        for table, generation in self.tables().items():
-            served = _role(table) == "rows"
+        for table, generation in self.list_tables().items():
+            served = _get_role(table) == "rows"
             if served:
-                self.gate(table, column).shut_out(tenants)
-            partitions = self._partitions(table, column, tenants)
+                self.get_barrier(table, column).shut_out(tenants)
+            partitions = self._list_partitions(table, column, tenants)
             if served and partitions:
-                self._empty(table, generation, partitions)
+                self._clear_partitions(table, generation, partitions)
             elif partitions:
-                self._alter(table, "DROP PARTITION ID", partitions)
+                self._alter_partitions(table, "DROP PARTITION ID", partitions)
 
-    def _empty(self, table: str, generation: int, partitions: Sequence[str]) -> None:
+    def _clear_partitions(self, table: str, generation: int, partitions: Sequence[str]) -> None:
         """Replace the partitions by empty ones, from a temporary table of this call."""
-        nothing = self._own(generation)
-        name, source = ident(self.database, table), ident(self.database, nothing)
-        self._run(f"CREATE TABLE {source} AS {name}", SETTINGS)
+        empty = self._make_temporary_name(generation)
+        name, source = (
+            quote_identifier(self.database, table),
+            quote_identifier(self.database, empty),
+        )
+        self._run_statement(f"CREATE TABLE {source} AS {name}", SETTINGS)
         try:
-            self._alter(
+            self._alter_partitions(
                 table,
                 "REPLACE PARTITION ID",
                 partitions,
                 f" FROM {source}",
-                {"allow_replace_partition_from_empty_source": 1, **shown(self.database, table)},
+                {
+                    "allow_replace_partition_from_empty_source": 1,
+                    **build_epoch_settings(self.database, table),
+                },
             )
         finally:
-            self._drop(nothing)
+            self._drop_table(empty)
 
-    def _alter(
+    def _alter_partitions(
         self,
         table: str,
         action: str,
@@ -96,95 +108,115 @@ class IndexData:
         source: str = "",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        for some in portions(partitions):
-            actions = ", ".join(f"{action} {text(each)}{source}" for each in some)
-            self._run(f"ALTER TABLE {ident(self.database, table)} {actions}", settings)
+        for portion in split_names(partitions):
+            actions = ", ".join(
+                f"{action} {quote_string(partition)}{source}" for partition in portion
+            )
+            self._run_statement(
+                f"ALTER TABLE {quote_identifier(self.database, table)} {actions}", settings
+            )
 
-    def gate(self, table: str, column: str | None) -> Gate:
+    def get_barrier(self, table: str, column: str | None) -> TableBarrier:
         """Return the gate that inserts into the table must pass."""
-        return Gate(endpoint=self.endpoint, database=self.database, table=table, column=column)
+        return TableBarrier(
+            endpoint=self.endpoint, database=self.database, table=table, column=column
+        )
 
-    def stagings(self) -> list[str]:
+    def list_staging_tables(self) -> list[str]:
         """Return the staging tables, including those that dead runs left."""
-        return [name for name in self.tables() if _role(name) == "staging"]
+        return [name for name in self.list_tables() if _get_role(name) == "staging"]
 
     def drop_staging(self, table: str) -> None:
         """Drop the table of an attempt; a run that still uses it no longer finds it."""
-        self._drop(table)
+        self._drop_table(table)
 
-    def drop(self) -> None:
+    def drop_index(self) -> None:
         """Drop the views, then the tables. A delayed statement cannot drop tables created later."""
-        for view in (*(f"{self.view}_{end}" for end in views_beside()), self.view):
-            self._run(f"DROP VIEW IF EXISTS {ident(self.database, view)}")
-        for table, generation in self.tables().items():
-            if _role(table) == "rows":
-                self._take_away(table, generation)
+        for view in (*(f"{self.view}_{end}" for end in list_view_suffixes()), self.view):
+            self._run_statement(f"DROP VIEW IF EXISTS {quote_identifier(self.database, view)}")
+        for table, generation in self.list_tables().items():
+            if _get_role(table) == "rows":
+                self._rename_and_drop(table, generation)
             else:
-                self._drop(table, "SYNC")
+                self._drop_table(table, "SYNC")
 
-    def _take_away(self, table: str, generation: int) -> None:
+    def _rename_and_drop(self, table: str, generation: int) -> None:
         """Rename the table to a name that only this call uses, then drop it.
 
         The RENAME also moves a temporary table; a delayed RENAME does not find that one, and fails.
         """
-        ticket, used, away = (ident(self.database, self._own(generation)) for _ in range(3))
-        name = ident(self.database, table)
-        self._run(f"CREATE TABLE {ticket} AS {name}", SETTINGS)
+        ticket, used, away = (
+            quote_identifier(self.database, self._make_temporary_name(generation)) for _ in range(3)
+        )
+        name = quote_identifier(self.database, table)
+        self._run_statement(f"CREATE TABLE {ticket} AS {name}", SETTINGS)
         try:
-            self._run(f"RENAME TABLE {ticket} TO {used}, {name} TO {away}")
+            self._run_statement(f"RENAME TABLE {ticket} TO {used}, {name} TO {away}")
         finally:
-            for each in (ticket, used):
-                self._run(f"DROP TABLE IF EXISTS {each}")
-        self._run(f"DROP TABLE IF EXISTS {away} SYNC")
+            for temporary in (ticket, used):
+                self._run_statement(f"DROP TABLE IF EXISTS {temporary}")
+        self._run_statement(f"DROP TABLE IF EXISTS {away} SYNC")
 
-    def _own(self, generation: int) -> str:
+    def _make_temporary_name(self, generation: int) -> str:
         """Return a table name that nobody else knows; leftovers are cleaned up like staging."""
-        return f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
+        return f"{format_table_name(self.view, 'staging', generation)}_{make_attempt_id('nobody')}"
 
     def drop_before(self, generation: int) -> None:
         """Drop the tables of earlier generations; queries that still read them run to the end."""
-        for table, its in self.tables().items():
-            if its < generation:
-                self._drop(table)
+        for table, table_generation in self.list_tables().items():
+            if table_generation < generation:
+                self._drop_table(table)
 
-    def tables(self) -> dict[str, int]:
+    def list_tables(self) -> dict[str, int]:
         """Return the index's existing tables, staging first, with their generations."""
-        heads = [table_name(self.view, role, 0) for role in ("staging", "rows")]
+        heads = [format_table_name(self.view, role, 0) for role in ("staging", "rows")]
         query = (
             "SELECT name FROM system.tables WHERE database = {database:String} "
             "AND arrayExists(head -> startsWith(name, head), {heads:Array(String)})"
         )
-        found = self._names(query, database=self.database, heads=heads)
+        names = self._query_names(query, database=self.database, heads=heads)
         return {
             name: int(parts["generation"] or 0)
-            for name in sorted(found, reverse=True)
+            for name in sorted(names, reverse=True)
             if (parts := _TABLE.fullmatch(name)) and parts["view"] == self.view
         }
 
-    def _drop(self, table: str, how: str = "") -> None:
-        self._run(f"DROP TABLE IF EXISTS {ident(self.database, table)} {how}".rstrip())
+    def _drop_table(self, table: str, modifier: str = "") -> None:
+        self._run_statement(
+            f"DROP TABLE IF EXISTS {quote_identifier(self.database, table)} {modifier}".rstrip()
+        )
 
-    def _partitions(self, table: str, column: str | None, tenants: Collection[str]) -> list[str]:
-        where = f"WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
-        query = f"SELECT DISTINCT _partition_id FROM {ident(self.database, table)} {where}"
-        found = (self._names(query, tenants=some) for some in portions(sorted(tenants)))
-        return sorted({name for names in found for name in names})
+    def _list_partitions(
+        self, table: str, column: str | None, tenants: Collection[str]
+    ) -> list[str]:
+        where = (
+            f"WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
+            if column
+            else ""
+        )
+        query = (
+            f"SELECT DISTINCT _partition_id FROM {quote_identifier(self.database, table)} {where}"
+        )
+        partitions = (
+            self._query_names(query, tenants=portion) for portion in split_names(sorted(tenants))
+        )
+        return sorted({name for names in partitions for name in names})
 
-    def _columns(self, table: str) -> list[str]:
+    def _list_columns(self, table: str) -> list[str]:
         query = (
             "SELECT name FROM system.columns "
             "WHERE database = {database:String} AND table = {table:String}"
         )
-        return self._names(query, database=self.database, table=table)
+        return self._query_names(query, database=self.database, table=table)
 
-    def _names(self, query: str, **parameters: object) -> list[str]:
-        with self.endpoint.errors(f"look for the data of {self.database}.{self.view}"):
-            found = self.endpoint.client().query(query, parameters=parameters)
-        return [str(name) for (name,) in found.result_rows]
+    def _query_names(self, query: str, **parameters: object) -> list[str]:
+        with self.endpoint.translate_errors(f"look for the data of {self.database}.{self.view}"):
+            result = self.endpoint.get_client().query(query, parameters=parameters)
+        return [str(name) for (name,) in result.result_rows]
 
-    def _run(self, statement: str, settings: Mapping[str, Any] | None = None) -> None:
-        with self.endpoint.errors(statement):
-            self.endpoint.client().command(statement, settings=dict(settings or {}))
+    def _run_statement(self, statement: str, settings: Mapping[str, Any] | None = None) -> None:
+        with self.endpoint.translate_errors(statement):
+            self.endpoint.get_client().command(statement, settings=dict(settings or {}))
 
 
 def is_table_of(view: str, name: str) -> bool:
@@ -193,40 +225,43 @@ def is_table_of(view: str, name: str) -> bool:
     return parts is not None and parts["view"] == view
 
 
-def _role(table: str) -> str:
-    found = _TABLE.fullmatch(table)
-    return found["role"] if found else ""
+def _get_role(table: str) -> str:
+    match = _TABLE.fullmatch(table)
+    return match["role"] if match else ""
 
 
-def read_generation(view: str, select: str) -> int:
+def parse_generation(view: str, select: str) -> int:
     """Return the generation of the rows that a view's SELECT reads."""
-    head = re.escape(table_name(view, "rows", 0))
-    found = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
-    return int(found[1] or 0) if found else 0
+    head = re.escape(format_table_name(view, "rows", 0))
+    match = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
+    return int(match[1] or 0) if match else 0
 
 
-def unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
+def find_unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
     """Return the views to look after.
 
-    Another version of this package made them, or there are tables of a generation not served.
+    Another package version made them, or they have tables of generations not served.
     """
     query = (
         "SELECT name, as_select, comment FROM system.tables "
         "WHERE database = {database:String} AND NOT is_temporary"
     )
-    with endpoint.errors(f"look for the indexes of {database}"):
-        rows = endpoint.client().query(query, {"database": database}).result_rows
+    with endpoint.translate_errors(f"look for the indexes of {database}"):
+        rows = endpoint.get_client().query(query, {"database": database}).result_rows
     selects = {name: select for name, select, _ in rows}
-    old = {name for name, _, comment in rows if not _is_made_by_us(comment)}
+    outdated = {name for name, _, comment in rows if not _is_current_version(comment)}
     tables = [parts for name in selects if (parts := _TABLE.fullmatch(name))]
     return frozenset(
         parts["view"]
         for parts in tables
         if (view := parts["view"]) in selects
-        and (view in old or read_generation(view, selects[view]) != int(parts["generation"] or 0))
+        and (
+            view in outdated
+            or parse_generation(view, selects[view]) != int(parts["generation"] or 0)
+        )
     )
 
 
-def _is_made_by_us(comment: str) -> bool:
+def _is_current_version(comment: str) -> bool:
     """Whether a view's comment says that this version of the package made it."""
     return f'"{MADE_BY}": "{version("iscp_dagster")}"' in comment

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import OWNER, IndexTable, table_name
+from iscp_dagster.clickhouse.tables.ddl import OWNER, IndexTable, format_table_name
 from iscp_dagster.clickhouse.tables.generations import is_table_of
 from iscp_dagster.model.errors import SchemaError
 
-_NAMED = (
+_EXISTING_QUERY = (
     "SELECT name, engine, comment, as_select, (SELECT groupArray((table, name, type)) "
     "FROM system.columns WHERE database = {database:String} AND table IN {shown:Array(String)}"
     ") AS columns FROM system.tables "
@@ -23,7 +23,7 @@ _NAMED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Existing:
+class ExistingTable:
     """An existing table or view."""
 
     name: str
@@ -37,58 +37,61 @@ class Existing:
     def definition(self) -> dict[str, Any]:
         """The definition that an index's table was made from; empty for any other table."""
         with suppress(ValueError):
-            found = json.loads(self.comment)
-            return found if isinstance(found, dict) else {}
+            parsed = json.loads(self.comment)
+            return parsed if isinstance(parsed, dict) else {}
         return {}
 
 
-def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
+def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, ExistingTable]:
     """Return what exists under names of the index's views and tables, in any generation."""
     views = list(shape.views)
-    heads = [table_name(shape.view, role, 0) for role in ("rows", "staging")]
+    heads = [format_table_name(shape.view, role, 0) for role in ("rows", "staging")]
     parameters = {
         "database": shape.database,
         "views": views,
         "heads": heads,
         "shown": [shape.rows, shape.view],
     }
-    with endpoint.errors(f"look for tables named like {shape.database}.{shape.view}"):
-        found = list(endpoint.client().query(_NAMED, parameters=parameters).named_results())
-    named = [row for row in found if row["name"] in views or is_table_of(shape.view, row["name"])]
-    return {row["name"]: _held(row) for row in named}
+    with endpoint.translate_errors(f"look for tables named like {shape.database}.{shape.view}"):
+        rows = list(
+            endpoint.get_client().query(_EXISTING_QUERY, parameters=parameters).named_results()
+        )
+    matching = [row for row in rows if row["name"] in views or is_table_of(shape.view, row["name"])]
+    return {row["name"]: _build_existing(row) for row in matching}
 
 
-def stored_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
+def read_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
     """Return the definition that the index's table was made from; empty without a table."""
     query = (
         "SELECT comment FROM system.tables "
         "WHERE database = {database:String} AND name = {table:String}"
     )
     parameters = {"database": shape.database, "table": shape.rows}
-    with endpoint.errors(f"look for {shape.database}.{shape.rows}"):
-        found = endpoint.client().query(query, parameters=parameters).result_rows
-    comment = found[0][0] if found else ""
-    return Existing(name=shape.rows, engine="", comment=comment, as_select="").definition
+    with endpoint.translate_errors(f"look for {shape.database}.{shape.rows}"):
+        rows = endpoint.get_client().query(query, parameters=parameters).result_rows
+    comment = rows[0][0] if rows else ""
+    return ExistingTable(name=shape.rows, engine="", comment=comment, as_select="").definition
 
 
-def _held(row: Mapping[str, Any]) -> Existing:
+def _build_existing(row: Mapping[str, Any]) -> ExistingTable:
     columns = {name: type_ for table, name, type_ in row["columns"] if table == row["name"]}
-    return Existing(**{**row, "columns": columns})
+    return ExistingTable(**{**row, "columns": columns})
 
 
-def check_owned(shape: IndexTable, found: dict[str, Existing]) -> None:
+def check_owned(shape: IndexTable, existing: dict[str, ExistingTable]) -> None:
     """Reject tables and views that are not the index's own. Raises SchemaError."""
-    for name, each in found.items():
-        whose = each.definition.get(OWNER)
-        view = name in shape.views
-        own = f"{shape.view}__rows" in each.as_select if view else whose == shape.owner
-        if not own:
-            said = (
-                f"belongs to index {whose}"
-                if whose
-                else f"is a {each.engine} that belongs to no index"
+    for name, table in existing.items():
+        owner = table.definition.get(OWNER)
+        is_view = name in shape.views
+        is_own = f"{shape.view}__rows" in table.as_select if is_view else owner == shape.owner
+        if not is_own:
+            problem = (
+                f"belongs to index {owner}"
+                if owner
+                else f"is a {table.engine} that belongs to no index"
             )
             raise SchemaError(
-                f"Index {shape.owner}: {shape.name(name)} {said}. Give the index another name, or "
-                "drop what is there."
+                f"Index {shape.owner}: {shape.qualify_name(name)} {problem}. Give the index "
+                "another name, "
+                "or drop what is there."
             )

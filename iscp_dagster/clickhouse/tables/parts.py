@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from iscp_dagster.clickhouse.types.typetext import ChType
+from iscp_dagster.clickhouse.types.typetext import ClickHouseType
 from iscp_dagster.model.errors import SchemaError
 
 NULL = "null"
@@ -12,50 +12,50 @@ NULL = "null"
 _OF_A_MAP = ("keys", "values")
 
 
-def check_parts(table: str, types: Mapping[str, ChType]) -> None:
+def check_parts(table: str, types: Mapping[str, ClickHouseType]) -> None:
     """Reject columns that share the name of a part, and names that ClickHouse reserves.
 
     Raises SchemaError, which names them.
     """
     owners: dict[str, str] = {}
     for column, type_ in types.items():
-        if NULL in _elements(type_):
+        if NULL in _list_elements(type_):
             raise SchemaError(
                 f"Column {column!r} of {table!r} has a field {NULL!r}, a name that ClickHouse "
-                f"reserves; {_remedy(column)}"
+                f"reserves; {_format_remedy(column)}"
             )
-        for part in _parts(column, type_):
-            other = owners.setdefault(part, column)
-            if other != column:
+        for part in _list_subcolumns(column, type_):
+            owner = owners.setdefault(part, column)
+            if owner != column:
                 raise SchemaError(
-                    f"Columns {other!r} and {column!r} of {table!r} both have a part {part!r} in "
-                    f"ClickHouse; {_remedy(column)}"
+                    f"Columns {owner!r} and {column!r} of {table!r} both have a part {part!r} in "
+                    f"ClickHouse; {_format_remedy(column)}"
                 )
 
 
-def _remedy(column: str) -> str:
+def _format_remedy(column: str) -> str:
     return f"rename it, or leave {column!r} out with columns=[...]."
 
 
-def _parts(name: str, type_: ChType) -> Iterator[str]:
+def _list_subcolumns(name: str, type_: ClickHouseType) -> Iterator[str]:
     """Yield the names of the innermost parts that the column is kept in."""
-    bare = type_.bare.structure
-    if bare.name == "Map":
-        for part, inner in zip(_OF_A_MAP, bare.parts, strict=True):
-            yield from _parts(f"{name}.{part}", inner)
-    elif bare.name == "Tuple":
-        names = bare.names or tuple(str(n) for n, _ in enumerate(bare.parts, 1))
-        for part, inner in zip(names, bare.parts, strict=True):
-            yield from _parts(f"{name}.{part}", inner)
-    elif bare.name == "Array":
-        yield from _parts(name, bare.parts[0])
+    structure = type_.bare.structure
+    if structure.name == "Map":
+        for part, inner in zip(_OF_A_MAP, structure.parts, strict=True):
+            yield from _list_subcolumns(f"{name}.{part}", inner)
+    elif structure.name == "Tuple":
+        names = structure.names or tuple(str(n) for n, _ in enumerate(structure.parts, 1))
+        for part, inner in zip(names, structure.parts, strict=True):
+            yield from _list_subcolumns(f"{name}.{part}", inner)
+    elif structure.name == "Array":
+        yield from _list_subcolumns(name, structure.parts[0])
     else:
         yield name
 
 
-def _elements(type_: ChType) -> Iterator[str]:
+def _list_elements(type_: ClickHouseType) -> Iterator[str]:
     """Yield the names of tuples' elements, at any depth."""
     if type_.structure.name == "Tuple":
         yield from type_.structure.names
     for inner in type_.structure.parts:
-        yield from _elements(inner)
+        yield from _list_elements(inner)

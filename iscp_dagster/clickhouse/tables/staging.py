@@ -15,18 +15,20 @@ ATTEMPT = r"r(?P<run>[0-9a-f]{8})_[0-9a-f]{8}"
 _ATTEMPT = re.compile(rf".*_{ATTEMPT}")
 
 
-def new_attempt(run_id: str) -> str:
+def make_attempt_id(run_id: str) -> str:
     """Return the end of the table's name, which identifies the run and its attempt."""
-    return f"r{_mark(run_id)}_{secrets.token_hex(4)}"
+    return f"r{_hash_run_id(run_id)}_{secrets.token_hex(4)}"
 
 
-def left(tables: Collection[str], alive: Collection[str]) -> list[str]:
+def find_leftover_tables(tables: Collection[str], alive: Collection[str]) -> list[str]:
     """Return the staging tables that belong to none of the runs `alive`."""
-    marks = {_mark(run) for run in alive}
+    hashes = {_hash_run_id(run) for run in alive}
     return sorted(
-        table for table in tables if (it := _ATTEMPT.fullmatch(table)) and it["run"] not in marks
+        table
+        for table in tables
+        if (match := _ATTEMPT.fullmatch(table)) and match["run"] not in hashes
     )
 
 
-def _mark(run_id: str) -> str:
+def _hash_run_id(run_id: str) -> str:
     return hashlib.blake2b(run_id.encode(), digest_size=4).hexdigest()

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.types.typetext import ChType
+from iscp_dagster.clickhouse.types.typetext import ClickHouseType
 
-Fit = Callable[[pa.Array, ChType], pa.Array]
+Fit = Callable[[pa.Array, ClickHouseType], pa.Array]
 
 INTEGERS = {f"{sign}Int{bits}": (sign, bits) for sign in ("", "U") for bits in (8, 16, 32, 64)}
 FLOATS = {"Float32": pa.float32(), "Float64": pa.float64(), "BFloat16": pa.float32()}
@@ -39,8 +39,8 @@ class Misfit(Exception):  # noqa: N818 - not in the tree of errors; the catcher 
     """A value that the type does not hold."""
 
 
-def one_per_key(values: pa.Array) -> pa.Array:
-    """Write floats that Spark holds equal as one: 0.0 for -0.0, one NaN for all of them.
+def unify_floats(values: pa.Array) -> pa.Array:
+    """Write floats that Spark considers equal alike: 0.0 for -0.0, one NaN for all NaNs.
 
     ClickHouse orders them as equal, but hashes and looks them up apart.
     """
@@ -51,11 +51,11 @@ def one_per_key(values: pa.Array) -> pa.Array:
     return values
 
 
-def as_it_is(values: pa.Array, _: ChType) -> pa.Array:
+def fit_any(values: pa.Array, _: ClickHouseType) -> pa.Array:
     return values
 
 
-def integer(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_integers(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert booleans, whole numbers and decimals to whole numbers."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
@@ -65,30 +65,30 @@ def integer(values: pa.Array, type_: ChType) -> pa.Array:
         sign, bits = INTEGERS[type_.name]
         return values.cast(getattr(pa, f"{sign.lower()}int{bits}")())
     if type_.name.startswith("U"):
-        _within(values, 0, None)
+        _check_range(values, 0, None)
     return values.cast(pa.decimal128(38, 0))
 
 
-def boolean(values: pa.Array, _: ChType) -> pa.Array:
+def fit_booleans(values: pa.Array, _: ClickHouseType) -> pa.Array:
     """Convert the numbers 0 and 1."""
-    _within(values, 0, 1)
+    _check_range(values, 0, 1)
     return values.cast(pa.bool_())
 
 
-def floating(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_floats(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert numbers that the type holds exactly."""
-    made = values.cast(FLOATS[type_.name])
-    if pa.types.is_floating(values.type) and made.type != values.type:
-        _all(pc.or_(pc.equal(made.cast(values.type), values), pc.is_nan(values)))
+    converted = values.cast(FLOATS[type_.name])
+    if pa.types.is_floating(values.type) and converted.type != values.type:
+        _check_all(pc.or_(pc.equal(converted.cast(values.type), values), pc.is_nan(values)))
     if pa.types.is_integer(values.type):
-        _all(pc.equal(made.cast(values.type), values))
+        _check_all(pc.equal(converted.cast(values.type), values))
     if type_.name == "BFloat16":
-        low = pc.bit_wise_and(made.view(pa.uint32()), pa.scalar(0xFFFF, pa.uint32()))
-        _all(pc.or_(pc.equal(low, 0), pc.is_nan(made)))
-    return made
+        low = pc.bit_wise_and(converted.view(pa.uint32()), pa.scalar(0xFFFF, pa.uint32()))
+        _check_all(pc.or_(pc.equal(low, 0), pc.is_nan(converted)))
+    return converted
 
 
-def decimal(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_decimals(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert whole numbers and decimals to decimals, without losing digits."""
     precision, scale = type_.numbers
     if pa.types.is_integer(values.type):
@@ -97,86 +97,86 @@ def decimal(values: pa.Array, type_: ChType) -> pa.Array:
     return values.cast(wide(precision, scale))
 
 
-def text(values: pa.Array, _: ChType) -> pa.Array:
+def fit_text(values: pa.Array, _: ClickHouseType) -> pa.Array:
     """Write values as text, as ClickHouse and Arrow both write them."""
     return values if pa.types.is_decimal(values.type) else values.cast(pa.string())
 
 
-def fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_fixed_bytes(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     values = values.cast(pa.binary())
-    _all(pc.equal(pc.binary_length(values), type_.numbers[0]))
+    _check_all(pc.equal(pc.binary_length(values), type_.numbers[0]))
     return values
 
 
-def member(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_enum_members(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Check that the values are names of the Enum's members."""
     names = pa.array([name.encode() for name in type_.names], pa.binary())
-    known = values.cast(pa.binary())
-    _all(pc.or_(pc.is_in(known, value_set=names), pc.is_null(known)))
+    encoded = values.cast(pa.binary())
+    _check_all(pc.or_(pc.is_in(encoded, value_set=names), pc.is_null(encoded)))
     return values
 
 
-def uuid(values: pa.Array, _: ChType) -> pa.Array:
+def fit_uuids(values: pa.Array, _: ClickHouseType) -> pa.Array:
     """Lower-case the UUIDs: keys that differ only in case are the same key."""
-    return pc.ascii_lower(_matching(values, UUID))
+    return pc.ascii_lower(_check_pattern(values, UUID))
 
 
-def lowered_uuids(values: pa.Array) -> pa.Array:
+def lower_uuids(values: pa.Array) -> pa.Array:
     """Write UUIDs as ClickHouse writes them; leave other texts unchanged."""
-    known = pc.match_substring_regex(values.cast(pa.binary()), UUID)
-    return pc.if_else(known, pc.ascii_lower(values), values)
+    is_uuid = pc.match_substring_regex(values.cast(pa.binary()), UUID)
+    return pc.if_else(is_uuid, pc.ascii_lower(values), values)
 
 
-def ipv4(values: pa.Array, _: ChType) -> pa.Array:
-    return _matching(values, IPV4)
+def fit_ipv4(values: pa.Array, _: ClickHouseType) -> pa.Array:
+    return _check_pattern(values, IPV4)
 
 
-def date(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_dates(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert days within the type's range; text holds the years 1 to 9999, numbers all days."""
     days = values.cast(pa.int32())
     if type_.name == "String":
-        _within(days, *ALL_DAYS)
+        _check_range(days, *ALL_DAYS)
         return values.cast(pa.string())
     if type_.name in INTEGERS:
-        return integer(days, type_)
-    _within(days, *((0, 65_535) if type_.name == "Date" else DAYS))
+        return fit_integers(days, type_)
+    _check_range(days, *((0, 65_535) if type_.name == "Date" else DAYS))
     return values
 
 
-def moment(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_timestamps(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     """Convert microseconds within the type's range and precision."""
     micros = values.cast(pa.int64())
     if type_.name == "String":
-        _within(micros, *ALL_MICROS)
+        _check_range(micros, *ALL_MICROS)
         return values.cast(pa.timestamp("us", tz=values.type.tz and "UTC")).cast(pa.string())
     if type_.name in INTEGERS:
-        return integer(micros, type_)
+        return fit_integers(micros, type_)
     digits = type_.numbers[0] if type_.name == "DateTime64" else 0
     if type_.name == "DateTime":
-        _within(micros, 0, (2**32 - 1) * 10**6)
+        _check_range(micros, 0, (2**32 - 1) * 10**6)
     else:
-        _within(micros, *(NANOS if digits == NANO_DIGITS else MICROS))
+        _check_range(micros, *(NANOS if digits == NANO_DIGITS else MICROS))
     if digits < DIGITS:
-        whole = pa.scalar(10 ** (DIGITS - digits), pa.int64())
-        _all(pc.equal(pc.multiply(pc.divide(micros, whole), whole), micros))
+        unit = pa.scalar(10 ** (DIGITS - digits), pa.int64())
+        _check_all(pc.equal(pc.multiply(pc.divide(micros, unit), unit), micros))
     return micros.cast(UTC)
 
 
-def _matching(values: pa.Array, pattern: str) -> pa.Array:
-    _all(pc.match_substring_regex(values.cast(pa.binary()), pattern))
+def _check_pattern(values: pa.Array, pattern: str) -> pa.Array:
+    _check_all(pc.match_substring_regex(values.cast(pa.binary()), pattern))
     return values
 
 
-def _within(values: pa.Array, least: int | None, most: int | None) -> None:
-    found = pc.min_max(values)
-    low, high = found["min"].as_py(), found["max"].as_py()
+def _check_range(values: pa.Array, least: int | None, most: int | None) -> None:
+    bounds = pc.min_max(values)
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
     if low is not None and (
         (least is not None and low < least) or (most is not None and high > most)
     ):
         raise Misfit
 
 
-def _all(fits: pa.Array) -> None:
+def _check_all(fits: pa.Array) -> None:
     """Raise Misfit unless all fit; nulls do."""
     if pc.all(fits, min_count=0).as_py() is False:
         raise Misfit

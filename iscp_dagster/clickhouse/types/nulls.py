@@ -10,50 +10,50 @@ from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError, SchemaError
 
 EMPTY, FLAG, JSON, REFUSE = NULLS = ("empty", "flag", "json", "refuse")
-"""An empty value; the same, and a column that tells; all values as JSON text; error 10300."""
+"""An empty value; the same, with a flag column; all values as JSON text; error 10300."""
 
 
-def flag_name(column: str) -> str:
-    """Return the name of the column that tells whether `column` was null."""
+def format_flag_name(column: str) -> str:
+    """Return the name of the column that says whether `column` was null."""
     return f"{column}_is_null"
 
 
-def has_parts(type_: DeltaType) -> bool:
-    """Whether it is a type that ClickHouse has no null of."""
+def is_composite(type_: DeltaType) -> bool:
+    """Whether ClickHouse has no nulls of the type."""
     return isinstance(type_, Array | Map | Struct)
 
 
-def null_rule(source: SourceTable, index: Index, column: str) -> str:
-    """Return the rule for a column: the index's, else the table's, that for the column first.
+def get_null_rule(source: SourceTable, index: Index, column: str) -> str:
+    """Return a column's rule: the index's, else the table's, else EMPTY.
 
-    The columns that every image row has are as they are.
+    The columns of every image row have EMPTY.
     """
     if column in IMAGE_COLUMNS:
         return EMPTY
     for rules in (index.nulls, source.nulls):
         rule = rules.get(column) if isinstance(rules, Mapping) else rules
-        # A column that the index is about is text only if that is said of it.
+        # A column that the index needs is JSON text only if a rule names it.
         if rule is not None and not (rule == rules == JSON and column in index.needed_columns):
             return str(rule)
     return EMPTY
 
 
-def null_rules(source: SourceTable, index: Index) -> dict[str, str]:
+def list_null_rules(source: SourceTable, index: Index) -> dict[str, str]:
     """Return the rules that differ from the default: by column, or for all others under `*`."""
-    named = {
+    columns = {
         column
         for rules in (index.nulls, source.nulls)
         if isinstance(rules, Mapping)
         for column in rules
     }
-    rules = {column: null_rule(source, index, column) for column in ("*", *sorted(named))}
+    rules = {column: get_null_rule(source, index, column) for column in ("*", *sorted(columns))}
     others = rules.pop("*")
     exceptions = {column: rule for column, rule in rules.items() if rule != others}
     return exceptions | ({} if others == EMPTY else {"*": others})
 
 
 def check_null_columns(source: SourceTable, index: Index, fields: Sequence[DeltaField]) -> None:
-    """Reject an index's rules for columns that need none or are not there, and taken flags.
+    """Reject an index's rules for columns that need none or are missing, and taken flag names.
 
     Raises SchemaError. A table's rules may name columns that the index does not carry.
     """
@@ -61,8 +61,8 @@ def check_null_columns(source: SourceTable, index: Index, fields: Sequence[Delta
     where = f"Index {source.name}/{index.name}"
     _check_columns(where, index.nulls, types)
     for column, type_ in types.items():
-        flag = flag_name(column)
-        if flag in types and has_parts(type_) and null_rule(source, index, column) == FLAG:
+        flag = format_flag_name(column)
+        if flag in types and is_composite(type_) and get_null_rule(source, index, column) == FLAG:
             raise SchemaError(
                 f"{where}: nulls='flag' for {column!r} needs a column {flag!r}, which the source "
                 "has itself; rename it there, or give another rule for the column."
@@ -70,7 +70,7 @@ def check_null_columns(source: SourceTable, index: Index, fields: Sequence[Delta
 
 
 def check_table_nulls(source: SourceTable, fields: Sequence[DeltaField]) -> None:
-    """Reject a table's rules for columns that need none, or that are none of its `fields`.
+    """Reject a table's rules for columns that need none or are not in its `fields`.
 
     Raises SchemaError.
     """
@@ -87,7 +87,7 @@ def _check_columns(
                 f"{where}: nulls names the column {column!r}, which it does not have; correct the "
                 f"name, or leave it out. It has: {', '.join(types)}."
             )
-        if not has_parts(types[column]):
+        if not is_composite(types[column]):
             raise SchemaError(
                 f"{where}: nulls names the column {column!r}, which is {types[column]}: ClickHouse "
                 "has nulls of it. Give nulls for arrays, maps and structs only."
@@ -95,10 +95,10 @@ def _check_columns(
 
 
 def check_nulls(source: SourceTable, index: Index) -> None:
-    """Reject rules that do not exist, and those for columns left out. Raises ConfigError."""
+    """Reject unknown rules, and rules for columns left out. Raises ConfigError."""
     for column in index.nulls if isinstance(index.nulls, Mapping) else ():
-        chosen = {*(index.columns or (column,)), *index.needed_columns}
-        if column in index.exclude or column not in chosen:
+        carried = {*(index.columns or (column,)), *index.needed_columns}
+        if column in index.exclude or column not in carried:
             raise ConfigError(
                 f"Index {source.name}/{index.name}: nulls names the column {column!r}, which it "
                 "leaves out; correct the name, or carry the column."

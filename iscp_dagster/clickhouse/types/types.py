@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 
@@ -28,38 +28,41 @@ PRIMITIVES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
-    """Return the type that holds every value of `type_`; `at` is the column, for the message.
+def to_clickhouse_type(type_: DeltaType, *, nullable: bool, column: str) -> str:
+    """Return the type that holds every value of `type_`; messages name it by `column`.
 
     ClickHouse has no null arrays, maps or tuples: `nullable` does not apply to them, but to a
     tuple's members, which are null where it is. Raises SchemaError for an unknown type.
     """
     if isinstance(type_, Array):
-        inner = clickhouse_type(type_.element, nullable=type_.nullable, at=f"{at}[]")
+        inner = to_clickhouse_type(type_.element, nullable=type_.nullable, column=f"{column}[]")
         return f"Array({inner})"
     if isinstance(type_, Map):
-        key = clickhouse_type(type_.key, nullable=False, at=f"{at}.key")
-        value = clickhouse_type(type_.value, nullable=type_.nullable, at=f"{at}.value")
+        key = to_clickhouse_type(type_.key, nullable=False, column=f"{column}.key")
+        value = to_clickhouse_type(type_.value, nullable=type_.nullable, column=f"{column}.value")
         return f"Map({key}, {value})"
     if isinstance(type_, Struct):
         parts = (
-            clickhouse_type(f.type, nullable=f.nullable or nullable, at=f"{at}.{f.name}")
+            to_clickhouse_type(f.type, nullable=f.nullable or nullable, column=f"{column}.{f.name}")
             for f in type_.fields
         )
-        named = (f"{ident(f.name)} {part}" for f, part in zip(type_.fields, parts, strict=True))
-        return f"Tuple({', '.join(named)})"
-    scalar = _scalar(type_, at)
+        members = (
+            f"{quote_identifier(f.name)} {part}"
+            for f, part in zip(type_.fields, parts, strict=True)
+        )
+        return f"Tuple({', '.join(members)})"
+    scalar = _to_scalar_type(type_, column)
     return f"Nullable({scalar})" if nullable else scalar
 
 
-def _scalar(type_: Primitive | Decimal, at: str) -> str:
+def _to_scalar_type(type_: Primitive | Decimal, at: str) -> str:
     if isinstance(type_, Decimal):
         return f"Decimal({type_.precision}, {type_.scale})"
-    found = PRIMITIVES.get(type_.name)
-    if found is None:
+    scalar = PRIMITIVES.get(type_.name)
+    if scalar is None:
         raise SchemaError(
             f"Column {at!r} is {type_}, which has no ClickHouse type here; leave it out with "
             f"exclude=[...], or cast it in the source. Known: {', '.join(PRIMITIVES)}, "
             "decimal, array, map, struct."
         )
-    return found
+    return scalar

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 
 TOKEN = re.compile(
     r"""\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>-?\d+)|(?P<text>'(?:[^'\\]|\\.|'')*')
@@ -41,11 +41,11 @@ class TypeTextError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChType:
+class ClickHouseType:
     """A ClickHouse type: `parts` are the types inside it, `names` its tuple or enum members'."""
 
     name: str
-    parts: tuple[ChType, ...] = ()
+    parts: tuple[ClickHouseType, ...] = ()
     names: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     """Precision and scale, length, or the numbers of an enum's members."""
@@ -53,44 +53,44 @@ class ChType:
     options: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        inside = ", ".join(_written(self))
-        return f"{self.name}({inside})" if inside else self.name
+        arguments = ", ".join(_format_arguments(self))
+        return f"{self.name}({arguments})" if arguments else self.name
 
     @property
-    def bare(self) -> ChType:
+    def bare(self) -> ClickHouseType:
         """The type without LowCardinality and Nullable around it."""
         if self.name in {"LowCardinality", "Nullable"}:
             return self.parts[0].bare
         return self
 
     @property
-    def fields(self) -> dict[str, ChType]:
+    def fields(self) -> dict[str, ClickHouseType]:
         """The types of a tuple's members by name; none where they have no names."""
         return dict(zip(self.names, self.parts, strict=True)) if self.names else {}
 
     @property
-    def structure(self) -> ChType:
+    def structure(self) -> ClickHouseType:
         """The Array or Tuple that Nested and the geo types stand for; any other type itself."""
         if self.name == "Nested":
-            return ChType(name="Array", parts=(replace(self, name="Tuple"),))
-        return parsed(GEO[self.name]) if self.name in GEO else self
+            return ClickHouseType(name="Array", parts=(replace(self, name="Tuple"),))
+        return parse_type(GEO[self.name]) if self.name in GEO else self
 
 
-def parsed(written: str) -> ChType:
+def parse_type(written: str) -> ClickHouseType:
     """The type that `written` names. Raises TypeTextError."""
-    tokens = _Tokens(written)
-    found = _type(tokens)
+    tokens = _TokenReader(written)
+    parsed = _parse_tokens(tokens)
     if tokens.ahead is not None:
-        raise tokens.wrong("the end")
-    return found
+        raise tokens.make_error("the end")
+    return parsed
 
 
-def of(name: str, *parts: ChType) -> ChType:
+def build_type(name: str, *parts: ClickHouseType) -> ClickHouseType:
     """Build a type from its parts, such as `Nullable(...)` or `Array(...)`."""
-    return ChType(name=name, parts=parts)
+    return ClickHouseType(name=name, parts=parts)
 
 
-class _Tokens:
+class _TokenReader:
     """Reads tokens one by one."""
 
     def __init__(self, written: str) -> None:
@@ -100,124 +100,124 @@ class _Tokens:
 
     def take(self) -> tuple[str, str]:
         """Return the kind and text of the token ahead, and advance."""
-        taken = self.ahead
+        token = self.ahead
         match = TOKEN.match(self.written, self.at)
         if match is None and (rest := self.written[self.at :].strip()):
             raise TypeTextError(f"expected a name, a number or a mark, found {rest[0]!r}")
         self.ahead = match and (str(match.lastgroup), match[str(match.lastgroup)])
         self.at = match.end() if match else len(self.written)
-        return taken or ("", "")
+        return token or ("", "")
 
-    def takes(self, mark: str) -> bool:
+    def take_mark(self, mark: str) -> bool:
         """Take `mark` if it is ahead; return whether it was."""
         return self.ahead == ("mark", mark) and bool(self.take())
 
-    def expect(self, kind: str, what: str) -> str:
+    def take_expected(self, kind: str, description: str) -> str:
         if self.ahead is None or self.ahead[0] != kind:
-            raise self.wrong(what)
+            raise self.make_error(description)
         return self.take()[1]
 
-    def wrong(self, wanted: str) -> TypeTextError:
-        found = repr(self.ahead[1]) if self.ahead else "the end"
-        return TypeTextError(f"expected {wanted}, found {found}")
+    def make_error(self, expected: str) -> TypeTextError:
+        actual = repr(self.ahead[1]) if self.ahead else "the end"
+        return TypeTextError(f"expected {expected}, found {actual}")
 
 
-def _type(tokens: _Tokens) -> ChType:
-    name = tokens.expect("word", "a type's name")
-    known = ChType(name=name)
-    if not tokens.takes("("):
-        return _normal(known)
-    while not tokens.takes(")"):
-        known = _with_argument(known, tokens)
-        if not tokens.takes(",") and tokens.ahead != ("mark", ")"):
-            raise tokens.wrong("',' or ')'")
-    return _normal(known)
+def _parse_tokens(tokens: _TokenReader) -> ClickHouseType:
+    name = tokens.take_expected("word", "a type's name")
+    type_ = ClickHouseType(name=name)
+    if not tokens.take_mark("("):
+        return _normalize_type(type_)
+    while not tokens.take_mark(")"):
+        type_ = _add_argument(type_, tokens)
+        if not tokens.take_mark(",") and tokens.ahead != ("mark", ")"):
+            raise tokens.make_error("',' or ')'")
+    return _normalize_type(type_)
 
 
-def _with_argument(known: ChType, tokens: _Tokens) -> ChType:
+def _add_argument(type_: ClickHouseType, tokens: _TokenReader) -> ClickHouseType:
     kind, written = tokens.ahead or ("", "")
     if kind == "number":
         tokens.take()
-        return replace(known, numbers=(*known.numbers, int(written)))
+        return replace(type_, numbers=(*type_.numbers, int(written)))
     if kind == "text":
         tokens.take()
-        return _with_text(known, _unquoted(written), tokens)
-    if known.name in {"JSON", "Dynamic"}:
-        option = tokens.expect("word", "an option's name")
-        if not tokens.takes("="):
-            raise tokens.wrong("'='")
-        value = int(tokens.expect("number", "a number"))
-        return replace(known, options=(*known.options, (option, value)))
-    return _with_part(known, tokens)
+        return _add_text(type_, _unquote_text(written), tokens)
+    if type_.name in {"JSON", "Dynamic"}:
+        option = tokens.take_expected("word", "an option's name")
+        if not tokens.take_mark("="):
+            raise tokens.make_error("'='")
+        value = int(tokens.take_expected("number", "a number"))
+        return replace(type_, options=(*type_.options, (option, value)))
+    return _add_part(type_, tokens)
 
 
-def _with_text(known: ChType, value: str, tokens: _Tokens) -> ChType:
-    if not known.name.startswith("Enum"):
-        return replace(known, zone=value)
-    numbers = known.numbers
+def _add_text(type_: ClickHouseType, value: str, tokens: _TokenReader) -> ClickHouseType:
+    if not type_.name.startswith("Enum"):
+        return replace(type_, zone=value)
+    numbers = type_.numbers
     number = numbers[-1] + 1 if numbers else 1
-    if tokens.takes("="):
-        number = int(tokens.expect("number", "a number"))
-    return replace(known, names=(*known.names, value), numbers=(*numbers, number))
+    if tokens.take_mark("="):
+        number = int(tokens.take_expected("number", "a number"))
+    return replace(type_, names=(*type_.names, value), numbers=(*numbers, number))
 
 
-def _with_part(known: ChType, tokens: _Tokens) -> ChType:
+def _add_part(type_: ClickHouseType, tokens: _TokenReader) -> ClickHouseType:
     """Parse a type, and before it the name that a tuple's member may have."""
     name = ""
     if tokens.ahead and tokens.ahead[0] == "quoted":
-        name = _unquoted(tokens.take()[1])
-    elif known.name in {"Tuple", "Nested"}:
-        after = TOKEN.match(tokens.written, tokens.at)
-        if after and after.lastgroup == "word":
-            name = tokens.expect("word", "a member's name")
-    part = _type(tokens)
-    names = (*known.names, name) if name else known.names
-    return replace(known, parts=(*known.parts, part), names=names)
+        name = _unquote_text(tokens.take()[1])
+    elif type_.name in {"Tuple", "Nested"}:
+        following = TOKEN.match(tokens.written, tokens.at)
+        if following and following.lastgroup == "word":
+            name = tokens.take_expected("word", "a member's name")
+    part = _parse_tokens(tokens)
+    names = (*type_.names, name) if name else type_.names
+    return replace(type_, parts=(*type_.parts, part), names=names)
 
 
-def _unquoted(written: str) -> str:
-    def plain(match: re.Match[str]) -> str:
+def _unquote_text(written: str) -> str:
+    def unescape_match(match: re.Match[str]) -> str:
         return _UNESCAPED.get(match[1], match[1]) if match[1] else "'"
 
-    return ESCAPED.sub(plain, written[1:-1])
+    return ESCAPED.sub(unescape_match, written[1:-1])
 
 
-def _normal(known: ChType) -> ChType:
+def _normalize_type(type_: ClickHouseType) -> ClickHouseType:
     """Return the one value for all texts of the type. Raises TypeTextError if it is impossible."""
-    if known.name in DECIMALS:
-        return ChType(name="Decimal", numbers=(DECIMALS[known.name], *known.numbers))
-    if known.name == "Decimal":
+    if type_.name in DECIMALS:
+        return ClickHouseType(name="Decimal", numbers=(DECIMALS[type_.name], *type_.numbers))
+    if type_.name == "Decimal":
         return replace(
-            known, numbers=(*known.numbers, 0) if len(known.numbers) == 1 else known.numbers
+            type_, numbers=(*type_.numbers, 0) if len(type_.numbers) == 1 else type_.numbers
         )
-    if known.name == "DateTime64" and not known.numbers:
-        return replace(known, numbers=(3,))
-    if known.name == "Variant":
-        return replace(known, parts=tuple(sorted(known.parts, key=str)))
-    if known.name.startswith("Enum"):
-        return _enum(known)
-    if known.names and len(known.names) != len(known.parts):
-        raise TypeTextError(f"either all members of a {known.name} have names or none")
-    return known
+    if type_.name == "DateTime64" and not type_.numbers:
+        return replace(type_, numbers=(3,))
+    if type_.name == "Variant":
+        return replace(type_, parts=tuple(sorted(type_.parts, key=str)))
+    if type_.name.startswith("Enum"):
+        return _normalize_enum(type_)
+    if type_.names and len(type_.names) != len(type_.parts):
+        raise TypeTextError(f"either all members of a {type_.name} have names or none")
+    return type_
 
 
-def _enum(known: ChType) -> ChType:
-    members = sorted(zip(known.numbers, known.names, strict=False))
+def _normalize_enum(type_: ClickHouseType) -> ClickHouseType:
+    members = sorted(zip(type_.numbers, type_.names, strict=False))
     numbers, names = tuple(n for n, _ in members), tuple(name for _, name in members)
     if not members or len(set(numbers)) < len(numbers) or len(set(names)) < len(names):
         raise TypeTextError("an Enum needs members with unique names and numbers")
     small = all(number in ENUM8 for number in numbers)
-    name = ("Enum8" if small else "Enum16") if known.name == "Enum" else known.name
-    return replace(known, name=name, names=names, numbers=numbers)
+    name = ("Enum8" if small else "Enum16") if type_.name == "Enum" else type_.name
+    return replace(type_, name=name, names=names, numbers=numbers)
 
 
-def _written(type_: ChType) -> list[str]:
+def _format_arguments(type_: ClickHouseType) -> list[str]:
     if type_.name.startswith("Enum"):
         members = zip(type_.names, type_.numbers, strict=True)
-        return [f"{text(name)} = {number}" for name, number in members]
+        return [f"{quote_string(name)} = {number}" for name, number in members]
     parts = list(map(str, type_.parts))
     if type_.names:
-        parts = [f"{ident(n)} {p}" for n, p in zip(type_.names, parts, strict=True)]
-    zone = [] if type_.zone is None else [text(type_.zone)]
+        parts = [f"{quote_identifier(n)} {p}" for n, p in zip(type_.names, parts, strict=True)]
+    zone = [] if type_.zone is None else [quote_string(type_.zone)]
     options = [f"{name}={value}" for name, value in type_.options]
     return [*parts, *map(str, type_.numbers), *zone, *options]

@@ -7,108 +7,114 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, of, parsed
+from iscp_dagster.clickhouse.types.typetext import (
+    GEO,
+    ClickHouseType,
+    TypeTextError,
+    build_type,
+    parse_type,
+)
 
 INTEGER = re.compile(r"(U?)Int(\d+)")
 LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
 EXACT_BITS = 32
-"""The bits of the integers that Float64 holds all of."""
+"""Float64 holds all integers of up to so many bits."""
 MOST_DIGITS = 6
-"""Of a second, in the DateTime64 that has all of Date32's days."""
+"""Most digits of a second in a DateTime64 that holds all of Date32's days."""
 WITHOUT_NULLS = frozenset({"Array", "Map", "Tuple", "Nested", "JSON", "Dynamic", "Variant", *GEO})
 """Types that Nullable does not take; a field without a value is empty there."""
 
 
-def same_type(held: str, wanted: str) -> bool:
+def is_same_type(existing: str, target: str) -> bool:
     """Whether the two texts name one type; the server may write a type differently."""
-    return held == wanted or _known(held) == parsed(wanted)
+    return existing == target or _parse_known_type(existing) == parse_type(target)
 
 
-def widens(held: str, wanted: str) -> bool:
-    """Whether ClickHouse's type `wanted` holds every value of `held`, so that rows can stay."""
-    before = _known(held)
-    return before is not None and _holds(before, parsed(wanted))
+def can_widen(existing: str, target: str) -> bool:
+    """Whether ClickHouse's type `target` holds every value of `existing`, so that rows can stay."""
+    before = _parse_known_type(existing)
+    return before is not None and _can_hold(before, parse_type(target))
 
 
-def keeping_fields(held: str | None, wanted: str) -> str:
-    """Return `wanted` with the fields that only `held` has in its tuples, after its own.
+def keep_old_fields(existing: str | None, target: str) -> str:
+    """Return `target` with the fields that only `existing` has in its tuples, after its own.
 
-    A field that the source renamed or dropped stays, as a column would, so that whoever still reads
-    an earlier version finds it. Map keys stay as they are wanted: another field is another key.
+    A field that the source renamed or dropped stays, as a column would, for readers of earlier
+    versions. Map keys are those of `target`: another field is another key.
     """
-    before, after = held and _known(held), parsed(wanted)
-    kept = _keeping(before, after) if before else after
-    # Unchanged, it is written as it was.
-    return wanted if kept == after else str(kept)
+    before, after = existing and _parse_known_type(existing), parse_type(target)
+    kept = _merge_types(before, after) if before else after
+    # An unchanged type keeps its spelling.
+    return target if kept == after else str(kept)
 
 
-def _keeping(before: ChType, after: ChType) -> ChType:
+def _merge_types(before: ClickHouseType, after: ClickHouseType) -> ClickHouseType:
     if before.name != after.name:
         return after
     if after.name == "Array":
-        return of("Array", *map(_keeping, before.parts, after.parts))
+        return build_type("Array", *map(_merge_types, before.parts, after.parts))
     if after.name == "Map":
-        return of("Map", after.parts[0], _keeping(before.parts[1], after.parts[1]))
+        return build_type("Map", after.parts[0], _merge_types(before.parts[1], after.parts[1]))
     if after.name != "Tuple" or not before.names or not after.names:
         return after
     old, new = before.fields, after.fields
-    merged = {name: _merged(old.get(name), new.get(name)) for name in {**new, **old}}
+    merged = {name: _merge_field(old.get(name), new.get(name)) for name in {**new, **old}}
     return replace(after, names=tuple(merged), parts=tuple(merged.values()))
 
 
-def _merged(before: ChType | None, after: ChType | None) -> ChType:
+def _merge_field(before: ClickHouseType | None, after: ClickHouseType | None) -> ClickHouseType:
     """Return the type of a field; where some rows lack it, it is null if it can be."""
     if before and after:
-        both = _keeping(before, after)
-        return _as_nullable(both) if _nullable(before) else both
+        merged = _merge_types(before, after)
+        return _make_nullable(merged) if _is_nullable(before) else merged
     (only,) = filter(None, (before, after))
-    return _as_nullable(only)
+    return _make_nullable(only)
 
 
-def _as_nullable(type_: ChType) -> ChType:
+def _make_nullable(type_: ClickHouseType) -> ClickHouseType:
     if type_.name == "LowCardinality":
-        return of("LowCardinality", _as_nullable(type_.parts[0]))
-    return type_ if type_.name in {"Nullable", *WITHOUT_NULLS} else of("Nullable", type_)
+        return build_type("LowCardinality", _make_nullable(type_.parts[0]))
+    return type_ if type_.name in {"Nullable", *WITHOUT_NULLS} else build_type("Nullable", type_)
 
 
-def _holds(before: ChType, after: ChType) -> bool:
-    if _nullable(before) and not _nullable(after):
+def _can_hold(before: ClickHouseType, after: ClickHouseType) -> bool:
+    if _is_nullable(before) and not _is_nullable(after):
         return False
-    return _wider(before.bare, after.bare)
+    return _is_wider(before.bare, after.bare)
 
 
-def _wider(before: ChType, after: ChType) -> bool:
+def _is_wider(before: ClickHouseType, after: ClickHouseType) -> bool:
     rule = RULES.get(after.name)
     return (
         before == after
-        or _is_on_a_line(before.name, after.name)
+        or _is_wider_by_name(before.name, after.name)
         or _has_more_bits(before.name, after.name)
         or (rule is not None and rule(before, after))
     )
 
 
-def _is_on_a_line(before: str, after: str) -> bool:
+def _is_wider_by_name(before: str, after: str) -> bool:
     return any(before in line and after in line[line.index(before) :] for line in LINES)
 
 
-def _holds_parts(before: ChType, after: ChType) -> bool:
-    return before.name == after.name and all(map(_holds, before.parts, after.parts))
+def _can_hold_parts(before: ClickHouseType, after: ClickHouseType) -> bool:
+    return before.name == after.name and all(map(_can_hold, before.parts, after.parts))
 
 
-def _holds_fields(before: ChType, after: ChType) -> bool:
-    """Whether a named tuple has all fields of another; those added must have a value for no value.
+def _can_hold_fields(before: ClickHouseType, after: ClickHouseType) -> bool:
+    """Whether a named tuple has all fields of another; added ones must be nullable or may be empty.
 
     Every tenant is read again as a snapshot after its source's structures changed.
     """
     if before.name != after.name or not before.names or not after.names:
         return False
     old, new = before.fields, after.fields
-    kept = old.keys() <= new.keys() and all(_holds(old[name], new[name]) for name in old)
+    kept = old.keys() <= new.keys() and all(_can_hold(old[name], new[name]) for name in old)
     added = [new[name] for name in new.keys() - old.keys()]
-    return kept and all(_nullable(each) or each.name in WITHOUT_NULLS for each in added)
+    return kept and all(_is_nullable(type_) or type_.name in WITHOUT_NULLS for type_ in added)
 
 
-def _has_digits(before: ChType, after: ChType) -> bool:
+def _has_digits(before: ClickHouseType, after: ClickHouseType) -> bool:
     """Whether a decimal has as many digits before and after the point."""
     precision, scale = after.numbers
     if integer := INTEGER.fullmatch(before.name):
@@ -120,27 +126,27 @@ def _has_digits(before: ChType, after: ChType) -> bool:
     return scale >= decimals and precision - scale >= digits - decimals
 
 
-def _has_days(before: ChType, after: ChType) -> bool:
+def _has_days(before: ClickHouseType, after: ClickHouseType) -> bool:
     is_day = before.name in {"Date", "Date32"}
     return is_day and after.zone == "UTC" and after.numbers[0] <= MOST_DIGITS
 
 
-def _has_integers(before: ChType, _after: ChType) -> bool:
+def _has_integers(before: ClickHouseType, _after: ClickHouseType) -> bool:
     integer = INTEGER.fullmatch(before.name)
     return integer is not None and int(integer[2]) <= EXACT_BITS
 
 
-def _has_members(before: ChType, after: ChType) -> bool:
+def _has_members(before: ClickHouseType, after: ClickHouseType) -> bool:
     if before.name not in {"Enum8", after.name}:
         return False
-    return _members(before).items() <= _members(after).items()
+    return _get_members(before).items() <= _get_members(after).items()
 
 
-RULES: Mapping[str, Callable[[ChType, ChType], bool]] = MappingProxyType(
+RULES: Mapping[str, Callable[[ClickHouseType, ClickHouseType], bool]] = MappingProxyType(
     {
-        "Array": _holds_parts,
-        "Map": _holds_parts,
-        "Tuple": _holds_fields,
+        "Array": _can_hold_parts,
+        "Map": _can_hold_parts,
+        "Tuple": _can_hold_fields,
         "Decimal": _has_digits,
         "DateTime64": _has_days,
         "Float64": _has_integers,
@@ -159,18 +165,18 @@ def _has_more_bits(before: str, after: str) -> bool:
     return int(narrow[2]) < int(wide[2]) and (bool(narrow[1]) or not wide[1])
 
 
-def _members(enum: ChType) -> Mapping[str, int]:
+def _get_members(enum: ClickHouseType) -> Mapping[str, int]:
     return dict(zip(enum.names, enum.numbers, strict=True))
 
 
-def _nullable(type_: ChType) -> bool:
+def _is_nullable(type_: ClickHouseType) -> bool:
     inner = type_.parts[0] if type_.name == "LowCardinality" else type_
     return inner.name == "Nullable"
 
 
-def _known(written: str) -> ChType | None:
+def _parse_known_type(written: str) -> ClickHouseType | None:
     """Parse a type of the server's; None for one that no declaration can name."""
     try:
-        return parsed(written)
+        return parse_type(written)
     except TypeTextError:
         return None

@@ -14,19 +14,19 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.connect.barrier import shown
+from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError, RefusedRowsError
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.types.shown import row_shown
-from iscp_dagster.clickhouse.write.chunks import digest, pieces
-from iscp_dagster.clickhouse.write.fitting import fitted, fitting_keys
-from iscp_dagster.clickhouse.write.inserts import insert, patiently
-from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, tenant_of
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.types.shown import format_row
+from iscp_dagster.clickhouse.write.chunks import cut_pieces, hash_rows
+from iscp_dagster.clickhouse.write.fitting import fit_keys, fit_rows
+from iscp_dagster.clickhouse.write.inserts import call_with_retries, insert
+from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, get_tenant
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
-from iscp_dagster.clickhouse.write.tenantwise import halved, named
-from iscp_dagster.clickhouse.write.tokens import chunk_token
+from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, get_row_tenants
+from iscp_dagster.clickhouse.write.tokens import make_chunk_token
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
 from iscp_dagster.model.declared.schema import DELETED, VERSION
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
@@ -45,7 +45,7 @@ class TooManyRefusedError(IscpError):
     code = 10_440
 
 
-TENANTS_OWN = (
+TENANT_ERRORS = (
     KeyColumnError,
     SchemaError,
     RefusedRowsError,
@@ -77,27 +77,31 @@ class IndexConsumer:
     """Selects the rows that are the target's; None: all."""
     sleep: Callable[[float], None] = time.sleep
 
-    def mine(self, rows: pa.Table) -> pa.Table:
+    def select_rows(self, rows: pa.Table) -> pa.Table:
         """Return the scan's rows that are the target's. Raises IscpError."""
         placement = self.placement
-        return rows if placement is None else patiently(lambda: placement.mine(rows), self.sleep)
+        return (
+            rows
+            if placement is None
+            else call_with_retries(lambda: placement.select_rows(rows), self.sleep)
+        )
 
     def consume(self, retriever: DataRetriever) -> None:
         """Write all chunks. Raises IscpError if rows do not fit or ClickHouse refuses them."""
         numbers = Counter[frozenset[str]]()
-        while (chunk := retriever.marked()) is not None:
-            owners = self._owners(retriever, chunk)
+        while (chunk := retriever.read_marked_rows()) is not None:
+            owners = self._list_owners(retriever, chunk)
             place = _ChunkName(owners, numbers[owners])
-            write = partial(self._write, retriever, place)
+            write = partial(self._write_piece, retriever, place)
             refusals: list[Refusal] = []
             # Chunks for staging already have a good size.
             staged = retriever.data_type is DataType.SNAPSHOT
-            for start, rows in [(0, chunk)] if staged else pieces(chunk):
-                refusals += self._written(retriever, write, rows, start)
-            self._bury(retriever, write, refusals, place.number)
+            for start, rows in [(0, chunk)] if staged else cut_pieces(chunk):
+                refusals += self._write_rows(retriever, write, rows, start)
+            self._write_dead_letters(retriever, write, refusals, place.number)
             numbers[owners] += 1
 
-    def _owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
+    def _list_owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
         """Return the tenants that the chunk's tokens name: without a key, only the rows' own.
 
         So its tokens stay the same, whatever other tenants take part.
@@ -105,36 +109,36 @@ class IndexConsumer:
         column, staged = self.target.tenant, retriever.data_type is DataType.SNAPSHOT
         if self.target.keys or staged or column is None:
             return retriever.tenants
-        return frozenset(pc.unique(named(chunk, column)).to_pylist())
+        return frozenset(pc.unique(get_row_tenants(chunk, column)).to_pylist())
 
-    def _written(
+    def _write_rows(
         self, retriever: DataRetriever, write: Write, rows: pa.Table, start: int
     ) -> list[Refusal]:
-        """Write the rows; return those that are refused, if the index sets them aside.
+        """Write the rows; return the refused ones, if the index sets them aside.
 
         Each of several tenants is stopped by its own rows only. A chunk of several tenants has a
         key: without one, parts of it would be repeated under other tokens.
         """
 
-        def act(some: pa.Table) -> list[Refusal]:
-            if self.target.buries:
-                return list(isolated(write, some, start))
-            write(some, start)
+        def write_some(part: pa.Table) -> list[Refusal]:
+            if self.target.keeps_dead_letters:
+                return list(isolate_refusals(write, part, start))
+            write(part, start)
             return []
 
-        def alone(some: pa.Table) -> list[Refusal]:
-            if self.target.buries:
-                return act(some)
-            self._write_or_stop(write, some, start)
+        def write_alone(part: pa.Table) -> list[Refusal]:
+            if self.target.keeps_dead_letters:
+                return write_some(part)
+            self._write_or_stop(write, part, start)
             return []
 
         column = self.target.tenant
         if column is None or len(retriever.tenants) == 1:
-            return alone(rows)
-        found, wrong = halved(rows, column, act, TENANTS_OWN, alone)
-        for tenant, error in wrong.items():
+            return write_alone(rows)
+        refusals, errors = bisect_tenants(rows, column, write_some, TENANT_ERRORS, write_alone)
+        for tenant, error in errors.items():
             retriever.refuse(tenant, error)
-        return [each for some in found for each in some]
+        return [refusal for part in refusals for refusal in part]
 
     def _write_or_stop(self, write: Write, rows: pa.Table, start: int) -> None:
         """Write the rows; if ClickHouse refuses one, find out which it is.
@@ -145,29 +149,29 @@ class IndexConsumer:
         try:
             write(rows, start)
         except RefusedRowsError:
-            gone = []
-            for refused in isolated(write, rows, start) if self.target.keys else ():
-                if not refused.row[self.target.deleted][0].as_py():
-                    raise _stopped(self.target, refused) from None
-                gone.append(refused.row)
-            if not gone:
+            deleted = []
+            for refused in isolate_refusals(write, rows, start) if self.target.keys else ():
+                if not refused.row[self.target.deleted_column][0].as_py():
+                    raise _make_stop_error(self.target, refused) from None
+                deleted.append(refused.row)
+            if not deleted:
                 raise
-            self._delete_earlier(pa.concat_tables(gone))
+            self._delete_earlier_rows(pa.concat_tables(deleted))
 
-    def _write(
+    def _write_piece(
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
     ) -> None:
         try:
-            fit = fitted(self.target, rows)
+            fit = fit_rows(self.target, rows)
         except pa.ArrowException as error:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
         if fit.num_rows:
-            token = self._token(retriever, place, fit, start)
-            if inserted(self.endpoint, self.target, fit, token, self.sleep):
-                retriever.sent_again()
+            token = self._make_token(retriever, place, fit, start)
+            if insert_fitted_rows(self.endpoint, self.target, fit, token, self.sleep):
+                retriever.report_resend()
 
-    def _bury(
+    def _write_dead_letters(
         self, retriever: DataRetriever, write: Write, refusals: Sequence[Refusal], number: int
     ) -> None:
         """Write dead letters for the refused rows, and stop serving older rows of their keys."""
@@ -183,13 +187,15 @@ class IndexConsumer:
             task=retriever.task,
             chunk=number,
         ):
-            retriever.sent_again()
-        live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
-        retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
+            retriever.report_resend()
+        live = [
+            refusal for refusal in refusals if not refusal.row[target.deleted_column][0].as_py()
+        ]
+        retriever.set_aside(Counter(get_tenant(refusal.row, target) for refusal in live))
         if retriever.data_type is DataType.TAIL:
-            self._take_back(write, pa.concat_tables([each.row for each in refusals]))
+            self._stop_serving(write, pa.concat_tables([refusal.row for refusal in refusals]))
 
-    def _take_back(self, write: Write, rows: pa.Table) -> None:
+    def _stop_serving(self, write: Write, rows: pa.Table) -> None:
         """Stop serving earlier versions of the rows with these keys; later ones stay.
 
         The rows are inserted as deleted. If the table refuses even that, earlier versions are
@@ -198,52 +204,56 @@ class IndexConsumer:
         if not self.target.keys:
             return
         try:
-            write(_as_deleted(rows, self.target.identity), 0)
+            write(_mark_deleted(rows, self.target.identity), 0)
         except (RefusedRowsError, SchemaError):
-            self._delete_earlier(rows)
+            self._delete_earlier_rows(rows)
 
-    def _delete_earlier(self, rows: pa.Table) -> None:
+    def _delete_earlier_rows(self, rows: pa.Table) -> None:
         """Delete earlier versions of the rows with these keys; later ones stay."""
-        for each in pc.unique(rows[VERSION]).to_pylist():
-            self._delete(rows.filter(pc.equal(rows[VERSION], each)), each)
+        for version in pc.unique(rows[VERSION]).to_pylist():
+            self._delete_keys(rows.filter(pc.equal(rows[VERSION], version)), version)
 
-    def _delete(self, rows: pa.Table, before: int) -> None:
+    def _delete_keys(self, rows: pa.Table, before: int) -> None:
         target = self.target
-        held = fitting_keys(target, rows.select([*target.identity]).drop_null())
-        keys = [tuple(each.values()) for each in held.to_pylist()]
+        key_rows = fit_keys(target, rows.select([*target.identity]).drop_null())
+        keys = [tuple(row.values()) for row in key_rows.to_pylist()]
         if not target.keys or not keys:
             return
-        names, types = ", ".join(map(ident, target.identity)), ", ".join(target.identity.values())
+        names, types = (
+            ", ".join(map(quote_identifier, target.identity)),
+            ", ".join(target.identity.values()),
+        )
         statement = (
-            f"DELETE FROM {ident(target.database, target.table)} "
+            f"DELETE FROM {quote_identifier(target.database, target.table)} "
             f"WHERE ({names},) IN {{keys:Array(Tuple({types}))}} "
-            f"AND {ident(VERSION)} < {{before:UInt64}}"
+            f"AND {quote_identifier(VERSION)} < {{before:UInt64}}"
         )
 
         def delete() -> None:
-            with self.endpoint.errors(f"delete from {target.database}.{target.table}"):
-                self.endpoint.client().command(
+            with self.endpoint.translate_errors(f"delete from {target.database}.{target.table}"):
+                self.endpoint.get_client().command(
                     statement,
                     parameters={"keys": keys, "before": before},
                     settings={
                         "lightweight_deletes_sync": 2,
-                        **shown(target.database, target.table, target.epochs.rows),
+                        **build_epoch_settings(target.database, target.table, target.epochs.rows),
                     },
                 )
 
-        patiently(delete, self.sleep)
+        call_with_retries(delete, self.sleep)
 
-    def _token(
+    def _make_token(
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
     ) -> str:
-        """Return the piece's token; without one ClickHouse would drop a chunk equal to another.
+        """Return the piece's token.
 
-        The start is part of it, as pieces of one chunk may be equal. Staged rows are never written
-        again under the same build, so their place is enough.
+        It names the piece's place, since ClickHouse would drop a chunk equal to another. The start
+        is part of it, as pieces of one chunk may be equal. Staged rows are never written again
+        under the same build, so their place is enough.
         """
         staged = retriever.data_type is DataType.SNAPSHOT
-        content = "" if staged else digest(rows)
-        return chunk_token(
+        content = "" if staged else hash_rows(rows)
+        return make_chunk_token(
             min(retriever.registrations[tenant] for tenant in place.owners),
             place.owners,
             retriever.range,
@@ -254,16 +264,16 @@ class IndexConsumer:
         )
 
 
-def _as_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
+def _mark_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
     """Return the rows that have a key, marked as deleted."""
     for column in identity:
         rows = rows.filter(pc.is_valid(rows[column]))
     place, marks = rows.schema.get_field_index(DELETED), rows[DELETED].type
-    gone = pa.repeat(pa.scalar(1).cast(marks), rows.num_rows)
-    return rows.set_column(place, rows.schema.field(place), gone)
+    deleted = pa.repeat(pa.scalar(1).cast(marks), rows.num_rows)
+    return rows.set_column(place, rows.schema.field(place), deleted)
 
 
-def inserted(
+def insert_fitted_rows(
     endpoint: Endpoint,
     target: Target,
     rows: pa.Table,
@@ -283,34 +293,34 @@ def inserted(
     )
 
 
-def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
-    """Write the rows, except those that are refused: find these by halving, and yield them.
+def isolate_refusals(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
+    """Write the rows; find the refused ones by halving, and yield them.
 
     Raises TooManyRefusedError once there are more than a person could look at.
     """
-    waiting, found = [(rows, start)], 0
+    waiting, count = [(rows, start)], 0
     while waiting:
-        some, at = waiting.pop()
+        part, at = waiting.pop()
         try:
-            write(some, at)
+            write(part, at)
         except (KeyColumnError, SchemaError, RefusedRowsError) as error:
-            if some.num_rows > 1:
-                half = some.num_rows // 2
-                waiting += [(some.slice(half), at + half), (some.slice(0, half), at)]
+            if part.num_rows > 1:
+                half = part.num_rows // 2
+                waiting += [(part.slice(half), at + half), (part.slice(0, half), at)]
                 continue
-            found += 1
-            if found > MOST_REFUSED:
+            count += 1
+            if count > MOST_REFUSED:
                 raise TooManyRefusedError(
                     f"More than {MOST_REFUSED} rows of one chunk were refused, the last because: "
                     f"{error} Correct the source or the index's types; no more rows are set aside."
                 ) from error
-            yield Refusal(row=some, error=error)
+            yield Refusal(row=part, error=error)
 
 
-def _stopped(target: Target, refusal: Refusal) -> IscpError:
+def _make_stop_error(target: Target, refusal: Refusal) -> IscpError:
     """Return the error that stops the job; it names the row."""
     error = refusal.error
     if not isinstance(error, RefusedRowsError):
         return error
-    key = row_shown(refusal.row.select(list(target.keys or target.columns)))
+    key = format_row(refusal.row.select(list(target.keys or target.columns)))
     return RefusedRowsError(f"{target.name}: row {key} is refused. {error}")

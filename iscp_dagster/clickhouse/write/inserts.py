@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
-from iscp_dagster.clickhouse.connect.barrier import shown
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, shared_client
+from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, get_shared_client
 from iscp_dagster.clickhouse.connect.failures import TooManyPartsError
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.errors import FeedGoneError, FenceError, IscpError
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
     from clickhouse_connect.driver.summary import QuerySummary
 
-EXACTLY = {
+INSERT_SETTINGS = {
     "max_partitions_per_insert_block": 0,
     "async_insert": 0,
     "wait_end_of_query": 1,
@@ -40,7 +40,7 @@ ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
 MOST_NAMES = 16_000
-"""Bytes of columns' names in a statement that goes in a URL, where each may be three."""
+"""Most bytes of column names in a statement in the URL, where each may take three."""
 MERGING_ATTEMPTS = 8
 """Attempts while ClickHouse has to merge parts first: about a minute in all."""
 
@@ -54,7 +54,7 @@ class UnconfirmedError(IscpError):
 
 
 @lru_cache(maxsize=64)
-def _turn(server: str) -> Lock:
+def _get_insert_lock(server: str) -> Lock:
     """Make a task's consumers insert in turn: in parallel they are slower and hold more memory.
 
     Each server has its own lock, so that one which hangs delays no others.
@@ -85,24 +85,27 @@ def insert(
     def attempt() -> None:
         nonlocal sent
         sent += 1
-        with _turn(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
-            client = endpoint.client()
-            settings = _settings(endpoint) | endpoint.insert_settings
-            settings |= shown(database, table, epoch)
+        with (
+            _get_insert_lock(endpoint.server),
+            endpoint.translate_errors(f"insert into {database}.{table}"),
+        ):
+            client = endpoint.get_client()
+            settings = _read_insert_settings(endpoint) | endpoint.insert_settings
+            settings |= build_epoch_settings(database, table, epoch)
             settings["insert_deduplication_token"] = token
-            told = _send(client, database, table, rows, settings)
+            summary = _send_rows(client, database, table, rows, settings)
         # The count includes rows that a token drops, and those of materialized views.
-        if told.written_rows < rows.num_rows:
+        if summary.written_rows < rows.num_rows:
             raise UnconfirmedError(
                 f"{name}: {rows.num_rows} rows were sent to {database}.{table}, but ClickHouse "
-                f"confirms {told.written_rows}; the chunk is sent again."
+                f"confirms {summary.written_rows}; the chunk is sent again."
             )
 
-    patiently(attempt, sleep)
+    call_with_retries(attempt, sleep)
     return sent > 1
 
 
-def _send(
+def _send_rows(
     client: Client, database: str, table: str, rows: pa.Table, settings: dict[str, Any]
 ) -> QuerySummary:
     if sum(len(name.encode()) for name in rows.schema.names) <= MOST_NAMES:
@@ -111,37 +114,42 @@ def _send(
     with pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
     # The client puts the statement before bytes, and into the URL beside anything else.
-    data, into = file.getvalue().to_pybytes(), f"{ident(database)}.{ident(table)}"
+    data, into = (
+        file.getvalue().to_pybytes(),
+        f"{quote_identifier(database)}.{quote_identifier(table)}",
+    )
     return client.raw_insert(into, rows.schema.names, data, settings, "Arrow")
 
 
 @lru_cache(maxsize=64)
-def _settings(endpoint: Endpoint) -> dict[str, Any]:
+def _read_insert_settings(endpoint: Endpoint) -> dict[str, Any]:
     # The user's profile may truncate the client's own list of server settings.
     query = "SELECT count() FROM system.settings WHERE name = {name:String}"
-    ((known,),) = endpoint.client().query(query, {"name": _SINCE_26}).result_rows
-    return {name: value for name, value in EXACTLY.items() if known or name != _SINCE_26}
+    ((supported,),) = endpoint.get_client().query(query, {"name": _SINCE_26}).result_rows
+    return {
+        name: value for name, value in INSERT_SETTINGS.items() if supported or name != _SINCE_26
+    }
 
 
-def patiently(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    """Ask ClickHouse; after a temporary error ask a few times more, with a new client."""
+def call_with_retries(call: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    """Call ClickHouse; after a temporary error, retry a few times with a new client."""
     return Retrying(
-        retry=retry_if_exception(_passes),
-        stop=_given_up,
+        retry=retry_if_exception(_is_temporary),
+        stop=_should_give_up,
         wait=wait_exponential(FIRST_WAIT),
-        before_sleep=lambda _: shared_client.cache_clear(),
+        before_sleep=lambda _: get_shared_client.cache_clear(),
         sleep=sleep,
         reraise=True,
-    )(ask)
+    )(call)
 
 
-def _given_up(state: RetryCallState) -> bool:
+def _should_give_up(state: RetryCallState) -> bool:
     error = state.outcome.exception() if state.outcome else None
     merging = isinstance(error, TooManyPartsError)
     return state.attempt_number >= (MERGING_ATTEMPTS if merging else ATTEMPTS)
 
 
-def _passes(error: BaseException) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     if isinstance(error, FeedGoneError | FenceError):
         return False
     return isinstance(error, IscpError) and not error.permanent

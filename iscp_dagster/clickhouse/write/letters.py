@@ -22,16 +22,16 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.engines import last_rows
-from iscp_dagster.clickhouse.connect.gate import Gate
-from iscp_dagster.clickhouse.connect.portions import portions
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.types.shown import row_shown
-from iscp_dagster.clickhouse.write.chunks import digest
+from iscp_dagster.clickhouse.connect.engines import render_replacing_engine
+from iscp_dagster.clickhouse.connect.gate import TableBarrier
+from iscp_dagster.clickhouse.connect.portions import split_names
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.types.shown import format_row
+from iscp_dagster.clickhouse.write.chunks import hash_rows
 from iscp_dagster.clickhouse.write.inserts import insert
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError
@@ -115,25 +115,27 @@ class DeadLetters:
     endpoint: Endpoint
     database: str
     sleep: Callable[[float], None] = time.sleep
-    clock: Clock = utc_now
+    clock: Clock = get_utc_now
 
     def ensure(self) -> None:
         """Create the table if it is missing, with a barrier."""
-        barrier = Barrier.first(self.clock()).sql(_OWNER)
-        columns = ",\n    ".join(f"{ident(name)} {type_}" for name, type_ in _COLUMNS.items())
-        self._run(f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}")
-        self._run(
-            f"CREATE TABLE IF NOT EXISTS {self._name} (\n    {columns},\n    {barrier}\n) "
-            f"ENGINE = {last_rows('at')} ORDER BY (index, tenant, version, id)"
+        barrier = Barrier.create_initial(self.clock()).render_constraint(_OWNER)
+        columns = ",\n    ".join(
+            f"{quote_identifier(name)} {type_}" for name, type_ in _COLUMNS.items()
+        )
+        self._run_statement(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.database)}")
+        self._run_statement(
+            f"CREATE TABLE IF NOT EXISTS {self._quoted_name} (\n    {columns},\n    {barrier}\n) "
+            f"ENGINE = {render_replacing_engine('at')} ORDER BY (index, tenant, version, id)"
         )
 
-    def epoch(self) -> int:
-        """Return the epoch that a letter must show; see `Gate.epoch`."""
-        return self._gate.epoch()
+    def read_epoch(self) -> int:
+        """Return the epoch that a letter must show; see `TableBarrier.read_epoch`."""
+        return self._barrier.read_epoch()
 
     def shut_out(self, index: str, tenants: Collection[str]) -> int:
         """Reject these tenants' letters that show an earlier epoch; return the new epoch."""
-        return self._gate.shut_out([_owner(index, tenant) for tenant in tenants])
+        return self._barrier.shut_out([_format_owner(index, tenant) for tenant in tenants])
 
     def write(
         self,
@@ -147,20 +149,22 @@ class DeadLetters:
     ) -> bool:
         """Write one chunk's refused rows; return whether they were sent again. Raises IscpError.
 
-        `registrations` are those of the jobs, by tenant.
+        `registrations` has the jobs' registrations, by tenant.
         """
-        seen: Counter[str] = Counter()
-        # Without a key, equal rows are told apart by their task and chunk.
+        occurrences: Counter[str] = Counter()
+        # Without a key, their task and chunk distinguish equal rows.
         place = [] if target.keys else [task, chunk]
         rows = []
-        for each in refusals:
-            text = as_json(each.row, target)
-            tenant = tenant_of(each.row, target)
+        for refusal in refusals:
+            text = to_json(refusal.row, target)
+            tenant = get_tenant(refusal.row, target)
             registration = registrations[tenant]
-            seen[text] += 1
+            occurrences[text] += 1
             rows.append(
                 {
-                    "id": letter_id(target, each.row, [registration, text, *place, seen[text]]),
+                    "id": make_letter_id(
+                        target, refusal.row, [registration, text, *place, occurrences[text]]
+                    ),
                     "index": target.name,
                     "tenant": tenant,
                     "job_id": registration,
@@ -168,16 +172,16 @@ class DeadLetters:
                     "to_version": range_.to.version,
                     "task": task,
                     "chunk": chunk,
-                    "deleted": bool(each.row[DELETED][0].as_py()),
-                    "code": each.error.code,
-                    "reason": str(each.error),
+                    "deleted": bool(refusal.row[DELETED][0].as_py()),
+                    "code": refusal.error.code,
+                    "reason": str(refusal.error),
                     "row": text,
-                    "arrow": as_arrow(each.row),
-                    "version": each.row[VERSION][0].as_py(),
-                    "timestamp": each.row[TIMESTAMP].cast(pa.int64())[0].as_py(),
+                    "arrow": to_arrow(refusal.row),
+                    "version": refusal.row[VERSION][0].as_py(),
+                    "timestamp": refusal.row[TIMESTAMP].cast(pa.int64())[0].as_py(),
                 }
             )
-        return self._insert(target, rows)
+        return self._insert_rows(target, rows)
 
     def write_range(
         self,
@@ -191,7 +195,7 @@ class DeadLetters:
         ends = [range_.from_.version, range_.to.version]
         rows = [
             {
-                "id": _hashed([target.name, tenant, registrations[tenant], *ends]),
+                "id": _hash_parts([target.name, tenant, registrations[tenant], *ends]),
                 "index": target.name,
                 "tenant": tenant,
                 "job_id": registrations[tenant],
@@ -209,14 +213,15 @@ class DeadLetters:
             }
             for tenant, error in errors.items()
         ]
-        self._insert(target, rows)
+        self._insert_rows(target, rows)
 
-    def _insert(self, target: Target, rows: Sequence[Mapping[str, Any]]) -> bool:
+    def _insert_rows(self, target: Target, rows: Sequence[Mapping[str, Any]]) -> bool:
         stamps, epoch = pa.timestamp("us", tz="UTC"), target.epochs.letters
-        barred = [
-            {**row, _OWNER: _owner(row["index"], row["tenant"]), "epoch": epoch} for row in rows
+        stamped = [
+            {**row, _OWNER: _format_owner(row["index"], row["tenant"]), "epoch": epoch}
+            for row in rows
         ]
-        table = pa.Table.from_pylist(barred)
+        table = pa.Table.from_pylist(stamped)
         at = table.schema.get_field_index("timestamp")
         table = table.set_column(at, "timestamp", table["timestamp"].cast(stamps))
         # No two writes share a token: a letter that was dropped may be written again.
@@ -233,100 +238,101 @@ class DeadLetters:
             sleep=self.sleep,
         )
 
-    def found(
+    def list_letters(
         self, *, index: str | None = None, tenant: str | None = None, ids: Sequence[str] = ()
     ) -> list[DeadLetter]:
         """Return the letters, sorted by index and tenant; `ids` may be prefixes."""
-        where, parameters = _chosen(index, tenant, ids)
-        columns = ", ".join(map(ident, _SHOWN))
+        where, parameters = _build_filter(index, tenant, ids)
+        columns = ", ".join(map(quote_identifier, _SHOWN))
         order = "ORDER BY index, tenant, version, id"
-        query = f"SELECT {columns} FROM {self._name} FINAL {where} {order}"
-        if not self._there():
+        query = f"SELECT {columns} FROM {self._quoted_name} FINAL {where} {order}"
+        if not self._has_table():
             return []
-        with self.endpoint.errors("read the dead letters"):
-            rows = self._query(query, parameters).named_results()
+        with self.endpoint.translate_errors("read the dead letters"):
+            rows = self._run_query(query, parameters).named_results()
             return [DeadLetter(registration=row.pop("job_id"), **row) for row in rows]
 
-    def rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
+    def read_rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
         """Return the row of each letter, as it was refused."""
-        where, parameters = _chosen(None, None, [each.id for each in letters])
-        query = f"SELECT id, base64Encode(arrow) FROM {self._name} FINAL {where}"
-        with self.endpoint.errors("read the dead letters"):
-            held = dict(self._query(query, parameters).result_rows)
-        return [_from_arrow(base64.b64decode(held[each.id])) for each in letters]
+        where, parameters = _build_filter(None, None, [letter.id for letter in letters])
+        query = f"SELECT id, base64Encode(arrow) FROM {self._quoted_name} FINAL {where}"
+        with self.endpoint.translate_errors("read the dead letters"):
+            arrow_by_id = dict(self._run_query(query, parameters).result_rows)
+        return [_from_arrow(base64.b64decode(arrow_by_id[letter.id])) for letter in letters]
 
-    def _query(self, query: str, parameters: dict[str, Any]) -> QueryResult:
+    def _run_query(self, query: str, parameters: dict[str, Any]) -> QueryResult:
         """Run a query that sees every confirmed letter, whichever replica answers."""
         settings = self.endpoint.read_settings
-        return self.endpoint.client().query(query, parameters=parameters, settings=settings)
+        return self.endpoint.get_client().query(query, parameters=parameters, settings=settings)
 
     def drop(self, letters: Sequence[DeadLetter]) -> None:
         """Delete the letters as they were found; one written since under a later epoch stays."""
         if letters:
-            ids, epoch = [each.id for each in letters], max(each.epoch for each in letters)
-            self._delete("id IN {ids:Array(String)}", epoch, ids=ids)
+            ids, epoch = [letter.id for letter in letters], max(letter.epoch for letter in letters)
+            self._delete_where("id IN {ids:Array(String)}", epoch, ids=ids)
 
     def drop_tenants(self, index: str, tenants: Collection[str]) -> None:
-        """Delete tenants' letters, and reject those in flight; `index` is as letters name it."""
-        if not self._there():
+        """Delete tenants' letters, and reject those in flight; `index` as in `DeadLetter.index`."""
+        if not self._has_table():
             return
         epoch = self.shut_out(index, tenants)
-        for some in portions(sorted(tenants)):
-            which = "index = {index:String} AND tenant IN {tenants:Array(String)}"
-            self._delete(which, epoch, index=index, tenants=some)
+        for portion in split_names(sorted(tenants)):
+            condition = "index = {index:String} AND tenant IN {tenants:Array(String)}"
+            self._delete_where(condition, epoch, index=index, tenants=portion)
 
     def drop_older(self, target: Target, registrations: Mapping[str, int], *, version: int) -> None:
         """Delete letters of tenants that were rebuilt, except rows that these builds refused.
 
-        `registrations` are those of their jobs, as in `drop_staged`.
+        `registrations` has their jobs' registrations, by tenant.
         """
-        self._delete_built(f"NOT ({_OF_BUILD})", target, registrations, version=version)
+        self._delete_for_jobs(f"NOT ({_OF_BUILD})", target, registrations, version=version)
 
     def drop_staged(
         self, target: Target, registrations: Mapping[str, int], *, version: int
     ) -> None:
         """Delete letters of an earlier attempt at building tenants as of `version`."""
-        self._delete_built(_OF_BUILD, target, registrations, version=version)
+        self._delete_for_jobs(_OF_BUILD, target, registrations, version=version)
 
-    def _delete_built(
-        self, which: str, target: Target, registrations: Mapping[str, int], *, version: int
+    def _delete_for_jobs(
+        self, condition: str, target: Target, registrations: Mapping[str, int], *, version: int
     ) -> None:
-        for some in portions(sorted(registrations)):
-            self._delete(
-                f"index = {{index:String}} AND tenant IN {{tenants:Array(String)}} AND {which}",
+        for portion in split_names(sorted(registrations)):
+            self._delete_where(
+                f"index = {{index:String}} AND tenant IN {{tenants:Array(String)}} AND {condition}",
                 target.epochs.letters,
                 index=target.name,
-                tenants=some,
-                jobs=[(tenant, registrations[tenant]) for tenant in some],
+                tenants=portion,
+                jobs=[(tenant, registrations[tenant]) for tenant in portion],
                 version=version,
             )
 
-    def _delete(self, where: str, epoch: int, **parameters: Any) -> None:
-        if not self._there():
+    def _delete_where(self, where: str, epoch: int, **parameters: Any) -> None:
+        if not self._has_table():
             return
         # The next reader must not see them, so wait until they are gone.
-        with self.endpoint.errors(f"delete from {self.database}.{TABLE}"):
-            self.endpoint.client().command(
-                f"ALTER TABLE {self._name} DELETE WHERE {where} AND epoch <= {{epoch:UInt64}}",
+        with self.endpoint.translate_errors(f"delete from {self.database}.{TABLE}"):
+            self.endpoint.get_client().command(
+                f"ALTER TABLE {self._quoted_name} DELETE WHERE {where} AND epoch <= "
+                f"{{epoch:UInt64}}",
                 parameters=parameters | {"epoch": epoch},
                 settings={"mutations_sync": 2},
             )
 
-    def _there(self) -> bool:
+    def _has_table(self) -> bool:
         query = (
             "SELECT count() FROM system.tables WHERE database = {db:String} AND name = {t:String}"
         )
-        with self.endpoint.errors("look for the dead letters"):
-            found = self.endpoint.client().query(query, {"db": self.database, "t": TABLE})
-        return bool(found.result_rows[0][0])
+        with self.endpoint.translate_errors("look for the dead letters"):
+            result = self.endpoint.get_client().query(query, {"db": self.database, "t": TABLE})
+        return bool(result.result_rows[0][0])
 
-    def _run(self, statement: str) -> None:
-        with self.endpoint.errors(statement.partition("(")[0].strip()):
-            self.endpoint.client().command(statement)
+    def _run_statement(self, statement: str) -> None:
+        with self.endpoint.translate_errors(statement.partition("(")[0].strip()):
+            self.endpoint.get_client().command(statement)
 
     @property
-    def _gate(self) -> Gate:
-        return Gate(
+    def _barrier(self) -> TableBarrier:
+        return TableBarrier(
             endpoint=self.endpoint,
             database=self.database,
             table=TABLE,
@@ -335,50 +341,50 @@ class DeadLetters:
         )
 
     @property
-    def _name(self) -> str:
-        return ident(self.database, TABLE)
+    def _quoted_name(self) -> str:
+        return quote_identifier(self.database, TABLE)
 
 
-def _owner(index: str, tenant: str) -> str:
+def _format_owner(index: str, tenant: str) -> str:
     return f"{index} {tenant}"
 
 
-def tenant_of(row: pa.Table, target: Target) -> str:
+def get_tenant(row: pa.Table, target: Target) -> str:
     if target.tenant is None:
         return DEFAULT_TENANT
     return str(pc.cast(row[target.tenant], pa.string())[0].as_py())
 
 
-def key_of(row: pa.Table, target: Target) -> str | None:
+def hash_key(row: pa.Table, target: Target) -> str | None:
     """Hash the columns that identify the row in its index; None without a key."""
-    return digest(row.select(list(target.identity))) if target.keys else None
+    return hash_rows(row.select(list(target.identity))) if target.keys else None
 
 
-def as_json(row: pa.Table, target: Target) -> str:
+def to_json(row: pa.Table, target: Target) -> str:
     """Show the row's own columns to a person."""
-    own = row.select(list(target.columns))
+    selected = row.select(list(target.columns))
     try:
-        (values,) = own.to_pylist()
+        (values,) = selected.to_pylist()
     except UnicodeDecodeError:
-        values = {name: row_shown(own.select([name])) for name in target.columns}
-    return json.dumps(values, default=_as_text, ensure_ascii=False)
+        values = {name: format_row(selected.select([name])) for name in target.columns}
+    return json.dumps(values, default=_to_text, ensure_ascii=False)
 
 
-def as_arrow(row: pa.Table) -> bytes:
+def to_arrow(row: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, row.schema) as stream:
         stream.write_table(row)
     return bytes(sink.getvalue())
 
 
-def letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
-    """Return an id that stays the same for the row; `parts` tell it from other rows."""
+def make_letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
+    """Return an id that stays the same for the row; `parts` distinguish it from other rows."""
     version = row[VERSION][0].as_py()
-    told = [target.name, tenant_of(row, target), version, *parts]
-    return _hashed(told)
+    identity = [target.name, get_tenant(row, target), version, *parts]
+    return _hash_parts(identity)
 
 
-def _hashed(parts: Sequence[Any]) -> str:
+def _hash_parts(parts: Sequence[Any]) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 
@@ -387,7 +393,7 @@ def _from_arrow(data: bytes) -> pa.Table:
         return stream.read_all()
 
 
-def _chosen(
+def _build_filter(
     index: str | None, tenant: str | None, ids: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
     conditions = {
@@ -395,10 +401,10 @@ def _chosen(
         "tenant = {tenant:String}": tenant,
         "arrayExists(head -> startsWith(id, head), {ids:Array(String)})": list(ids) or None,
     }
-    named = [text for text, value in conditions.items() if value is not None]
+    clauses = [text for text, value in conditions.items() if value is not None]
     parameters = {"index": index, "tenant": tenant, "ids": list(ids)}
-    return (f"WHERE {' AND '.join(named)}" if named else ""), parameters
+    return (f"WHERE {' AND '.join(clauses)}" if clauses else ""), parameters
 
 
-def _as_text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.clickhouse.connect.barrier import Epochs
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
-from iscp_dagster.clickhouse.types.stored import Stored
+from iscp_dagster.clickhouse.types.stored import StoredType
 from iscp_dagster.model.declared.schema import DELETED
 from iscp_dagster.model.jobs import JobID
 
@@ -25,11 +25,11 @@ class Target:
     identity: Mapping[str, str]
     """The columns that identify a row, tenant first, with their ClickHouse types."""
     tenant: str | None
-    stored: Mapping[str, Stored] = field(default_factory=dict)
+    stored_types: Mapping[str, StoredType] = field(default_factory=dict)
     """How the columns are kept; a column that is missing here is sent unchanged."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """By name, the columns that tell whether a column of the scan is null."""
-    buries: bool = False
+    """By name, the columns that say whether a column of the scan is null."""
+    keeps_dead_letters: bool = False
     """Whether rows that it cannot take become dead letters, without stopping the others."""
     epochs: Epochs = field(default_factory=Epochs)
     """The epochs that an insert shows to the barriers."""
@@ -42,6 +42,6 @@ class Target:
         return f"{self.job.db}.{self.job.table}/{self.job.job}"
 
     @property
-    def deleted(self) -> str:
+    def deleted_column(self) -> str:
         """The column that marks deleted rows."""
         return DELETED

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.portions import halves, in_halves
+from iscp_dagster.model.portions import bisect_on_failure, split_into_halves
 
 T = TypeVar("T")
 
@@ -26,26 +26,26 @@ class TenantRows:
     rows: pa.Table
 
 
-def named(rows: pa.Table, column: str) -> pa.ChunkedArray:
+def get_row_tenants(rows: pa.Table, column: str) -> pa.ChunkedArray:
     """Return each row's tenant, as partitions name it."""
     return pc.cast(rows[column], pa.string())
 
 
-def among(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
+def filter_tenants(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
     """Return the rows of these tenants."""
-    wanted = pa.array(sorted(tenants), pa.string())
-    return rows.filter(pc.is_in(named(rows, column), value_set=wanted))
+    names = pa.array(sorted(tenants), pa.string())
+    return rows.filter(pc.is_in(get_row_tenants(rows, column), value_set=names))
 
 
-def without(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
+def exclude_tenants(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
     """Return the rows of all other tenants."""
     if not tenants:
         return rows
-    left_out = pa.array(sorted(tenants), pa.string())
-    return rows.filter(pc.invert(pc.is_in(named(rows, column), value_set=left_out)))
+    names = pa.array(sorted(tenants), pa.string())
+    return rows.filter(pc.invert(pc.is_in(get_row_tenants(rows, column), value_set=names)))
 
 
-def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[TenantRows]:
+def split_by_tenant(rows: pa.Table, names: pa.ChunkedArray) -> list[TenantRows]:
     """Split the rows by tenant, keeping their order; `names` has every row's tenant."""
     names = names.combine_chunks()
     order = pc.sort_indices(names)
@@ -58,17 +58,17 @@ def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[TenantRows]:
     return parts
 
 
-def halved(
+def bisect_tenants(
     rows: pa.Table,
     column: str,
     act: Callable[[pa.Table], T],
     faults: type[IscpError] | tuple[type[IscpError], ...],
-    alone: Callable[[pa.Table], T] | None = None,
+    act_alone: Callable[[pa.Table], T] | None = None,
 ) -> tuple[list[T], dict[str, IscpError]]:
     """Act on the rows; if that raises one of `faults`, act on ever fewer tenants' rows.
 
-    Returns the results of the calls that succeeded, and the error of each other tenant. `alone`, if
-    given, acts on a single tenant's rows. Raises other errors.
+    Returns the results of the calls that succeeded, and the error of each other tenant.
+    `act_alone`, if given, acts on a single tenant's rows. Raises other errors.
     """
     try:
         return [act(rows)], {}
@@ -77,17 +77,17 @@ def halved(
             raise
 
     def attempt(parts: Sequence[TenantRows]) -> tuple[list[T], IscpError | None] | None:
-        last = alone if len(parts) == 1 and alone else act
+        action = act_alone if len(parts) == 1 and act_alone else act
         try:
-            return [last(pa.concat_tables([each.rows for each in parts]))], None
+            return [action(pa.concat_tables([part.rows for part in parts]))], None
         except faults as error:
             return ([], error) if len(parts) == 1 else None
 
-    done: list[T] = []
-    wrong: dict[str, IscpError] = {}
-    for half in halves(parted(rows, named(rows, column))):
-        for parts, (found, error) in in_halves(half, attempt):
-            done += found
+    results: list[T] = []
+    errors: dict[str, IscpError] = {}
+    for half in split_into_halves(split_by_tenant(rows, get_row_tenants(rows, column))):
+        for parts, (part_results, error) in bisect_on_failure(half, attempt):
+            results += part_results
             if error is not None:
-                wrong[parts[0].tenant] = error
-    return done, wrong
+                errors[parts[0].tenant] = error
+    return results, errors

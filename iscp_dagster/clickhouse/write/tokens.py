@@ -11,7 +11,7 @@ from iscp_dagster.model.batch import Range
 _DIGEST_BYTES = 16
 
 
-def chunk_token(  # noqa: PLR0917
+def make_chunk_token(  # noqa: PLR0917
     registration: int,
     tenants: Collection[str],
     range_: Range,
@@ -24,8 +24,8 @@ def chunk_token(  # noqa: PLR0917
 
     ClickHouse drops an insert whose token it has seen, whatever its rows; so the content's
     digest is part of the token, and a replay that reads other rows is not dropped. `range_` is
-    that of the step being written, not of the iteration. `build` is the batch's own: an index that
-    was replaced since has lost the rows, and takes them again.
+    the range of the step being written, not of the iteration. `build` identifies the batch's
+    build: a rebuilt index lost the earlier rows, so it must accept them again.
     """
     versions = [range_.from_.version, range_.to.version]
     identity = [registration, sorted(tenants), versions, partition_no, chunk_no, content_digest]

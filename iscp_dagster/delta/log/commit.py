@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from iscp_dagster.delta.log.vectors import vector_file
+from iscp_dagster.delta.log.vectors import get_vector_path
 from iscp_dagster.model.errors import SourceError
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
@@ -33,7 +33,7 @@ class Volume(NamedTuple):
     bytes: int
     rows: int
 
-    def plus(self, other: Volume) -> Volume:
+    def add(self, other: Volume) -> Volume:
         return Volume(self.bytes + other.bytes, self.rows + other.rows)
 
 
@@ -84,9 +84,10 @@ class Commit:
     """What one version did. `changed` maps partition values to the volume written there.
 
     `changed` is None when an action gives no partition, so that it is unknown who changed.
-    `taken` holds the partition values whose rows were deleted or updated, None for the same reason.
+    `rewritten` holds the partition values whose rows were deleted or updated, None for the same
+    reason.
     `probes` are the first files that a reader of this version's change feed opens. `feed` holds all
-    files of that feed; None if files alone do not make it up (deletion vectors), a partition is
+    files of that feed; None if it is more than files (deletion vectors), a partition is
     missing, or there are too many.
     """
 
@@ -94,7 +95,7 @@ class Commit:
     in_commit_micros: int | None = None
     operation: str = ""
     changed: Mapping[PartitionValues, Volume] | None = field(default_factory=dict)
-    taken: frozenset[PartitionValues] | None = frozenset()
+    rewritten: frozenset[PartitionValues] | None = frozenset()
     probes: tuple[Probe, ...] = ()
     feed: tuple[FeedFile, ...] | None = ()
     metadata: Metadata | None = None
@@ -104,104 +105,111 @@ class Commit:
 def parse_commit(version: int, content: bytes) -> Commit:
     """Read one `_delta_log/<version>.json`. Raises SourceError when it is not JSON actions."""
     try:
-        return _parsed(version, content)
+        return _parse_actions(version, content)
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}"
         message = (
-            f"Commit {version} of the Delta log is not JSON lines of actions ({what}); restore it."
+            f"Commit {version} of the Delta log is not JSON lines of actions ({cause}); restore it."
         )
         raise SourceError(message) from error
 
 
-def _parsed(version: int, content: bytes) -> Commit:
+def _parse_actions(version: int, content: bytes) -> Commit:
     actions: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in content.splitlines():
         for kind, action in json.loads(line).items() if line.strip() else ():
             actions[kind].append(action)
     info = next(iter(actions["commitInfo"]), {})
-    data = _data_actions(actions)
+    data = _list_data_actions(actions)
     return Commit(
         version=version,
-        in_commit_micros=_micros(info.get("inCommitTimestamp")),
+        in_commit_micros=_to_micros(info.get("inCommitTimestamp")),
         operation=str(info.get("operation", "")),
-        changed=_changed(data),
-        taken=_taken(data),
-        probes=tuple(_probes(action for _, action in data[:MAX_PROBES])),
-        feed=_feed(data),
-        metadata=next(map(_metadata, actions["metaData"]), None),
+        changed=_sum_volumes(data),
+        rewritten=_list_taken_partitions(data),
+        probes=tuple(_list_probes(action for _, action in data[:MAX_PROBES])),
+        feed=_list_feed_files(data),
+        metadata=next(map(_parse_metadata, actions["metaData"]), None),
         reader_features=next(
-            (frozenset(each.get("readerFeatures") or ()) for each in actions["protocol"]), None
+            (frozenset(protocol.get("readerFeatures") or ()) for protocol in actions["protocol"]),
+            None,
         ),
     )
 
 
-def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+def _list_data_actions(
+    actions: Mapping[str, list[dict[str, Any]]],
+) -> list[tuple[str, dict[str, Any]]]:
     """As the change feed has them: the cdc files if any, else adds and removes of data."""
     if actions.get("cdc"):
-        return [("cdc", each) for each in actions["cdc"]]
+        return [("cdc", action) for action in actions["cdc"]]
     return [
-        (kind, each)
+        (kind, action)
         for kind in ("add", "remove")
-        for each in actions.get(kind, ())
-        if each.get("dataChange", True)
+        for action in actions.get(kind, ())
+        if action.get("dataChange", True)
     ]
 
 
-def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
+def _list_probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
     for action in actions:
-        place = _place(action)
+        place = _get_partition(action)
         yield Probe(action["path"], place)
-        vector = vector_file(action)
+        vector = get_vector_path(action)
         if vector is not None:
             yield Probe(vector, place)
 
 
-def _feed(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None:
-    found = []
+def _list_feed_files(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None:
+    files = []
     for kind, action in data if len(data) <= MAX_PROBES else ():
-        place = _place(action)
+        place = _get_partition(action)
         if place is None or action.get("deletionVector"):
             return None
         size = int(action.get("size") or 0)
-        found.append(FeedFile(kind, action["path"], place, size, _rows(action)))
-    return tuple(found) if len(found) == len(data) else None
+        files.append(FeedFile(kind, action["path"], place, size, _parse_row_count(action)))
+    return tuple(files) if len(files) == len(data) else None
 
 
-def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, Volume] | None:
+def _sum_volumes(
+    data: Iterable[tuple[str, dict[str, Any]]],
+) -> dict[PartitionValues, Volume] | None:
     totals: dict[PartitionValues, Volume] = {}
     for kind, action in data:
-        place = _place(action)
+        place = _get_partition(action)
         if place is None:
             return None
-        totals[place] = _volume(kind, action).plus(totals.get(place, Volume(0, 0)))
+        totals[place] = _measure_volume(kind, action).add(totals.get(place, Volume(0, 0)))
     return totals
 
 
-def _volume(kind: str, action: Mapping[str, Any]) -> Volume:
+def _measure_volume(kind: str, action: Mapping[str, Any]) -> Volume:
     """The bytes written, and the rows written or removed."""
     size = int(action.get("size") or 0)
-    said = _rows(action)
-    return Volume(0 if kind == "remove" else size, size // LEAST_ROW if said is None else said)
+    rows = _parse_row_count(action)
+    return Volume(0 if kind == "remove" else size, size // LEAST_ROW if rows is None else rows)
 
 
-def _rows(action: Mapping[str, Any]) -> int | None:
-    said = _ROWS.search(action.get("stats") or "")
-    return int(said[1]) if said else None
+def _parse_row_count(action: Mapping[str, Any]) -> int | None:
+    match = _ROWS.search(action.get("stats") or "")
+    return int(match[1]) if match else None
 
 
-def _taken(data: Iterable[tuple[str, dict[str, Any]]]) -> frozenset[PartitionValues] | None:
-    places = [_place(action) for kind, action in data if kind != "add"]
-    known = frozenset(place for place in places if place is not None)
-    return None if None in places else known
+def _list_taken_partitions(
+    data: Iterable[tuple[str, dict[str, Any]]],
+) -> frozenset[PartitionValues] | None:
+    places = [_get_partition(action) for kind, action in data if kind != "add"]
+    partitions = frozenset(place for place in places if place is not None)
+    return None if None in places else partitions
 
 
-def _place(action: Mapping[str, Any]) -> PartitionValues | None:
+def _get_partition(action: Mapping[str, Any]) -> PartitionValues | None:
     """The partition of an action's file; None where the action does not give it."""
     values = action.get("partitionValues")
     return None if values is None else tuple(sorted(values.items()))
 
 
-def _metadata(action: dict[str, Any]) -> Metadata:
+def _parse_metadata(action: dict[str, Any]) -> Metadata:
     return Metadata(
         table_id=action["id"],
         schema=action["schemaString"],
@@ -210,5 +218,5 @@ def _metadata(action: dict[str, Any]) -> Metadata:
     )
 
 
-def _micros(millis: int | None) -> int | None:
+def _to_micros(millis: int | None) -> int | None:
     return None if millis is None else millis * 1_000

@@ -1,6 +1,6 @@
 """The commits of one table's log: the last one, and when each was made and what it did.
 
-Each commit is read once and kept; call `forget` when the log turns out to be another one.
+Each commit is read once and kept; call `clear` when the log has been replaced.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ class CommitLog:
 
     location: str
     files: LogFiles
-    _held: OrderedDict[int, Commit] = field(default_factory=OrderedDict, init=False, repr=False)
+    _commits: OrderedDict[int, Commit] = field(default_factory=OrderedDict, init=False, repr=False)
     _moments: dict[int, Moment] = field(default_factory=dict, init=False, repr=False)
-    """Of the commits in `_held`."""
+    """Of the commits in `_commits`."""
 
-    def commit(self, version: int) -> Commit | None:
+    def read_commit(self, version: int) -> Commit | None:
         """What the version did; None when the log no longer holds it."""
-        if version not in self._held:
+        if version not in self._commits:
             content = self.files.read(commit_name(version))
             if content is None:
                 return None
-            self._held[version] = parse_commit(version, content)
-            if len(self._held) > MAX_COMMITS_HELD:
-                gone, _ = self._held.popitem(last=False)
-                self._moments.pop(gone, None)
-        return self._held[version]
+            self._commits[version] = parse_commit(version, content)
+            if len(self._commits) > MAX_COMMITS_HELD:
+                evicted, _ = self._commits.popitem(last=False)
+                self._moments.pop(evicted, None)
+        return self._commits[version]
 
-    def forget(self) -> None:
-        self._held.clear()
+    def clear(self) -> None:
+        self._commits.clear()
         self._moments.clear()
 
-    def moment(self, version: int) -> Moment:
+    def get_moment(self, version: int) -> Moment:
         """The commit's moment: its in-commit timestamp, else its file's time, as Delta does.
 
         Raises FeedGoneError when the log no longer holds the commit.
         """
         if version in self._moments:
             return self._moments[version]
-        return self.marked(version)[1]
+        return self.read_mark_and_moment(version)[1]
 
-    def marked(self, version: int) -> tuple[FileMark, Moment]:
+    def read_mark_and_moment(self, version: int) -> tuple[FileMark, Moment]:
         """The mark of the commit's file, see `mark`, and the commit's moment."""
-        mark, commit = self.mark(version), self.commit(version)
+        mark, commit = self.mark(version), self.read_commit(version)
         stamped = None if commit is None else commit.in_commit_micros
-        micros = self._file_micros(version, mark) if stamped is None else stamped
+        micros = self._compute_file_micros(version, mark) if stamped is None else stamped
         moment = Moment(version, micros)
-        if version in self._held:
+        if version in self._commits:
             self._moments[version] = moment
         return mark, moment
 
-    def last_version(self, known: int | None = None) -> int:
-        """The latest version: steps on from a known commit, and lists the log after `MAX_STEPS`.
+    def find_last_version(self, start: int | None = None) -> int:
+        """The latest version: steps on from `start`, and lists the log after `MAX_STEPS`.
 
         Raises NoTableError when there is no log.
         """
-        for version in range(known + 1, known + 1 + MAX_STEPS) if known is not None else ():
+        for version in range(start + 1, start + 1 + MAX_STEPS) if start is not None else ():
             if self.files.mark(commit_name(version)) is None:
                 return version - 1
-        versions = logged_versions(self.files.names())
+        versions = parse_versions(self.files.list_names())
         if not versions:
             raise NoTableError(
                 f"There is no Delta table at {self.location}: it has no {LOG_FOLDER} with commits. "
@@ -87,28 +87,28 @@ class CommitLog:
         mark = self.files.mark(commit_name(version))
         if mark is not None:
             return mark
-        names = sorted(self.files.names())
+        names = sorted(self.files.list_names())
         checkpoint = f"{version:020d}.checkpoint"
-        for name in (each for each in names if each.startswith(checkpoint)):
+        for name in (name for name in names if name.startswith(checkpoint)):
             mark = self.files.mark(f"{LOG_FOLDER}/{name}")
             if mark is not None:
                 return mark
-        oldest = min(logged_versions(names), default="none")
+        oldest = min(parse_versions(names), default="none")
         raise FeedGoneError(
             f"Commit {version} of {self.location} is not in its log; the oldest there is {oldest}. "
             "Read a snapshot instead."
         )
 
-    def _file_micros(self, version: int, mark: FileMark) -> int:
+    def _compute_file_micros(self, version: int, mark: FileMark) -> int:
         """The file's time, moved up where needed to be later than those of earlier commits."""
-        best = mark.micros
+        micros = mark.micros
         for earlier in range(version - 1, max(version - MAX_STEPS, -1), -1):
-            before = self.files.mark(commit_name(earlier))
-            moved = before.micros + (version - earlier) * MILLISECOND if before else 0
-            if moved <= best:
+            earlier_mark = self.files.mark(commit_name(earlier))
+            least = earlier_mark.micros + (version - earlier) * MILLISECOND if earlier_mark else 0
+            if least <= micros:
                 break
-            best = moved
-        return best
+            micros = least
+        return micros
 
 
 def commit_name(version: int) -> str:
@@ -116,6 +116,6 @@ def commit_name(version: int) -> str:
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
-def logged_versions(names: Iterable[str]) -> set[int]:
+def parse_versions(names: Iterable[str]) -> set[int]:
     """The versions that a listing of the log folder shows, as commits or as checkpoints."""
     return {int(match[1]) for match in map(COMMIT_NAME.match, names) if match}

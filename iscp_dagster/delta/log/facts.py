@@ -1,4 +1,4 @@
-"""What `deltalake` tells about a table's snapshot: identity, schema, properties, protocol, tenants.
+"""What `deltalake` says about a table's snapshot: identity, schema, properties, protocol, tenants.
 
 Opening a table costs 2-5 ms on a local disk, more with many files: deltalake reads all of the
 snapshot's actions. Nothing here runs while nothing changes.
@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 from iscp_dagster.delta.log.commit import Commit, Metadata
 from iscp_dagster.delta.log.opening import open_table
-from iscp_dagster.delta.log.unreadable import asking
-from iscp_dagster.model.declared.schema import DeltaField, table_columns
+from iscp_dagster.delta.log.unreadable import wrap_store_errors
+from iscp_dagster.model.declared.schema import DeltaField, parse_stored_columns
 from iscp_dagster.model.jobs import is_name
 
 VECTORS = "deletionVectors"
@@ -34,20 +34,20 @@ class TableFacts:
     fields: tuple[DeltaField, ...]
     reader_features: frozenset[str] = frozenset()
 
-    def after(self, commit: Commit) -> TableFacts:
+    def apply_commit(self, commit: Commit) -> TableFacts:
         """The table as the next commit leaves it."""
         metadata = commit.metadata or self.metadata
         features = commit.reader_features
         return TableFacts(
             version=commit.version,
             metadata=metadata,
-            fields=table_columns(metadata.schema) if commit.metadata else self.fields,
+            fields=parse_stored_columns(metadata.schema) if commit.metadata else self.fields,
             reader_features=self.reader_features if features is None else features,
         )
 
-    def physical(self, column: str) -> str:
+    def get_physical_name(self, column: str) -> str:
         """The column's name in the log's actions; its own name without column mapping."""
-        return next((each.physical for each in self.fields if each.name == column), column)
+        return next((field.physical for field in self.fields if field.name == column), column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class TenantSize:
 
 
 @dataclass(frozen=True)
-class Unheld:
+class UnreadableValue:
     """A partition value that only Spark reads correctly, with its text in the log.
 
     A date in a year that Python does not support, or an empty text, which others read as null.
@@ -81,7 +81,7 @@ class DataFile:
     """A Parquet file of a snapshot; `path` as the log writes it, percent-encoded.
 
     `rows` counts stored rows, None where the log does not. `partition` holds typed values, and
-    an `Unheld` for a value that Python cannot hold.
+    an `UnreadableValue` for a value that Python cannot hold.
     """
 
     path: str
@@ -89,33 +89,33 @@ class DataFile:
     rows: int | None
     partition: Mapping[str, Any] = field(default_factory=dict)
     deleted: Places | None = field(default=None, repr=False)
-    """The rows in its deletion vector; None: not asked for, or unknown."""
+    """The rows in its deletion vector; None: not requested, or unknown."""
 
     @property
     def live_rows(self) -> int | None:
-        """The rows outside of its deletion vector; None where one of the counts is not known."""
+        """The rows outside its deletion vector; None where a count is unknown."""
         if self.rows is None or self.deleted is None:
             return None
         return self.rows - len(self.deleted) // PLACE_BYTES
 
-    def tenant(self, column: str | None) -> str | None:
-        """The tenant, see `tenant_name`; None without a tenant column, too."""
-        return None if column is None else _name(self.partition[column])
+    def get_tenant(self, column: str | None) -> str | None:
+        """The tenant, see `parse_tenant`; also None without a tenant column."""
+        return None if column is None else _parse_typed_tenant(self.partition[column])
 
 
 @dataclass(frozen=True)
-class DeltaFacts:
+class SnapshotReader:
     """Opens the table at `location` (a path, or a URL with `options` for its store)."""
 
     location: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    _opened: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tables: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The last table opened, by its version: opening one takes many requests."""
 
-    def at(self, version: int | None = None) -> TableFacts:
+    def read_facts(self, version: int | None = None) -> TableFacts:
         """The table as of `version` (None: the latest). Raises SourceError when it is not there."""
-        with asking(self.location):
-            table = self._open(version)
+        with wrap_store_errors(self.location):
+            table = self._open_table(version)
             metadata, protocol = table.metadata(), table.protocol()
             schema = table.schema().to_json()
         return TableFacts(
@@ -126,93 +126,105 @@ class DeltaFacts:
                 partition_columns=tuple(metadata.partition_columns),
                 configuration=dict(metadata.configuration),
             ),
-            fields=table_columns(schema),
+            fields=parse_stored_columns(schema),
             reader_features=frozenset(protocol.reader_features or ()),
         )
 
-    def tenants(self, column: str, version: int | None = None) -> set[str | None]:
-        """The tenants of the snapshot, see `tenant_name`."""
-        with asking(self.location):
-            partitions = self._open(version).partitions()
-        return {tenant_name(each[column]) for each in partitions}
+    def list_tenants(self, column: str, version: int | None = None) -> set[str | None]:
+        """The tenants of the snapshot, see `parse_tenant`."""
+        with wrap_store_errors(self.location):
+            partitions = self._open_table(version).partitions()
+        return {parse_tenant(partition[column]) for partition in partitions}
 
-    def data_files(self, version: int | None = None, *, vectors: bool = False) -> list[DataFile]:
+    def list_data_files(
+        self, version: int | None = None, *, vectors: bool = False
+    ) -> list[DataFile]:
         """All files of the snapshot, with the contents of their deletion vectors if `vectors`."""
-        with asking(self.location):
-            table = self._open(version)
+        with wrap_store_errors(self.location):
+            table = self._open_table(version)
             actions = table.get_add_actions(flatten=False)
-            deleted = _deleted(table) if vectors else None
-            partitions = _partitions(table, actions)
+            deleted = _read_deleted_rows(table) if vectors else None
+            partitions = _read_partitions(table, actions)
         count, names = actions.num_rows, actions.column_names
         rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
         paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
-        named = [f"/{unquote(path)}" for path in paths]
-        known = deleted if deleted is not None and deleted.keys() <= set(named) else None
-        places = [None if known is None else known.get(name, b"") for name in named]
+        relative_paths = [f"/{unquote(path)}" for path in paths]
+        matched = deleted if deleted is not None and deleted.keys() <= set(relative_paths) else None
+        places = [None if matched is None else matched.get(path, b"") for path in relative_paths]
         return [
-            DataFile(path=path, bytes=size, rows=stored, partition=values, deleted=gone)
-            for path, size, stored, values, gone in zip(
+            DataFile(path=path, bytes=size, rows=stored, partition=values, deleted=vector)
+            for path, size, stored, values, vector in zip(
                 paths, sizes, rows, partitions, places, strict=True
             )
         ]
 
-    def sizes(self, column: str | None, version: int | None = None) -> dict[str | None, TenantSize]:
+    def get_tenant_sizes(
+        self, column: str | None, version: int | None = None
+    ) -> dict[str | None, TenantSize]:
         """Per tenant (one entry None without a tenant column): files, bytes, stored rows."""
         grouped: dict[str | None, list[DataFile]] = defaultdict(list)
-        for each in self.data_files(version):
-            grouped[each.tenant(column)].append(each)
-        return {tenant: _sized(files) for tenant, files in grouped.items()}
+        for file in self.list_data_files(version):
+            grouped[file.get_tenant(column)].append(file)
+        return {tenant: _sum_sizes(files) for tenant, files in grouped.items()}
 
-    def _open(self, version: int | None = None) -> Any:
-        if version is not None and version in self._opened:
-            return self._opened[version]
+    def _open_table(self, version: int | None = None) -> Any:
+        if version is not None and version in self._tables:
+            return self._tables[version]
         table = open_table(self.location, self.options, version)
-        self._opened.clear()
-        self._opened[table.version()] = table
+        self._tables.clear()
+        self._tables[table.version()] = table
         return table
 
 
-def _partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
+def _read_partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
     """The partition values of each file.
 
-    deltalake turns empty texts into null here, so in a column that has any, a null is `Unheld`.
+    deltalake turns empty texts into null here, so in a column that has any, a null is an
+    `UnreadableValue`.
     """
     if "partition" not in actions.column_names:
         return [{}] * int(actions.num_rows)
     try:
-        found = list(actions["partition"].to_pylist())
+        partitions = list(actions["partition"].to_pylist())
     except ValueError:
-        found = _one_by_one(actions["partition"])
-    if not any(None in each.values() for each in found):
-        return found
-    said = (each.items() for each in table.partitions())
-    unsure = dict.fromkeys((name for each in said for name, text in each if text == ""), Unheld(""))
+        partitions = _convert_partitions(actions["partition"])
+    if not any(None in partition.values() for partition in partitions):
+        return partitions
+    texts = (partition.items() for partition in table.partitions())
+    replacements = dict.fromkeys(
+        (name for items in texts for name, text in items if text == ""), UnreadableValue("")
+    )
     return [
-        {name: unsure.get(name) if value is None else value for name, value in each.items()}
-        for each in found
+        {
+            name: replacements.get(name) if value is None else value
+            for name, value in partition.items()
+        }
+        for partition in partitions
     ]
 
 
-def _one_by_one(partitions: Any) -> list[dict[str, Any]]:
+def _convert_partitions(partitions: Any) -> list[dict[str, Any]]:
     """The partition values where some are dates that Python does not support."""
     import pyarrow as pa
 
     table = pa.Table.from_struct_array(pa.chunked_array(partitions))
-    columns = [[_value(each) for each in column] for column in table.columns]
-    return [dict(zip(table.column_names, each, strict=True)) for each in zip(*columns, strict=True)]
+    columns = [[_to_python(scalar) for scalar in column] for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _value(scalar: Any) -> Any:
+def _to_python(scalar: Any) -> Any:
     import pyarrow as pa
 
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):
         text = str(scalar.cast(pa.string())) if pa.types.is_date(scalar.type) else ""
-        return Unheld(f"+{text}" if len(text) > len("9999-12-31") and text[0] != "-" else text)
+        return UnreadableValue(
+            f"+{text}" if len(text) > len("9999-12-31") and text[0] != "-" else text
+        )
 
 
-def _deleted(table: Any) -> dict[str, Places] | None:
+def _read_deleted_rows(table: Any) -> dict[str, Places] | None:
     """The places of deleted rows, by file path below the table's folder.
 
     None where deltalake cannot read them, as for some tables that it can open.
@@ -221,7 +233,7 @@ def _deleted(table: Any) -> dict[str, Places] | None:
     import pyarrow as pa
     from deltalake.exceptions import DeltaError
 
-    root, found = unquote(table.table_uri).rstrip("/"), {}
+    root, deleted_by_path = unquote(table.table_uri).rstrip("/"), {}
     try:
         batches = table.deletion_vectors()
     except DeltaError:
@@ -230,31 +242,33 @@ def _deleted(table: Any) -> dict[str, Places] | None:
         for uri, kept in zip(batch["filepath"], batch["selection_vector"], strict=True):
             places = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
             name = unquote(uri.as_py()).removeprefix(root)
-            found[name] = places.astype(np.int64).tobytes()
-    return found
+            deleted_by_path[name] = places.astype(np.int64).tobytes()
+    return deleted_by_path
 
 
-def tenant_name(value: str | None) -> str | None:
+def parse_tenant(value: str | None) -> str | None:
     """The tenant that a partition value names.
 
-    None for null (also stored for the empty string) and for a text that is no name (`is_name`).
+    None for null (also stored for the empty string) and for a text that is not a name (`is_name`).
     """
     return value if value and is_name(value) else None
 
 
-def _name(value: Any) -> str | None:
+def _parse_typed_tenant(value: Any) -> str | None:
     text = str(value)
-    return None if value is None else tenant_name(text.lower() if isinstance(value, bool) else text)
-
-
-def _sized(files: list[DataFile]) -> TenantSize:
-    return TenantSize(
-        files=len(files),
-        bytes=sum(each.bytes for each in files),
-        rows=_total([each.rows for each in files]),
+    return (
+        None if value is None else parse_tenant(text.lower() if isinstance(value, bool) else text)
     )
 
 
-def _total(counts: list[int | None]) -> int | None:
-    known = [each for each in counts if each is not None]
-    return sum(known) if len(known) == len(counts) else None
+def _sum_sizes(files: list[DataFile]) -> TenantSize:
+    return TenantSize(
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+        rows=_sum_counts([file.rows for file in files]),
+    )
+
+
+def _sum_counts(counts: list[int | None]) -> int | None:
+    known_counts = [count for count in counts if count is not None]
+    return sum(known_counts) if len(known_counts) == len(counts) else None

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import unquote, urlparse
 
-from iscp_dagster.delta.log.unreadable import asking, unreadable
+from iscp_dagster.delta.log.unreadable import translate_store_error, wrap_store_errors
 
 LOG_FOLDER = "_delta_log"
 STORES = frozenset({"s3", "s3a"})
@@ -48,11 +48,11 @@ class LogFiles(Protocol):
 
     def read(self, name: str) -> bytes | None: ...
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """The names in the log folder, without the folder; empty when there is none."""
         ...
 
-    def missing(self, names: list[str]) -> str | None:
+    def find_missing(self, names: list[str]) -> str | None:
         """The first of these data files known to be gone; None if none is."""
         ...
 
@@ -70,30 +70,30 @@ class LocalFiles:
         except MISSING:
             return None
         except OSError as error:
-            raise unreadable(self.root, error) from error
+            raise translate_store_error(self.root, error) from error
         # One number for time and inode: a cursor holds it for every table.
         return FileMark(stat.st_mtime_ns, f"{stat.st_mtime_ns ^ stat.st_ino:x}")
 
     def read(self, name: str) -> bytes | None:
         try:
-            with asking(self.root):
+            with wrap_store_errors(self.root):
                 return Path(self.root, name).read_bytes()
         except MISSING:
             return None
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         try:
-            with asking(self.root):
+            with wrap_store_errors(self.root):
                 return os.listdir(Path(self.root, LOG_FOLDER))  # noqa: PTH208 - names are enough
         except MISSING:
             return []
 
-    def missing(self, names: list[str]) -> str | None:
-        with asking(self.root):
-            return next((name for name in names if not self._exists(unquote(name))), None)
+    def find_missing(self, names: list[str]) -> str | None:
+        with wrap_store_errors(self.root):
+            return next((name for name in names if not self._has_file(unquote(name))), None)
 
-    def _exists(self, name: str) -> bool:
-        path = local_path(name) if ":" in name.partition("/")[0] else name
+    def _has_file(self, name: str) -> bool:
+        path = to_local_path(name) if ":" in name.partition("/")[0] else name
         try:
             return path is None or bool(Path(self.root, path).stat())
         except MISSING:
@@ -105,7 +105,7 @@ class ObjectFiles:
     """An object store through deltalake: each call is a request of 10-50 ms.
 
     deltalake blocks all other threads of the process while it opens or lists files, however long
-    the store hangs, but not while it asks for a file's mark: so the mark is asked for first.
+    the store hangs, but not while it gets a file's mark: so that comes first.
     """
 
     local: ClassVar[bool] = False
@@ -113,43 +113,43 @@ class ObjectFiles:
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     def mark(self, name: str) -> FileMark | None:
-        info = self._asked(name)
+        info = self._get_info(name)
         return info and FileMark(info.mtime_ns or 0, f"{info.mtime_ns or 0:x}.{info.size:x}")
 
     def read(self, name: str) -> bytes | None:
-        if (info := self._asked(name)) is None:
+        if (info := self._get_info(name)) is None:
             return None
         try:
-            store = opened(self.url, self.options, {name: info.size})
-            with asking(self.url), store.open_input_file(name) as stream:
+            store = open_store(self.url, self.options, {name: info.size})
+            with wrap_store_errors(self.url), store.open_input_file(name) as stream:
                 return bytes(stream.read())
         except MISSING:
             return None
 
-    def _asked(self, name: str) -> Any:
+    def _get_info(self, name: str) -> Any:
         """The store's information on a file; None if there is no such file."""
-        with asking(self.url):
+        with wrap_store_errors(self.url):
             info = self._store.get_file_info(name)
         return info if info.is_file else None
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         from pyarrow.fs import FileSelector
 
         self.mark(LOG_FOLDER)
         selector = FileSelector(LOG_FOLDER, allow_not_found=True)
-        with asking(self.url):
+        with wrap_store_errors(self.url):
             return [info.base_name for info in self._store.get_file_info(selector)]
 
-    def missing(self, names: list[str]) -> str | None:  # noqa: ARG002 - each would be a request
+    def find_missing(self, names: list[str]) -> str | None:  # noqa: ARG002 - each would be a request
         return None
 
     @cached_property
     def _store(self) -> Any:
         """The store, kept for its open connections."""
-        return opened(self.url, self.options)
+        return open_store(self.url, self.options)
 
 
-def opened(url: str, options: Mapping[str, str], sizes: Mapping[str, int] | None = None) -> Any:
+def open_store(url: str, options: Mapping[str, str], sizes: Mapping[str, int] | None = None) -> Any:
     """The object store below `url` as an Arrow file system; `options` are deltalake's.
 
     A file whose size is given in `sizes` costs one request less.
@@ -160,12 +160,12 @@ def opened(url: str, options: Mapping[str, str], sizes: Mapping[str, int] | None
     return PyFileSystem(DeltaStorageHandler(url, {**PATIENCE, **options}, dict(sizes or {})))
 
 
-def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
+def get_store_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The settings that deltalake reads from an environment for S3, to hand to another process."""
     return {name: value for name, value in environ.items() if name.startswith("AWS_")}
 
 
-def local_path(location: str) -> str | None:
+def to_local_path(location: str) -> str | None:
     """The folder that a path or a file:// URL names, absolute; None for another store's URL."""
     if "://" not in location and not location.startswith("file:"):
         return str(Path(location).absolute())
@@ -173,13 +173,13 @@ def local_path(location: str) -> str | None:
     return unquote(url.path) if url.scheme == "file" else None
 
 
-def spark_path(location: str) -> str:
-    """The location as Spark takes it, for which a percent escape in a file's URL is no escape."""
-    folder = local_path(location) if location.startswith("file:") else None
+def to_spark_path(location: str) -> str:
+    """The location for Spark, which does not decode percent escapes in a file's URL."""
+    folder = to_local_path(location) if location.startswith("file:") else None
     return location if folder is None else f"file://{folder}"
 
 
 def log_files(location: str, options: dict[str, str] | None = None) -> LogFiles:
     """The files of the table at `location`: local ones directly, others through deltalake."""
-    folder = local_path(location)
+    folder = to_local_path(location)
     return ObjectFiles(location, dict(options or {})) if folder is None else LocalFiles(folder)

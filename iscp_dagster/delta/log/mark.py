@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iscp_dagster.model.digest import short
+from iscp_dagster.model.digest import compute_digest
 from iscp_dagster.model.moment import Moment
 
 SEPARATOR = "~"
@@ -26,13 +26,13 @@ class LogMark:
     def __str__(self) -> str:
         return SEPARATOR.join((str(self.moment), self.table, self.identity))
 
-    def same_table(self, other: LogMark) -> bool:
+    def is_same_table(self, other: LogMark) -> bool:
         return self.table == other.table
 
     @staticmethod
-    def shortened(table_id: str) -> str:
+    def hash_table_id(table_id: str) -> str:
         """A digest, not a prefix: ids that begin with the time share a prefix within a minute."""
-        return short(table_id)
+        return compute_digest(table_id)
 
     @classmethod
     def parse(cls, text: str) -> LogMark:

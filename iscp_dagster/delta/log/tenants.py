@@ -6,9 +6,9 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.errors import SourceError, UnavailableError
 
 
-def tenants_in(log: DeltaLog) -> frozenset[str] | None:
+def find_tenants(log: DeltaLog) -> frozenset[str] | None:
     """The tenants at the latest version; None where the table cannot be read."""
     try:
-        return frozenset(log.tenants())
+        return frozenset(log.list_tenants())
     except (SourceError, UnavailableError):
         return None

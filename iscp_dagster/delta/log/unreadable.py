@@ -18,11 +18,11 @@ STORE_DOWN = re.compile(r"HTTP error|status code[^0-9a-z]+5\d\d")
 QUERY = re.compile(r"\?.*")
 LONGEST = 300
 PANICS = "pyo3_runtime"
-"""The module of the error that a Rust panic raises, which is no Exception."""
+"""The module of the error that a Rust panic raises, which is not an Exception."""
 
 
 @contextmanager
-def asking(location: str) -> Iterator[None]:
+def wrap_store_errors(location: str) -> Iterator[None]:
     """Wrap reads of files of `location`; the error for a missing file passes unchanged.
 
     Raises UnavailableError for what cannot be read now, SourceError for what never can.
@@ -30,16 +30,16 @@ def asking(location: str) -> Iterator[None]:
     from deltalake.exceptions import DeltaError
 
     try:
-        with calm():
+        with catch_panics():
             yield
     except (IscpError, FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, DeltaError, ValueError) as error:
-        raise unreadable(location, error) from error
+        raise translate_store_error(location, error) from error
 
 
 @contextmanager
-def calm() -> Iterator[None]:
+def catch_panics() -> Iterator[None]:
     """Wrap calls that may reach deltalake: turn its panics into a ValueError."""
     try:
         yield
@@ -49,30 +49,30 @@ def calm() -> Iterator[None]:
         raise ValueError(f"the reader gave up ({error})") from error
 
 
-def unreadable(location: str, error: Exception) -> IscpError:
+def translate_store_error(location: str, error: Exception) -> IscpError:
     """The project's error, with the same text for the same cause, so that it is reported once."""
-    place, said = QUERY.sub("", location), reason(error)
+    place, cause = QUERY.sub("", location), summarize_error(error)
     if isinstance(error, OSError) or STORE_FAILED.search(str(error)):
         return UnavailableError(
-            f"{place} cannot be read now: {said}. It is retried automatically; check that its "
+            f"{place} cannot be read now: {cause}. It is retried automatically; check that its "
             "store answers and lets this process read, and that the path is correct."
         )
-    return SourceError(f"{place} cannot be read: {said}. Correct the path of the source table.")
+    return SourceError(f"{place} cannot be read: {cause}. Correct the path of the source table.")
 
 
-def unreadable_data(location: str, error: Exception) -> IscpError:
+def translate_data_error(location: str, error: Exception) -> IscpError:
     """The error for one data file: UnreadableError unless its whole store is down."""
-    known = unreadable(location, error)
-    down = STORE_DOWN.search(COLOUR.sub("", str(error)))
-    if down or not isinstance(known, UnavailableError):
-        return known
-    return UnreadableError(str(known))
+    translated = translate_store_error(location, error)
+    is_down = STORE_DOWN.search(COLOUR.sub("", str(error)))
+    if is_down or not isinstance(translated, UnavailableError):
+        return translated
+    return UnreadableError(str(translated))
 
 
-def reason(error: Exception) -> str:
+def summarize_error(error: Exception) -> str:
     """The error's text on one line, without the requests that were made."""
     text = COLOUR.sub("", str(error)).partition("\n   0:")[0]
     text = text.removeprefix("Kernel error -> ")
     parts = [" ".join(part.split()).strip(" .") for part in text.split("\u21b3")]
-    told = [part for part in parts if part and not ATTEMPT.match(part)]
-    return ": ".join(dict.fromkeys(told))[:LONGEST] or type(error).__name__
+    messages = [part for part in parts if part and not ATTEMPT.match(part)]
+    return ": ".join(dict.fromkeys(messages))[:LONGEST] or type(error).__name__

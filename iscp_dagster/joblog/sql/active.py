@@ -1,6 +1,6 @@
-"""The active rows of triggers: which rows have met a trigger's condition and not left it since.
+"""The active rows of triggers: rows that met a trigger's condition and have not left it since.
 
-Kept in the ISCP log's database, so that they move in the transaction that moves the watermark.
+Kept in the ISCP log's database, so that one transaction moves them and the watermark.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.statements import key_columns, portions
+from iscp_dagster.joblog.sql.statements import split_for_statements, to_key_columns
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START, Moment
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.given import build_rows_table, escape_nul, insert_into
 
 ISCP_ACTIVE_SETS = sa.Table(
     "iscp_active_sets",
@@ -49,27 +49,31 @@ _SETS, _ROWS = ISCP_ACTIVE_SETS.c, ISCP_ACTIVE.c
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveSet:
-    """What is kept of one trigger and tenant, besides the active rows."""
+    """The state of one trigger and tenant, besides its active rows."""
 
     registration: int
     definition: str
     number: int = 0
     upto: int = -1
-    """The version up to which its iterations have looked."""
+    """The last version that its iterations have read."""
     since: Moment = START
-    """The commit after which transitions are told."""
+    """The commit after which transitions are reported."""
     gap: str = ""
-    """The last range that gave no events, and why; empty: none."""
+    """The last range without events, and why; empty if there is none."""
 
 
-def active_sets(connection: sa.Connection, jobs: Collection[JobKey]) -> dict[JobKey, ActiveSet]:
-    """The sets of these jobs; no entry for a job that had no iteration."""
-    found: dict[JobKey, ActiveSet] = {}
-    for some in portions(sorted(jobs)):
-        chosen = sa.select(ISCP_ACTIVE_SETS).where(_of(connection, ISCP_ACTIVE_SETS, some))
-        for row in connection.execute(chosen):
+def read_active_sets(
+    connection: sa.Connection, jobs: Collection[JobKey]
+) -> dict[JobKey, ActiveSet]:
+    """The sets of these jobs; a job without an iteration has no entry."""
+    sets: dict[JobKey, ActiveSet] = {}
+    for portion in split_for_statements(sorted(jobs)):
+        query = sa.select(ISCP_ACTIVE_SETS).where(
+            _match_jobs(connection, ISCP_ACTIVE_SETS, portion)
+        )
+        for row in connection.execute(query):
             key = JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name)
-            found[key] = ActiveSet(
+            sets[key] = ActiveSet(
                 registration=row.job_id,
                 definition=row.definition,
                 number=row.number,
@@ -77,95 +81,111 @@ def active_sets(connection: sa.Connection, jobs: Collection[JobKey]) -> dict[Job
                 since=Moment.parse(row.since),
                 gap=row.gap,
             )
-    return found
+    return sets
 
 
-def active_keys(connection: sa.Connection, job: JobKey, among: Collection[str]) -> frozenset[str]:
-    """Those of the event keys `among` whose rows are active in the job's set."""
-    by_digest = {_digest(key): key for key in among}
-    found: set[str] = set()
-    for some in portions(sorted(by_digest)):
-        digests = given(connection.dialect, [_ROWS.digest], [{"digest": each} for each in some])
-        chosen = sa.select(_ROWS.digest).where(*_is(ISCP_ACTIVE, job))
-        found |= set(connection.scalars(chosen.where(_ROWS.digest.in_(sa.select(digests)))))
-    return frozenset(by_digest[each] for each in found)
+def read_active_keys(
+    connection: sa.Connection, job: JobKey, candidates: Collection[str]
+) -> frozenset[str]:
+    """The event keys in `candidates` whose rows are active in the job's set."""
+    by_digest = {_compute_digest(key): key for key in candidates}
+    active: set[str] = set()
+    for portion in split_for_statements(sorted(by_digest)):
+        digests = build_rows_table(
+            connection.dialect, [_ROWS.digest], [{"digest": digest} for digest in portion]
+        )
+        query = sa.select(_ROWS.digest).where(*_match_job(ISCP_ACTIVE, job))
+        active |= set(connection.scalars(query.where(_ROWS.digest.in_(sa.select(digests)))))
+    return frozenset(by_digest[digest] for digest in active)
 
 
-def keep(
+def store_active_set(
     connection: sa.Connection,
     job: JobKey,
-    held: ActiveSet,
+    active_set: ActiveSet,
     *,
     added: Collection[str] = (),
     removed: Collection[str] = (),
-    anew: bool = False,
+    replace_all: bool = False,
 ) -> None:
-    """Put the job's set, and move its active rows; with `anew` the added ones are all there are.
+    """Store the job's set, and change its active rows.
 
-    `held.number` is the caller's count after the move. Idempotent.
+    With `replace_all`, `added` replaces all of them. `active_set.number` is the caller's count
+    after the change. Idempotent.
     """
-    if anew:
-        connection.execute(sa.delete(ISCP_ACTIVE).where(*_is(ISCP_ACTIVE, job)))
-    for some in portions(sorted(removed)):
-        digests = given(connection.dialect, [_ROWS.digest], [{"digest": _digest(k)} for k in some])
-        gone = _ROWS.digest.in_(sa.select(digests))
-        connection.execute(sa.delete(ISCP_ACTIVE).where(*_is(ISCP_ACTIVE, job), gone))
-    for some in portions(sorted(added)):
+    if replace_all:
+        connection.execute(sa.delete(ISCP_ACTIVE).where(*_match_job(ISCP_ACTIVE, job)))
+    for portion in split_for_statements(sorted(removed)):
+        digests = build_rows_table(
+            connection.dialect,
+            [_ROWS.digest],
+            [{"digest": _compute_digest(key)} for key in portion],
+        )
+        is_removed = _ROWS.digest.in_(sa.select(digests))
+        connection.execute(sa.delete(ISCP_ACTIVE).where(*_match_job(ISCP_ACTIVE, job), is_removed))
+    for portion in split_for_statements(sorted(added)):
         rows = [
-            key_columns(job) | {"digest": _digest(k), "event_key": without_nul(k)} for k in some
+            to_key_columns(job) | {"digest": _compute_digest(key), "event_key": escape_nul(key)}
+            for key in portion
         ]
-        _put(connection, ISCP_ACTIVE, rows)
-    keep_sets(connection, {job: held})
+        _upsert_rows(connection, ISCP_ACTIVE, rows)
+    store_active_sets(connection, {job: active_set})
 
 
-def keep_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
-    """Put the sets of jobs whose active rows did not move. Idempotent."""
-    for some in portions(sorted(sets)):
-        _put(connection, ISCP_ACTIVE_SETS, [key_columns(job) | _values(sets[job]) for job in some])
+def store_active_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
+    """Store the sets of jobs whose active rows did not change. Idempotent."""
+    for portion in split_for_statements(sorted(sets)):
+        _upsert_rows(
+            connection,
+            ISCP_ACTIVE_SETS,
+            [to_key_columns(job) | _to_columns(sets[job]) for job in portion],
+        )
 
 
-def forget(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> None:
-    """Delete what these registrations kept, unless another registration keeps it now."""
-    held = active_sets(connection, registrations)
-    gone = [job for job, its in held.items() if its.registration == registrations[job]]
-    for some in portions(sorted(gone)):
+def delete_active_sets(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> None:
+    """Delete the sets and rows of these registrations, unless another registration has them now."""
+    sets = read_active_sets(connection, registrations)
+    unclaimed = [
+        job for job, active_set in sets.items() if active_set.registration == registrations[job]
+    ]
+    for portion in split_for_statements(sorted(unclaimed)):
         for table in (ISCP_ACTIVE, ISCP_ACTIVE_SETS):
-            connection.execute(sa.delete(table).where(_of(connection, table, some)))
+            connection.execute(sa.delete(table).where(_match_jobs(connection, table, portion)))
 
 
-def _digest(key: str) -> str:
+def _compute_digest(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
-def _values(held: ActiveSet) -> dict[str, Any]:
+def _to_columns(active_set: ActiveSet) -> dict[str, Any]:
     return {
-        "job_id": held.registration,
-        "definition": held.definition,
-        "number": held.number,
-        "upto": held.upto,
-        "since": str(held.since),
-        "gap": held.gap,
+        "job_id": active_set.registration,
+        "definition": active_set.definition,
+        "number": active_set.number,
+        "upto": active_set.upto,
+        "since": str(active_set.since),
+        "gap": active_set.gap,
     }
 
 
-def _is(table: sa.Table, job: JobKey) -> list[sa.ColumnElement[bool]]:
-    return [table.c[name] == value for name, value in key_columns(job).items()]
+def _match_job(table: sa.Table, job: JobKey) -> list[sa.ColumnElement[bool]]:
+    return [table.c[name] == value for name, value in to_key_columns(job).items()]
 
 
-def _of(
+def _match_jobs(
     connection: sa.Connection, table: sa.Table, jobs: Iterable[JobKey]
 ) -> sa.ColumnElement[bool]:
     key = [table.c.tenant, table.c.table_id, table.c.job_name]
-    chosen = given(connection.dialect, key, map(key_columns, jobs))
-    return sa.tuple_(*key).in_(sa.select(chosen))
+    keys = build_rows_table(connection.dialect, key, map(to_key_columns, jobs))
+    return sa.tuple_(*key).in_(sa.select(keys))
 
 
-def _put(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
-    """Insert the rows, or overwrite those of their keys."""
+def _upsert_rows(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
+    """Insert the rows, or overwrite rows with the same key."""
     columns = [table.c[name] for name in rows[0]]
-    # SQLite takes `ON CONFLICT` after a SELECT only behind a WHERE.
-    chosen = sa.select(given(connection.dialect, columns, rows)).where(sa.true())
-    insert = insert_into(connection.dialect, table).from_select(list(rows[0]), chosen)
+    # SQLite accepts `ON CONFLICT` after a SELECT only behind a WHERE.
+    query = sa.select(build_rows_table(connection.dialect, columns, rows)).where(sa.true())
+    insert = insert_into(connection.dialect, table).from_select(list(rows[0]), query)
     key = [column.key for column in table.primary_key]
     rest = {name: insert.excluded[name] for name in rows[0] if name not in key}
     connection.execute(

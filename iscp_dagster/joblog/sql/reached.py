@@ -1,4 +1,4 @@
-"""How far an index's jobs are, for readers that ask often."""
+"""How far an index's jobs are, for frequent readers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.statements import COLUMNS, LIVE, portions
+from iscp_dagster.joblog.sql.statements import COLUMNS, LIVE, split_for_statements
 from iscp_dagster.model.jobs import JobID
-from sql_transactions.engine import transaction
+from sql_transactions.engine import begin_transaction
 
-_CHOSEN = (COLUMNS.table_id, COLUMNS.tenant, COLUMNS.watermark_version, COLUMNS.job_id)
+_SELECTED = (COLUMNS.table_id, COLUMNS.tenant, COLUMNS.watermark_version, COLUMNS.job_id)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reached:
-    """The watermarks of one index's live jobs, on the table that was registered last."""
+class IndexWatermarks:
+    """The watermarks of an index's live jobs on the most recently registered table."""
 
     table_id: str = ""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """By tenant; -1 before its first iteration."""
+    """By tenant; -1 before the first iteration."""
     registrations: Mapping[str, int] = field(default_factory=dict)
-    """By tenant: the number of its job's registration; later ones are higher."""
+    """By tenant, its job's registration number; later ones are higher."""
 
 
-def reached(engine: sa.Engine, name: JobID, tenants: Collection[str] | None = None) -> Reached:
+def read_watermarks(
+    engine: sa.Engine, name: JobID, tenants: Collection[str] | None = None
+) -> IndexWatermarks:
     """Read the watermarks of all tenants or of some. Raises UnavailableError."""
     of_index = (
         COLUMNS.db_name == name.db,
@@ -34,22 +36,27 @@ def reached(engine: sa.Engine, name: JobID, tenants: Collection[str] | None = No
         COLUMNS.job_name == name.job,
         LIVE,
     )
-    chosen = sa.select(*_CHOSEN).where(*of_index)
-    with transaction(engine, writes=False) as connection:
+    query = sa.select(*_SELECTED).where(*of_index)
+    with begin_transaction(engine, writes=False) as connection:
         if tenants is None:
-            return _newest(list(connection.execute(chosen)))
-        some = [chosen.where(COLUMNS.tenant.in_(each)) for each in portions(sorted(tenants))]
-        return _newest([row for each in some for row in connection.execute(each)])
+            return _select_newest_table(list(connection.execute(query)))
+        statements = [
+            query.where(COLUMNS.tenant.in_(portion))
+            for portion in split_for_statements(sorted(tenants))
+        ]
+        return _select_newest_table(
+            [row for statement in statements for row in connection.execute(statement)]
+        )
 
 
-def _newest(rows: Sequence[Any]) -> Reached:
-    """Leave out the jobs of tables that another has taken the place of."""
+def _select_newest_table(rows: Sequence[Any]) -> IndexWatermarks:
+    """Leave out jobs of tables that were replaced."""
     if not rows:
-        return Reached()
+        return IndexWatermarks()
     table_id = max(rows, key=lambda row: row.job_id).table_id
-    held = [row for row in rows if row.table_id == table_id]
-    return Reached(
+    newest = [row for row in rows if row.table_id == table_id]
+    return IndexWatermarks(
         table_id=table_id,
-        versions={row.tenant: row.watermark_version for row in held},
-        registrations={row.tenant: row.job_id for row in held},
+        versions={row.tenant: row.watermark_version for row in newest},
+        registrations={row.tenant: row.job_id for row in newest},
     )

@@ -1,4 +1,4 @@
-"""The statements on standing registrations: jobs of every tenant, present and future."""
+"""Statements on standing registrations: jobs for every tenant, present and future."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sql_transactions.given import insert_into
 STANDING = ISCP_STANDING.c
 
 
-def is_of(name: JobID) -> sa.ColumnElement[bool]:
-    """Whether a row is of that job."""
+def match_standing(name: JobID) -> sa.ColumnElement[bool]:
+    """Whether a row belongs to that job."""
     return sa.and_(
         STANDING.db_name == name.db,
         STANDING.table_name == name.table,
@@ -24,7 +24,7 @@ def is_of(name: JobID) -> sa.ColumnElement[bool]:
 
 
 def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: datetime) -> bool:
-    """Insert it unless there is one; returns whether it did."""
+    """Insert the registration unless it exists; returns whether it was inserted."""
     values = {
         "db_name": name.db,
         "table_name": name.table,
@@ -37,25 +37,27 @@ def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: 
 
 
 def put_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: datetime) -> None:
-    """Insert it, or change the spec of the existing one."""
+    """Insert the registration, or change the spec of the existing one."""
     if not insert_standing(connection, name, spec, now):
-        changed = sa.update(ISCP_STANDING).where(is_of(name)).values(job_spec=spec.to_json())
-        connection.execute(changed)
+        statement = (
+            sa.update(ISCP_STANDING).where(match_standing(name)).values(job_spec=spec.to_json())
+        )
+        connection.execute(statement)
 
 
 def delete_standing(connection: sa.Connection, name: JobID) -> bool:
-    """Delete it; returns whether there was one."""
-    return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
+    """Delete the registration; returns whether it existed."""
+    return bool(connection.execute(sa.delete(ISCP_STANDING).where(match_standing(name))).rowcount)
 
 
-def standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:
+def read_standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:
     """All standing registrations, ordered by name."""
-    chosen = sa.select(ISCP_STANDING).order_by(
+    query = sa.select(ISCP_STANDING).order_by(
         STANDING.db_name, STANDING.table_name, STANDING.job_name
     )
     return {
         JobID(db=row.db_name, table=row.table_name, job=row.job_name): JobSpec.from_json(
             row.job_spec
         )
-        for row in connection.execute(chosen)
+        for row in connection.execute(query)
     }

@@ -1,4 +1,4 @@
-"""The statements of the SQL log that more than one method needs."""
+"""SQL statements that several methods of the log share."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.history import Entry
-from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, entry_to_row, from_row, to_row
+from iscp_dagster.joblog.history import HistoryEntry
+from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, from_row, to_entry_row, to_row
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import ACTIVE
-from sql_transactions.given import given, insert_into
+from sql_transactions.given import build_rows_table, insert_into
 
-EntryOf = Callable[[Job | None, Job], Entry | None]
-"""Gives the history's entry for the change from one row to another."""
+EntryOf = Callable[[Job | None, Job], HistoryEntry | None]
+"""Makes the history entry for the change from one row to another."""
 
 KEYS_PER_STATEMENT = 5_000
 """Three parameters each; SQLite takes 32,766 per statement."""
@@ -37,64 +37,66 @@ def insert_unless_live(dialect: sa.Dialect, *, revive: bool) -> sa.Executable:
     if not revive:
         return insert.on_conflict_do_nothing().returning(*KEY)
     names = {column.key for column in COLUMNS} - {column.key for column in KEY}
-    replaced: dict[str, Any] = {name: insert.excluded[name] for name in names}
-    replaced["seq"] = COLUMNS.seq + 1
+    assignments: dict[str, Any] = {name: insert.excluded[name] for name in names}
+    assignments["seq"] = COLUMNS.seq + 1
     return insert.on_conflict_do_update(
-        index_elements=list(KEY), set_=replaced, where=~LIVE
+        index_elements=list(KEY), set_=assignments, where=~LIVE
     ).returning(*KEY)
 
 
-def locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
+def lock_jobs(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
     """The rows of these jobs, dropped ones included, locked as by `lock`."""
     rows: dict[JobKey, Job] = {}
-    for some in portions(sorted(keys)):
-        chosen = (is_one_of(connection.dialect, some),)
-        found = _locked_now(connection, chosen)
-        rows |= found if len(found) == len(some) else lock(connection, chosen)
+    for portion in split_for_statements(sorted(keys)):
+        where = (is_one_of(connection.dialect, portion),)
+        locked = _select_for_update(connection, where)
+        rows |= locked if len(locked) == len(portion) else lock(connection, where)
     return rows
 
 
 def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> dict[JobKey, Job]:
-    """The rows, locked until the transaction ends; on SQLite the whole file already is.
+    """The rows, locked until the transaction ends; SQLite has locked the whole file already.
 
-    PostgreSQL is asked until two answers agree: a query that waited for a flush's DELETE does not
+    Queries PostgreSQL until two results agree: a query that waited for a flush's DELETE does not
     see the rows that the flush inserted instead.
     """
-    found = _locked_now(connection, where)
+    rows = _select_for_update(connection, where)
     while connection.dialect.name == "postgresql":
-        again = _locked_now(connection, where)
-        if again.keys() == found.keys():
-            return again
-        found = again
-    return found
+        current = _select_for_update(connection, where)
+        if current.keys() == rows.keys():
+            return current
+        rows = current
+    return rows
 
 
-def _locked_now(
+def _select_for_update(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]
 ) -> dict[JobKey, Job]:
-    chosen = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
-    found = [from_row(row) for row in connection.execute(chosen)]
-    return {job.key: job for job in found}
+    query = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
+    jobs = [from_row(row) for row in connection.execute(query)]
+    return {job.key: job for job in jobs}
 
 
-def take_turns(connection: sa.Connection, names: Iterable[JobID]) -> None:
+def lock_names(connection: sa.Connection, names: Iterable[JobID]) -> None:
     """Let one transaction at a time decide an index's consumer; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         for name in sorted(set(names)):
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_number(name))))
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_compute_lock_number(name))))
 
 
-def _number(name: JobID) -> int:
-    hashed = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()
-    return int.from_bytes(hashed, signed=True)
+def _compute_lock_number(name: JobID) -> int:
+    digest = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
 
 
-def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) -> list[Job]:
-    """One live job of that name, else the one that was dropped last; none of tenant `but`."""
-    others = () if but is None else (COLUMNS.tenant != but,)
-    chosen = sa.select(ISCP_LOG).where(*named(None, name), *others)
+def find_latest_job(
+    connection: sa.Connection, name: JobID, *, except_tenant: str | None = None
+) -> list[Job]:
+    """A live job of that name, else the last dropped one; `except_tenant` is left out."""
+    where = () if except_tenant is None else (COLUMNS.tenant != except_tenant,)
+    query = sa.select(ISCP_LOG).where(*match_name(None, name), *where)
     order = (LIVE.desc(), COLUMNS.drop_at.desc())
-    return [from_row(row) for row in connection.execute(chosen.order_by(*order).limit(1))]
+    return [from_row(row) for row in connection.execute(query.order_by(*order).limit(1))]
 
 
 def write_back(
@@ -106,62 +108,68 @@ def write_back(
 ) -> None:
     """Compare-and-set each row by registration and `seq`; FenceError, and no change, if one moved.
 
-    The history's entries are written in the same transaction.
+    The history entries are written in the same transaction.
     """
     jobs = [job for job in changes if job != before[job.key]]
-    for some in portions(jobs):
-        new = given(
-            connection.dialect, [*COLUMNS, _AT, _AT_SEQ], [_row(before, job) for job in some]
+    for portion in split_for_statements(jobs):
+        values = build_rows_table(
+            connection.dialect,
+            [*COLUMNS, _AT, _AT_SEQ],
+            [_to_guarded_row(before, job) for job in portion],
         )
-        changed = {column.key: new.c[column.key] for column in COLUMNS if column not in _KEYS}
-        same = (column == new.c[column.key] for column in KEY)
-        seen = (COLUMNS.job_id == new.c[_AT.name], COLUMNS.seq == new.c[_AT_SEQ.name])
-        done = connection.execute(sa.update(ISCP_LOG).values(changed).where(*same, *seen))
-        if done.rowcount != len(some):
-            names = ", ".join(str(job.key) for job in some)
+        assignments = {
+            column.key: values.c[column.key] for column in COLUMNS if column not in _KEYS
+        }
+        same_key = (column == values.c[column.key] for column in KEY)
+        unchanged = (COLUMNS.job_id == values.c[_AT.name], COLUMNS.seq == values.c[_AT_SEQ.name])
+        result = connection.execute(
+            sa.update(ISCP_LOG).values(assignments).where(*same_key, *unchanged)
+        )
+        if result.rowcount != len(portion):
+            names = ", ".join(str(job.key) for job in portion)
             raise FenceError(f"Another writer changed a row of: {names}; plan again.")
-    remember(connection, [entry_of(before[job.key], job) for job in jobs])
+    add_entries(connection, [entry_of(before[job.key], job) for job in jobs])
 
 
-def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None:
-    """Add the entries to the history, in their order."""
-    rows = [entry_to_row(each) for each in entries if each is not None]
-    for some in portions(rows):
-        columns = [ISCP_LOG_EVENTS.c[name] for name in some[0]]
-        new = sa.select(given(connection.dialect, columns, some))
-        connection.execute(sa.insert(ISCP_LOG_EVENTS).from_select(list(some[0]), new))
+def add_entries(connection: sa.Connection, entries: Iterable[HistoryEntry | None]) -> None:
+    """Add the entries to the history, in order."""
+    rows = [to_entry_row(entry) for entry in entries if entry is not None]
+    for portion in split_for_statements(rows):
+        columns = [ISCP_LOG_EVENTS.c[name] for name in portion[0]]
+        query = sa.select(build_rows_table(connection.dialect, columns, portion))
+        connection.execute(sa.insert(ISCP_LOG_EVENTS).from_select(list(portion[0]), query))
 
 
-def _row(before: Mapping[JobKey, Job], job: Job) -> dict[str, Any]:
-    seen = before[job.key]
-    return {**to_row(job), _AT.name: seen.registration, _AT_SEQ.name: seen.seq}
+def _to_guarded_row(before: Mapping[JobKey, Job], job: Job) -> dict[str, Any]:
+    original = before[job.key]
+    return {**to_row(job), _AT.name: original.registration, _AT_SEQ.name: original.seq}
 
 
 def is_one_of(dialect: sa.Dialect, keys: Iterable[JobKey]) -> sa.ColumnElement[bool]:
     """Whether a row belongs to one of the jobs."""
-    return sa.tuple_(*KEY).in_(sa.select(given(dialect, KEY, map(key_columns, keys))))
+    return sa.tuple_(*KEY).in_(sa.select(build_rows_table(dialect, KEY, map(to_key_columns, keys))))
 
 
-def key_columns(key: JobKey) -> dict[str, str]:
+def to_key_columns(key: JobKey) -> dict[str, str]:
     """The columns of `KEY`."""
     return {"tenant": key.tenant, "table_id": key.table_id, "job_name": key.job_name}
 
 
-def named(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:
-    """Whether a row has that job name, on any table that had its name; None: any tenant."""
+def match_name(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:
+    """Whether a row has that job name, on any table that ever had that name; None: any tenant."""
     return (
         COLUMNS.db_name == name.db,
         COLUMNS.table_name == name.table,
         COLUMNS.job_name == name.job,
-        *equal(COLUMNS.tenant, tenant),
+        *match_value(COLUMNS.tenant, tenant),
     )
 
 
-def equal(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:
-    """A condition on the column, or none if `value` is None."""
+def match_value(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:
+    """A condition on the column; no condition if `value` is None."""
     return () if value is None else (column == value,)
 
 
-def portions(items: Sequence[Any]) -> Iterator[list[Any]]:
+def split_for_statements(items: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield the items, as many at a time as a statement takes."""
     return split_into_portions(items, most=KEYS_PER_STATEMENT)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 
-from iscp_dagster.joblog.history import Entry
+from iscp_dagster.joblog.history import HistoryEntry
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import Moment
@@ -18,7 +18,7 @@ from iscp_dagster.model.states import Event, JobState
 
 
 class UtcTime(sa.TypeDecorator[datetime]):
-    """Aware UTC times, also where the database keeps no time zone (SQLite)."""
+    """Timezone-aware UTC times, even if the database keeps no time zone (SQLite)."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -50,22 +50,22 @@ class TransactionNumber(sa.sql.functions.FunctionElement[int]):
 
 
 @compiles(Seconds, "postgresql")
-def _seconds_on_postgres(*_: Any, **__: Any) -> str:
+def _render_postgres_seconds(*_: Any, **__: Any) -> str:
     return "CAST(extract(epoch from clock_timestamp()) AS double precision)"
 
 
 @compiles(Seconds, "sqlite")
-def _seconds_on_sqlite(*_: Any, **__: Any) -> str:
+def _render_sqlite_seconds(*_: Any, **__: Any) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
 @compiles(TransactionNumber, "postgresql")
-def _number_on_postgres(*_: Any, **__: Any) -> str:
+def _render_postgres_number(*_: Any, **__: Any) -> str:
     return "CAST(CAST(pg_current_xact_id() AS text) AS bigint)"
 
 
 @compiles(TransactionNumber, "sqlite")
-def _number_on_sqlite(*_: Any, **__: Any) -> str:
+def _render_sqlite_number(*_: Any, **__: Any) -> str:
     return "0"
 
 
@@ -161,7 +161,7 @@ ISCP_STANDING = sa.Table(
     sa.Column("job_spec", _JSON, nullable=False),
     sa.Column("create_at", UtcTime, nullable=False),
 )
-"""One row per job that is registered for every tenant, also for those that appear later."""
+"""One row per job that is registered for every tenant, including later ones."""
 
 ISCP_LEASES = sa.Table(
     "iscp_leases",
@@ -196,12 +196,12 @@ def to_row(job: Job) -> dict[str, Any]:
         "rebuild": job.rebuild,
         "changed_at": job.changed_at,
         "collected_at": job.collected_at,
-        **_batch_columns(job.batch),
+        **_to_batch_columns(job.batch),
     }
 
 
 def from_row(row: sa.Row[Any]) -> Job:
-    """The job that `to_row` gave."""
+    """The job from the columns that `to_row` made."""
     return Job(
         key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),
         registration=row.job_id,
@@ -214,7 +214,7 @@ def from_row(row: sa.Row[Any]) -> Job:
         drop_at=row.drop_at,
         seq=row.seq,
         run_id=row.run_id,
-        batch=_batch(row),
+        batch=_parse_batch(row),
         queued_to=None if row.queued_to is None else Moment.parse(row.queued_to),
         paused_at=row.paused_at,
         rebuild=row.rebuild,
@@ -223,8 +223,8 @@ def from_row(row: sa.Row[Any]) -> Job:
     )
 
 
-def entry_to_row(entry: Entry) -> dict[str, Any]:
-    """The entry as column values, without its number, which the database gives."""
+def to_entry_row(entry: HistoryEntry) -> dict[str, Any]:
+    """The entry as column values, without its number, which the database assigns."""
     return {
         "at": entry.at,
         "tenant": entry.key.tenant,
@@ -236,7 +236,7 @@ def entry_to_row(entry: Entry) -> dict[str, Any]:
         "event": entry.event.value,
         "from_state": None if entry.before is None else int(entry.before),
         "to_state": int(entry.after),
-        "who": entry.who,
+        "who": entry.actor,
         "range_from": None if entry.from_ is None else str(entry.from_),
         "range_to": None if entry.to is None else str(entry.to),
         "error_code": entry.code,
@@ -248,9 +248,9 @@ def entry_to_row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def entry_from_row(row: sa.Row[Any]) -> Entry:
-    """The entry that `entry_to_row` gave."""
-    return Entry(
+def from_entry_row(row: sa.Row[Any]) -> HistoryEntry:
+    """The entry from a row of the history."""
+    return HistoryEntry(
         number=row.number,
         at=row.at,
         key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),
@@ -259,7 +259,7 @@ def entry_from_row(row: sa.Row[Any]) -> Entry:
         event=Event(row.event),
         before=None if row.from_state is None else JobState(row.from_state),
         after=JobState(row.to_state),
-        who=row.who,
+        actor=row.who,
         from_=None if row.range_from is None else Moment.parse(row.range_from),
         to=None if row.range_to is None else Moment.parse(row.range_to),
         code=row.error_code,
@@ -271,7 +271,7 @@ def entry_from_row(row: sa.Row[Any]) -> Entry:
     )
 
 
-def _batch_columns(batch: BatchRecord | None) -> dict[str, Any]:
+def _to_batch_columns(batch: BatchRecord | None) -> dict[str, Any]:
     return {
         "batch_from": None if batch is None else str(batch.range.from_),
         "batch_to": None if batch is None else str(batch.range.to),
@@ -280,7 +280,7 @@ def _batch_columns(batch: BatchRecord | None) -> dict[str, Any]:
     }
 
 
-def _batch(row: sa.Row[Any]) -> BatchRecord | None:
+def _parse_batch(row: sa.Row[Any]) -> BatchRecord | None:
     if row.batch_phase is None:
         return None
     range_ = Range(from_=Moment.parse(row.batch_from), to=Moment.parse(row.batch_to))

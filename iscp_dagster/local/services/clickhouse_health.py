@@ -11,15 +11,17 @@ _BUSY = "202"
 """ClickHouse's code for too many simultaneous queries: it answers, so it is only busy."""
 
 
-def problem(url: str, seconds: float = _SECONDS) -> str:
+def find_problem(url: str, seconds: float = _SECONDS) -> str:
     """The problem in one line that shows no password; empty when there is none."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=seconds)
     try:
-        connection.request("POST", "/", b"SELECT 1", _credentials(parts.username, parts.password))
+        connection.request(
+            "POST", "/", b"SELECT 1", _build_auth_header(parts.username, parts.password)
+        )
         answer = connection.getresponse()
-        said = answer.read(1_000).decode("utf-8", "replace")
+        text = answer.read(1_000).decode("utf-8", "replace")
     except TimeoutError:
         return f"did not answer SELECT 1 within {seconds:.0f} seconds"
     except (OSError, http.client.HTTPException) as error:
@@ -31,11 +33,11 @@ def problem(url: str, seconds: float = _SECONDS) -> str:
         or answer.headers.get("X-ClickHouse-Exception-Code") == _BUSY
     ):
         return ""
-    return f"answers SELECT 1 with {answer.status}: {' '.join(said.split())}"
+    return f"answers SELECT 1 with {answer.status}: {' '.join(text.split())}"
 
 
-def _credentials(user: str | None, password: str | None) -> dict[str, str]:
+def _build_auth_header(user: str | None, password: str | None) -> dict[str, str]:
     if not user:
         return {}
-    both = f"{unquote(user)}:{unquote(password or '')}".encode()
-    return {"Authorization": f"Basic {base64.b64encode(both).decode()}"}
+    credentials = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}

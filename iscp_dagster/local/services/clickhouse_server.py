@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from iscp_dagster.local.services import clickhouse_health
-from iscp_dagster.local.services.service import Service, http_probe
+from iscp_dagster.local.services.service import Service, make_http_probe
 from iscp_dagster.local.services.settings import (
     ADDRESS_VARIABLES,
     CLICKHOUSE,
     HOST,
     StackSettings,
-    child_environment,
-    without_password,
+    build_child_environment,
+    redact_address,
 )
 from iscp_dagster.model.variables import ALLOWED_HOSTS, HOME, LOG_URL
 
@@ -28,7 +28,7 @@ _OPTIONS = {
 _PATHS = "ISCP_CLICKHOUSE_PATHS"
 
 
-def service(settings: StackSettings) -> Service:
+def build_service(settings: StackSettings) -> Service:
     """One process that owns the data path and speaks ClickHouse's HTTP interface."""
     return Service(
         name=CLICKHOUSE,
@@ -43,22 +43,22 @@ def service(settings: StackSettings) -> Service:
             "--port",
             str(settings.clickhouse_port),
             *(("--password-env", PASSWORD_VARIABLE) if settings.secrets.password else ()),
-            # By which a stack finds its processes.
+            # The variable by which a stack finds its processes.
             *("--shown-variable", HOME),
-            *_allowed(os.environ),
+            *_list_access_options(os.environ),
         ),
-        address=without_password(settings.clickhouse),
-        environment=_environment(settings),
+        address=redact_address(settings.clickhouse),
+        environment=_build_environment(settings),
         folder=settings.home,
         log=settings.logs / "clickhouse.log",
-        probe=http_probe(settings.clickhouse_port, "/ping"),
-        check=lambda _: asyncio.to_thread(clickhouse_health.problem, settings.clickhouse),
+        probe=make_http_probe(settings.clickhouse_port, "/ping"),
+        check=lambda _: asyncio.to_thread(clickhouse_health.find_problem, settings.clickhouse),
         stop_seconds=30.0,
     )
 
 
-def _allowed(environ: Mapping[str, str]) -> Iterator[str]:
-    """The options for what these variables let requests and queries reach."""
+def _list_access_options(environ: Mapping[str, str]) -> Iterator[str]:
+    """The access options that these variables set."""
     for variable, option in _OPTIONS.items():
         if names := environ.get(variable):
             yield from (option, names)
@@ -66,9 +66,9 @@ def _allowed(environ: Mapping[str, str]) -> Iterator[str]:
         yield from ("--allowed-path", folder)
 
 
-def _environment(settings: StackSettings) -> dict[str, str]:
+def _build_environment(settings: StackSettings) -> dict[str, str]:
     """The child's environment: the server's password, but no addresses, which may hold secrets."""
-    kept = child_environment(settings)
+    environment = build_child_environment(settings)
     for name in (*ADDRESS_VARIABLES, LOG_URL):
-        kept.pop(name, None)
-    return kept | {PASSWORD_VARIABLE: settings.secrets.password}
+        environment.pop(name, None)
+    return environment | {PASSWORD_VARIABLE: settings.secrets.password}

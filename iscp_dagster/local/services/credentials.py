@@ -36,44 +36,44 @@ class Secrets:
     """Signs what is delivered to receivers that know it, such as those on this machine."""
 
 
-def ensured(home: Path) -> Secrets:
+def ensure_secrets(home: Path) -> Secrets:
     """The secrets of a home. Makes those that are missing, and writes a netrc for curl.
 
     Raises SetupError for a file that other users may read.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = {
+    new_secrets = {
         PASSWORD_FILE: secrets.token_urlsafe(_BYTES),
         TOKEN_FILE: secrets.token_urlsafe(_BYTES),
         WEBHOOK_FILE: f"whsec_{base64.b64encode(secrets.token_bytes(_BYTES)).decode()}",
     }
-    for name, secret in made.items():
+    for name, secret in new_secrets.items():
         with suppress(FileExistsError):
-            _write(home / name, secret, os.O_EXCL)
-    found = read(home)
+            _write_file(home / name, secret, os.O_EXCL)
+    stored = read(home)
     machines = [f"machine {host} login default" for host in ("127.0.0.1", "localhost")]
-    lines = [f"{machine} password {found.password}\n" for machine in machines]
-    _write(home / NETRC_FILE, "".join(lines), os.O_TRUNC)
-    return found
+    lines = [f"{machine} password {stored.password}\n" for machine in machines]
+    _write_file(home / NETRC_FILE, "".join(lines), os.O_TRUNC)
+    return stored
 
 
 def read(home: Path) -> Secrets:
-    """The secrets of a home, empty where there are none. Raises SetupError as `ensured` does."""
+    """The secrets of a home, empty if there are none. Raises SetupError as `ensure_secrets`."""
     return Secrets(
-        password=_read(home / PASSWORD_FILE),
-        spark_token=_read(home / TOKEN_FILE),
-        webhook=_read(home / WEBHOOK_FILE),
+        password=_read_file(home / PASSWORD_FILE),
+        spark_token=_read_file(home / TOKEN_FILE),
+        webhook=_read_file(home / WEBHOOK_FILE),
     )
 
 
-def _write(path: Path, text: str, how: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, _OWNER_ONLY)
+def _write_file(path: Path, text: str, flag: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flag, _OWNER_ONLY)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         os.fchmod(descriptor, _OWNER_ONLY)
         file.write(text)
 
 
-def _read(path: Path) -> str:
+def _read_file(path: Path) -> str:
     try:
         with path.open(encoding="ascii") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:

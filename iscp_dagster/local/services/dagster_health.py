@@ -24,7 +24,7 @@ _PING_SECONDS = 5.0
 _RELOAD_SECONDS = 60.0
 
 ERROR_FIELDS = "message errorChain { error { message } }"
-"""The fields of a PythonError that `told` reads."""
+"""The fields of a PythonError that `format_error` reads."""
 _LONGEST = 500
 
 _LOCATIONS = f"""{{ workspaceOrError {{ ... on Workspace {{ locationEntries {{ name loadStatus
@@ -45,19 +45,19 @@ class CodeHealth:
     def __init__(self, socket: str) -> None:
         self._rpc = Rpc(f"unix:{socket}")
 
-    async def problem(self, _since: float) -> str:
+    async def find_problem(self, _since: float) -> str:
         """The problem in one line; empty when there is none."""
         try:
             await asyncio.to_thread(self._rpc.call, "/api.DagsterApi/Ping", b"", _PING_SECONDS)
         except RpcError as error:
-            return f"does not answer: {_short(error)}"
+            return f"does not answer: {_format_details(error)}"
         return ""
 
-    async def answers(self, since: float) -> bool:
-        return not await self.problem(since)
+    async def is_answering(self, since: float) -> bool:
+        return not await self.find_problem(since)
 
     async def reload(self) -> None:
-        """Replace the process that holds the code; runs of the old one go on."""
+        """Replace the process that holds the code; runs of the old one continue."""
         call = self._rpc.call
         # The proxy itself answers this; a proxy that hangs cannot reload.
         await asyncio.to_thread(call, "/api.DagsterApi/Heartbeat", b"", _PING_SECONDS)
@@ -72,7 +72,7 @@ class RunsHealth:
     def __init__(self, socket: str) -> None:
         self._socket = socket
 
-    async def problem(self, _since: float) -> str:
+    async def find_problem(self, _since: float) -> str:
         """The problem in one line; empty when there is none."""
         try:
             await asyncio.to_thread(ask, self._socket, what=PING)
@@ -80,8 +80,8 @@ class RunsHealth:
             return f"does not answer: {error}"
         return ""
 
-    async def answers(self, since: float) -> bool:
-        return not await self.problem(since)
+    async def is_answering(self, since: float) -> bool:
+        return not await self.find_problem(since)
 
 
 class DagsterHealth:
@@ -91,92 +91,103 @@ class DagsterHealth:
         self._port = port
         self._code = code
 
-    async def _ask(self, query: str) -> Any:
+    async def _query_dagster(self, query: str) -> Any:
         answer: Any = await asyncio.to_thread(post_json, self._port, "/graphql", {"query": query})
         return answer["data"]
 
-    async def _locations(self) -> list[Any]:
-        found: list[Any] = (await self._ask(_LOCATIONS))["workspaceOrError"]["locationEntries"]
-        return found
+    async def _list_locations(self) -> list[Any]:
+        locations: list[Any] = (await self._query_dagster(_LOCATIONS))["workspaceOrError"][
+            "locationEntries"
+        ]
+        return locations
 
-    async def shows_code(self, _since: float) -> bool:
+    async def is_code_loaded(self, _since: float) -> bool:
         """Whether the webserver answers and has reached every location, even if code is broken."""
         try:
-            entries = await self._locations()
+            entries = await self._list_locations()
         except Unanswered:
             return False
-        return all(entry["loadStatus"] == "LOADED" and not _lost(entry) for entry in entries)
+        return all(
+            entry["loadStatus"] == "LOADED" and not _is_unreachable(entry) for entry in entries
+        )
 
-    async def web_problem(self, since: float) -> str:
+    async def find_web_problem(self, since: float) -> str:
         """The webserver's problem; empty also when the code server is at fault."""
         try:
-            lost = [entry["name"] for entry in await self._locations() if _lost(entry)]
+            unreachable = [
+                entry["name"] for entry in await self._list_locations() if _is_unreachable(entry)
+            ]
         except Unanswered as error:
             return f"does not answer: {error}"
-        if not lost or await self._code.problem(since):
+        if not unreachable or await self._code.find_problem(since):
             return ""
-        return f"does not reach code location {', '.join(lost)}"
+        return f"does not reach code location {', '.join(unreachable)}"
 
     async def note(self) -> str:
         """Why code does not load, in one line; empty when it loads or a server does not answer."""
         try:
-            entries = await self._locations()
+            entries = await self._list_locations()
         except Unanswered:
             return ""
         return "; ".join(
-            f"code location {entry['name']} did not load: " + told(entry["locationOrLoadError"])
+            f"code location {entry['name']} did not load: "
+            + format_error(entry["locationOrLoadError"])
             for entry in entries
-            if not _lost(entry)
+            if not _is_unreachable(entry)
             and (entry["locationOrLoadError"] or {}).get("__typename") == "PythonError"
         )
 
-    async def daemon_lives(self, since: float) -> bool:
+    async def is_daemon_alive(self, since: float) -> bool:
         """Whether the daemon wrote a heartbeat after `since`, in seconds since 1970."""
         try:
-            return max(await self._heartbeats(), default=0.0) > since
+            return max(await self._list_heartbeats(), default=0.0) > since
         except Unanswered:
             return False
 
-    async def _heartbeats(self) -> list[float]:
-        health = (await self._ask(_HEARTBEATS))["instance"]["daemonHealth"]
+    async def _list_heartbeats(self) -> list[float]:
+        health = (await self._query_dagster(_HEARTBEATS))["instance"]["daemonHealth"]
         return [
-            each["lastHeartbeatTime"] or 0.0
-            for each in health["allDaemonStatuses"]
-            if each["required"]
+            status["lastHeartbeatTime"] or 0.0
+            for status in health["allDaemonStatuses"]
+            if status["required"]
         ]
 
-    async def daemon_problem(self, since: float) -> str:
+    async def find_daemon_problem(self, since: float) -> str:
         """The problem of the daemon that started at `since`.
 
         Empty also when the webserver does not answer, or when the code server is at fault.
         """
         try:
-            beats = [max(since, beat) for beat in await self._heartbeats()]
-            sensor = (await self._ask(_SENSOR))["sensorOrError"]
+            beats = [max(since, beat) for beat in await self._list_heartbeats()]
+            sensor = (await self._query_dagster(_SENSOR))["sensorOrError"]
         except Unanswered:
             return ""
-        if await self._code.problem(since):
+        if await self._code.find_problem(since):
             return ""
         now = time.time()
         if now - max(beats) > DEAF_SECONDS:
             return f"wrote its last heartbeat {now - max(beats):.0f} seconds ago"
         if now - min(beats) > HANGING_SECONDS:
             return f"has a thread whose last heartbeat was {now - min(beats):.0f} seconds ago"
-        return idle(sensor, since, now)
+        return find_idle_problem(sensor, since, now)
 
 
-def idle(sensor: Any, since: float, now: float) -> str:
+def find_idle_problem(sensor: Any, since: float, now: float) -> str:
     """The problem if the sensor should have ticked by now; the daemon started at `since`."""
     state = sensor.get("sensorState")
     if state is None or state["status"] != "RUNNING":
         return ""
-    last = max([since, *(tick["timestamp"] for tick in state["ticks"])])
+    last_time = max([since, *(tick["timestamp"] for tick in state["ticks"])])
     under_way = any(tick["status"] == "STARTED" for tick in state["ticks"])
     patience = HANGING_SECONDS if under_way else IDLE_SECONDS + 3 * sensor["minIntervalSeconds"]
-    return f"has not ticked sensor {SENSOR} for {now - last:.0f} s" if now - last > patience else ""
+    return (
+        f"has not ticked sensor {SENSOR} for {now - last_time:.0f} s"
+        if now - last_time > patience
+        else ""
+    )
 
 
-def told(error: Any) -> str:
+def format_error(error: Any) -> str:
     """A Dagster error in one line: the error below Dagster's own, and its root cause."""
     causes = [link["error"]["message"] for link in error.get("errorChain", [])]
     lines = [" ".join(text.split()) for text in causes or [error["message"]]]
@@ -184,10 +195,10 @@ def told(error: Any) -> str:
     return first if last.partition(": ")[2] in first else f"{first} (caused by {last})"
 
 
-def _short(error: RpcError) -> str:
-    """The details alone: the proxy quotes the whole gRPC error."""
+def _format_details(error: RpcError) -> str:
+    """Only the details: the proxy quotes the whole gRPC error."""
     return str(error).partition(" debug_error_string")[0].rpartition("details = ")[2]
 
 
-def _lost(entry: Any) -> bool:
+def _is_unreachable(entry: Any) -> bool:
     return (entry["locationOrLoadError"] or {}).get("className") == UNREACHABLE

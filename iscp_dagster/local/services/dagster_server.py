@@ -26,13 +26,13 @@ from iscp_dagster.local.services.settings import (
     HOST,
     RUNS,
     StackSettings,
-    child_environment,
-    declaring_folder,
-    repository,
+    build_child_environment,
+    get_module_folder,
+    get_repository,
 )
 from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.runs.ending import ENDING_VARIABLE
-from iscp_dagster.runs.place import Place
+from iscp_dagster.runs.place import RunServerAddress
 from iscp_dagster.runs.server import SOCKET_VARIABLE, end_runs
 
 _MODULE = "iscp_dagster.definitions"
@@ -49,44 +49,47 @@ _LONGEST_SOCKET = 100
 """Bytes of a socket's path; Linux allows 107."""
 
 
-def services(settings: StackSettings) -> list[Service]:
+def build_services(settings: StackSettings) -> list[Service]:
     """The code server, the run server, the daemon and the webserver; call `prepare` first."""
-    socket, runs = _socket(settings, "code.sock"), _socket(settings, "runs.sock")
-    launching = {SOCKET_VARIABLE: runs}
-    forks = dagster_health.RunsHealth(runs)
+    socket, runs_socket = (
+        _make_socket_path(settings, "code.sock"),
+        _make_socket_path(settings, "runs.sock"),
+    )
+    launch_environment = {SOCKET_VARIABLE: runs_socket}
+    runs_health = dagster_health.RunsHealth(runs_socket)
     workspace = _write_workspace(settings, socket)
-    code = dagster_health.CodeHealth(socket)
-    health = dagster_health.DagsterHealth(settings.dagster_port, code)
+    code_health = dagster_health.CodeHealth(socket)
+    health = dagster_health.DagsterHealth(settings.dagster_port, code_health)
     python = (sys.executable, "-m")
     return [
-        _service(
+        _build_service(
             settings,
             CODE,
             (*python, __name__, socket),
-            extra={ENDING_VARIABLE: str(_ending(settings))},
-            probe=code.answers,
-            check=code.problem,
-            mend=code.reload,
+            extra={ENDING_VARIABLE: str(_get_ending_path(settings))},
+            probe=code_health.is_answering,
+            check=code_health.find_problem,
+            mend=code_health.reload,
         ),
-        _service(
+        _build_service(
             settings,
             RUNS,
-            (*python, "iscp_dagster.runs.server", runs),
+            (*python, "iscp_dagster.runs.server", runs_socket),
             after=CODE,
-            probe=forks.answers,
-            check=forks.problem,
+            probe=runs_health.is_answering,
+            check=runs_health.find_problem,
         ),
-        _service(
+        _build_service(
             settings,
             DAEMON,
             (*python, "dagster._daemon", "run", "-w", workspace),
-            extra=launching,
+            extra=launch_environment,
             after=CODE,
-            probe=health.daemon_lives,
-            check=health.daemon_problem,
+            probe=health.is_daemon_alive,
+            check=health.find_daemon_problem,
             pace=4,
         ),
-        _service(
+        _build_service(
             settings,
             DAGSTER,
             (
@@ -95,15 +98,15 @@ def services(settings: StackSettings) -> list[Service]:
             ),
             address=settings.dagster,
             after=CODE,
-            probe=health.shows_code,
-            check=health.web_problem,
+            probe=health.is_code_loaded,
+            check=health.find_web_problem,
             pace=2,
             note=health.note,
         ),
     ]
 
 
-def _service(
+def _build_service(
     settings: StackSettings,
     name: str,
     command: tuple[str, ...],
@@ -116,8 +119,8 @@ def _service(
             "name": name,
             "command": command,
             "address": "",
-            "environment": child_environment(settings) | dict(extra),
-            "folder": declaring_folder(),
+            "environment": build_child_environment(settings) | dict(extra),
+            "folder": get_module_folder(),
             "log": settings.logs / f"{name}.log",
             "start_seconds": 300.0,
             # Its runs must be canceled: they would fail if other services ended first.
@@ -130,35 +133,35 @@ def _service(
 def prepare(settings: StackSettings) -> None:
     """Make Dagster's home, with the repository's dagster.yaml and a storage if that names none."""
     settings.dagster_home.mkdir(parents=True, exist_ok=True)
-    _ending(settings).unlink(missing_ok=True)
-    text = (repository() / "dagster.yaml").read_text(encoding="utf-8")
-    if not _names_storage(text):
+    _get_ending_path(settings).unlink(missing_ok=True)
+    text = (get_repository() / "dagster.yaml").read_text(encoding="utf-8")
+    if not _has_storage(text):
         text += _STORAGE.format(folder=json.dumps(str(settings.dagster_home)))
     (settings.dagster_home / "dagster.yaml").write_text(text, encoding="utf-8")
 
 
-def _names_storage(dagster_yaml: str) -> bool:
+def _has_storage(dagster_yaml: str) -> bool:
     import yaml  # type: ignore[import-untyped]
 
     storages = {"storage", "run_storage", "event_log_storage", "schedule_storage"}
     return not storages.isdisjoint(yaml.safe_load(dagster_yaml) or ())
 
 
-def announce_end(settings: StackSettings) -> None:
+def signal_end(settings: StackSettings) -> None:
     """Make waiting sensor ticks return now; the daemon ends only after them."""
     if settings.dagster_home.exists():
-        _ending(settings).touch()
+        _get_ending_path(settings).touch()
 
 
-def _ending(settings: StackSettings) -> Path:
+def _get_ending_path(settings: StackSettings) -> Path:
     return settings.dagster_home / "ending"
 
 
-def _socket(settings: StackSettings, name: str) -> str:
+def _make_socket_path(settings: StackSettings, name: str) -> str:
     """The path of a server's socket, which only this user can reach."""
-    place = settings.dagster_home / name
-    if len(os.fsencode(place)) <= _LONGEST_SOCKET:
-        return str(place)
+    path = settings.dagster_home / name
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return str(path)
     folder = tempfile.mkdtemp(prefix="iscp-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return str(Path(folder) / name)
@@ -168,15 +171,15 @@ def _write_workspace(settings: StackSettings, socket: str) -> str:
     """Copy the repository's workspace.yaml with our location at the socket; return the path."""
     import yaml
 
-    named = yaml.safe_load((repository() / "workspace.yaml").read_text(encoding="utf-8"))
+    workspace = yaml.safe_load((get_repository() / "workspace.yaml").read_text(encoding="utf-8"))
     others = [
         entry
-        for entry in named["load_from"]
+        for entry in workspace["load_from"]
         if entry.get("python_module", {}).get("location_name") != dagster_health.LOCATION
     ]
-    own = {"grpc_server": {"socket": socket, "location_name": dagster_health.LOCATION}}
+    location = {"grpc_server": {"socket": socket, "location_name": dagster_health.LOCATION}}
     path = settings.dagster_home / "workspace.yaml"
-    path.write_text(yaml.safe_dump({"load_from": [own, *others]}), encoding="utf-8")
+    path.write_text(yaml.safe_dump({"load_from": [location, *others]}), encoding="utf-8")
     return str(path)
 
 
@@ -185,7 +188,7 @@ def main(socket: str) -> None:
     if Path(os.environ[DAGSTER_HOME], "history", "runs.db").exists():
         # The runs' processes died with their code server. The default launcher does not notice, so
         # they would hold their places in the queue for ever. The run server ends its own runs.
-        end_runs(lambda run: Place.of(run) is None)
+        end_runs(lambda run: RunServerAddress.from_run(run) is None)
     # The code server holds the code in a child process, so a reload replaces only the child.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
     command += ["--module-name", _MODULE, "--location-name", dagster_health.LOCATION]

@@ -20,7 +20,7 @@ def size(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
 
 
-def tail(log: Path, lines: int = 20, since: int = 0) -> str:
+def read_tail(log: Path, lines: int = 20, since: int = 0) -> str:
     """The last lines of a log, at most those after the byte offset `since`."""
     if not log.exists():
         return ""

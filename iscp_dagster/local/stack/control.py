@@ -14,8 +14,8 @@ from pathlib import Path
 
 from iscp_dagster.local.services import credentials, logs, state
 from iscp_dagster.local.services.lock import HomeLocks
-from iscp_dagster.local.services.settings import StackSettings, declaring_folder, home_of
-from iscp_dagster.local.services.state import Condition, StackState, running_stack
+from iscp_dagster.local.services.settings import StackSettings, get_home, get_module_folder
+from iscp_dagster.local.services.state import Condition, StackState, find_running_stack
 from iscp_dagster.local.stack import plan, running, show
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.imports import ASSETS
@@ -27,7 +27,7 @@ _POLL = 0.1
 _SQLITE = "sqlite:///"
 
 
-def up(
+def start_stack(
     ports: Mapping[str, int | None],
     only: Sequence[str],
     *,
@@ -38,34 +38,36 @@ def up(
 
     `paths` returns the declared tables' paths, which Spark must be able to read.
     """
-    home = home_of(os.environ)
-    if HomeLocks(home).supervised():
-        return _join(home)
-    services = plan.wanted(only)
+    home = get_home(os.environ)
+    if HomeLocks(home).is_supervised():
+        return _join_stack(home)
+    services = plan.select_services(only)
     plan.fetch(plan.resolve(home, ports, os.environ, services), paths)
     # The download may have taken minutes, and other programs may have taken ports since.
     settings = plan.resolve(home, ports, os.environ, services)
-    return _detached(settings) if detach else _foreground(settings)
+    return _start_detached(settings) if detach else _run_in_foreground(settings)
 
 
-def _join(home: Path) -> int:
+def _join_stack(home: Path) -> int:
     """Wait for the stack that another `iscp up` started, then print its addresses."""
     locks = HomeLocks(home)
     with show.StartUp() as progress:
-        while (current := running_stack(home)) is None or current.condition is Condition.STARTING:
+        while (
+            current := find_running_stack(home)
+        ) is None or current.condition is Condition.STARTING:
             if current is not None:
                 progress.update(current)
-            elif not locks.supervised():
+            elif not locks.is_supervised():
                 raise UnavailableError(f"the stack in {home} did not come up; try again")
             time.sleep(_POLL)
     if current.condition is not Condition.READY:
         raise UnavailableError(f"the stack in {home} is going down; try again in a moment")
-    show.line("The stack is already up:")
-    show.addresses(current)
+    show.print_line("The stack is already up:")
+    show.print_addresses(current)
     return 0
 
 
-def _foreground(settings: StackSettings) -> int:
+def _run_in_foreground(settings: StackSettings) -> int:
     ready = False
     with show.StartUp() as progress:
 
@@ -77,55 +79,55 @@ def _foreground(settings: StackSettings) -> int:
             if now.condition is Condition.READY:
                 ready = True
                 progress.close()
-                _say_ready(settings, now)
-                show.line("Press Ctrl-C to stop.")
+                _print_ready(settings, now)
+                show.print_line("Press Ctrl-C to stop.")
 
-        last = running.run(settings, watch)
-    if last is None:
-        return _join(settings.home)
-    show.line("The stack is down.")
+        last_state = running.run(settings, watch)
+    if last_state is None:
+        return _join_stack(settings.home)
+    show.print_line("The stack is down.")
     return 0 if ready else 128 + signal.SIGINT
 
 
-def _detached(settings: StackSettings) -> int:
+def _start_detached(settings: StackSettings) -> int:
     """Start a supervisor that keeps running in its own session; wait until it is ready."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = settings.logs / "supervisor.log"
     logs.rotate(log)
     since = logs.size(log)
-    supervisor = _spawn(settings, log)
+    supervisor = _spawn_supervisor(settings, log)
     try:
         with show.StartUp() as progress:
             current = _await_ready(settings.home, supervisor, progress)
     except KeyboardInterrupt:
-        _end(supervisor)
+        _end_supervisor(supervisor)
         raise
     if current is not None and current.supervisor == supervisor.pid:
-        _say_ready(settings, current)
+        _print_ready(settings, current)
         return 0
-    if _end(supervisor) == 0 or current is not None:
-        return _join(settings.home)
-    said = logs.tail(log, since=since).rpartition("iscp: ")[2]
-    raise UnavailableError(said or f"the supervisor ended; see {log}")
+    if _end_supervisor(supervisor) == 0 or current is not None:
+        return _join_stack(settings.home)
+    message = logs.read_tail(log, since=since).rpartition("iscp: ")[2]
+    raise UnavailableError(message or f"the supervisor ended; see {log}")
 
 
-def _say_ready(settings: StackSettings, now: StackState) -> None:
-    for line in plan.moved(settings, now):
-        show.line(line)
-    show.addresses(now)
+def _print_ready(settings: StackSettings, now: StackState) -> None:
+    for line in plan.describe_moved_ports(settings, now):
+        show.print_line(line)
+    show.print_addresses(now)
 
 
-def _end(supervisor: subprocess.Popen[bytes]) -> int:
+def _end_supervisor(supervisor: subprocess.Popen[bytes]) -> int:
     supervisor.terminate()
     return supervisor.wait()
 
 
-def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
+def _spawn_supervisor(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "iscp_dagster.cli.main", "up", *plan.options(settings)],
+            [sys.executable, "-m", "iscp_dagster.cli.main", "up", *plan.format_options(settings)],
             # Elsewhere it would keep a folder from being unmounted.
-            cwd=declaring_folder() if os.environ.get(ASSETS) else settings.home,
+            cwd=get_module_folder() if os.environ.get(ASSETS) else settings.home,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -142,7 +144,7 @@ def _await_ready(
     Returns another supervisor's state if that one has the home; None when this one has ended.
     """
     while supervisor.poll() is None:
-        current = running_stack(home)
+        current = find_running_stack(home)
         if current is not None:
             if current.supervisor != supervisor.pid:
                 return current
@@ -153,65 +155,67 @@ def _await_ready(
     return None
 
 
-def down() -> None:
+def stop_stack() -> None:
     """Stop the stack of `ISCP_HOME` and wait until no process of it is left."""
-    home = home_of(os.environ)
+    home = get_home(os.environ)
     locks = HomeLocks(home)
     current = state.read(home)
-    if not locks.supervised() or current is None:
-        if locks.gone():
-            show.line("The stack is not up.")
+    if not locks.is_supervised() or current is None:
+        if locks.is_gone():
+            show.print_line("The stack is not up.")
             return
-        show.line("The supervisor is gone; waiting for its children to end.")
+        show.print_line("The supervisor is gone; waiting for its children to end.")
     else:
-        _terminate(current.supervisor, locks)
+        _terminate_supervisor(current.supervisor, locks)
     if not locks.wait_gone(_KILLED_SECONDS):
         raise UnavailableError(f"processes of the stack in {home} have not ended; see {home}/logs")
-    show.line("The stack is down.")
+    show.print_line("The stack is down.")
 
 
-def _terminate(supervisor: int, locks: HomeLocks) -> None:
+def _terminate_supervisor(supervisor: int, locks: HomeLocks) -> None:
     """Ask the supervisor to stop; kill it if it does not. The wards then stop the rest."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signum in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.kill(supervisor, number)
+            os.kill(supervisor, signum)
         except ProcessLookupError:
             return
         if locks.wait_gone(STOP_SECONDS):
             return
 
 
-def status(*, as_json: bool) -> bool:
+def print_status(*, as_json: bool) -> bool:
     """Print the condition of the stack's services; return whether the stack is up."""
-    home = home_of(os.environ)
-    current = running_stack(home)
-    found = current or _stopped(home)
+    home = get_home(os.environ)
+    current = find_running_stack(home)
+    stack = current or _read_stopped_state(home)
     if as_json:
-        show.line(json.dumps(_facts(found, home), indent=2))
-    elif found is None or current is None:
-        show.line(f"The stack in {home} is not up.")
+        show.print_line(json.dumps(_to_dict(stack, home), indent=2))
+    elif stack is None or current is None:
+        show.print_line(f"The stack in {home} is not up.")
     else:
-        show.table(found)
+        show.print_table(stack)
     return current is not None
 
 
-def problems() -> list[str]:
+def find_problems() -> list[str]:
     """List the problems: services of the running stack that are not ready, and jobs in error."""
-    current = running_stack(home_of(os.environ))
+    current = find_running_stack(get_home(os.environ))
     services = current.services if current else ()
     unwell = [
-        each for each in services if each.condition not in {Condition.READY, Condition.EXTERNAL}
+        service
+        for service in services
+        if service.condition not in {Condition.READY, Condition.EXTERNAL}
     ]
-    found = [f"{each.name} is {each.condition.value}" for each in unwell]
-    return found + _jobs_in_error()
+    problems = [f"{service.name} is {service.condition.value}" for service in unwell]
+    return problems + _find_job_errors()
 
 
-def _jobs_in_error() -> list[str]:
+def _find_job_errors() -> list[str]:
     from iscp_dagster.joblog.sql.log import SqlLog
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.model.states import JobState
 
-    url = with_stack(os.environ)[LOG_URL]
+    url = add_stack_variables(os.environ)[LOG_URL]
     if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
         return []
     number = SqlLog(url).count()[JobState.ERROR]
@@ -220,34 +224,34 @@ def _jobs_in_error() -> list[str]:
 
 def show_secrets(*, as_json: bool) -> bool:
     """Print the secrets of the stack of `ISCP_HOME`; return whether it is up."""
-    home = home_of(os.environ)
-    held = credentials.read(home)
+    home = get_home(os.environ)
+    secrets = credentials.read(home)
     facts = {
         "clickhouse_user": "default",
-        "clickhouse_password": held.password,
-        "spark_token": held.spark_token,
-        "webhook_secret": held.webhook,
+        "clickhouse_password": secrets.password,
+        "spark_token": secrets.spark_token,
+        "webhook_secret": secrets.webhook,
     }
     if as_json:
-        show.line(json.dumps(facts, indent=2))
+        show.print_line(json.dumps(facts, indent=2))
     else:
         for name, value in facts.items():
-            show.line(f"{name.replace('_', ' '):<22}{value}")
-    return running_stack(home) is not None
+            show.print_line(f"{name.replace('_', ' '):<22}{value}")
+    return find_running_stack(home) is not None
 
 
-def _stopped(home: Path) -> StackState | None:
+def _read_stopped_state(home: Path) -> StackState | None:
     """The last written state, marked as down, since a killed supervisor could not mark it."""
-    last = state.read(home)
-    if last is None:
+    last_state = state.read(home)
+    if last_state is None:
         return None
     services = tuple(
-        replace(service, condition=Condition.DOWN, pid=None) for service in last.services
+        replace(service, condition=Condition.DOWN, pid=None) for service in last_state.services
     )
-    return replace(last, condition=Condition.DOWN, services=services)
+    return replace(last_state, condition=Condition.DOWN, services=services)
 
 
-def _facts(found: StackState | None, home: Path) -> dict[str, object]:
-    if found is None:
+def _to_dict(stack: StackState | None, home: Path) -> dict[str, object]:
+    if stack is None:
         return {"condition": Condition.DOWN.value, "home": str(home), "services": []}
-    return asdict(found)
+    return asdict(stack)

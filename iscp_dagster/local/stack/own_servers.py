@@ -1,26 +1,26 @@
 """The project's own HTTP servers as children of the stack: GraphQL, and the runtime of invocations.
 
-Both end, and are started anew, when the declarations change.
+Both exit, and are restarted, when the declarations change.
 """
 
 from __future__ import annotations
 
 import sys
 
-from iscp_dagster.local.services.service import Service, http_probe
+from iscp_dagster.local.services.service import Service, make_http_probe
 from iscp_dagster.local.services.settings import (
     GRAPHQL,
     HOST,
     INVOCATIONS,
     StackSettings,
-    child_environment,
-    declaring_folder,
+    build_child_environment,
+    get_module_folder,
 )
 
 
-def graphql(settings: StackSettings) -> Service:
-    """`iscp serve` at its port; it starts although the location's tables cannot be served yet."""
-    return _service(
+def build_graphql_service(settings: StackSettings) -> Service:
+    """`iscp serve` at its port; it starts even if the location's tables cannot be served yet."""
+    return _build_service(
         settings,
         GRAPHQL,
         command=("serve", "--patient"),
@@ -30,9 +30,9 @@ def graphql(settings: StackSettings) -> Service:
     )
 
 
-def invocations(settings: StackSettings) -> Service:
+def build_invocations_service(settings: StackSettings) -> Service:
     """`iscp invocations serve`, which also serves the stack's own services, `Iscp` and `Index`."""
-    return _service(
+    return _build_service(
         settings,
         INVOCATIONS,
         command=("invocations", "serve"),
@@ -42,7 +42,7 @@ def invocations(settings: StackSettings) -> Service:
     )
 
 
-def _service(
+def _build_service(
     settings: StackSettings,
     name: str,
     *,
@@ -51,10 +51,10 @@ def _service(
     port: int,
     health: str,
 ) -> Service:
-    healthy = http_probe(port, health)
+    probe = make_http_probe(port, health)
 
     async def check(since: float) -> str:
-        return "" if await healthy(since) else f"does not answer GET {health}"
+        return "" if await probe(since) else f"does not answer GET {health}"
 
     return Service(
         name=name,
@@ -63,10 +63,10 @@ def _service(
             *("--host", HOST, "--port", str(port)),
         ),
         address=address,
-        environment=child_environment(settings),
-        folder=declaring_folder(),
+        environment=build_child_environment(settings),
+        folder=get_module_folder(),
         log=settings.logs / f"{name}.log",
-        probe=healthy,
+        probe=probe,
         check=check,
         uses_others=True,
     )

@@ -38,32 +38,35 @@ _LAST_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPort:
-    """A service's port; `asked` if the user requested it."""
+    """A service's port; `requested` if the user requested it."""
 
     service: str
     port: int
-    asked: bool = False
+    requested: bool = False
 
 
 def choose(
-    service: str, asked: int | None, environ: Mapping[str, str], taken: frozenset[int] = frozenset()
+    service: str,
+    requested: int | None,
+    environ: Mapping[str, str],
+    taken: frozenset[int] = frozenset(),
 ) -> ChosenPort:
     """The port for a service; ConfigError when a requested port is invalid or taken."""
-    asked = asked if asked is not None else _from_environment(service, environ)
-    if asked is not None:
-        if asked in taken or not is_free(asked):
+    requested = requested if requested is not None else _read_port_variable(service, environ)
+    if requested is not None:
+        if requested in taken or not is_free(requested):
             raise ConfigError(
-                f"port {asked}, requested for {service}, is taken; "
+                f"port {requested}, requested for {service}, is taken; "
                 f"free it, or name another with --{service}-port or {VARIABLES[service]}"
             )
-        return ChosenPort(service=service, port=asked, asked=True)
+        return ChosenPort(service=service, port=requested, requested=True)
     usual = USUAL[service]
     if usual not in taken and is_free(usual):
         return ChosenPort(service=service, port=usual)
-    return ChosenPort(service=service, port=free_port())
+    return ChosenPort(service=service, port=find_free_port())
 
 
-def _from_environment(service: str, environ: Mapping[str, str]) -> int | None:
+def _read_port_variable(service: str, environ: Mapping[str, str]) -> int | None:
     name = VARIABLES[service]
     text = environ.get(name)
     if not text:
@@ -82,13 +85,13 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     try:
-        with kept([port]):
+        with reserve_ports([port]):
             return True
     except ConfigError:
         return False
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A free port of the loopback address.
 
     On Linux a socket stays bound to it, without listening, until this process ends: the kernel
@@ -113,16 +116,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def kept(ports: Iterable[int]) -> Iterator[None]:
+def reserve_ports(ports: Iterable[int]) -> Iterator[None]:
     """Bind the ports on ::1, so that no program listens there and clients try 127.0.0.1 next.
 
     Raises ConfigError when one is taken. Without IPv6 there is nothing to bind.
     """
-    with ExitStack() as held:
+    with ExitStack() as sockets:
         for port in ports:
             try:
-                place = held.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_STREAM))
-                place.bind((HOST_6, port))
+                blocker = sockets.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_STREAM))
+                blocker.bind((HOST_6, port))
             except OSError as error:
                 if error.errno not in _NO_SUCH_HOST:
                     raise ConfigError(f"port {port} on {HOST_6} is taken; free it") from error

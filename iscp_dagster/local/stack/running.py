@@ -1,4 +1,4 @@
-"""Runs a stack in this process until it is told to stop."""
+"""Runs a stack in this process until a stop signal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from iscp_dagster.clickhouse.connect.endpoint import urls_of
+from iscp_dagster.clickhouse.connect.endpoint import split_urls
 from iscp_dagster.local.services import clickhouse_server, dagster_server, logs, spark_server, state
 from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.service import Service
@@ -22,7 +22,7 @@ from iscp_dagster.local.services.settings import (
     PARTS,
     SPARK,
     StackSettings,
-    without_password,
+    redact_address,
 )
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.stack import ending, own_servers, plan, ports
@@ -47,63 +47,63 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
     locks = HomeLocks(settings.home)
     with locks.hold(LEFTOVER_SECONDS) as lock:
         if lock is None:
-            if locks.supervised():
+            if locks.is_supervised():
                 return None
             raise UnavailableError(
                 f"processes of an earlier stack in {settings.home} have not ended; "
                 "end them, then try again"
             )
         _log_to_file(settings)
-        journal = _Journal(settings, watch)
+        journal = _StateWriter(settings, watch)
         services = build(settings)
         try:
-            with ports.kept(plan.own_ports(settings).values()):
-                asyncio.run(_supervise(services, journal, lock, settings))
+            with ports.reserve_ports(plan.get_own_ports(settings).values()):
+                asyncio.run(_supervise_services(services, journal, lock, settings))
         finally:
             ending.cancel_iterations(settings)
-            journal.condition(Condition.DOWN)
+            journal.set_condition(Condition.DOWN)
         return journal.state
 
 
 def build(settings: StackSettings) -> list[Service]:
-    """The services that the settings ask for, prepared to start."""
+    """The services that the settings select, prepared to start."""
     settings.logs.mkdir(parents=True, exist_ok=True)
     services = []
     if CLICKHOUSE in settings.services and settings.clickhouse_url is None:
-        services.append(clickhouse_server.service(settings))
+        services.append(clickhouse_server.build_service(settings))
     if SPARK in settings.services and settings.spark_remote is None:
-        services.append(spark_server.service(settings))
+        services.append(spark_server.build_service(settings))
     if DAGSTER in settings.services:
         dagster_server.prepare(settings)
-        services += dagster_server.services(settings)
+        services += dagster_server.build_services(settings)
     if GRAPHQL in settings.services:
-        services.append(own_servers.graphql(settings))
+        services.append(own_servers.build_graphql_service(settings))
     if INVOCATIONS in settings.services:
-        services.append(own_servers.invocations(settings))
+        services.append(own_servers.build_invocations_service(settings))
     for service in services:
         logs.rotate(service.log)
     return services
 
 
-async def _supervise(
-    services: list[Service], journal: _Journal, lock: int, settings: StackSettings
+async def _supervise_services(
+    services: list[Service], journal: _StateWriter, lock: int, settings: StackSettings
 ) -> None:
     stop = asyncio.Event()
 
-    def told() -> None:
-        journal.condition(Condition.STOPPING)
-        dagster_server.announce_end(settings)
+    def handle_stop() -> None:
+        journal.set_condition(Condition.STOPPING)
+        dagster_server.signal_end(settings)
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, told)
+    for signum in STOP_SIGNALS:
+        loop.add_signal_handler(signum, handle_stop)
     supervisor = Supervisor(services, report=journal.note, lock=lock)
-    await supervisor.run(stop=stop, ready=lambda: journal.condition(Condition.READY))
+    await supervisor.run(stop=stop, ready=lambda: journal.set_condition(Condition.READY))
 
 
-class _Journal:
-    """Writes stack.json at every change and tells the watcher."""
+class _StateWriter:
+    """Writes stack.json at every change and notifies the watcher."""
 
     def __init__(self, settings: StackSettings, watch: Watch) -> None:
         self._home = settings.home
@@ -113,32 +113,32 @@ class _Journal:
             home=str(settings.home),
             supervisor=os.getpid(),
             started_at=datetime.now(timezone.utc).isoformat(),
-            services=tuple(_expected(settings)),
-            log_url=without_password(settings.log),
+            services=tuple(_list_initial_states(settings)),
+            log_url=redact_address(settings.log),
             lake=os.environ.get(LAKE, str(settings.lake)),
             clickhouse_urls=" ".join(
-                map(without_password, urls_of(settings.clickhouse_urls or ""))
+                map(redact_address, split_urls(settings.clickhouse_urls or ""))
             ),
         )
-        self._publish()
+        self._write_state()
 
-    def condition(self, condition: Condition) -> None:
+    def set_condition(self, condition: Condition) -> None:
         self.state = replace(self.state, condition=condition)
-        self._publish()
+        self._write_state()
 
     def note(self, service: ServiceState) -> None:
         services = tuple(
-            service if known.name == service.name else known for known in self.state.services
+            service if current.name == service.name else current for current in self.state.services
         )
         self.state = replace(self.state, services=services)
-        self._publish()
+        self._write_state()
 
-    def _publish(self) -> None:
+    def _write_state(self) -> None:
         state.write(self._home, self.state)
         self._watch(self.state)
 
 
-def _expected(settings: StackSettings) -> list[ServiceState]:
+def _list_initial_states(settings: StackSettings) -> list[ServiceState]:
     """Every service of the stack before it starts, including those that run elsewhere."""
     elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
     addresses = {
@@ -152,7 +152,7 @@ def _expected(settings: StackSettings) -> list[ServiceState]:
         ServiceState(
             name=name,
             condition=Condition.EXTERNAL if elsewhere.get(name) else Condition.STARTING,
-            address=without_password(addresses.get(name, "")),
+            address=redact_address(addresses.get(name, "")),
         )
         for service in settings.services
         for name in PARTS[service]
@@ -164,7 +164,7 @@ def _log_to_file(settings: StackSettings) -> None:
     logs.rotate(log)
     handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("iscp_dagster.local.stack")
+    logger = logging.getLogger("iscp_dagster.local")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

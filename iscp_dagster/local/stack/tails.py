@@ -12,20 +12,20 @@ from iscp_dagster.model.errors import ConfigError
 _POLL = 0.2
 
 
-def files(folder: Path, only: Collection[str]) -> dict[str, Path]:
+def find_log_files(folder: Path, only: Collection[str]) -> dict[str, Path]:
     """The log files by name, all or `only` some. Raises ConfigError for an unknown name."""
-    found = {path.stem: path for path in sorted(folder.glob("*.log"))}
-    unknown = [name for name in only if name not in found]
+    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    unknown = [name for name in only if name not in files]
     if unknown:
-        there = f"there are: {', '.join(found)}" if found else "there are none yet"
-        raise ConfigError(f"There is no log {', '.join(unknown)} in {folder}; {there}.")
-    return {name: path for name, path in found.items() if not only or name in only}
+        hint = f"there are: {', '.join(files)}" if files else "there are none yet"
+        raise ConfigError(f"There is no log {', '.join(unknown)} in {folder}; {hint}.")
+    return {name: path for name, path in files.items() if not only or name in only}
 
 
 def show(
-    found: dict[str, Path],
+    files: dict[str, Path],
     lines: int,
-    say: Callable[[str], None],
+    write: Callable[[str], None],
     *,
     follow: bool,
     sleep: Callable[[float], None] = time.sleep,
@@ -34,28 +34,28 @@ def show(
 
     With `follow`, keep printing new lines for ever.
     """
-    places = {path: logs.size(path) for path in found.values()}
-    for name, path in found.items():
-        if len(found) > 1:
-            say(f"== {name}: {path}")
-        if lines and (text := logs.tail(path, lines)):
-            say(text)
+    offsets = {path: logs.size(path) for path in files.values()}
+    for name, path in files.items():
+        if len(files) > 1:
+            write(f"== {name}: {path}")
+        if lines and (text := logs.read_tail(path, lines)):
+            write(text)
     while follow:
         sleep(_POLL)
-        for name, path in found.items():
-            for line in _added(path, places):
-                say(f"{name}: {line}" if len(found) > 1 else line)
+        for name, path in files.items():
+            for line in _read_added_lines(path, offsets):
+                write(f"{name}: {line}" if len(files) > 1 else line)
 
 
-def _added(path: Path, places: dict[Path, int]) -> Iterator[str]:
+def _read_added_lines(path: Path, offsets: dict[Path, int]) -> Iterator[str]:
     """Whole lines added since the last call; all of them if the log was rotated meanwhile."""
-    if logs.size(path) < places[path]:
-        places[path] = 0
-    if logs.size(path) == places[path]:
+    if logs.size(path) < offsets[path]:
+        offsets[path] = 0
+    if logs.size(path) == offsets[path]:
         return
     with path.open("rb") as file:
-        file.seek(places[path])
-        whole = file.read().rpartition(b"\n")[0]
-    if whole:
-        places[path] += len(whole) + 1
-        yield from whole.decode("utf-8", "replace").splitlines()
+        file.seek(offsets[path])
+        data = file.read().rpartition(b"\n")[0]
+    if data:
+        offsets[path] += len(data) + 1
+        yield from data.decode("utf-8", "replace").splitlines()

@@ -13,7 +13,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from iscp_dagster.local.supervise.ward import below, processes
+from iscp_dagster.local.supervise.ward import find_descendants, list_processes
 
 _LOGGER = logging.getLogger(__name__)
 EVERY = 3.0
@@ -23,7 +23,7 @@ _STOPPED = b"T"
 """The state in /proc; a process that a debugger holds has `t`."""
 
 
-async def keep_going() -> None:
+async def resume_stopped() -> None:
     """Look every few seconds, for ever, and resume processes found stopped twice in a row.
 
     A process that keeps being stopped is left to the health check of its service.
@@ -31,7 +31,7 @@ async def keep_going() -> None:
     looks: dict[int, int] = {}
     while sys.platform == "linux":
         await asyncio.sleep(EVERY)
-        looks = {pid: looks.get(pid, 0) + 1 for pid in stopped_below(os.getpid())}
+        looks = {pid: looks.get(pid, 0) + 1 for pid in find_stopped(os.getpid())}
         for pid, times in looks.items():
             if 1 < times <= 1 + RESUMED:
                 with suppress(ProcessLookupError):
@@ -39,8 +39,8 @@ async def keep_going() -> None:
                     _LOGGER.warning("process %s was stopped; resumed it", pid)
 
 
-def stopped_below(pid: int) -> set[int]:
+def find_stopped(pid: int) -> set[int]:
     """Every stopped process below the given one."""
-    found = processes()
-    stopped = {each for each, _, _, state in found if state == _STOPPED}
-    return stopped & set(below(pid, found)) if stopped else set()
+    process_table = list_processes()
+    stopped = {process_id for process_id, _, _, state in process_table if state == _STOPPED}
+    return stopped & set(find_descendants(pid, process_table)) if stopped else set()

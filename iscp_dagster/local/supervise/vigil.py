@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iscp_dagster.local.services.service import Service, Stalled
+from iscp_dagster.local.services.service import Service, StalledProblem
 from iscp_dagster.local.services.state import Condition
-from iscp_dagster.local.supervise.ward import below, processes
+from iscp_dagster.local.supervise.ward import find_descendants, list_processes
 
 _LOGGER = logging.getLogger(__name__)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _USER_TIME = 11
 """Index of the user time in /proc/<pid>/stat, counted after the name; the system time follows."""
 
-Change = Callable[..., None]
+ChangeReporter = Callable[..., None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class RestartPolicy:
     """When to restart a service: after `failures` failed checks in a row and a minimum time.
 
     The time is `idle_seconds`, or `busy_seconds` for a service that uses a processor, since it may
@@ -41,46 +41,51 @@ class Patience:
     """A service counts as busy when it uses more processors than this."""
 
 
-class Vigil:
+class HealthMonitor:
     """Watches a service that started at `since`; `change` reports its condition and note."""
 
     def __init__(
-        self, service: Service, pid: int, since: float, change: Change, patience: Patience
+        self,
+        service: Service,
+        pid: int,
+        since: float,
+        change: ChangeReporter,
+        patience: RestartPolicy,
     ) -> None:
         self._service = service
         self._pid = pid
         self._since = since
         self._change = change
         self._patience = patience
-        self._said = ""
+        self._last_note = ""
         self._failures = 0
-        self._began = 0.0
+        self._failing_since = 0.0
         self._cpu = 0.0
         self._mended = False
-        self._whole: tuple[float, float] | None = None
+        self._last_usage: tuple[float, float] | None = None
         """When the processor time of the service and its processes was read last, and that time."""
 
-    async def keep(self, note: str) -> str:
+    async def watch_until_unwell(self, note: str) -> str:
         """Watch until the service needs a restart; return its problem."""
-        self._said = note
+        self._last_note = note
         while True:
             await asyncio.sleep(self._pause())
-            looked = time.monotonic()
-            problem = await self._problem()
+            checked_at = time.monotonic()
+            problem = await self._find_problem()
             if not problem:
-                await self._well()
+                await self._record_success()
                 continue
-            self._unwell(problem, looked)
+            self._record_failure(problem, checked_at)
             mend = None if self._mended else self._service.mend
             if mend is not None and self._failures >= self._patience.failures:
-                mend = mend if await self._mend(mend) else None
-            if mend is None and self._lost():
+                mend = mend if await self._try_mend(mend) else None
+            if mend is None and self._should_restart():
                 return problem
 
     def _pause(self) -> float:
         return self._patience.again if self._failures else self._patience.every * self._service.pace
 
-    async def _problem(self) -> str:
+    async def _find_problem(self) -> str:
         if self._service.check is None:
             return ""
         try:
@@ -88,40 +93,40 @@ class Vigil:
         except Exception:
             _LOGGER.exception("the check of %s raised an error", self._service.name)
             return ""
-        borne = problem and isinstance(problem, Stalled) and self._works()
-        return "" if borne else problem
+        only_busy = problem and isinstance(problem, StalledProblem) and self._is_working()
+        return "" if only_busy else problem
 
-    def _works(self) -> bool:
+    def _is_working(self) -> bool:
         """Whether the service has used a processor since the last call; True for the first."""
-        now, used = time.monotonic(), cpu_below(self._pid)
-        before, self._whole = self._whole, (now, used)
+        now, used = time.monotonic(), measure_tree_cpu(self._pid)
+        before, self._last_usage = self._last_usage, (now, used)
         return before is None or used - before[1] > self._patience.busy * (now - before[0])
 
-    async def _well(self) -> None:
+    async def _record_success(self) -> None:
         self._failures, self._mended = 0, False
-        note = await noted(self._service)
-        if note != self._said:
-            self._said = note
+        note = await read_note(self._service)
+        if note != self._last_note:
+            self._last_note = note
             self._change(condition=Condition.READY, note=note)
 
-    def _unwell(self, problem: str, looked: float) -> None:
-        """Count the failed check that began at `looked`; report from the second on."""
+    def _record_failure(self, problem: str, checked_at: float) -> None:
+        """Count the failed check that began at `checked_at`; report from the second on."""
         self._failures += 1
         if self._failures == 1:
-            self._began, self._cpu = looked, cpu_seconds(self._pid)
-        elif problem != self._said:
-            self._said = problem
+            self._failing_since, self._cpu = checked_at, measure_cpu(self._pid)
+        elif problem != self._last_note:
+            self._last_note = problem
             self._change(condition=Condition.UNWELL, note=problem)
 
-    def _lost(self) -> bool:
-        lasted = time.monotonic() - self._began
-        used = cpu_seconds(self._pid) - self._cpu
+    def _should_restart(self) -> bool:
+        lasted = time.monotonic() - self._failing_since
+        used = measure_cpu(self._pid) - self._cpu
         busy = used > self._patience.busy * lasted
         seconds = self._patience.busy_seconds if busy else self._patience.idle_seconds
         return self._failures >= self._patience.failures and lasted >= seconds
 
-    async def _mend(self, mend: Callable[[], Any]) -> bool:
-        """Mend the service, which is gentler than a restart; later checks tell whether it helped.
+    async def _try_mend(self, mend: Callable[[], Any]) -> bool:
+        """Mend the service, which is gentler than a restart; later checks show whether it helped.
 
         Returns False when the attempt itself failed.
         """
@@ -136,8 +141,8 @@ class Vigil:
         return True
 
 
-async def noted(service: Service) -> str:
-    """What a service that is up says of itself; empty where it says nothing, or that fails."""
+async def read_note(service: Service) -> str:
+    """The note of a service that is up; empty if it has none, or if reading it fails."""
     try:
         return await service.note() if service.note else ""
     except Exception:
@@ -145,12 +150,12 @@ async def noted(service: Service) -> str:
         return ""
 
 
-def cpu_below(pid: int) -> float:
+def measure_tree_cpu(pid: int) -> float:
     """The processor time of a process and of all living processes below it."""
-    return sum(map(cpu_seconds, [pid, *below(pid, processes())]))
+    return sum(map(measure_cpu, [pid, *find_descendants(pid, list_processes())]))
 
 
-def cpu_seconds(pid: int) -> float:
+def measure_cpu(pid: int) -> float:
     """The processor time that a process has used; 0 if it is gone or there is no /proc."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

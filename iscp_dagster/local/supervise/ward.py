@@ -34,30 +34,30 @@ class _Stop(Exception):  # noqa: N818  (a request, not an error)
 def main(arguments: list[str]) -> int:
     """Run the command to its end, or until the supervisor's pipe closes."""
     grace, command = float(arguments[0]), arguments[1:]
-    _prctl(_SUBREAPER, 1)
-    wakeup = _listen()
-    child = _start(command)
+    _call_prctl(_SUBREAPER, 1)
+    wakeup = _watch_signals()
+    child = _start_command(command)
     try:
-        _announce(child)
-        status = _wait(child, wakeup, deadline=None)
+        _report_pid(child)
+        status = _wait_for_child(child, wakeup, deadline=None)
     except _Stop:
-        status = _terminate(child, wakeup, grace)
+        status = _terminate_child(child, wakeup, grace)
     _end_orphans(child)
     return status
 
 
-def _listen() -> int:
+def _watch_signals() -> int:
     """Turn stop signals and SIGCHLD into bytes of a pipe; return its reading end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     os.set_blocking(reader, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (*_STOP_SIGNALS, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
+    for signum in (*_STOP_SIGNALS, signal.SIGCHLD):
+        signal.signal(signum, lambda *_: None)
     return reader
 
 
-def _start(command: list[str]) -> int:
+def _start_command(command: list[str]) -> int:
     # Block signals until the child has reset its handlers, which would swallow them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     ward = os.getpid()
@@ -66,22 +66,22 @@ def _start(command: list[str]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         return child
     try:
-        _become(command, ward)
+        _execute_command(command, ward)
     except OSError as problem:
         os.write(2, f"cannot start {command[0]}: {problem}\n".encode())
     os._exit(127)
 
 
-def _become(command: list[str], ward: int) -> None:
+def _execute_command(command: list[str], ward: int) -> None:
     """Replace the forked process by the command, in a session of its own."""
     os.setsid()
-    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    _call_prctl(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != ward:
         os._exit(128 + signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     # A shell starts background jobs with signals ignored, and a child inherits that.
-    for number in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
+    for signum in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -90,7 +90,7 @@ def _become(command: list[str], ward: int) -> None:
     os.execvp(command[0], command)  # noqa: S606
 
 
-def _announce(child: int) -> None:
+def _report_pid(child: int) -> None:
     try:
         os.write(1, b"%d\n" % child)
         os.close(1)
@@ -98,90 +98,92 @@ def _announce(child: int) -> None:
         raise _Stop from problem
 
 
-def _wait(child: int, wakeup: int, deadline: float | None) -> int:
+def _wait_for_child(child: int, wakeup: int, deadline: float | None) -> int:
     """The child's exit status; raises _Stop on a request to stop or after the deadline."""
     watched = [wakeup] if deadline is not None else [wakeup, 0]
     while True:
-        status = _reap(child)
+        status = _collect_ended(child)
         if status is not None:
             return status
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
+        remaining = None if deadline is None else deadline - time.monotonic()
+        if remaining is not None and remaining <= 0:
             raise _Stop
-        readable, _, _ = select.select(watched, [], [], left)
-        if deadline is None and _asked_to_stop(readable, wakeup):
+        readable, _, _ = select.select(watched, [], [], remaining)
+        if deadline is None and _is_stop_requested(readable, wakeup):
             raise _Stop
 
 
-def _asked_to_stop(readable: list[int], wakeup: int) -> bool:
+def _is_stop_requested(readable: list[int], wakeup: int) -> bool:
     if 0 in readable and not os.read(0, 4096):
         return True
     numbers = os.read(wakeup, 4096) if wakeup in readable else b""
-    return any(number in _STOP_SIGNALS for number in numbers)
+    return any(signum in _STOP_SIGNALS for signum in numbers)
 
 
-def _reap(child: int) -> int | None:
+def _collect_ended(child: int) -> int | None:
     """Collect every ended process; the child's status when it is among them."""
-    found = None
+    exit_code = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return exit_code
         if pid == 0:
-            return found
+            return exit_code
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
-            found = code if code >= 0 else 128 - code
+            exit_code = code if code >= 0 else 128 - code
 
 
-def _terminate(child: int, wakeup: int, grace: float) -> int:
+def _terminate_child(child: int, wakeup: int, grace: float) -> int:
     """Ask the child to stop, wait for at most `grace` seconds, then kill it."""
-    _signal(child, signal.SIGTERM)
+    _send_signal(child, signal.SIGTERM)
     try:
-        return _wait(child, wakeup, deadline=time.monotonic() + grace)
+        return _wait_for_child(child, wakeup, deadline=time.monotonic() + grace)
     except _Stop:
-        _signal(child, signal.SIGKILL)
+        _send_signal(child, signal.SIGKILL)
         return 128 + signal.SIGKILL
 
 
 def _end_orphans(child: int) -> None:
     """End the processes that the child left behind: by SIGTERM, then by SIGKILL."""
-    for orphan in _descendants(child):
-        _signal(orphan, signal.SIGTERM)
+    for orphan in _list_living_descendants(child):
+        _send_signal(orphan, signal.SIGTERM)
     deadline = time.monotonic() + _ORPHAN_GRACE
-    while orphans := _descendants(child):
+    while orphans := _list_living_descendants(child):
         if time.monotonic() > deadline:
             for orphan in orphans:
-                _signal(orphan, signal.SIGKILL)
+                _send_signal(orphan, signal.SIGKILL)
         time.sleep(_SWEEP)
-        _reap(child)
-    _reap(child)
+        _collect_ended(child)
+    _collect_ended(child)
 
 
-def _descendants(child: int) -> list[int]:
+def _list_living_descendants(child: int) -> list[int]:
     """Every living process below the ward; without Linux's /proc, the child's group."""
     if not _LINUX:
-        return _group(child)
-    return below(os.getpid(), [each for each in processes() if each[3] not in _ENDED])
+        return _list_group(child)
+    return find_descendants(
+        os.getpid(), [process for process in list_processes() if process[3] not in _ENDED]
+    )
 
 
-def below(ancestor: int, found: list[tuple[int, int, int, bytes]]) -> list[int]:
-    """The ids of the processes in `found` that descend from `ancestor`."""
+def find_descendants(ancestor: int, process_table: list[tuple[int, int, int, bytes]]) -> list[int]:
+    """The ids of the processes in `process_table` that descend from `ancestor`."""
     children: dict[int, list[int]] = {}
-    for pid, parent, _, _ in found:
+    for pid, parent, _, _ in process_table:
         children.setdefault(parent, []).append(pid)
     descendants: list[int] = []
-    fresh = children.get(ancestor, [])
-    while fresh:
-        descendants += fresh
-        fresh = [each for pid in fresh for each in children.get(pid, [])]
+    level = children.get(ancestor, [])
+    while level:
+        descendants += level
+        level = [child for pid in level for child in children.get(pid, [])]
     return descendants
 
 
-def processes() -> list[tuple[int, int, int, bytes]]:
+def list_processes() -> list[tuple[int, int, int, bytes]]:
     """(process id, parent's id, session, state) of each process, from Linux's /proc."""
-    found = []
+    process_table = []
     for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib is slow to import)
         if not name.isdigit():
             continue
@@ -190,11 +192,11 @@ def processes() -> list[tuple[int, int, int, bytes]]:
                 state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
         except OSError:
             continue
-        found.append((int(name), int(parent), int(session), state))
-    return found
+        process_table.append((int(name), int(parent), int(session), state))
+    return process_table
 
 
-def _group(child: int) -> list[int]:
+def _list_group(child: int) -> list[int]:
     try:
         os.killpg(child, 0)
     except OSError:
@@ -202,14 +204,14 @@ def _group(child: int) -> list[int]:
     return [-child]
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, signum: int) -> None:
     try:
-        os.kill(pid, number)
+        os.kill(pid, signum)
     except ProcessLookupError:
         return
 
 
-def _prctl(option: int, value: int) -> None:
+def _call_prctl(option: int, value: int) -> None:
     if not _LINUX:
         return
     import ctypes

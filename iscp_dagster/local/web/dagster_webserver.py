@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 
 from iscp_dagster.model.errors import SetupError
-from iscp_dagster.model.imports import need
+from iscp_dagster.model.imports import require_extra
 
 
 def main() -> None:
     """Run the guarded server; exit code 1 with one line if Dagster's webserver is missing."""
     try:
-        need("webserver", "Dagster's webserver")
+        require_extra("webserver", "Dagster's webserver")
     except SetupError as problem:
         sys.exit(f"iscp: {problem}")
     from iscp_dagster.local.web.guarded import serve

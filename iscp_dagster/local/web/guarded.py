@@ -16,8 +16,8 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from asgi_guards.admission import Admission, Guard, names_in
-from iscp_dagster.local.web.reading import beyond_reading
+from asgi_guards.admission import Admission, Guard, parse_names
+from iscp_dagster.local.web.reading import explain_refusal
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 
 _NOT_ALLOWED = 405
@@ -28,7 +28,7 @@ class GuardedWebserver(DagsterWebserver[Any, Any]):
 
     def build_middleware(self) -> list[Middleware]:
         """The guard comes first, before anything is read."""
-        hosts = names_in(os.environ.get(ALLOWED_HOSTS, ""))
+        hosts = parse_names(os.environ.get(ALLOWED_HOSTS, ""))
         admission = Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS, links=True)
         return [Middleware(Guard, admission=admission), *super().build_middleware()]
 
@@ -40,9 +40,9 @@ class GuardedWebserver(DagsterWebserver[Any, Any]):
         operation_name: str | None,
     ) -> JSONResponse:
         """Execute as Dagster does, but mutations and subscriptions only for a POST."""
-        if request.method != "POST" and (reason := beyond_reading(query)):
-            told = {"data": None, "errors": [{"message": reason}]}
-            return JSONResponse(told, status_code=_NOT_ALLOWED, headers={"Allow": "POST"})
+        if request.method != "POST" and (reason := explain_refusal(query)):
+            body = {"data": None, "errors": [{"message": reason}]}
+            return JSONResponse(body, status_code=_NOT_ALLOWED, headers={"Allow": "POST"})
         return await super().execute_graphql_request(request, query, variables, operation_name)
 
 

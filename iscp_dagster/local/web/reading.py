@@ -8,7 +8,7 @@ LONGEST = 16_384
 """The most characters of a document in a GET; a longer one must come by POST."""
 
 
-def beyond_reading(document: str) -> str:
+def explain_refusal(document: str) -> str:
     """The reason why a GET may not send the document, with the remedy; empty if it only reads.
 
     Every operation counts, whichever one the request selects. An invalid document is left to the
@@ -17,9 +17,15 @@ def beyond_reading(document: str) -> str:
     if len(document) > LONGEST:
         return f"Send a GraphQL document of more than {LONGEST:,} characters by POST."
     try:
-        found = parse(document, no_location=True).definitions
+        definitions = parse(document, no_location=True).definitions
     except GraphQLError:
         return ""
-    operations = (each for each in found if isinstance(each, OperationDefinitionNode))
-    others = [each.operation for each in operations if each.operation is not OperationType.QUERY]
+    operations = (
+        definition for definition in definitions if isinstance(definition, OperationDefinitionNode)
+    )
+    others = [
+        operation.operation
+        for operation in operations
+        if operation.operation is not OperationType.QUERY
+    ]
     return f"A GET may only read; send the {others[0].value} by POST." if others else ""

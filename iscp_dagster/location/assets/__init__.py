@@ -1,1 +1,1 @@
-"""Source tables and indexes as assets, and what their runs do."""
+"""Source tables and indexes as assets, and their runs."""

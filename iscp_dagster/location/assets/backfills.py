@@ -1,6 +1,6 @@
-"""Joins the runs of one backfill: Dagster starts one for each stretch of adjacent partitions.
+"""Joins the runs of one backfill: Dagster starts one for each range of adjacent partitions.
 
-Here a few runs process all of them: a run that begins cancels those still queued and processes
+Here a few runs process all of them: a run that starts cancels the runs still queued and processes
 their partitions too, and does so again when its work is done (decision 30).
 """
 
@@ -18,66 +18,85 @@ TAKEN_TAG = "iscp/taken_by"
 TAKEN = "Run {run} of the same backfill processes these partitions too."
 QUEUED = DagsterRunStatus.QUEUED
 LEASE_SECONDS = 60.0
-"""How long others wait for a run that died while it took over runs."""
+"""How long other runs wait for one that died while it took over runs."""
 
 
-def take_over(
-    instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str], log: SqlLog
+def take_over_queued_runs(
+    instance: DagsterInstance,
+    run: DagsterRun,
+    partitions_def: PartitionsDefinition[str],
+    log: SqlLog,
 ) -> None:
     """Cancel queued runs of the same backfill and assets; this run processes their partitions.
 
     A lease in the ISCP log keeps two runs from taking over the same one; if another run has it,
-    nothing happens. A run whose partitions no longer exist is left alone: it reports that itself.
+    nothing happens. A run whose partitions no longer exist stays: it reports that itself.
     """
     backfill = run.tags.get(internals.BACKFILL_ID_TAG)
-    if backfill is None or not _waiting(instance, run, backfill):
+    if backfill is None or not _find_queued_runs(instance, run, backfill):
         return
     lease = f"backfill {backfill}"
     if lease not in log.take([lease], run.run_id, LEASE_SECONDS):
         return
     try:
-        waiting = _waiting(instance, run, backfill)
-        ordered = of.get_partition_keys(None, instance) if waiting else ()
-        places = {key: at for at, key in enumerate(ordered)}
-        for each in waiting:
-            # It may have begun since; then it processes its own partitions.
-            now = instance.get_run_by_id(each.run_id)
-            if now is not None and now.status is QUEUED and any(_keys(now, ordered, places)):
+        queued = _find_queued_runs(instance, run, backfill)
+        keys = partitions_def.get_partition_keys(None, instance) if queued else ()
+        positions = {key: position for position, key in enumerate(keys)}
+        for queued_run in queued:
+            # It may have started since; then it processes its own partitions.
+            current = instance.get_run_by_id(queued_run.run_id)
+            if (
+                current is not None
+                and current.status is QUEUED
+                and any(_list_partition_keys(current, keys, positions))
+            ):
                 # The tag first: if this run dies in between, both process them.
-                instance.add_run_tags(now.run_id, {TAKEN_TAG: run.run_id})
-                instance.report_run_canceled(now, TAKEN.format(run=run.run_id))
+                instance.add_run_tags(current.run_id, {TAKEN_TAG: run.run_id})
+                instance.report_run_canceled(current, TAKEN.format(run=run.run_id))
     finally:
         log.take([lease], run.run_id, 0.0)
 
 
-def _waiting(instance: DagsterInstance, run: DagsterRun, backfill: str) -> list[DagsterRun]:
-    wanted = RunsFilter(tags={internals.BACKFILL_ID_TAG: backfill}, statuses=[QUEUED])
-    return [each for each in instance.get_runs(wanted, ascending=True) if _alike(each, run)]
+def _find_queued_runs(
+    instance: DagsterInstance, run: DagsterRun, backfill: str
+) -> list[DagsterRun]:
+    filters = RunsFilter(tags={internals.BACKFILL_ID_TAG: backfill}, statuses=[QUEUED])
+    return [
+        queued_run
+        for queued_run in instance.get_runs(filters, ascending=True)
+        if _has_same_selection(queued_run, run)
+    ]
 
 
-def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> list[str]:
-    """The partitions that this run, or the run that it executes again, took over from others."""
-    before = (run.tags.get(internals.PARENT_RUN_ID_TAG), run.tags.get(internals.ROOT_RUN_ID_TAG))
-    names = [run.run_id, *filter(None, before)]
-    runs = instance.get_runs(RunsFilter(tags={TAKEN_TAG: names}))
+def list_taken_partitions(
+    instance: DagsterInstance, run: DagsterRun, partitions_def: PartitionsDefinition[str]
+) -> list[str]:
+    """The partitions that this run, or the run that it re-executes, took over from others."""
+    ancestors = (run.tags.get(internals.PARENT_RUN_ID_TAG), run.tags.get(internals.ROOT_RUN_ID_TAG))
+    run_ids = [run.run_id, *filter(None, ancestors)]
+    runs = instance.get_runs(RunsFilter(tags={TAKEN_TAG: run_ids}))
     if not runs:
         return []
-    ordered = of.get_partition_keys(None, instance)
-    places = {key: at for at, key in enumerate(ordered)}
-    return sorted({key for each in runs for key in _keys(each, ordered, places)})
+    keys = partitions_def.get_partition_keys(None, instance)
+    positions = {key: position for position, key in enumerate(keys)}
+    return sorted(
+        {key for taken_run in runs for key in _list_partition_keys(taken_run, keys, positions)}
+    )
 
 
-def _keys(run: DagsterRun, ordered: Sequence[str], places: Mapping[str, int]) -> Iterator[str]:
-    one = run.tags.get(internals.PARTITION_NAME_TAG, "")
-    first = run.tags.get(internals.ASSET_PARTITION_RANGE_START_TAG, one)
-    last = run.tags.get(internals.ASSET_PARTITION_RANGE_END_TAG, one)
-    if first in places and last in places:
-        yield from ordered[places[first] : places[last] + 1]
+def _list_partition_keys(
+    run: DagsterRun, keys: Sequence[str], positions: Mapping[str, int]
+) -> Iterator[str]:
+    partition = run.tags.get(internals.PARTITION_NAME_TAG, "")
+    start = run.tags.get(internals.ASSET_PARTITION_RANGE_START_TAG, partition)
+    end = run.tags.get(internals.ASSET_PARTITION_RANGE_END_TAG, partition)
+    if start in positions and end in positions:
+        yield from keys[positions[start] : positions[end] + 1]
 
 
-def _alike(one: DagsterRun, other: DagsterRun) -> bool:
-    return (one.job_name, one.asset_selection, one.asset_check_selection) == (
-        other.job_name,
-        other.asset_selection,
-        other.asset_check_selection,
+def _has_same_selection(first: DagsterRun, second: DagsterRun) -> bool:
+    return (first.job_name, first.asset_selection, first.asset_check_selection) == (
+        second.job_name,
+        second.asset_selection,
+        second.asset_check_selection,
     )

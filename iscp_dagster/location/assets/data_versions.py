@@ -1,7 +1,7 @@
 """A source partition's data version: the last commit that changed that tenant.
 
-Dagster shows an index as behind when its source has another data version than the one it was built
-from. So whatever reports versions (the runner, a load, an index run that is ahead of the runner)
+Dagster shows an index as stale if its source has another data version than the one it was built
+from. So everything that reports versions (the runner, a load, an index run ahead of the runner)
 reports the same one for the same state, and no newer one for a tenant that did not change.
 """
 
@@ -14,94 +14,106 @@ from typing import Any
 import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.sql.statements import portions
-from iscp_dagster.location.assets.metadata import facts_if_known
+from iscp_dagster.joblog.sql.statements import split_for_statements
+from iscp_dagster.location.assets.metadata import try_read_log_facts
 from iscp_dagster.location.internals import DATA_VERSION_TAG
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.declared.tables import SourceTable
 
 AssetEvent = dg.AssetObservation | dg.AssetMaterialization
 
 
-def version_event(
+def build_version_event(
     source: SourceTable, tenant: str, version: int, metadata: Mapping[str, Any] | None = None
 ) -> AssetEvent:
     """An event that reports `version` as the last to change the tenant.
 
     Dagster compares observations only for tables that others write; for a table that this location
-    can load it compares materializations, so those are reported.
+    can load it compares materializations, so this reports one.
     """
     kind = dg.AssetMaterialization if source.load else dg.AssetObservation
     return kind(
-        asset_key=source_key(source),
+        asset_key=get_source_asset_key(source),
         partition=tenant,
         metadata={"version": version, **(metadata or {})},
         tags={DATA_VERSION_TAG: str(version)},
     )
 
 
-def event_type(source: SourceTable) -> dg.DagsterEventType:
-    """The type of the events that report versions; see `version_event`."""
+def get_version_event_type(source: SourceTable) -> dg.DagsterEventType:
+    """The type of the events that report versions; see `build_version_event`."""
     if source.load:
         return dg.DagsterEventType.ASSET_MATERIALIZATION
     return dg.DagsterEventType.ASSET_OBSERVATION
 
 
-def reported(
+def read_reported_versions(
     instance: dg.DagsterInstance, source: SourceTable, tenants: Collection[str]
 ) -> dict[str, str]:
     """The data version last reported for each tenant; tenants without one are left out."""
-    return latest(instance, source_key(source), event_type(source), tenants)
+    return read_latest_versions(
+        instance, get_source_asset_key(source), get_version_event_type(source), tenants
+    )
 
 
-def latest(
+def read_latest_versions(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     kind: dg.DagsterEventType,
     tenants: Collection[str],
 ) -> dict[str, str]:
-    """The data version of each tenant's latest event of that kind; leaves out those without."""
-    found: dict[str, str] = {}
-    for some in portions(sorted(tenants)):
-        tags = instance.event_log_storage.get_latest_tags_by_partition(
-            key, kind, [DATA_VERSION_TAG], asset_partitions=some
+    """The data version of each tenant's latest event of that kind; no entry without one."""
+    versions: dict[str, str] = {}
+    for portion in split_for_statements(sorted(tenants)):
+        tags_by_tenant = instance.event_log_storage.get_latest_tags_by_partition(
+            key, kind, [DATA_VERSION_TAG], asset_partitions=portion
         )
-        found |= {tenant: held.get(DATA_VERSION_TAG, "") for tenant, held in tags.items()}
-    return found
+        versions |= {
+            tenant: tags.get(DATA_VERSION_TAG, "") for tenant, tags in tags_by_tenant.items()
+        }
+    return versions
 
 
 @dataclass(frozen=True)
 class DataVersions:
-    """The data versions of `source`: those reported, and those as of version `upto` of its log."""
+    """The data versions of `source`: reported ones, and those as of version `upto` of its log."""
 
     instance: dg.DagsterInstance
     source: SourceTable
     delta_log: DeltaLog
     upto: int
-    _changes: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
+    _changes_by_version: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
-    def news(self, tenants: Collection[str]) -> list[AssetEvent]:
+    def build_unreported_events(self, tenants: Collection[str]) -> list[AssetEvent]:
         """Events for the tenants whose last change has not been reported."""
-        before = self._before(tenants)
-        found = ((tenant, before.get(tenant)) for tenant in tenants)
-        now = {tenant: (last, self._current(tenant, last)) for tenant, last in found}
-        told = {tenant: last for tenant, (reported, last) in now.items() if reported != last}
-        # Of the facts about a table, Dagster shows only those in the latest event.
-        facts = facts_if_known(self.delta_log, self.upto) if told else {}
-        return [version_event(self.source, tenant, last, facts) for tenant, last in told.items()]
+        reported = self._read_reported_versions(tenants)
+        pairs = (
+            (tenant, self._find_version_since(tenant, reported.get(tenant))) for tenant in tenants
+        )
+        unreported = {
+            tenant: version for tenant, version in pairs if version != reported.get(tenant)
+        }
+        # Dagster shows only the table facts in the latest event.
+        facts = try_read_log_facts(self.delta_log, self.upto) if unreported else {}
+        return [
+            build_version_event(self.source, tenant, version, facts)
+            for tenant, version in unreported.items()
+        ]
 
-    def current(self, tenant: str) -> int:
+    def get_current_version(self, tenant: str) -> int:
         """The last version that changed the tenant; `upto` if that is unknown."""
-        return self._current(tenant, self._before([tenant]).get(tenant))
+        return self._find_version_since(tenant, self._read_reported_versions([tenant]).get(tenant))
 
-    def _before(self, tenants: Collection[str]) -> dict[str, int]:
-        found = reported(self.instance, self.source, tenants)
-        return {tenant: int(text) for tenant, text in found.items() if text.isdigit()}
+    def _read_reported_versions(self, tenants: Collection[str]) -> dict[str, int]:
+        versions = read_reported_versions(self.instance, self.source, tenants)
+        return {tenant: int(text) for tenant, text in versions.items() if text.isdigit()}
 
-    def _current(self, tenant: str, before: int | None) -> int:
-        if before is None or before >= self.upto:
-            return self.upto if before is None else before
-        if before not in self._changes:
-            self._changes[before] = self.delta_log.last_changes(before, self.upto)
-        changes = self._changes[before]
-        return self.upto if changes is None else changes.get(tenant, before)
+    def _find_version_since(self, tenant: str, reported: int | None) -> int:
+        if reported is None or reported >= self.upto:
+            return self.upto if reported is None else reported
+        if reported not in self._changes_by_version:
+            self._changes_by_version[reported] = self.delta_log.find_last_changes(
+                reported, self.upto
+            )
+        changes = self._changes_by_version[reported]
+        return self.upto if changes is None else changes.get(tenant, reported)

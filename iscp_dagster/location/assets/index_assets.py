@@ -1,4 +1,4 @@
-"""The indexes and triggers of one source table as assets: a run of them is an iteration."""
+"""The indexes and triggers of one source table as assets, whose runs are iterations."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,152 +7,180 @@ from dataclasses import replace
 
 import dagster as dg
 
-from iscp_dagster.location.assets.backfills import take_over, taken
+from iscp_dagster.location.assets.backfills import list_taken_partitions, take_over_queued_runs
 from iscp_dagster.location.assets.data_versions import DataVersions
-from iscp_dagster.location.assets.io_manager import needed, writer_of
-from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome, report, tenants_of
-from iscp_dagster.location.assets.metadata import events_if_known
-from iscp_dagster.location.assets.provenance import view_tags, views_of
-from iscp_dagster.location.assets.reporting import (
-    Reported,
-    Success,
-    agrees,
-    iterated,
-    materializations,
-    news_of,
-    observations,
-    store_events,
+from iscp_dagster.location.assets.io_manager import get_index_writer, get_required_resources
+from iscp_dagster.location.assets.iterations import (
+    InStepJob,
+    Iterations,
+    JobOutcome,
+    get_run_tenants,
+    raise_failures,
 )
-from iscp_dagster.location.names import indexes_op_name, partitions_of, source_key
-from iscp_dagster.location.outs import InOrder, asset_out
-from iscp_dagster.location.working import working
-from iscp_dagster.model.declared.lineage import parents
+from iscp_dagster.location.assets.metadata import try_read_event_counts
+from iscp_dagster.location.assets.provenance import get_view_keys, view_tags
+from iscp_dagster.location.assets.reporting import (
+    ReportedEvent,
+    ServedOutcome,
+    build_materializations,
+    build_news_events,
+    build_observations,
+    get_agreed_version,
+    store_events,
+    sync_tenants,
+)
+from iscp_dagster.location.names import (
+    build_partitions_def,
+    get_index_op_name,
+    get_source_asset_key,
+)
+from iscp_dagster.location.outs import ParentFirstOutputs, build_asset_out
+from iscp_dagster.location.working import renew_run_lease
+from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 
-def index_assets(
+def build_index_assets(
     source: SourceTable, pool: str, databases: Sequence[str] = ()
 ) -> dg.AssetsDefinition:
     """All indexes and triggers of `source`; any subset can run, in `pool`, and shares one scan.
 
-    Each is below the source, and a view or trigger of a view below that view's index too.
-    `databases` are those that the deployment names for its shards.
+    Each is downstream of the source; a view or trigger of a view, also of that view's index.
+    `databases` are the deployment's databases by shard.
     """
-    by_name = {each.name: each for each in source.consumers}
-    views = views_of(source)
+    by_name = {consumer.name: consumer for consumer in source.consumers}
+    views = get_view_keys(source)
 
     @dg.multi_asset(
-        name=indexes_op_name(source),
-        outs={name: asset_out(source, each, databases) for name, each in by_name.items()},
-        deps=[source_key(source)],
-        internal_asset_deps={
-            name: {source_key(source), *filter(None, [views.get(name)])} for name in by_name
+        name=get_index_op_name(source),
+        outs={
+            name: build_asset_out(source, consumer, databases) for name, consumer in by_name.items()
         },
-        partitions_def=partitions_of(source),
+        deps=[get_source_asset_key(source)],
+        internal_asset_deps={
+            name: {get_source_asset_key(source), *filter(None, [views.get(name)])}
+            for name in by_name
+        },
+        partitions_def=build_partitions_def(source),
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.single_run(),
-        required_resource_keys=needed(source),
+        required_resource_keys=get_required_resources(source),
         pool=pool,
     )
-    def synchronize(context: dg.AssetExecutionContext) -> Iterator[dg.Output[Success]]:
-        deployment: Deployment = context.resources.iscp.deployment()
-        iterations = Iterations.of(
+    def synchronize(context: dg.AssetExecutionContext) -> Iterator[dg.Output[ServedOutcome]]:
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        iterations = Iterations.from_run(
             context.run,
             context.instance,
             deployment=deployment,
             source=source,
-            tenants=_tenants(context, source, deployment),
-            chosen=[
+            tenants=_take_over_tenants(context, source, deployment),
+            consumers=[
                 by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
             ],
             warn=context.log.warning,
-            writer=writer_of(context, source),
+            writer=get_index_writer(context, source),
         )
         mark_by_hand(context.instance, context.run)
-        with working(deployment, context.run):
+        with renew_run_lease(deployment, context.run):
             if len(iterations.tenants) > 1:
-                # An output of the step would give every tenant what belongs to all of them.
-                _, failed = iterated(context, iterations)
+                # An output of the step would give every tenant the metadata of all.
+                _, failed = sync_tenants(context, iterations)
             else:
-                failed = yield from _of_one(context, iterations)
-            done = set(iterations.tenants)
-            # Runs of the same backfill that were queued meanwhile.
-            while more := set(_tenants(context, source, deployment)) - done:
-                _, wrong = iterated(context, replace(iterations, tenants=sorted(more)))
-                failed, done = [*failed, *wrong], done | more
-        report(failed)
+                failed = yield from _sync_tenant(context, iterations)
+            synced = set(iterations.tenants)
+            # Take over runs of the same backfill that were queued meanwhile.
+            while added := set(_take_over_tenants(context, source, deployment)) - synced:
+                _, added_failed = sync_tenants(context, replace(iterations, tenants=sorted(added)))
+                failed, synced = [*failed, *added_failed], synced | added
+        raise_failures(failed)
 
     return synchronize
 
 
-def _of_one(
-    context: dg.AssetExecutionContext, its: Iterations
-) -> Generator[dg.Output[Success], None, list[Outcome]]:
-    """Bring one tenant in step; yields the outputs of its jobs, and returns what failed."""
-    held = InOrder[dg.Output[Success]](parents(its.source), {each.name for each in its.chosen})
-    declared = {each.name for each in its.source.consumers}
-    views, failed = views_of(its.source), list[Outcome]()
-    with _reporting(context, its) as reported:
+def _sync_tenant(
+    context: dg.AssetExecutionContext, iterations: Iterations
+) -> Generator[dg.Output[ServedOutcome], None, list[JobOutcome]]:
+    """Bring one tenant in step; yields the outputs of its jobs, and returns the failures."""
+    outputs = ParentFirstOutputs[dg.Output[ServedOutcome]](
+        find_parents(iterations.source), {consumer.name for consumer in iterations.consumers}
+    )
+    declared = {consumer.name for consumer in iterations.source.consumers}
+    views, failed = get_view_keys(iterations.source), list[JobOutcome]()
+    with _report_in_background(context, iterations) as wait_for_report:
         try:
-            for outcome in (each for some in its.outcomes() for each in some):
-                reported()
-                if not isinstance(outcome, Delivery | InStep):
+            for outcome in (
+                outcome for outcomes in iterations.iterate_jobs() for outcome in outcomes
+            ):
+                wait_for_report()
+                if not isinstance(outcome, PendingCommit | InStepJob):
                     failed.append(outcome)
-                    store_events(context, observations(its.source, [outcome]))
+                    store_events(context, build_observations(iterations.source, [outcome]))
                 elif outcome.job_name in declared:
-                    output = _output(its, outcome, views.get(outcome.job_name))
-                    yield from held.put(outcome.job_name, output)
-                elif isinstance(outcome, Delivery):
-                    made = materializations(
-                        context.instance, its.deployment, its.source, [outcome], its.run_id
+                    output = _build_output(iterations, outcome, views.get(outcome.job_name))
+                    yield from outputs.put(outcome.job_name, output)
+                elif isinstance(outcome, PendingCommit):
+                    materializations = build_materializations(
+                        context.instance,
+                        iterations.deployment,
+                        iterations.source,
+                        [outcome],
+                        iterations.run_id,
                     )
-                    store_events(context, made)
+                    store_events(context, materializations)
         except Exception:
-            yield from held.rest()
+            yield from outputs.release_rest()
             raise
-        yield from held.rest()
+        yield from outputs.release_rest()
     return failed
 
 
-def _output(its: Iterations, outcome: Success, view: dg.AssetKey | None) -> dg.Output[Success]:
+def _build_output(
+    iterations: Iterations, outcome: ServedOutcome, view: dg.AssetKey | None
+) -> dg.Output[ServedOutcome]:
+    counts = try_read_event_counts(iterations.deployment, iterations.source, outcome.job_name)
     return dg.Output(
         outcome,
         output_name=outcome.job_name,
-        metadata={**events_if_known(its.deployment, its.source, outcome.job_name)},
+        metadata={**counts},
         data_version=dg.DataVersion(str(outcome.data_version)),
-        # Dagster adds its own tags: of the source, and of a view those that these replace.
-        tags=view_tags(view, agrees(outcome)),
+        # These replace the tags of the view that Dagster adds; it adds those of the source, too.
+        tags=view_tags(view, get_agreed_version(outcome)),
     )
 
 
 @contextmanager
-def _reporting(context: dg.AssetExecutionContext, its: Iterations) -> Iterator[Callable[[], None]]:
+def _report_in_background(
+    context: dg.AssetExecutionContext, iterations: Iterations
+) -> Iterator[Callable[[], None]]:
     """Report, in parallel with the iteration, the versions that the runner has not reported.
 
-    Yields a function that returns once Dagster has them: before that, Dagster would record wrongly
-    what an index was built from.
+    Yields a function that returns once Dagster has them: before that, Dagster would record the
+    wrong versions that an index was built from.
     """
-    versions = DataVersions(context.instance, its.source, its.delta_log, its.to.version)
-    news = news_of(its.deployment, versions, its.tenants)
-    with ThreadPoolExecutor(1, "reporting versions") as beside:
-        reported = beside.submit(_report_versions, context, news)
-        yield reported.result
-        reported.result()
+    versions = DataVersions(
+        context.instance, iterations.source, iterations.delta_log, iterations.to.version
+    )
+    news = build_news_events(iterations.deployment, versions, iterations.tenants)
+    with ThreadPoolExecutor(1, "reporting versions") as executor:
+        future = executor.submit(_report_versions, context, news)
+        yield future.result
+        future.result()
 
 
-def _report_versions(context: dg.AssetExecutionContext, news: Sequence[Reported]) -> None:
+def _report_versions(context: dg.AssetExecutionContext, news: Sequence[ReportedEvent]) -> None:
     store_events(context, news)
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
-def _tenants(
+def _take_over_tenants(
     context: dg.AssetExecutionContext, source: SourceTable, deployment: Deployment
 ) -> list[str]:
-    """The tenants that the run names, and those that it takes over from its backfill."""
-    named, partitions = tenants_of(context, source), partitions_of(source)
-    take_over(context.instance, context.run, partitions, deployment.log)
-    return sorted({*named, *taken(context.instance, context.run, partitions)})
+    """The tenants of the run, and of the runs that it takes over from its backfill."""
+    tenants, partitions = get_run_tenants(context, source), build_partitions_def(source)
+    take_over_queued_runs(context.instance, context.run, partitions, deployment.log)
+    return sorted({*tenants, *list_taken_partitions(context.instance, context.run, partitions)})

@@ -1,4 +1,4 @@
-"""The IO manager of ClickHouse: stores rows, shows what was stored, and loads served rows."""
+"""The ClickHouse IO manager: stores rows, shows what was stored, and loads served rows."""
 
 from __future__ import annotations
 
@@ -10,45 +10,47 @@ from typing import Any
 
 import dagster as dg
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.location.assets.iterations import InStep
-from iscp_dagster.location.assets.metadata import told_metadata
-from iscp_dagster.location.frames import Frame, arrow_of, frame_table, table_of
+from iscp_dagster.location.assets.iterations import InStepJob
+from iscp_dagster.location.assets.metadata import build_consumer_metadata
+from iscp_dagster.location.frames import Frame, build_frame_table, get_database_and_table, to_arrow
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
 from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
 @dataclass(frozen=True)
 class OutcomeIOManager(dg.IOManager):
-    """Reports what iterations did for consumers of a kind that keeps no tables."""
+    """Reports what iterations did for consumers whose kind keeps no tables."""
 
     kind: ConsumerKind
 
-    def handle_output(self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+    def handle_output(
+        self, context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes
+    ) -> None:
         """Show on the output what was done; the watermarks have moved already."""
-        _show(context, obj)
+        _show_outcome(context, obj)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Raises ConfigError: there is no table."""
         name = context.asset_key.to_user_string()
         raise ConfigError(
-            f"The asset {name} is a {self.kind.called}, which keeps no rows; depend on it without "
+            f"The asset {name} is a {self.kind.noun}, which keeps no rows; depend on it without "
             f"loading it (deps=){self.kind.see and ', and '}{self.kind.see}."
         )
 
 
 class ClickHouseIOManager(dg.IOManager):
-    """Writes index tables, and people's own frames, into ClickHouse; nothing else of a run does.
+    """Writes index tables, and user-defined assets' frames, into ClickHouse: a run's only writer.
 
     An iteration calls its `writer` index by index, before Dagster has the outputs; when Dagster
-    then calls `handle_output`, that finds the rows in place (decision 44).
+    then calls `handle_output`, the rows are in place (decision 44).
     """
 
     def __init__(self, deployment: Callable[[], Deployment]) -> None:
@@ -56,128 +58,140 @@ class ClickHouseIOManager(dg.IOManager):
 
     @cached_property
     def writer(self) -> IndexWriter:
-        """What an iteration writes with."""
+        """The writer for iterations."""
         return IndexWriter(self._deployment())
 
     def handle_output(
-        self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes | Frame
+        self, context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes | Frame
     ) -> None:
         """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
-        A frame replaces the rows of the run's partitions, or of an asset without partitions the
-        table's. Raises IscpError.
+        A frame replaces the rows of the run's partitions, or all rows if the asset has no
+        partitions. Raises IscpError.
         """
-        if isinstance(obj, Outcomes):
+        if isinstance(obj, ConsumerOutcomes):
             self.writer.place(obj.delivered)
-        elif isinstance(obj, Delivery):
+        elif isinstance(obj, PendingCommit):
             self.writer.place([obj])
-        elif not isinstance(obj, InStep):
-            return context.add_output_metadata(self._store(context, obj))
-        return _show(context, obj)
+        elif not isinstance(obj, InStepJob):
+            return context.add_output_metadata(self._store_frame(context, obj))
+        return _show_outcome(context, obj)
 
-    def _store(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
-        rows = arrow_of(frame, context.asset_key.to_user_string())
-        table = frame_table(self._deployment().endpoint, context, context.definition_metadata)
+    def _store_frame(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
+        rows = to_arrow(frame, context.asset_key.to_user_string())
+        table = build_frame_table(self._deployment().endpoint, context, context.definition_metadata)
         if table.partition is not None and not context.has_asset_partitions:
             raise ConfigError(
                 f"The asset {context.asset_key.to_user_string()} has partitions, and the run is "
-                "for none of them. Choose those that it writes."
+                "for none of them. Choose the partitions to write."
             )
         partitions = context.asset_partition_keys if table.partition is not None else []
         table.replace(rows, partitions=partitions, run_id=context.run_id)
-        return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.shown}
+        return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.qualified_name}
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The rows of the input's partitions, as an Arrow table of the user's columns."""
+        """The rows of the input's partitions, as an Arrow table with the user's columns."""
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
         if TENANT_COLUMN not in metadata:
-            table = frame_table(self._deployment().endpoint, context, metadata)
-            chosen = context.has_asset_partitions
-            return table.load(context.asset_partition_keys if chosen else None)
+            table = build_frame_table(self._deployment().endpoint, context, metadata)
+            partitioned = context.has_asset_partitions
+            return table.load(context.asset_partition_keys if partitioned else None)
         column = str(metadata[TENANT_COLUMN])
-        database, name = table_of(context.asset_key, metadata)
-        where = f" WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
+        database, name = get_database_and_table(context.asset_key, metadata)
+        where = (
+            f" WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
+            if column
+            else ""
+        )
         endpoint = self._deployment().endpoints[int(metadata.get(SHARD, 0))]
-        view = ident(endpoint.holds(database), name)
-        with endpoint.errors(f"read {view}"):
+        view = quote_identifier(endpoint.resolve_database(database), name)
+        with endpoint.translate_errors(f"read {view}"):
             parameters = {"tenants": list(context.asset_partition_keys)} if column else {}
-            client = endpoint.client()
+            client = endpoint.get_client()
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
 
 
-def _show(context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
-    shown_ = obj.summary() if isinstance(obj, Outcomes) else shown(obj, {})
-    context.add_output_metadata(shown_)
+def _show_outcome(
+    context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes
+) -> None:
+    metadata = (
+        obj.summarize() if isinstance(obj, ConsumerOutcomes) else build_outcome_metadata(obj, {})
+    )
+    context.add_output_metadata(metadata)
 
 
-def needed(source: SourceTable) -> set[str]:
+def get_required_resources(source: SourceTable) -> set[str]:
     """The resources that an iteration of the table needs."""
     return {"iscp", *([CLICKHOUSE] if source.indexes else [])}
 
 
-def writer_of(
+def get_index_writer(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, source: SourceTable
 ) -> IndexWriter | None:
-    """The writer of the run's IO manager; None where the table has no index."""
+    """The writer of the run's IO manager; None if the table has no index."""
     return getattr(context.resources, CLICKHOUSE).writer if source.indexes else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcomes:
-    """What a run of many tenants stored in one index, or found in step.
+class ConsumerOutcomes:
+    """What a run of several tenants stored in one index, or found in step.
 
-    Each tenant's materialization is reported while the run goes on (`reporting`).
+    Each tenant's materialization is reported while the run continues (`reporting`).
     """
 
-    outcomes: Sequence[Delivery | InStep]
+    outcomes: Sequence[PendingCommit | InStepJob]
 
     @property
-    def delivered(self) -> list[Delivery]:
-        return [each for each in self.outcomes if isinstance(each, Delivery)]
+    def delivered(self) -> list[PendingCommit]:
+        return [outcome for outcome in self.outcomes if isinstance(outcome, PendingCommit)]
 
-    def summary(self) -> dict[str, Any]:
-        """The totals for the run's page."""
-        invoked = sum(each.told_in_all.get("invocations", 0) for each in self.delivered)
+    def summarize(self) -> dict[str, Any]:
+        """The totals, for the run's page."""
+        invoked = sum(delivery.total_report.get("invocations", 0) for delivery in self.delivered)
         return {
             **({"invocations": invoked} if invoked else {}),
-            "tenants": len({each.tenant for each in self.outcomes}),
-            "rows_inserted": sum(each.inserted for each in self.delivered),
-            "rows_deleted": sum(each.deleted for each in self.delivered),
-            "bytes": sum(each.bytes for each in self.delivered),
+            "tenants": len({outcome.tenant for outcome in self.outcomes}),
+            "rows_inserted": sum(delivery.inserted for delivery in self.delivered),
+            "rows_deleted": sum(delivery.deleted for delivery in self.delivered),
+            "bytes": sum(delivery.bytes for delivery in self.delivered),
         }
 
 
-def clickhouse_schema(store: IndexStore) -> dg.TableSchema:
+def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     """The index's columns with their ClickHouse types."""
-    types = store.shape.column_types()
+    types = store.shape.get_column_types()
     return dg.TableSchema(
         [
-            dg.TableColumn(name=f.name, type=types[f.name], description=f.comment or None)
-            for f in store.shape.fields
+            dg.TableColumn(
+                name=field.name, type=types[field.name], description=field.comment or None
+            )
+            for field in store.shape.fields
         ]
     )
 
 
-def shown(outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]) -> dict[str, Any]:
+def build_outcome_metadata(
+    outcome: PendingCommit | InStepJob, tables: dict[int, Mapping[str, Any]]
+) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
-    `tables` keeps what ClickHouse says about a table, for deliveries that share it.
+    `tables` caches what ClickHouse says about a table, for deliveries that share it.
     """
-    if isinstance(outcome, InStep):
-        return dict(in_step(outcome.job))
+    if isinstance(outcome, InStepJob):
+        return dict(build_in_step_metadata(outcome.job))
     store = outcome.store
     if store is None:
-        return _delivered(outcome)
+        return _build_delivery_metadata(outcome)
     if id(store) not in tables:
-        tables[id(store)] = _table(store)
-    return {**_delivered(outcome), **tables[id(store)]}
+        tables[id(store)] = _read_table_metadata(store)
+    return {**_build_delivery_metadata(outcome), **tables[id(store)]}
 
 
-def _delivered(delivery: Delivery) -> dict[str, Any]:
+def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
-    # Not the time now: Dagster stores events one by one, maybe long after rows were searchable.
+    # Not the current time: Dagster stores events one by one, maybe long after rows were searchable.
     assert delivery.published is not None
     lag = (delivery.published - delivery.to.at).total_seconds()
     return {
@@ -195,17 +209,17 @@ def _delivered(delivery: Delivery) -> dict[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
-        **told_metadata(delivery.told_in_all),
+        **build_consumer_metadata(delivery.total_report),
     }
 
 
-def in_step(job: Job) -> Mapping[str, Any]:
-    """The metadata of the materialization of a job that had nothing to catch up with."""
-    at = job.watermark
+def build_in_step_metadata(job: Job) -> Mapping[str, Any]:
+    """The materialization metadata of a job that was in step already."""
+    watermark = job.watermark
     return {
-        "from_version": at.version,
-        "to_version": at.version,
-        "source_time": dg.MetadataValue.timestamp(at.at),
+        "from_version": watermark.version,
+        "to_version": watermark.version,
+        "source_time": dg.MetadataValue.timestamp(watermark.at),
         "read": dg.MetadataValue.text("nothing: already in step with the source"),
         "rows_inserted": 0,
         "rows_deleted": 0,
@@ -213,13 +227,13 @@ def in_step(job: Job) -> Mapping[str, Any]:
     }
 
 
-def _table(store: IndexStore) -> Mapping[str, Any]:
-    lost: list[str] = []
-    # The rows are served already: a ClickHouse that has gone since must not fail the run.
+def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
+    lost_columns: list[str] = []
+    # The rows are served already: a ClickHouse that has stopped since must not fail the run.
     with suppress(IscpError):
-        lost = store.lost()
+        lost_columns = store.list_lost_columns()
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
-        "dagster/column_schema": clickhouse_schema(store),
-        **({"lost_columns": lost} if lost else {}),
+        "dagster/column_schema": build_clickhouse_schema(store),
+        **({"lost_columns": lost_columns} if lost_columns else {}),
     }

@@ -1,6 +1,6 @@
 """The Dagster jobs that the runner starts: for one tenant's indexes, and for everything else.
 
-A run of assets is for one partition. A commit that changed many tenants gets one run of an op,
+A run of assets has one partition. A commit that changed several tenants gets one run of an op,
 which reports each tenant's materializations; jobs that no index declares run in that op too.
 """
 
@@ -11,16 +11,20 @@ from typing import Any
 import dagster as dg
 
 from iscp_dagster.location import names
-from iscp_dagster.location.assets.io_manager import Outcomes, needed, writer_of
-from iscp_dagster.location.assets.iterations import InStep, Iterations, report
-from iscp_dagster.location.assets.reporting import Success, iterated, unreported
+from iscp_dagster.location.assets.io_manager import (
+    ConsumerOutcomes,
+    get_index_writer,
+    get_required_resources,
+)
+from iscp_dagster.location.assets.iterations import InStepJob, Iterations, raise_failures
+from iscp_dagster.location.assets.reporting import ServedOutcome, find_unreported_jobs, sync_tenants
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
-from iscp_dagster.location.working import working
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.location.working import renew_run_lease
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 Startable = UnresolvedAssetJobDefinition | dg.JobDefinition
 """A Dagster job that the runner may start."""
@@ -31,52 +35,56 @@ FORGOTTEN = (
 )
 
 
-def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
-    """The Dagster job of the declared indexes and triggers; a run selects those that take part."""
-    keys = [names.job_key(source, each.name) for each in source.consumers]
+def build_sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
+    """The Dagster job of the declared indexes and triggers; a run selects some of them."""
+    keys = [names.get_job_asset_key(source, consumer.name) for consumer in source.consumers]
     return dg.define_asset_job(
-        names.sync_job_name(source),
+        names.get_sync_job_name(source),
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Brings indexes of `{source.name}` in step, one tenant per run.",
     )
 
 
-def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) -> dg.JobDefinition:
-    """The Dagster job for many tenants, and for jobs that no index declares.
+def build_batch_sync_job(
+    source: SourceTable, resources: Mapping[str, Any], pool: str
+) -> dg.JobDefinition:
+    """The Dagster job for several tenants, and for jobs that no index declares.
 
-    Started by a person, it brings all tenants in step, or the one that a tag names.
+    Started by a person, it brings all tenants in step, or only the tenant in a tag.
     """
 
     @dg.op(
-        name=f"{names.tenants_job_name(source)}_op",
+        name=f"{names.get_batch_sync_job_name(source)}_op",
         out={
-            each.name: dg.Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
-            for each in source.consumers
+            consumer.name: dg.Out(
+                io_manager_key=get_consumer_kind(consumer.kind).io_manager, is_required=False
+            )
+            for consumer in source.consumers
         },
-        required_resource_keys=needed(source),
+        required_resource_keys=get_required_resources(source),
         pool=pool,
     )
-    def iterate_tenants(context: dg.OpExecutionContext) -> Iterator[dg.Output[Outcomes]]:
-        deployment: Deployment = context.resources.iscp.deployment()
-        iterations = _iterations(context, deployment, source)
+    def iterate_tenants(context: dg.OpExecutionContext) -> Iterator[dg.Output[ConsumerOutcomes]]:
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        iterations = _build_iterations(context, deployment, source)
 
-        def news(served: Sequence[Success]) -> Sequence[Success]:
-            """What Dagster has not been told yet: jobs in step are not reported again."""
-            in_step = [each.job for each in served if isinstance(each, InStep)]
-            brought = [each for each in served if isinstance(each, Delivery)]
-            return [*brought, *unreported(context.instance, source, in_step)]
+        def select_unreported(served: Sequence[ServedOutcome]) -> Sequence[ServedOutcome]:
+            """The outcomes that Dagster does not have yet: jobs in step are not reported again."""
+            in_step = [outcome.job for outcome in served if isinstance(outcome, InStepJob)]
+            delivered = [outcome for outcome in served if isinstance(outcome, PendingCommit)]
+            return [*delivered, *find_unreported_jobs(context.instance, source, in_step)]
 
         mark_by_hand(context.instance, context.run)
-        with working(deployment, context.run):
-            told, failed = iterated(context, iterations, news)
+        with renew_run_lease(deployment, context.run):
+            reported, failed = sync_tenants(context, iterations, select_unreported)
         for consumer in source.consumers:
-            if mine := [each for each in told if each.job_name == consumer.name]:
-                yield dg.Output(Outcomes(outcomes=mine), output_name=consumer.name)
-        report(failed)
+            if outcomes := [outcome for outcome in reported if outcome.job_name == consumer.name]:
+                yield dg.Output(ConsumerOutcomes(outcomes=outcomes), output_name=consumer.name)
+        raise_failures(failed)
 
     @dg.job(
-        name=names.tenants_job_name(source),
-        # Bound here, or Dagster copies the sensor to bind them, and warns about its own copy.
+        name=names.get_batch_sync_job_name(source),
+        # Bound here, or Dagster copies the sensor to bind them, and warns about the copy.
         resource_defs=resources,
         executor_def=dg.in_process_executor,
         description=f"Brings indexes of `{source.name}` in step, for all due tenants in one run, "
@@ -88,49 +96,56 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     return iterate_job
 
 
-def _iterations(
+def _build_iterations(
     context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> Iterations:
-    """The run's iterations; by hand they are for the tenant that the tag names, else for all.
+    """The run's iterations; by hand for the tenant in the tag, or for all tenants.
 
-    A run that executes a dispatched one again has no more tenants than that one had.
+    A re-execution of a dispatched run has only its tenants.
     """
-    found = Iterations.of(
+    iterations = Iterations.from_run(
         context.run,
         context.instance,
         deployment=deployment,
         source=source,
         tenants=(),
-        chosen=source.consumers,
+        consumers=source.consumers,
         undeclared=True,
         warn=context.log.warning,
-        writer=writer_of(context, source),
+        writer=get_index_writer(context, source),
     )
-    if found.dispatch is not None:
-        return found
+    if iterations.dispatch is not None:
+        return iterations
     if tenant := context.run.tags.get(names.TENANT_TAG):
-        return replace(found, tenants=[tenant])
+        return replace(iterations, tenants=[tenant])
     dispatch = context.run.tags.get(DISPATCH_TAG)
-    return replace(found, tenants=_repeated(found, dispatch) if dispatch else _everyone(found))
+    return replace(
+        iterations,
+        tenants=_read_repeated_tenants(iterations, dispatch)
+        if dispatch
+        else _list_all_tenants(iterations),
+    )
 
 
-def _repeated(its: Iterations, dispatch: str) -> list[str]:
-    """The tenants of the run that is executed again, also when later runs took their jobs."""
-    had = its.deployment.log.tenants_of_runs(its.repeats)
-    if not had:
+def _read_repeated_tenants(iterations: Iterations, dispatch: str) -> list[str]:
+    """The tenants of the run that is re-executed, even if later runs took their jobs."""
+    tenants = iterations.deployment.log.read_run_tenants(iterations.repeats)
+    if not tenants:
         raise dg.Failure(FORGOTTEN.format(dispatch=dispatch), allow_retries=False)
-    return sorted(had)
+    return sorted(tenants)
 
 
-def _everyone(its: Iterations) -> list[str]:
-    """All tenants that have rows or jobs."""
-    table_id = its.delta_log.table_id()
-    return sorted({*its.delta_log.tenants(), *its.deployment.log.tenants(table_id)})
+def _list_all_tenants(iterations: Iterations) -> list[str]:
+    """All tenants with rows or jobs."""
+    table_id = iterations.delta_log.get_table_id()
+    return sorted(
+        {*iterations.delta_log.list_tenants(), *iterations.deployment.log.list_tenants(table_id)}
+    )
 
 
-def jobs_of(
+def build_startable_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], pool: str
 ) -> list[Startable]:
     """All Dagster jobs that the runner may start."""
-    declared = [sync_job(source) for source in sources if source.consumers]
-    return [*declared, *(tenants_job(source, resources, pool) for source in sources)]
+    declared = [build_sync_job(source) for source in sources if source.consumers]
+    return [*declared, *(build_batch_sync_job(source, resources, pool) for source in sources)]

@@ -1,4 +1,4 @@
-"""What a run does: iterate the jobs it was started for."""
+"""The iterations of a run: it iterates the jobs it was started for."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 
-from iscp_dagster.delta.feed import Feed
+from iscp_dagster.delta.feed import ChangeFeed
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.iterations import Failed, Iteration, iterates_alone
-from iscp_dagster.location.executor import nameless
+from iscp_dagster.joblog.iterations import FailedStep, Iteration, needs_own_scan
+from iscp_dagster.location.executor import format_no_tenant_message
 from iscp_dagster.location.internals import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
-from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.tables import Consuming, SourceTable
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
+from iscp_dagster.model.declared.tables import DeclaredConsumer, SourceTable
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.planning.effective import effective, flush_jobs
-from iscp_dagster.planning.joining import Due, bounded, joined, parts
-from iscp_dagster.planning.newcomers import begun_before, reached
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
+from iscp_dagster.planning.joining import (
+    DueIteration,
+    bound_iteration,
+    join_iterations,
+    split_iteration,
+)
+from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
+from iscp_dagster.runs.named import DISPATCH_TAG, find_runs, get_run_names, is_first
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 MOST_SHOWN = 20
-"""Failures that a run's page names."""
+"""How many failures a run's page shows."""
 LEFT_OUT = (
     "[{code}] {job.name}, tenant {job.key.tenant!r}: left out, since run {job.run_id} is writing "
     "it, or has died less than a minute ago. Wait until that run has ended, or cancel it, then "
@@ -43,8 +48,8 @@ LEFT_OUT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class InStep:
-    """A job that a person asked for but that has nothing to catch up with: its rows stay."""
+class InStepJob:
+    """A job that a person requested but that is in step already: its rows stay."""
 
     job: Job
 
@@ -58,18 +63,18 @@ class InStep:
 
     @property
     def data_version(self) -> int:
-        """The data version that its rows were delivered with."""
+        """The data version of its rows."""
         return min(self.job.status.to or self.job.watermark, self.job.watermark).version
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A job that a person asked for but that another run is writing: it was left out."""
+class BusyJob:
+    """A job that a person requested but that was left out, since another run is writing it."""
 
     job: Job
 
 
-Outcome = Delivery | Failed | InStep | LeftOut
+JobOutcome = PendingCommit | FailedStep | InStepJob | BusyJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +82,9 @@ class Iterations:
     """The iterations of one run over `source`.
 
     A run that the runner dispatched takes the jobs that wait for it. A run that a person started
-    registers, repairs and takes over every job that is not being written right now: the jobs of
-    the `chosen` indexes and triggers, those of the run that it executes again, and with
-    `undeclared` those that nothing declares.
+    registers, repairs and takes over every job that is not being written right now: jobs of
+    its `consumers`, jobs of the run that it re-executes, and with `undeclared` jobs that nothing
+    declares.
     """
 
     deployment: Deployment
@@ -89,248 +94,268 @@ class Iterations:
     dispatch: str | None = None
     """The name of the runner's iteration that the run is for; None if a person started it."""
     repeats: frozenset[str] = frozenset()
-    """The names by which the ISCP log may know the run that this one executes again."""
-    chosen: Sequence[Consuming] = ()
+    """The names that the re-executed run may have in the ISCP log."""
+    consumers: Sequence[DeclaredConsumer] = ()
     undeclared: bool = False
     warn: Callable[[str], None]
     writer: IndexWriter | None = None
-    """The IO manager's; None: one of its own."""
+    """The IO manager's writer; None creates one."""
 
     @classmethod
-    def of(cls, run: DagsterRun, instance: DagsterInstance, **given: Any) -> Iterations:
-        """The iterations of a Dagster run; only the first run of a dispatch is the runner's."""
+    def from_run(cls, run: DagsterRun, instance: DagsterInstance, **arguments: Any) -> Iterations:
+        """The iterations of a Dagster run; only a dispatch's first run is the runner's."""
         dispatch, parent = run.tags.get(DISPATCH_TAG), run.tags.get(PARENT_RUN_ID_TAG)
         if dispatch is None or parent is not None or not is_first(instance, run, dispatch):
-            return cls(run_id=run.run_id, repeats=_before(run, instance), **given)
-        return cls(run_id=run.run_id, dispatch=dispatch, **given)
+            return cls(run_id=run.run_id, repeats=_list_repeated_names(run, instance), **arguments)
+        return cls(run_id=run.run_id, dispatch=dispatch, **arguments)
 
     @cached_property
     def delta_log(self) -> DeltaLog:
         """The source's log."""
-        return self.deployment.delta_log(self.source)
+        return self.deployment.make_delta_log(self.source)
 
     @cached_property
-    def planned(self) -> tuple[Iteration, ...]:
+    def queued_iterations(self) -> tuple[Iteration, ...]:
         """What the runner has queued for the run, for the table that exists now."""
-        return self._queued(self.dispatch) if self.dispatch else ()
+        return self._read_queued_iterations(self.dispatch) if self.dispatch else ()
 
-    def _queued(self, dispatch: str) -> tuple[Iteration, ...]:
-        found = self.deployment.log.queued(dispatch)
-        return tuple(each for each in found if each.table_id == self.delta_log.table_id())
+    def _read_queued_iterations(self, dispatch: str) -> tuple[Iteration, ...]:
+        queued = self.deployment.log.list_queued(dispatch)
+        return tuple(
+            iteration for iteration in queued if iteration.table_id == self.delta_log.get_table_id()
+        )
 
     @cached_property
     def to(self) -> Moment:
-        """The moment that the run goes up to."""
-        return max(each.to for each in self.planned) if self.planned else self.delta_log.latest()
+        """The moment up to which the run iterates."""
+        ends = [iteration.to for iteration in self.queued_iterations]
+        return max(ends) if ends else self.delta_log.get_latest_moment()
 
-    def outcomes(self) -> Iterator[Sequence[Outcome]]:
-        """Yield each scan's outcomes once no claim of it is left; a Delivery has been published.
+    def iterate_jobs(self) -> Iterator[Sequence[JobOutcome]]:
+        """Yield each scan's outcomes when all its jobs have ended and its deliveries are published.
 
         If an error ends a scan, its outcomes so far come before the error. Jobs that another run
-        writes come last, as LeftOut. Raises Failure when a job that a person asked for can be
-        neither claimed nor left out.
+        writes come last, as BusyJob. Raises Failure if a requested job can be neither claimed nor
+        left out.
         """
         if self.dispatch is None:
-            yield from self._by_hand()
+            yield from self._iterate_by_hand()
         else:
-            yield from self._dispatched(self.dispatch)
+            yield from self._iterate_dispatched(self.dispatch)
 
-    def _dispatched(self, dispatch: str) -> Iterator[Sequence[Outcome]]:
-        """Iterate what waits for the run; if another run takes a job, still claim the others."""
-        waiting = self.planned
+    def _iterate_dispatched(self, dispatch: str) -> Iterator[Sequence[JobOutcome]]:
+        """Iterate the jobs that wait for the run; if another run takes one, claim the others."""
+        waiting = self.queued_iterations
         while waiting:
-            found, waiting = waiting, ()
+            attempted, waiting = waiting, ()
             try:
-                for iteration in found:
-                    yield from self._iterate(iteration)
+                for iteration in attempted:
+                    yield from self._run_iteration(iteration)
             except FenceError as error:
                 self.warn(f"The run has lost a job, by an interruption or to another run: {error}")
-                # Claimed jobs no longer wait; if the same ones wait, they would be refused again.
-                left = self._queued(dispatch)
-                waiting = () if left == found else left
+                # Claimed jobs no longer wait; the same ones would be refused again.
+                remaining = self._read_queued_iterations(dispatch)
+                waiting = () if remaining == attempted else remaining
 
-    def _by_hand(self) -> Iterator[Sequence[Outcome]]:
+    def _iterate_by_hand(self) -> Iterator[Sequence[JobOutcome]]:
         """Iterate in steps until the tenants' jobs reach `to`; yield only their last outcomes."""
         if not self.tenants:
             return
-        left, refused = self._begun_by_hand(), None
+        remaining, refused_fences = self._prepare_jobs(), None
         while True:
-            asked = [job for job in self._jobs() if job.key in left]
-            # Looked up again each time: another run may take a job, or end, meanwhile.
-            held = [job for job in asked if job.state is JobState.RUNNING]
-            ours = [job for job in asked if job.state is not JobState.RUNNING]
-            due = joined(self._next_by_hand(ours), self.delta_log)
+            requested = [job for job in self._read_jobs() if job.key in remaining]
+            # Read again each time: another run may take a job, or end, meanwhile.
+            running = [job for job in requested if job.state is JobState.RUNNING]
+            claimable = [job for job in requested if job.state is not JobState.RUNNING]
+            due = join_iterations(self._plan_next_jobs(claimable), self.delta_log)
             if not due:
                 break
             try:
-                yield from self._steps(due, left)
+                yield from self._take_steps(due, remaining)
             except FenceError as error:
-                fences = {job.key: job.seq for job in asked}
-                if fences == refused:
+                fences = {job.key: job.seq for job in requested}
+                if fences == refused_fences:
                     raise Failure(str(error), allow_retries=False) from error
-                refused = fences
-                free(self.deployment, ours)
-        if asked:
-            yield [*(InStep(job=job) for job in ours), *(LeftOut(job=job) for job in held)]
+                refused_fences = fences
+                make_startable(self.deployment, claimable)
+        if requested:
+            yield [
+                *(InStepJob(job=job) for job in claimable),
+                *(BusyJob(job=job) for job in running),
+            ]
 
-    def _begun_by_hand(self) -> set[JobKey]:
-        """Register, free and flush the jobs that the person asked for; returns them."""
-        table_id = self.delta_log.table_id(self.to.version)
-        register(self.deployment, self.source, table_id, self.tenants, self.chosen)
-        jobs = self._jobs()
-        asked = self._asked_of(jobs)
-        free(self.deployment, [job for job in jobs if job.key in asked])
-        jobs = self._jobs()
-        flush_jobs(self.deployment.log, jobs, effective(self.delta_log, jobs, self.to))
-        return asked
+    def _prepare_jobs(self) -> set[JobKey]:
+        """Register, free and flush the requested jobs; returns their keys."""
+        table_id = self.delta_log.get_table_id(self.to.version)
+        register_jobs(self.deployment, self.source, table_id, self.tenants, self.consumers)
+        jobs = self._read_jobs()
+        requested = self._select_requested_keys(jobs)
+        make_startable(self.deployment, [job for job in jobs if job.key in requested])
+        jobs = self._read_jobs()
+        flush_jobs(self.deployment.log, jobs, compute_effective_jobs(self.delta_log, jobs, self.to))
+        return requested
 
-    def _jobs(self) -> list[Job]:
-        table_id = self.delta_log.table_id(self.to.version)
-        return self.deployment.log.jobs(table_id=table_id, tenants=self.tenants)
+    def _read_jobs(self) -> list[Job]:
+        table_id = self.delta_log.get_table_id(self.to.version)
+        return self.deployment.log.list_jobs(table_id=table_id, tenants=self.tenants)
 
-    def _steps(self, due: Sequence[Due], left: set[JobKey]) -> Iterator[Sequence[Outcome]]:
-        """Take one step of each; jobs that are finished leave `left`."""
-        for each in due:
-            each.flush(self.deployment.log)
-            for outcomes in self._iterate(each.iteration):
-                last = [one for one in outcomes if self._is_last(one)]
-                left -= {one.claim.key for one in last}
-                if last:
-                    yield last
+    def _take_steps(
+        self, due: Sequence[DueIteration], remaining: set[JobKey]
+    ) -> Iterator[Sequence[JobOutcome]]:
+        """Take one step of each; removes finished jobs from `remaining`."""
+        for step in due:
+            step.flush(self.deployment.log)
+            for outcomes in self._run_iteration(step.iteration):
+                ended = [outcome for outcome in outcomes if self._is_last(outcome)]
+                remaining -= {outcome.claim.key for outcome in ended}
+                if ended:
+                    yield ended
 
-    def _is_last(self, outcome: Delivery | Failed) -> bool:
-        return isinstance(outcome, Failed) or outcome.to.version >= self.to.version
+    def _is_last(self, outcome: PendingCommit | FailedStep) -> bool:
+        return isinstance(outcome, FailedStep) or outcome.to.version >= self.to.version
 
-    def _asked_of(self, jobs: Collection[Job]) -> set[JobKey]:
-        """The jobs of the tenants that the person asked for."""
-        declared_ = {each.name for each in self.source.consumers}
-        chosen = {each.name for each in self.chosen}
+    def _select_requested_keys(self, jobs: Collection[Job]) -> set[JobKey]:
+        """The keys of the jobs that the person requested."""
+        declared_names = {consumer.name for consumer in self.source.consumers}
+        chosen_names = {consumer.name for consumer in self.consumers}
         return {
             job.key
             for job in jobs
-            if job.key.job_name in chosen
+            if job.key.job_name in chosen_names
             or job.run_id in self.repeats
-            or (self.undeclared and job.key.job_name not in declared_)
+            or (self.undeclared and job.key.job_name not in declared_names)
         }
 
-    def _next_by_hand(self, jobs: Collection[Job]) -> list[Due]:
-        """What is due next: service consumers, whose handlers may be slow, once all others are not.
+    def _plan_next_jobs(self, jobs: Collection[Job]) -> list[DueIteration]:
+        """What is due next: service consumers, whose handlers may be slow, after all others.
 
         Empty if no job lags.
         """
-        services = [job for job in jobs if iterates_alone(job)]
-        others = [job for job in jobs if not iterates_alone(job)]
-        return self._furthest_behind(others) or self._furthest_behind(services)
+        services = [job for job in jobs if needs_own_scan(job)]
+        others = [job for job in jobs if not needs_own_scan(job)]
+        return self._plan_lagging_jobs(others) or self._plan_lagging_jobs(services)
 
-    def _furthest_behind(self, jobs: Collection[Job]) -> list[Due]:
+    def _plan_lagging_jobs(self, jobs: Collection[Job]) -> list[DueIteration]:
         """Each tenant's jobs that lag most, due up to `to` or a first step; empty if none lags."""
-        found, feed = [], Feed(log=self.delta_log)
-        for _, group in groupby(sorted(jobs, key=_tenant), key=_tenant):
-            members = list(group)
-            lowest = min(job.watermark.version for job in members)
+        due, feed = [], ChangeFeed(log=self.delta_log)
+        for _, group in groupby(sorted(jobs, key=_get_tenant), key=_get_tenant):
+            tenant_jobs = list(group)
+            lowest = min(job.watermark.version for job in tenant_jobs)
             if lowest < self.to.version:
-                last = [job for job in members if job.watermark.version == lowest]
-                whole = Iteration.of(last, self.to)
-                step = bounded(self.deployment, feed, whole, last)
-                found.append(Due(iteration=step, jobs=last, cut=step.to < whole.to))
-        return found
+                lagging = [job for job in tenant_jobs if job.watermark.version == lowest]
+                iteration = Iteration.from_jobs(lagging, self.to)
+                step = bound_iteration(self.deployment, feed, iteration, lagging)
+                due.append(DueIteration(iteration=step, jobs=lagging, cut=step.to < iteration.to))
+        return due
 
-    def _iterate(self, iteration: Iteration) -> Iterator[list[Delivery | Failed]]:
-        for some in parts(iteration, self.delta_log):
-            found = iterate(
+    def _run_iteration(self, iteration: Iteration) -> Iterator[list[PendingCommit | FailedStep]]:
+        for part in split_iteration(iteration, self.delta_log):
+            outcomes = iterate(
                 self.deployment,
                 self.source,
-                some,
+                part,
                 run_id=self.run_id,
                 queued_as=self.dispatch,
                 delta_log=self.delta_log,
                 writer=self.writer,
             )
-            with closing(found):
-                yield from _gathered(found)
+            with closing(outcomes):
+                yield from _gather_outcomes(outcomes)
 
 
-def _before(run: DagsterRun, instance: DagsterInstance) -> frozenset[str]:
-    """All names of the runs that this one repeats: its parent, and others of its dispatch."""
+def _list_repeated_names(run: DagsterRun, instance: DagsterInstance) -> frozenset[str]:
+    """All names of the runs that this one repeats: its parent and others of its dispatch."""
     tags = (DISPATCH_TAG, PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG)
-    known = {run.tags[tag] for tag in tags if tag in run.tags}
-    runs = runs_named(instance, known)
-    return frozenset(known | {name for each in runs for name in names_of(each)} - {run.run_id})
+    names = {run.tags[tag] for tag in tags if tag in run.tags}
+    runs = find_runs(instance, names)
+    return frozenset(
+        names | {name for repeated in runs for name in get_run_names(repeated)} - {run.run_id}
+    )
 
 
-def _gathered(found: Iterator[Delivery | Failed]) -> Iterator[list[Delivery | Failed]]:
-    """All outcomes at once; if an error ends them, those before it, then the error."""
-    done: list[Delivery | Failed] = []
+def _gather_outcomes(
+    outcomes: Iterator[PendingCommit | FailedStep],
+) -> Iterator[list[PendingCommit | FailedStep]]:
+    """All outcomes at once; after an error, the outcomes before it, then the error."""
+    collected: list[PendingCommit | FailedStep] = []
     error: Exception | None = None
     try:
-        for outcome in found:
-            done.append(outcome)  # noqa: PERF402 - an error must not lose those before it
+        for outcome in outcomes:
+            collected.append(outcome)  # noqa: PERF402 - an error must not lose earlier ones
     except Exception as raised:  # noqa: BLE001 - raised again below
         error = raised
-    if done:
-        yield done
+    if collected:
+        yield collected
     if error is not None:
         raise error
 
 
-def register(
+def register_jobs(
     deployment: Deployment,
     source: SourceTable,
     table_id: str,
     tenants: Collection[str],
-    chosen: Sequence[Consuming],
+    consumers: Sequence[DeclaredConsumer],
 ) -> None:
-    """Register the chosen jobs for the current table, and unregister those of earlier ones."""
+    """Register the chosen jobs for the current table, and unregister jobs of earlier ones."""
     log = deployment.log
     check_sole(deployment, source, table_id, tenants)
-    named, standing = declared(source, chosen), log.standing()
-    specs = {name: standing.get(name, spec) for name, spec in named.items()}
-    rows = new_jobs(table_id, tenants, specs)
-    early = [each for each in chosen if consumer_kind(each.kind).begins_before_first_commit]
-    if auto := {each.name for each in early if each.auto_register}:
-        delta_log = deployment.delta_log(source)
-        after = reached(log, delta_log, table_id)
-        rows = begun_before(
-            rows, log, delta_log, {name: after[name] for name in auto & after.keys()}
+    declared, standing = make_job_specs(source, consumers), log.list_standing()
+    specs = {name: standing.get(name, spec) for name, spec in declared.items()}
+    rows = make_new_jobs(table_id, tenants, specs)
+    early_consumers = [
+        consumer
+        for consumer in consumers
+        if get_consumer_kind(consumer.kind).begins_before_first_commit
+    ]
+    if auto_names := {consumer.name for consumer in early_consumers if consumer.auto_register}:
+        delta_log = deployment.make_delta_log(source)
+        moments = find_latest_moments(log, delta_log, table_id)
+        rows = set_first_watermarks(
+            rows, log, delta_log, {name: moments[name] for name in auto_names & moments.keys()}
         )
     log.register_many(rows)
     for name in specs:
-        for job in log.jobs(tenants=tenants, name=name):
+        for job in log.list_jobs(tenants=tenants, name=name):
             if job.key.table_id != table_id:
                 log.unregister(job.key.tenant, name, job.key.table_id)
 
 
-def free(deployment: Deployment, jobs: Collection[Job]) -> None:
-    """Make the jobs startable by hand: cancel those that are queued, repair those in error."""
+def make_startable(deployment: Deployment, jobs: Collection[Job]) -> None:
+    """Make the jobs startable by hand: cancel queued ones, repair ones in error."""
     queued = {job.key: job.seq for job in jobs if job.state is JobState.PENDING}
-    # `seen` spares jobs whose run has begun since.
-    deployment.log.cancel(queued, seen=queued)
+    # `expected_seqs` spares jobs whose run has started since.
+    deployment.log.cancel(queued, expected_seqs=queued)
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 
 
-def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]:
-    """The tenants that a run is for. Raises Failure if it names none."""
+def get_run_tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:
+    """The tenants of a run. Raises Failure if it names none."""
     if not (context.has_partition_key or context.has_partition_key_range):
-        raise Failure(nameless(source.name), allow_retries=False)
+        raise Failure(format_no_tenant_message(source.name), allow_retries=False)
     return list(context.partition_keys)
 
 
-def report(outcomes: Sequence[Outcome]) -> None:
-    """Raise Failure that names what failed or was left out, if anything was."""
-    lines = [_line(each) for each in outcomes if isinstance(each, Failed | LeftOut)]
+def raise_failures(outcomes: Sequence[JobOutcome]) -> None:
+    """Raise Failure with what failed or was left out, if anything."""
+    lines = [
+        _format_failure(outcome)
+        for outcome in outcomes
+        if isinstance(outcome, FailedStep | BusyJob)
+    ]
     if lines:
-        more = len(lines) - MOST_SHOWN
-        shown = lines[:MOST_SHOWN]
-        shown += [f"And {more} more; `iscp job list` shows all."] if more > 0 else []
-        raise Failure("\n".join(shown), allow_retries=False)
+        omitted = len(lines) - MOST_SHOWN
+        shown_lines = lines[:MOST_SHOWN]
+        shown_lines += [f"And {omitted} more; `iscp job list` shows all."] if omitted > 0 else []
+        raise Failure("\n".join(shown_lines), allow_retries=False)
 
 
-def _line(outcome: Failed | LeftOut) -> str:
-    if isinstance(outcome, LeftOut):
+def _format_failure(outcome: FailedStep | BusyJob) -> str:
+    if isinstance(outcome, BusyJob):
         return LEFT_OUT.format(code=FenceError.code, job=outcome.job)
     claim = outcome.claim
     return f"[{outcome.code}] {claim.name}, tenant {claim.key.tenant!r}: {outcome.message}"
 
 
-def _tenant(job: Job) -> str:
+def _get_tenant(job: Job) -> str:
     return job.key.tenant

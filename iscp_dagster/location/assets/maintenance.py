@@ -1,4 +1,4 @@
-"""The hourly jobs and their schedules; a person can launch them in the UI as well."""
+"""The hourly jobs and their schedules; a person can also launch them in the UI."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,25 +8,29 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from iscp_dagster.location.assets.data_versions import event_type
+from iscp_dagster.location.assets.data_versions import get_version_event_type
 from iscp_dagster.location.assets.reporting import report_indexes
-from iscp_dagster.location.names import source_key, sync_job_name, tenants_job_name
-from iscp_dagster.location.working import working
+from iscp_dagster.location.names import (
+    get_batch_sync_job_name,
+    get_source_asset_key,
+    get_sync_job_name,
+)
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.variables import KEEP_RUNS_DAYS
 from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.writing.serving import Served, serve_all
+from iscp_dagster.sync.writing.serving import ServeResult, serve_all
 from iscp_dagster.upkeep import maintenance
-from iscp_dagster.upkeep.outbox import EVENTS, prune_events
+from iscp_dagster.upkeep.outbox import EVENT_RETENTION, prune_events
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
 REPORT = "iscp_report_indexes"
-RUN_BY = (sync_job_name, tenants_job_name)
+RUN_BY = (get_sync_job_name, get_batch_sync_job_name)
 MOST_RUNS = 2_000
-"""The most runs pruned at a time; each takes Dagster some 20 ms."""
+"""The most runs pruned at a time; each takes Dagster about 20 ms."""
 
 
 class CollectConfig(dg.Config):
@@ -34,15 +38,15 @@ class CollectConfig(dg.Config):
 
     dry_run: bool = Field(default=False, description="List what would be deleted; delete nothing.")
     keep_hours: float = Field(
-        default=maintenance.KEPT / timedelta(hours=1),
+        default=maintenance.JOB_RETENTION / timedelta(hours=1),
         description="Hours to keep unregistered jobs and their data.",
     )
     history_days: float = Field(
-        default=maintenance.HISTORY / timedelta(days=1),
+        default=maintenance.HISTORY_RETENTION / timedelta(days=1),
         description="Days to keep the history of jobs.",
     )
     events_days: float = Field(
-        default=EVENTS / timedelta(days=1),
+        default=EVENT_RETENTION / timedelta(days=1),
         description="Days to keep events that were delivered or became dead letters.",
     )
 
@@ -59,43 +63,47 @@ class PruneConfig(dg.Config):
     )
 
 
-def maintenance_jobs(
+def build_maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
 ) -> list[dg.JobDefinition]:
-    """The flush of watermarks, the collection of garbage, the pruning of runs, and the report."""
+    """The jobs that flush watermarks, collect garbage, prune runs, and report indexes."""
 
     @dg.op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: dg.OpExecutionContext) -> None:
-        deployment: Deployment = context.resources.iscp.deployment()
-        with working(deployment, context.run):
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        with renew_run_lease(deployment, context.run):
             flushed = maintenance.flush_watermarks(deployment, sources)
-        context.log.info("Moved %s.", flushed.moved)
-        context.add_output_metadata({"moved": sum(flushed.moved.values())})
+        context.log.info("Moved %s.", flushed.moved_jobs)
+        context.add_output_metadata({"moved": sum(flushed.moved_jobs.values())})
         if flushed.problems:
             raise dg.Failure("\n".join(flushed.problems), allow_retries=False)
 
     @dg.op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: dg.OpExecutionContext, config: CollectConfig) -> None:
-        deployment: Deployment = context.resources.iscp.deployment()
-        forgotten, pruned, events, served = 0, 0, 0, Served()
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        forgotten, pruned, events, served = 0, 0, 0, ServeResult()
         problems: list[str] = []
-        with working(deployment, context.run):
-            found = maintenance.garbage(deployment, sources, timedelta(hours=config.keep_hours))
+        with renew_run_lease(deployment, context.run):
+            garbage = maintenance.find_garbage(
+                deployment, sources, timedelta(hours=config.keep_hours)
+            )
             if not config.dry_run:
-                with _noted(problems):
-                    forgotten = maintenance.collect(deployment, sources, found)
-                with _noted(problems):
+                with _record_problem(problems):
+                    forgotten = maintenance.collect(deployment, sources, garbage)
+                with _record_problem(problems):
                     pruned = maintenance.prune_history(
                         deployment, timedelta(days=config.history_days)
                     )
-                with _noted(problems):
+                with _record_problem(problems):
                     events = prune_events(deployment, timedelta(days=config.events_days))
                 served = serve_all(deployment, sources)
                 problems += [*served.problems, *maintenance.clear_staging(deployment, sources)]
-        lines = [f"- {each.job.name} of {each.job.key.tenant}: {each.drops}" for each in found]
+        lines = [
+            f"- {entry.job.name} of {entry.job.key.tenant}: {entry.drops}" for entry in garbage
+        ]
         context.add_output_metadata(
             {
-                "served": [str(each) for each in served.indexes],
+                "served": [str(index) for index in served.indexes],
                 "found": dg.MetadataValue.md("\n".join(lines) or "nothing"),
                 "jobs": forgotten,
                 "history": pruned,
@@ -107,14 +115,14 @@ def maintenance_jobs(
 
     @dg.op(name=f"{PRUNE}_op", required_resource_keys={"iscp"})
     def prune(context: dg.OpExecutionContext, config: PruneConfig) -> None:
-        deployment: Deployment = context.resources.iscp.deployment()
-        kept = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
-        with working(deployment, context.run):
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        retention = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
+        with renew_run_lease(deployment, context.run):
             pruned = prune_runs(
                 context.instance,
-                before=datetime.now(timezone.utc) - kept,
+                before=datetime.now(timezone.utc) - retention,
                 jobs={name(source) for source in sources for name in RUN_BY},
-                assets=events_to_keep(context.instance, sources),
+                assets=find_kept_event_types(context.instance, sources),
                 most=MOST_RUNS,
                 dry_run=config.dry_run,
             )
@@ -148,23 +156,25 @@ def maintenance_jobs(
     def prune_job() -> None:
         prune()
 
-    return [flush_job, collect_job, prune_job, _report_job(sources, resources)]
+    return [flush_job, collect_job, prune_job, _build_report_job(sources, resources)]
 
 
 @contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
-    """Add an error to the problems: one step of the upkeep stops no other."""
+def _record_problem(problems: list[str]) -> Iterator[None]:
+    """Add an error to the problems: a failed step must not stop the others."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the run fails at its end with all problems
         problems.append(str(as_ours(error)))
 
 
-def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) -> dg.JobDefinition:
+def _build_report_job(
+    sources: Sequence[SourceTable], resources: Mapping[str, Any]
+) -> dg.JobDefinition:
     @dg.op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
     def report(context: dg.OpExecutionContext) -> None:
-        deployment: Deployment = context.resources.iscp.deployment()
-        with working(deployment, context.run):
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        with renew_run_lease(deployment, context.run):
             reported, problems = report_indexes(context, deployment, sources)
         context.add_output_metadata({"reported": sum(reported.values())})
         if problems:
@@ -183,28 +193,30 @@ def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) ->
     return report_job
 
 
-def events_to_keep(
+def find_kept_event_types(
     instance: dg.DagsterInstance, sources: Sequence[SourceTable]
 ) -> dict[dg.AssetKey, dg.DagsterEventType]:
-    """The type of event by which Dagster compares each table and index, undeclared ones too."""
+    """The event type by which Dagster compares each table and index, including undeclared ones."""
     indexes = {
         key: dg.DagsterEventType.ASSET_MATERIALIZATION
         for source in sources
         for key in instance.get_asset_keys(prefix=[source.database])
         if key.path[-1].startswith(f"{source.table}_")
     }
-    return indexes | {source_key(source): event_type(source) for source in sources}
+    return indexes | {
+        get_source_asset_key(source): get_version_event_type(source) for source in sources
+    }
 
 
-def hourly(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
+def build_hourly_schedules(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
     """Run each Dagster job every hour, ten minutes apart."""
     return [
         dg.ScheduleDefinition(
-            name=f"{each.name}_hourly",
-            job=each,
-            description=each.description,
+            name=f"{job.name}_hourly",
+            job=job,
+            description=job.description,
             cron_schedule=f"{7 + 10 * number} * * * *",
             default_status=dg.DefaultScheduleStatus.RUNNING,
         )
-        for number, each in enumerate(jobs)
+        for number, job in enumerate(jobs)
     ]

@@ -14,10 +14,10 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.outbox import numbers_of
+from iscp_dagster.upkeep.outbox import describe_events
 
 
-def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
+def build_delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
     """The source's columns with their Delta types."""
     return TableSchema(
         [
@@ -32,53 +32,56 @@ def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
     )
 
 
-def facts_if_known(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
-    """The facts of `log_facts`; none if they cannot be read, so that other news still go out."""
+def try_read_log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
+    """The facts of `read_log_facts`; empty if unreadable, so that other news are still reported."""
     try:
-        return log_facts(delta_log, version)
-    except Exception:  # noqa: BLE001 - whoever reads the log next reports the error
+        return read_log_facts(delta_log, version)
+    except Exception:  # noqa: BLE001 - the next reader of the log reports the error
         return {}
 
 
-def log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
+def read_log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
     """The table's commit, identity and columns as of `version` (None: the latest).
 
-    Does not look at its files.
+    Does not read its data files.
     """
-    commit = delta_log.latest() if version is None else delta_log.moment(version)
+    commit = delta_log.get_latest_moment() if version is None else delta_log.get_moment(version)
     return {
         "source_time": MetadataValue.timestamp(commit.at),
-        "table_id": delta_log.table_id(version),
+        "table_id": delta_log.get_table_id(version),
         "path": MetadataValue.path(delta_log.location),
-        "dagster/column_schema": delta_schema(delta_log.facts(version).fields),
+        "dagster/column_schema": build_delta_schema(delta_log.get_facts(version).fields),
     }
 
 
-def events_if_known(deployment: Deployment, source: SourceTable, name: str) -> Mapping[str, Any]:
-    """What became of a trigger's events; nothing for an index, or if it cannot be read."""
-    found: dict[str, Any] = {}
-    # The events are recorded already: a log that has gone since must not fail the run.
+def try_read_event_counts(
+    deployment: Deployment, source: SourceTable, name: str
+) -> Mapping[str, Any]:
+    """Counts of a trigger's events; empty for an index, or if they cannot be read."""
+    facts: dict[str, Any] = {}
+    # The events are recorded already: a log that has stopped since must not fail the run.
     with suppress(IscpError):
         for trigger in source.triggers:
             if trigger.name == name:
-                found = numbers_of(deployment, trigger)
-    if not found:
+                facts = describe_events(deployment, trigger)
+    if not facts:
         return {}
-    oldest, endpoints = found.pop("oldest_pending"), found.pop("endpoints")
+    oldest, endpoints = facts.pop("oldest_pending"), facts.pop("endpoints")
     if oldest is not None:
-        found["oldest_pending"] = MetadataValue.timestamp(oldest)
-    said = "; ".join(f"{name} {state}" for name, state in endpoints.items())
-    return {**found, "endpoints": MetadataValue.text(said)}
+        facts["oldest_pending"] = MetadataValue.timestamp(oldest)
+    states = "; ".join(f"{name} {state}" for name, state in endpoints.items())
+    return {**facts, "endpoints": MetadataValue.text(states)}
 
 
-def told_metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a consumer reported besides rows; of invocations, a table with a link to each."""
-    if INVOKED not in told:
-        return told
+def build_consumer_metadata(reported: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a consumer reported besides rows; invocations as a table with links."""
+    if INVOKED not in reported:
+        return reported
     lines = ["| versions | chunk | rows | invocation | status |", "|---|---|---|---|---|"]
-    for each in told[INVOKED]:
-        status = f"{each['status']}, was there already" if each["attached"] else each["status"]
-        link = f"[{each['id']}]({each['link']})"
-        chunk = f"{each['versions']} | {each['chunk']}"
-        lines.append(f"| {chunk} | {each['rows']} | {link} | {status} |")
-    return {**told, INVOKED: MetadataValue.md("\n".join(lines))}
+    for invocation in reported[INVOKED]:
+        attached = ", was there already" if invocation["attached"] else ""
+        status = f"{invocation['status']}{attached}"
+        link = f"[{invocation['id']}]({invocation['link']})"
+        chunk = f"{invocation['versions']} | {invocation['chunk']}"
+        lines.append(f"| {chunk} | {invocation['rows']} | {link} | {status} |")
+    return {**reported, INVOKED: MetadataValue.md("\n".join(lines))}

@@ -1,6 +1,6 @@
-"""What an index's rows were built from, as Dagster records it: tags on its materializations.
+"""Dagster's record of what an index's rows were built from: tags on its materializations.
 
-In a run of assets Dagster adds these tags itself; the run of a job without assets must add them.
+In a run of assets Dagster adds these tags itself; a run of a job without assets must add them.
 """
 
 from __future__ import annotations
@@ -10,51 +10,58 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance
 
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location import internals
-from iscp_dagster.location.assets.data_versions import event_type, reported
-from iscp_dagster.location.names import job_key, source_key
-from iscp_dagster.model.declared.lineage import parents
+from iscp_dagster.location.assets.data_versions import (
+    get_version_event_type,
+    read_reported_versions,
+)
+from iscp_dagster.location.names import get_job_asset_key, get_source_asset_key
+from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
 
 EARLIER = "1"
-"""Points to an event before all of a tenant's: Dagster compares the version there with the latest,
-and takes a missing pointer for the latest."""
+"""Points before all of a tenant's events: Dagster compares that version with the latest, and takes
+a missing pointer for the latest."""
 
 LATEST = str(2**63 - 1)
-"""Points to no event and has none after it."""
+"""Points after all events."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What Dagster knows about a source's tenants: latest data versions, and their events."""
+    """What Dagster knows about a source's tenants: latest data versions and their events."""
 
     key: AssetKey
     run_id: str
     versions: Mapping[str, str]
     pointers: Mapping[str, int]
     views: Mapping[str, AssetKey]
-    """The view that a view or trigger is of, by their jobs' names."""
+    """The parent view of each view and trigger, by job name."""
 
     @classmethod
-    def of(
+    def read_instance(
         cls, instance: DagsterInstance, source: SourceTable, tenants: Collection[str], run_id: str
     ) -> Provenance:
-        """Ask the instance. Costs two statements per 5,000 tenants."""
-        key, pointers = source_key(source), dict[str, int]()
-        for some in portions(sorted(tenants)):
+        """Query the instance. Costs two statements per 5,000 tenants."""
+        key, pointers = get_source_asset_key(source), dict[str, int]()
+        for portion in split_for_statements(sorted(tenants)):
             pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(
-                key, event_type(source), set(some)
+                key, get_version_event_type(source), set(portion)
             )
-        versions = reported(instance, source, tenants)
+        versions = read_reported_versions(instance, source, tenants)
         return cls(
-            key=key, run_id=run_id, versions=versions, pointers=pointers, views=views_of(source)
+            key=key,
+            run_id=run_id,
+            versions=versions,
+            pointers=pointers,
+            views=get_view_keys(source),
         )
 
-    def tags(self, name: str, tenant: str, upto: int) -> Mapping[str, str]:
-        """The tags on the job's rows of the tenant that agree with the source up to `upto`.
+    def build_tags(self, name: str, tenant: str, upto: int) -> Mapping[str, str]:
+        """The tags for the tenant's rows, which agree with the source up to `upto`.
 
-        If the source has changed since, they say that the rows are behind.
+        If the source has changed since, they mark the rows as stale.
         """
         version = self.versions.get(tenant) or internals.DEFAULT_DATA_VERSION.value
         pointer = str(self.pointers.get(tenant, internals.NULL_EVENT_POINTER))
@@ -69,16 +76,16 @@ class Provenance:
         }
 
 
-def views_of(source: SourceTable) -> dict[str, AssetKey]:
-    """The asset of the view that a view or trigger is of, by their jobs' names."""
-    return {name: job_key(source, view) for name, view in parents(source).items()}
+def get_view_keys(source: SourceTable) -> dict[str, AssetKey]:
+    """The asset of each view's or trigger's parent view, by job name."""
+    return {name: get_job_asset_key(source, view) for name, view in find_parents(source).items()}
 
 
 def view_tags(view: AssetKey | None, upto: int) -> dict[str, str]:
-    """The tags that say which version of the view its rows agree with; none without a view.
+    """The tags for the view's version that the rows agree with; none without a view.
 
-    Both are built from the source. So whether the rows are behind is told by the source alone, or
-    a view that is reported a moment later would make them look old.
+    Both are built from the source. So only the source may mark the rows as stale: a view that is
+    reported a moment later must not.
     """
     if view is None:
         return {}

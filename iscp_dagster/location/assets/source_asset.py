@@ -1,4 +1,4 @@
-"""A source table as an asset: loaded when a person materializes it, or observed only."""
+"""A source table as an asset: loaded when a person materializes it, or only observed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.log.files import spark_path
-from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, version_event
-from iscp_dagster.location.assets.iterations import tenants_of
-from iscp_dagster.location.assets.metadata import log_facts
-from iscp_dagster.location.assets.source_check import evaluation
-from iscp_dagster.location.names import load_op_name, partitions_of, source_key
-from iscp_dagster.location.working import working
+from iscp_dagster.delta.log.files import to_spark_path
+from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, build_version_event
+from iscp_dagster.location.assets.iterations import get_run_tenants
+from iscp_dagster.location.assets.metadata import read_log_facts
+from iscp_dagster.location.assets.source_check import build_check_evaluation
+from iscp_dagster.location.names import build_partitions_def, get_load_op_name, get_source_asset_key
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.sync.deployment import Deployment
 
 ON_REPLACE_MEANS = {
     "strand": "strand: its jobs stop until a person registers them again",
     "rebuild": "rebuild: its indexes are rebuilt from the new table",
 }
-"""What happens to the jobs of a table that is recreated, for the asset's metadata."""
+"""What happens to a recreated table's jobs, for the asset's metadata."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a source's `load` gets to bring `tenants` up to date in the Delta table at `path`."""
+    """The argument of a source's `load`, which updates `tenants` in the Delta table at `path`."""
 
     spark: "SparkSession"
     path: str
@@ -41,10 +41,10 @@ class Load:
     """Dagster's logger."""
 
 
-def source_spec(source: SourceTable) -> dg.AssetSpec:
-    """The asset's spec; for a table that others write, it is the whole asset."""
+def build_source_spec(source: SourceTable) -> dg.AssetSpec:
+    """The asset's spec; for a table that others write, the whole asset."""
     return dg.AssetSpec(
-        source_key(source),
+        get_source_asset_key(source),
         skippable=source.load is not None,
         kinds={"deltalake"},
         description=source.description
@@ -52,7 +52,7 @@ def source_spec(source: SourceTable) -> dg.AssetSpec:
         owners=source.owners,
         tags=dict(source.tags),
         group_name=source.database,
-        partitions_def=partitions_of(source),
+        partitions_def=build_partitions_def(source),
         metadata={
             "dagster/table_name": source.name,
             "primary_key": ", ".join(source.keys),
@@ -63,59 +63,61 @@ def source_spec(source: SourceTable) -> dg.AssetSpec:
     )
 
 
-def source_asset(source: SourceTable, load: Callable[[Load], object]) -> dg.AssetsDefinition:
-    """The asset whose materialization calls `load` for the partitions asked for."""
+def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> dg.AssetsDefinition:
+    """The asset whose materialization calls `load` for the requested partitions."""
     config = source.load_config
 
     @dg.multi_asset(
-        name=load_op_name(source),
-        specs=[source_spec(source)],
+        name=get_load_op_name(source),
+        specs=[build_source_spec(source)],
         backfill_policy=dg.BackfillPolicy.single_run(),
-        config_schema=offered(config).to_fields_dict() if config else None,
+        config_schema=to_dagster_config(config).to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
     )
     def load_source(
         context: dg.AssetExecutionContext,
     ) -> Iterator[AssetEvent | dg.AssetCheckEvaluation]:
-        deployment: Deployment = context.resources.iscp.deployment()
-        tenants = tuple(tenants_of(context, source))
-        with working(deployment, context.run):
-            with deployment.users_session() as spark:
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        tenants = tuple(get_run_tenants(context, source))
+        with renew_run_lease(deployment, context.run):
+            with deployment.open_private_session() as spark:
                 load(
                     Load(
                         spark=spark,
-                        path=spark_path(deployment.path(source)),
+                        path=to_spark_path(deployment.get_table_path(source)),
                         tenants=tenants,
                         config=config(**context.op_execution_context.op_config) if config else None,
                         log=context.log,
                     )
                 )
-            delta_log = deployment.delta_log(source)
-            facts = dict(table_facts(delta_log))
-            versions = DataVersions(context.instance, source, delta_log, delta_log.latest().version)
-            # Not as the step's result, which would give every tenant the same version.
+            delta_log = deployment.make_delta_log(source)
+            facts = dict(read_table_facts(delta_log))
+            versions = DataVersions(
+                context.instance, source, delta_log, delta_log.get_latest_moment().version
+            )
+            # Not as the step's output, which would give every tenant the same version.
             for tenant in tenants:
-                current = versions.current(tenant)
-                yield version_event(source, tenant, current, facts)
-            # Otherwise Dagster would show the table's check as older than what was just loaded.
-            yield evaluation(source, problems_of(deployment, source))
+                current = versions.get_current_version(tenant)
+                yield build_version_event(source, tenant, current, facts)
+            # Otherwise Dagster would show the table's check as older than the load.
+            yield build_check_evaluation(source, find_problems(deployment, source))
 
     return load_source
 
 
-def offered(model: type[Any]) -> type[dg.Config]:
+def to_dagster_config(model: type[Any]) -> type[dg.Config]:
     """The model as a Dagster Config, which the launchpad shows.
 
-    A declaration may use a plain pydantic model, so that reading it does not import Dagster.
+    A declaration may use a plain pydantic model, so that it does not import Dagster.
     """
     return model if issubclass(model, dg.Config) else type(model.__name__, (model, dg.Config), {})
 
 
-def table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
-    """The facts of `log_facts`, and the table's size."""
-    sizes, orphans = delta_log.tenant_sizes(), delta_log.unnamed()
+def read_table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
+    """The facts of `read_log_facts`, and the table's size."""
+    sizes, orphans = delta_log.get_tenant_sizes(), delta_log.get_unnamed_size()
     return {
-        **log_facts(delta_log),
+        **read_log_facts(delta_log),
         "stored_rows": sum(size.rows or 0 for size in sizes.values()),
         "bytes": sum(size.bytes for size in sizes.values()),
         "tenants": len(sizes),

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.problems import Problem
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.sync.deployment import Deployment
 
 CHECK = "can_be_followed"
 
 
-def source_check(source: SourceTable) -> dg.AssetChecksDefinition:
-    """A check that fails if the table is missing or unreadable, or has rows that no index takes."""
+def build_source_check(source: SourceTable) -> dg.AssetChecksDefinition:
+    """A check that fails if the table is missing or unreadable, or has rows without a tenant."""
 
     @dg.asset_check(
-        asset=source_key(source),
+        asset=get_source_asset_key(source),
         name=CHECK,
         description=(
             "The table exists and can be read, and each of its rows has a tenant. The sensor "
@@ -26,38 +26,40 @@ def source_check(source: SourceTable) -> dg.AssetChecksDefinition:
         required_resource_keys={"iscp"},
     )
     def can_be_followed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        deployment: Deployment = context.resources.iscp.deployment()
-        found = problems_of(deployment, source)
+        deployment: Deployment = context.resources.iscp.create_deployment()
+        problems = find_problems(deployment, source)
         return dg.AssetCheckResult(
-            passed=not found,
-            severity=_severity(found),
-            description=_description(found),
-            metadata=_facts(found),
+            passed=not problems,
+            severity=_get_severity(problems),
+            description=_describe_problems(problems),
+            metadata=_collect_facts(problems),
         )
 
     return can_be_followed
 
 
-def evaluation(source: SourceTable, found: Sequence[Problem]) -> dg.AssetCheckEvaluation:
-    """The check's outcome for the problems that were found."""
+def build_check_evaluation(
+    source: SourceTable, problems: Sequence[Problem]
+) -> dg.AssetCheckEvaluation:
+    """The check's result for these problems."""
     return dg.AssetCheckEvaluation(
-        asset_key=source_key(source),
+        asset_key=get_source_asset_key(source),
         check_name=CHECK,
-        passed=not found,
-        severity=_severity(found),
-        description=_description(found),
-        metadata=_facts(found),
+        passed=not problems,
+        severity=_get_severity(problems),
+        description=_describe_problems(problems),
+        metadata=_collect_facts(problems),
     )
 
 
-def _severity(found: Sequence[Problem]) -> dg.AssetCheckSeverity:
-    severe = any(each.severe for each in found)
+def _get_severity(problems: Sequence[Problem]) -> dg.AssetCheckSeverity:
+    severe = any(problem.severe for problem in problems)
     return dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN
 
 
-def _description(found: Sequence[Problem]) -> str | None:
-    return "\n".join(each.message for each in found) or None
+def _describe_problems(problems: Sequence[Problem]) -> str | None:
+    return "\n".join(problem.message for problem in problems) or None
 
 
-def _facts(found: Sequence[Problem]) -> dict[str, int]:
-    return {name: number for each in found for name, number in each.facts.items()}
+def _collect_facts(problems: Sequence[Problem]) -> dict[str, int]:
+    return {name: number for problem in problems for name, number in problem.facts.items()}

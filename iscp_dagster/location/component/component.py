@@ -10,16 +10,20 @@ from typing import Any, cast
 import dagster as dg
 from pydantic import BaseModel
 
-from iscp_dagster.location.build import runner_definitions, standing, table_definitions
-from iscp_dagster.location.component.reading import declared_of, place
+from iscp_dagster.location.build import (
+    build_runner_definitions,
+    build_table_definitions,
+    filter_declarations,
+)
+from iscp_dagster.location.component.reading import format_position, parse_declarations
 from iscp_dagster.location.component.scaffold import SourceTableScaffolder
-from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.location.component.schema import build_table_model
 from iscp_dagster.location.resources.environment import resources_from_environment
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.declared.together.attach import Declared
-from iscp_dagster.model.declared.together.sound import Sound
+from iscp_dagster.model.declared.together.attach import Declarations
+from iscp_dagster.model.declared.together.sound import ConsistentDeclarations
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 
@@ -31,8 +35,8 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
     """A Delta table, the ClickHouse indexes that are kept in step with it, exactly once, and the
     views and triggers over it.
 
-    A project may hold many. The first one also defines what they share: the runner, and the
-    resources that the environment names.
+    A project may have many. The first one also defines what they share: the runner and the
+    resources from the environment.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        return table_model()
+        return build_table_model()
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Any:
@@ -69,50 +73,60 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Any:
         """Make the component from the attributes of a `defs.yaml`. Raises ConfigError."""
-        found = declared_of(context, cast("dg.Model", model))
+        declarations = parse_declarations(context, cast("dg.Model", model))
         return cls(
-            found.tables[0],
-            views=found.views,
-            triggers=found.triggers,
-            endpoints=found.endpoints,
-            declared_at=place(context),
+            declarations.tables[0],
+            views=declarations.views,
+            triggers=declarations.triggers,
+            endpoints=declarations.endpoints,
+            declared_at=format_position(context),
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The table's assets and checks; for the project's first table the runner as well.
+        """The table's assets and checks, and the runner for the project's first table.
 
-        What cannot stand beside the others is left out, as by `build_definitions`.
+        Declarations that conflict with others are left out, as by `build_definitions`.
         """
-        # Outside of a defs folder this component is the only one.
-        every = context.component_tree.get_all_components(SourceTableComponent) or [self]
-        if all(each is not self for each in every):
+        # Outside a defs folder this component is the only one.
+        components = context.component_tree.get_all_components(SourceTableComponent) or [self]
+        if all(component is not self for component in components):
             raise ConfigError(
                 f"The function that makes the component of {self.table.name!r} does not declare "
                 "its return type; annotate it with `-> SourceTableComponent`, without quotes or "
                 "`from __future__ import annotations`."
             )
-        found = _standing(tuple(every))
-        table = found.declared.get(id(self.table))
-        own = [] if table is None else [table_definitions(table)]
-        return dg.Definitions.merge(*own, *([_shared(every)] if every[0] is self else []))
+        sound = _filter_declarations(tuple(components))
+        table = sound.declared.get(id(self.table))
+        table_definitions = [] if table is None else [build_table_definitions(table)]
+        return dg.Definitions.merge(
+            *table_definitions,
+            *([_build_shared_definitions(components)] if components[0] is self else []),
+        )
 
 
-def _declared(every: Sequence[SourceTableComponent]) -> Declared:
+def _collect_declarations(components: Sequence[SourceTableComponent]) -> Declarations:
     declared: dict[int, object] = {}
     files: dict[int, str] = {}
-    for each in every:
-        for one in (each.table, *each.views, *each.triggers, *each.endpoints):
-            declared[id(one)] = one
-            files[id(one)] = each.declared_at
-    return Declared.of(declared.values(), files)
+    for component in components:
+        for declaration in (
+            component.table,
+            *component.views,
+            *component.triggers,
+            *component.endpoints,
+        ):
+            declared[id(declaration)] = declaration
+            files[id(declaration)] = component.declared_at
+    return Declarations.of(declared.values(), files)
 
 
 @lru_cache(maxsize=1)
-def _standing(every: tuple[SourceTableComponent, ...]) -> Sound:
-    """Kept for the next component of the same project, since each asks for it."""
-    return standing(_declared(every), os.environ)
+def _filter_declarations(components: tuple[SourceTableComponent, ...]) -> ConsistentDeclarations:
+    """Cached for the next component of the project: each one calls it."""
+    return filter_declarations(_collect_declarations(components), os.environ)
 
 
-def _shared(every: Sequence[SourceTableComponent]) -> dg.Definitions:
-    tables = _standing(tuple(every)).tables
-    return runner_definitions(tables, resources_from_environment(), given=_declared(every))
+def _build_shared_definitions(components: Sequence[SourceTableComponent]) -> dg.Definitions:
+    tables = _filter_declarations(tuple(components)).tables
+    return build_runner_definitions(
+        tables, resources_from_environment(), declarations=_collect_declarations(components)
+    )

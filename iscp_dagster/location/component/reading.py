@@ -1,4 +1,4 @@
-"""Reads what the attributes in `defs.yaml` declare: a table, and views and triggers over it."""
+"""Reads the declarations in `defs.yaml`: a table, and views and triggers over it."""
 
 from __future__ import annotations
 
@@ -12,93 +12,109 @@ from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.location.component.schema import is_template
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.model.declared.kinds import kinds
-from iscp_dagster.model.declared.lineage import in_order
+from iscp_dagster.model.declared.kinds import load_kinds
+from iscp_dagster.model.declared.lineage import sort_views
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
-from iscp_dagster.model.declared.together.attach import Declared, index_of_view
+from iscp_dagster.model.declared.together.attach import Declarations, index_of_view
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.imports import object_at
+from iscp_dagster.model.imports import import_object
 
 _IMPORTED = ("load", "tenants", "load_config")
 
 
-def declared_of(context: ResolutionContext, model: Model) -> Declared:
-    """What the attributes declare, the one table first. Raises ConfigError with file and line."""
-    said = {name: _filled(context.at_path(name), value) for name, value in _said(model).items()}
+def parse_declarations(context: ResolutionContext, model: Model) -> Declarations:
+    """What the attributes declare. Raises ConfigError with file and line."""
+    attributes = {
+        name: _resolve_templates(context.at_path(name), value)
+        for name, value in _get_given_attributes(model).items()
+    }
     for name in _IMPORTED:
-        if isinstance(said.get(name), str):
-            with _told(context.at_path(name)):
-                said[name] = object_at(said[name], name)
-    if isinstance(indexes := said.get("indexes"), list | tuple):
-        at = context.at_path("indexes")
-        said["indexes"] = [_index(at.at_path(number), each) for number, each in enumerate(indexes)]
-    if "services" in said:
-        said["services"] = _services(context.at_path("services"), said["services"])
-    over = {name: said.pop(name, ()) for name in ("views", "triggers", "endpoints")}
-    with _told(context):
-        table = SourceTable(**said)
+        if isinstance(attributes.get(name), str):
+            with _locate_errors(context.at_path(name)):
+                attributes[name] = import_object(attributes[name], name)
+    if isinstance(indexes := attributes.get("indexes"), list | tuple):
+        indexes_context = context.at_path("indexes")
+        attributes["indexes"] = [
+            _build_index(indexes_context.at_path(number), entry)
+            for number, entry in enumerate(indexes)
+        ]
+    if "services" in attributes:
+        attributes["services"] = _build_services(
+            context.at_path("services"), attributes["services"]
+        )
+    nested = {name: attributes.pop(name, ()) for name in ("views", "triggers", "endpoints")}
+    with _locate_errors(context):
+        table = SourceTable(**attributes)
         for index in table.indexes:
             check_types(table, index)
-    views = _views(context.at_path("views"), table, over["views"])
-    return Declared(
+    views = _build_views(context.at_path("views"), table, nested["views"])
+    return Declarations(
         tables=[table],
         views=[*views.values()],
-        triggers=_triggers(context.at_path("triggers"), table, views, over["triggers"]),
-        endpoints=_endpoints(context.at_path("endpoints"), over["endpoints"]),
+        triggers=_build_triggers(context.at_path("triggers"), table, views, nested["triggers"]),
+        endpoints=_build_endpoints(context.at_path("endpoints"), nested["endpoints"]),
     )
 
 
-def _views(
-    context: ResolutionContext, table: SourceTable, said: Sequence[Mapping[str, Any]]
+def _build_views(
+    context: ResolutionContext, table: SourceTable, entries: Sequence[Mapping[str, Any]]
 ) -> dict[str, View]:
-    with _told(context):
-        order = in_order([(str(each["name"]), each.get("of")) for each in said], table.name)
-    at = {str(each["name"]): number for number, each in enumerate(said)}
-    made: dict[str, View] = {}
+    with _locate_errors(context):
+        order = sort_views([(str(entry["name"]), entry.get("of")) for entry in entries], table.name)
+    positions = {str(entry["name"]): number for number, entry in enumerate(entries)}
+    views: dict[str, View] = {}
     for name in order:
-        each = said[at[name]]
-        with _told(context.at_path(at[name])):
-            made[name] = View(**{**each, "of": _named(each.get("of"), table, made)})
-            check_types(table, index_of_view(made[name]))
-    return made
+        entry = entries[positions[name]]
+        with _locate_errors(context.at_path(positions[name])):
+            views[name] = View(
+                **{**entry, "of": _find_table_or_view(entry.get("of"), table, views)}
+            )
+            check_types(table, index_of_view(views[name]))
+    return views
 
 
-def _triggers(
+def _build_triggers(
     context: ResolutionContext,
     table: SourceTable,
     views: Mapping[str, View],
-    said: Sequence[Mapping[str, Any]],
+    entries: Sequence[Mapping[str, Any]],
 ) -> list[Trigger]:
-    made = []
-    for number, each in enumerate(said):
-        given = {name: value for name, value in each.items() if name != "of"}
-        with _told(context.at_path(number)):
-            made.append(Trigger(**given, on=_named(each.get("of"), table, views)))
-    return made
+    triggers = []
+    for number, entry in enumerate(entries):
+        options = {name: value for name, value in entry.items() if name != "of"}
+        with _locate_errors(context.at_path(number)):
+            triggers.append(
+                Trigger(**options, on=_find_table_or_view(entry.get("of"), table, views))
+            )
+    return triggers
 
 
-def _endpoints(context: ResolutionContext, said: Sequence[Mapping[str, Any]]) -> list[Endpoint]:
-    made = []
-    for number, each in enumerate(said):
-        with _told(context.at_path(number)):
-            made.append(Endpoint(**each))
-    return made
+def _build_endpoints(
+    context: ResolutionContext, entries: Sequence[Mapping[str, Any]]
+) -> list[Endpoint]:
+    endpoints = []
+    for number, entry in enumerate(entries):
+        with _locate_errors(context.at_path(number)):
+            endpoints.append(Endpoint(**entry))
+    return endpoints
 
 
-def _services(
-    context: ResolutionContext, said: Sequence[Mapping[str, Any]]
+def _build_services(
+    context: ResolutionContext, entries: Sequence[Mapping[str, Any]]
 ) -> list[ServiceConsumer]:
-    made = []
-    for number, each in enumerate(said):
-        with _told(context.at_path(number)):
-            made.append(ServiceConsumer(**each))
-    return made
+    services = []
+    for number, entry in enumerate(entries):
+        with _locate_errors(context.at_path(number)):
+            services.append(ServiceConsumer(**entry))
+    return services
 
 
-def _named(name: str | None, table: SourceTable, views: Mapping[str, View]) -> SourceTable | View:
-    """The table, or the view of that name. Raises ConfigError for a name of neither."""
+def _find_table_or_view(
+    name: str | None, table: SourceTable, views: Mapping[str, View]
+) -> SourceTable | View:
+    """The table, or the view of that name. Raises ConfigError if there is neither."""
     if name in {None, table.name}:
         return table
     if name in views:
@@ -109,47 +125,55 @@ def _named(name: str | None, table: SourceTable, views: Mapping[str, View]) -> S
     )
 
 
-def place(context: ResolutionContext) -> str:
-    """Where the attributes are, such as `defs.yaml:3`; empty if there is no file."""
+def format_position(context: ResolutionContext) -> str:
+    """The position of the attributes, such as `defs.yaml:3`; empty without a file."""
     tree = context.source_position_tree
     if tree is None:
         return ""
-    found = tree.lookup_closest_and_path(context.path, None)[0]
-    return f"{found.filename}:{found.start.line}"
+    position = tree.lookup_closest_and_path(context.path, None)[0]
+    return f"{position.filename}:{position.start.line}"
 
 
-def _index(context: ResolutionContext, said: Any) -> Index:
-    with _told(context):
-        if isinstance(said, Index):
-            return said
-        kind = said.get("kind") if isinstance(said, Mapping) else None
-        if kind not in kinds():
-            raise ConfigError(f"{said!r} is not an index; give its kind: {', '.join(kinds())}.")
-        options = {name: value for name, value in said.items() if name != "kind"}
-        index: Index = kinds()[str(kind)](**options)
+def _build_index(context: ResolutionContext, entry: Any) -> Index:
+    with _locate_errors(context):
+        if isinstance(entry, Index):
+            return entry
+        kind = entry.get("kind") if isinstance(entry, Mapping) else None
+        if kind not in load_kinds():
+            raise ConfigError(
+                f"{entry!r} is not an index; give its kind: {', '.join(load_kinds())}."
+            )
+        options = {name: value for name, value in entry.items() if name != "kind"}
+        index: Index = load_kinds()[str(kind)](**options)
         return index
 
 
 @contextmanager
-def _told(context: ResolutionContext) -> Iterator[None]:
+def _locate_errors(context: ResolutionContext) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
         where = ".".join(map(str, context.path))
-        raise ConfigError(f"{', '.join(filter(None, (place(context), where)))}: {error}") from error
+        raise ConfigError(
+            f"{', '.join(filter(None, (format_position(context), where)))}: {error}"
+        ) from error
 
 
-def _said(model: Model) -> Mapping[str, Any]:
-    """The attributes that were given; the declaration has its own defaults."""
+def _get_given_attributes(model: Model) -> Mapping[str, Any]:
+    """The attributes that were set; the declaration has its own defaults."""
     return {name: getattr(model, name) for name in model.model_fields_set}
 
 
-def _filled(context: ResolutionContext, value: Any) -> Any:
+def _resolve_templates(context: ResolutionContext, value: Any) -> Any:
     """The value with its templates filled in. Dagster itself would turn '1' into a number."""
     if isinstance(value, Model):
-        value = _said(value)
+        value = _get_given_attributes(value)
     if isinstance(value, Mapping):
-        return {name: _filled(context.at_path(name), each) for name, each in value.items()}
+        return {
+            name: _resolve_templates(context.at_path(name), child) for name, child in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_filled(context.at_path(at), each) for at, each in enumerate(value)]
+        return [
+            _resolve_templates(context.at_path(number), child) for number, child in enumerate(value)
+        ]
     return context.resolve_value(value) if is_template(value) else value

@@ -22,7 +22,7 @@ def load(context: dg.ComponentLoadContext) -> SourceTableComponent:
 """
 
 
-class Asked(BaseModel):
+class ScaffoldOptions(BaseModel):
     """The options of the command."""
 
     name: str | None = Field(default=None, description="The Delta table: database.table.")
@@ -31,24 +31,28 @@ class Asked(BaseModel):
     path: str | None = Field(default=None, description="The path or URL of the Delta table.")
 
 
-class SourceTableScaffolder(Scaffolder[Asked]):
+class SourceTableScaffolder(Scaffolder[ScaffoldOptions]):
     """Writes the declaration of a table with a mirror."""
 
     @classmethod
-    def get_scaffold_params(cls) -> type[Asked]:
-        return Asked
+    def get_scaffold_params(cls) -> type[ScaffoldOptions]:
+        return ScaffoldOptions
 
-    def scaffold(self, request: ScaffoldRequest[Asked]) -> None:
-        asked = request.params
-        name = asked.name or f"my_database.{request.target_path.name}"
-        said = {"name": name, "key": asked.key, "tenant": asked.tenant, "path": asked.path}
-        said = {option: value for option, value in said.items() if value is not None}
+    def scaffold(self, request: ScaffoldRequest[ScaffoldOptions]) -> None:
+        params = request.params
+        name = params.name or f"my_database.{request.target_path.name}"
+        options = {"name": name, "key": params.key, "tenant": params.tenant, "path": params.path}
+        options = {option: value for option, value in options.items() if value is not None}
         # Raises for an invalid name before there is a file.
         SourceTable(name)
         if request.scaffold_format == "yaml":
-            scaffold_component(request, {**said, "indexes": [{"kind": "mirror"}]})
+            scaffold_component(request, {**options, "indexes": [{"kind": "mirror"}]})
             return
-        quoted = {option: json.dumps(value, ensure_ascii=False) for option, value in said.items()}
-        declared = ", ".join((quoted.pop("name"), *(f"{k}={v}" for k, v in quoted.items())))
+        quoted = {
+            option: json.dumps(value, ensure_ascii=False) for option, value in options.items()
+        }
+        declared = ", ".join(
+            (quoted.pop("name"), *(f"{option}={value}" for option, value in quoted.items()))
+        )
         file = request.target_path / "component.py"
         file.write_text(_PYTHON.format(declared=declared), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The resources of a deployment whose services the environment names."""
+"""The resources of a deployment that the environment configures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from dagster import EnvVar
 
-from iscp_dagster.api.environment import bounds_of
-from iscp_dagster.batches.factory import tolerates_mismatch
+from iscp_dagster.api.environment import parse_bounds
+from iscp_dagster.batches.factory import is_mismatch_tolerated
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.location.names import CLICKHOUSE
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
@@ -26,28 +26,28 @@ _OPTIONAL = {
 def resources_from_environment(
     *, connect_timeout: float = 10, query_timeout: float = 600
 ) -> dict[str, Any]:
-    """The resources by name, addressed by the environment, which `iscp up` sets for its children.
+    """The resources by name, from the environment, which `iscp up` sets for its children.
 
-    `iscp` takes its sessions from `spark`, which assets of the user's own may take, too.
-    The timeouts are ClickHouse's, in seconds. Addresses may hold passwords: they stay in the
-    environment and out of every run's config. Raises ConfigError for a setting that cannot be read.
+    `iscp` takes its sessions from `spark`, which user-defined assets may use, too. The timeouts are
+    ClickHouse's, in seconds. Addresses may contain passwords: they stay in the environment and out
+    of every run's config. Raises ConfigError for an invalid setting.
     """
     spark = Spark(remote=EnvVar(variables.SPARK_REMOTE))
     iscp = Iscp(
-        clickhouse=_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
+        clickhouse=_build_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
         lake=Lake(root=EnvVar(variables.LAKE)),
         log=IscpLog(url=EnvVar(variables.LOG_URL)),
         spark=spark,
-        tolerate_state_mismatch=tolerates_mismatch(os.environ),
-        max_versions=bounds_of(os.environ).versions,
-        max_bytes=bounds_of(os.environ).bytes,
+        tolerate_state_mismatch=is_mismatch_tolerated(os.environ),
+        max_versions=parse_bounds(os.environ).versions,
+        max_bytes=parse_bounds(os.environ).bytes,
         event_ids=IdScheme.from_environment(os.environ).text,
         **{option: EnvVar(name) for option, name in _OPTIONAL.items() if name in os.environ},
     )
     return {"iscp": iscp, "spark": spark, CLICKHOUSE: ClickHouseTables(iscp=iscp)}
 
 
-def _clickhouse(**seconds: Any) -> ClickHouse:
+def _build_clickhouse(**seconds: Any) -> ClickHouse:
     if os.environ.get(variables.CLICKHOUSE_URLS):
         if os.environ.get(variables.CLICKHOUSE_URL):
             # It must then be the first of CLICKHOUSE_URLS.

@@ -1,17 +1,17 @@
-"""The services that make up a `Deployment`, and the IO manager of its ClickHouse."""
+"""The services of a `Deployment`, and the IO manager of its ClickHouse."""
 
 from functools import lru_cache
 
 from dagster import ConfigurableIOManagerFactory, ConfigurableResource, ResourceDependency
 from pydantic import Field
 
-from iscp_dagster.api.wiring import wired
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.api.wiring import wire_deployment
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
+from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 
 
@@ -22,7 +22,7 @@ class Lake(ConfigurableResource[str]):
 
 
 class ClickHouse(ConfigurableResource[Endpoint]):
-    """A ClickHouse server, cluster or cloud service, or several, by their HTTP interfaces."""
+    """One or more ClickHouse servers, clusters or cloud services, by their HTTP interfaces."""
 
     url: str = Field(
         default="", description="http[s]://[user:password@]host[:port][/?database=NAME]"
@@ -33,9 +33,9 @@ class ClickHouse(ConfigurableResource[Endpoint]):
     connect_timeout: float = Field(default=10, description="Seconds.")
     query_timeout: float = Field(default=600, description="Seconds.")
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def parse_endpoints(self) -> tuple[Endpoint, ...]:
         """The parsed addresses, by shard. Raises ConfigError for a malformed one."""
-        return endpoints(
+        return parse_endpoints(
             self.url,
             self.urls,
             connect_timeout=self.connect_timeout,
@@ -49,13 +49,13 @@ class IscpLog(ConfigurableResource[SqlLog]):
     url: str = Field(description="A SQLAlchemy URL: sqlite:///file, postgresql+psycopg://...")
 
     def open(self) -> SqlLog:
-        """The log, made ready at first use in the process."""
-        return _opened(self.url)
+        """The log; the first use in a process creates its tables."""
+        return _open_log(self.url)
 
 
 @lru_cache(maxsize=4)
-def _opened(url: str) -> SqlLog:
-    log = SqlLog(url, who="dagster")
+def _open_log(url: str) -> SqlLog:
+    log = SqlLog(url, actor="dagster")
     log.ensure()
     return log
 
@@ -80,7 +80,7 @@ class Iscp(ConfigurableResource[Deployment]):
 
     max_versions: int = Field(
         default=DEFAULT_BOUNDS.versions,
-        description="The most versions of one iteration; a job may ask for fewer.",
+        description="The most versions of one iteration; a job may set fewer.",
     )
     max_bytes: int = Field(
         default=DEFAULT_BOUNDS.bytes,
@@ -96,31 +96,31 @@ class Iscp(ConfigurableResource[Deployment]):
     invocations_url: str = Field(
         default="", description="The runtime that invokes service consumers' handlers."
     )
-    invocations_token: str = Field(default="", description="The bearer token that it asks for.")
+    invocations_token: str = Field(default="", description="The bearer token that it requires.")
 
-    def deployment(self) -> Deployment:
-        """Make the deployment. Cheap: nothing is connected before it is used."""
-        return wired(
-            shards=self.clickhouse.endpoints(),
+    def create_deployment(self) -> Deployment:
+        """Make the deployment. Cheap: services are connected at first use."""
+        return wire_deployment(
+            shards=self.clickhouse.parse_endpoints(),
             log=self.log.open(),
             log_url=self.log.url,
             state_store=self.state_store,
             tolerate_state_mismatch=self.tolerate_state_mismatch,
-            shared=self.spark.shared,
-            private=self.spark.private,
+            shared=self.spark.open_shared_session,
+            private=self.spark.open_private_session,
             lake=self.lake.root,
-            bounds=Bounds(versions=self.max_versions, bytes=self.max_bytes),
+            bounds=IterationBounds(versions=self.max_versions, bytes=self.max_bytes),
             event_ids=IdScheme.parse(self.event_ids),
             invocations=(self.invocations_url, self.invocations_token),
         )
 
 
 class ClickHouseTables(ConfigurableIOManagerFactory[ClickHouseIOManager]):
-    """Index tables, and tables of people's own frames, in the deployment's ClickHouse."""
+    """Index tables, and tables of user-defined assets, in the deployment's ClickHouse."""
 
     iscp: ResourceDependency[Iscp]
 
     def create_io_manager(self, context: object) -> ClickHouseIOManager:
-        """The object that writes into ClickHouse, in iterations and for Dagster."""
+        """The object that writes into ClickHouse, for iterations and for Dagster."""
         del context
-        return ClickHouseIOManager(self.iscp.deployment)
+        return ClickHouseIOManager(self.iscp.create_deployment)

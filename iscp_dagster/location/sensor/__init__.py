@@ -1,1 +1,1 @@
-"""The two sensors: one looks for what is due, the other reports news."""
+"""The two sensors: one finds what is due, the other reports news."""

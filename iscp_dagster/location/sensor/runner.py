@@ -10,7 +10,7 @@ from threading import Lock
 
 import dagster as dg
 
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location.assets.iteration_job import Startable
 from iscp_dagster.location.internals import MAX_RETRIES_TAG
 from iscp_dagster.location.names import (
@@ -20,32 +20,37 @@ from iscp_dagster.location.names import (
     TABLE_TAG,
     TENANT_TAG,
     TENANTS_TAG,
-    job_key,
-    partitions_name,
-    sync_job_name,
-    tenants_job_name,
+    get_batch_sync_job_name,
+    get_job_asset_key,
+    get_partitions_name,
+    get_sync_job_name,
 )
-from iscp_dagster.location.sensor.recovery import Ours, Recovery
-from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
+from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
+from iscp_dagster.location.sensor.trial import (
+    build_partition_requests,
+    drop_dispatch_tag,
+    is_trial,
+    take_trial_look,
+)
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import Dispatch, Look
+from iscp_dagster.planning.look import Dispatch, LookResult
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.ending import is_ending
-from iscp_dagster.runs.named import DISPATCH_TAG, identity
+from iscp_dagster.runs.named import DISPATCH_TAG, ensure_instance_name
 from iscp_dagster.sync.deployment import Deployment
 
 ROUND_SECONDS = 5
 """Seconds between the rounds in which Dagster's daemon evaluates sensors."""
 SCAN_SECONDS = 10
-"""Seconds between looks at a table in an object store, and at what becomes due by time alone."""
+"""Seconds between looks at a table in an object store, and at what becomes due by time."""
 TICK_SECONDS = 19.4
-"""How long a tick waits at most; Dagster's daemon starts due sensors every 5 s, and gives a tick
-60 s."""
+"""The longest that a tick waits; Dagster's daemon starts due sensors every 5 s, and ends a tick
+after 60 s."""
 COMMITS_SECONDS = 0.1
 """Seconds between checks for the next commit of each table."""
 EVENTS_SECONDS = 0.5
-"""Seconds between checks for what happened to jobs."""
+"""Seconds between checks for new history of jobs."""
 RESTS = 5
 """A tick checks for news only after resting this many times as long as its last look took."""
 FORGOT = "The sensor's cursor could not be read; every table was looked at as after a restart."
@@ -53,94 +58,103 @@ FORGOT = "The sensor's cursor could not be read; every table was looked at as af
 
 @dataclass
 class Lookout:
-    """Kept between ticks, so that a tick costs only what changed; a restart starts over."""
+    """The runner between ticks, so that a tick costs only what changed; a restart starts over."""
 
     sources: Sequence[SourceTable]
     scan_seconds: float
     pause: Callable[[float], object] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
     _lock: Lock = field(default_factory=Lock)
-    """A restarted daemon may evaluate a sensor while the previous one still does."""
-    _begun: tuple[Recovery, Runner] | None = None
+    """A restarted daemon may evaluate a sensor while the previous daemon still does."""
+    _recovery_and_runner: tuple[Recovery, Runner] | None = None
     _turn: int = 0
-    """Counts the ticks; a newer tick ends the waiting of earlier ones."""
+    """Counts the ticks; a newer tick ends the wait of earlier ones."""
 
-    def looks(self, context: dg.SensorEvaluationContext) -> Iterator[Look]:
-        """Yield the looks of one tick until one finds something; only the last one counts.
+    def take_looks(self, context: dg.SensorEvaluationContext) -> Iterator[LookResult]:
+        """Yield the looks of one tick until one finds something.
 
-        Only one look if the daemon gives sensors no threads: the other sensors would have to wait.
+        The caller uses the last one, as the earlier ones found nothing. Only one look if the
+        daemon runs sensors without threads, so that other sensors do not wait.
         """
         self._turn = turn = self._turn + 1
         threads = (context.instance.get_settings("sensors") or {}).get("use_threads")
-        until = self.monotonic() + (TICK_SECONDS if threads else 0.0)
+        end = self.monotonic() + (TICK_SECONDS if threads else 0.0)
         cursor = context.cursor
         while True:
-            began = self.monotonic()
-            look = self._look(context, cursor)
+            start = self.monotonic()
+            look = self._take_look(context, cursor)
             yield look
-            cursor, took = look.cursor, self.monotonic() - began
-            rested = self.monotonic() + RESTS * took
-            if not (look.quiet and self._stirs(turn, rested, until) and is_on(context)):
+            cursor, seconds = look.cursor, self.monotonic() - start
+            rest_end = self.monotonic() + RESTS * seconds
+            if not (
+                look.quiet
+                and self._wait_for_reason(turn, rest_end, end)
+                and is_sensor_running(context)
+            ):
                 return
 
     @contextmanager
-    def reporter(self, context: dg.SensorEvaluationContext) -> Iterator[Reporter]:
-        """Yield a reporter of the looks so far; no look is taken meanwhile."""
+    def open_reporter(self, context: dg.SensorEvaluationContext) -> Iterator[Reporter]:
+        """Yield a reporter of the looks so far; no look starts meanwhile."""
         with self._lock:
-            _, runner = self._kept(context)
+            _, runner = self._get_recovery_and_runner(context)
             yield Reporter(runner)
 
-    def _look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> Look:
+    def _take_look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> LookResult:
         with self._lock:
-            recovery, runner = self._kept(context)
+            recovery, runner = self._get_recovery_and_runner(context)
             recovery.look(context.instance)
             return runner.look(cursor)
 
-    def _kept(self, context: dg.SensorEvaluationContext) -> tuple[Recovery, Runner]:
-        if self._begun is None:
-            deployment: Deployment = context.resources.iscp.deployment()
+    def _get_recovery_and_runner(
+        self, context: dg.SensorEvaluationContext
+    ) -> tuple[Recovery, Runner]:
+        if self._recovery_and_runner is None:
+            deployment: Deployment = context.resources.iscp.create_deployment()
             origin = context.code_location_origin
-            ours = Ours.of(self.sources, None if origin is None else origin.location_name)
+            ours = LocationRuns.from_sources(
+                self.sources, None if origin is None else origin.location_name
+            )
             runner = Runner(
                 deployment,
                 self.sources,
-                owner=identity(context.instance),
+                owner=ensure_instance_name(context.instance),
                 scan_seconds=self.scan_seconds,
                 monotonic=self.monotonic,
                 ending=is_ending,
             )
-            self._begun = Recovery(deployment, ours, self.monotonic), runner
-        return self._begun
+            self._recovery_and_runner = Recovery(deployment, ours, self.monotonic), runner
+        return self._recovery_and_runner
 
-    def _stirs(self, turn: int, rested: float, until: float) -> bool:
-        """Wait for a reason to look again; False if there is none before `until`."""
-        again = self.monotonic() + self.scan_seconds
-        listen = 0.0
-        while (now := self.monotonic()) < until and self._turn == turn and not is_ending():
-            if now >= again:
+    def _wait_for_reason(self, turn: int, rest_end: float, end: float) -> bool:
+        """Wait for a reason to look again; False if there is none before `end`."""
+        next_scan = self.monotonic() + self.scan_seconds
+        next_check = 0.0
+        while (now := self.monotonic()) < end and self._turn == turn and not is_ending():
+            if now >= next_scan:
                 return True
-            if now >= rested:
-                if self._has_news(events=now >= listen):
+            if now >= rest_end:
+                if self._has_news(events=now >= next_check):
                     return True
-                listen = now + EVENTS_SECONDS if now >= listen else listen
+                next_check = now + EVENTS_SECONDS if now >= next_check else next_check
             self.pause(COMMITS_SECONDS)
         return False
 
     def _has_news(self, *, events: bool) -> bool:
         with self._lock:
-            if self._begun is None:
+            if self._recovery_and_runner is None:
                 return False
-            _, runner = self._begun
+            _, runner = self._recovery_and_runner
             return runner.has_new_commit() or (events and runner.has_new_event())
 
 
-def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:
+def build_runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:
     """The sensor that finds new commits and requests runs for what is due."""
 
     @dg.sensor(
         name=RUNNER,
         jobs=jobs,
-        # Every round of the daemon may begin a tick: a tick that finds nothing waits by itself.
+        # Every round of the daemon may start a tick: a tick that finds nothing waits by itself.
         minimum_interval_seconds=max(1, min(int(lookout.scan_seconds), ROUND_SECONDS - 1)),
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
@@ -148,30 +162,34 @@ def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefin
     )
     def iscp_runner(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if is_trial(context):
-            return _tried(context, lookout.sources)
-        for each in lookout.looks(context):
-            look = each
+            return _evaluate_trial(context, lookout.sources)
+        for latest in lookout.take_looks(context):
+            look = latest
             add_partitions(context.instance, lookout.sources, look.present)
-        for line in _told(look):
+        for line in _format_new_problems(look):
             context.log.warning(line)
-        add_partitions(context.instance, lookout.sources, _dispatched(look))
+        add_partitions(context.instance, lookout.sources, _list_dispatched_tenants(look))
         return dg.SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
-            skip_reason=None if look.dispatches else _reason(look),
+            skip_reason=None if look.dispatches else _format_skip_reason(look),
             cursor=look.cursor,
         )
 
     return iscp_runner
 
 
-def _tried(context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]) -> dg.SensorResult:
-    """What a tick would request now; the cursor stays, since a trial changes nothing."""
-    look = trial_look(context.resources.iscp.deployment(), sources, context.cursor)
+def _evaluate_trial(
+    context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]
+) -> dg.SensorResult:
+    """What a tick would request now; the cursor stays: a trial changes nothing."""
+    look = take_trial_look(context.resources.iscp.create_deployment(), sources, context.cursor)
     return dg.SensorResult(
-        run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
-        skip_reason=None if look.dispatches else _reason(look),
+        run_requests=[drop_dispatch_tag(run_request(dispatch)) for dispatch in look.dispatches],
+        skip_reason=None if look.dispatches else _format_skip_reason(look),
         cursor=context.cursor,
-        dynamic_partitions_requests=list(missing_partitions(context.instance, look.dispatches)),
+        dynamic_partitions_requests=list(
+            build_partition_requests(context.instance, look.dispatches)
+        ),
     )
 
 
@@ -179,27 +197,33 @@ def run_request(dispatch: Dispatch) -> dg.RunRequest:
     """One run for the iteration; for a single tenant it selects what is declared as assets."""
     iteration, source = dispatch.iteration, dispatch.source
     tenant, *others = sorted(iteration.tenants)
-    names = {key.job_name for key in iteration.jobs}
-    of = {TENANTS_TAG: str(len(iteration.tenants))} if others else {TENANT_TAG: tenant}
+    job_names = {key.job_name for key in iteration.jobs}
+    tenant_tags = {TENANTS_TAG: str(len(iteration.tenants))} if others else {TENANT_TAG: tenant}
     if iteration.waits_long:
-        of[SERVICES_TAG] = dispatch.name if others else tenant
+        tenant_tags[SERVICES_TAG] = dispatch.name if others else tenant
     tags = {
         DISPATCH_TAG: dispatch.name,
         TABLE_TAG: source.name,
-        **of,
+        **tenant_tags,
         PRIORITY_TAG: str(iteration.priority),
-        # The runner plans temporary failures again; other failures wait for a person.
+        # The runner retries temporary failures; other failures wait for a person.
         MAX_RETRIES_TAG: "0",
     }
-    selected = [job_key(source, each.name) for each in source.consumers if each.name in names]
+    selected = [
+        get_job_asset_key(source, consumer.name)
+        for consumer in source.consumers
+        if consumer.name in job_names
+    ]
     if others or not selected:
-        return dg.RunRequest(run_key=dispatch.name, job_name=tenants_job_name(source), tags=tags)
+        return dg.RunRequest(
+            run_key=dispatch.name, job_name=get_batch_sync_job_name(source), tags=tags
+        )
     return dg.RunRequest(
         run_key=dispatch.name,
-        job_name=sync_job_name(source),
+        job_name=get_sync_job_name(source),
         partition_key=tenant,
         asset_selection=selected,
-        # None would also run these assets' checks, which compare every row.
+        # None would also run the assets' checks, which compare every row.
         asset_check_keys=[],
         tags=tags,
     )
@@ -214,36 +238,39 @@ def add_partitions(
     for source in sources:
         tenants = present.get(source.name)
         if source.tenant is not None and tenants:
-            # In portions: Dagster names all of them in one statement.
-            for some in portions(tenants):
-                instance.add_dynamic_partitions(partitions_name(source), some)
+            # In portions: Dagster puts all of them into one statement.
+            for portion in split_for_statements(tenants):
+                instance.add_dynamic_partitions(get_partitions_name(source), portion)
 
 
-def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
-    """Dispatched tenants by table, also those that have jobs but no rows yet."""
-    found: dict[str, list[str]] = {}
+def _list_dispatched_tenants(look: LookResult) -> Mapping[str, Sequence[str]]:
+    """Dispatched tenants by table, including tenants with jobs but no rows yet."""
+    tenants_by_table: dict[str, list[str]] = {}
     for dispatch in look.dispatches:
-        found.setdefault(dispatch.source.name, []).extend(dispatch.iteration.tenants)
-    return found
+        tenants_by_table.setdefault(dispatch.source.name, []).extend(dispatch.iteration.tenants)
+    return tenants_by_table
 
 
-def _told(look: Look) -> list[str]:
-    """What no earlier tick has reported."""
-    forgot = [FORGOT] if look.forgot else []
-    return [*forgot, *(str(each) for each in look.problems if each.table in look.risen)]
+def _format_new_problems(look: LookResult) -> list[str]:
+    """The problems that no earlier tick has reported."""
+    cursor_problems = [FORGOT] if look.forgot else []
+    return [
+        *cursor_problems,
+        *(str(problem) for problem in look.problems if problem.table in look.new_problem_tables),
+    ]
 
 
-def _reason(look: Look) -> str:
-    known = sorted({each.table for each in look.problems} - look.risen)
-    still = f"Still wrong, as reported before (see the table's check): {', '.join(known)}."
-    lines = [*_told(look), *([still] if known else [])]
+def _format_skip_reason(look: LookResult) -> str:
+    reported = sorted({problem.table for problem in look.problems} - look.new_problem_tables)
+    reminder = f"Still wrong, as reported before (see the table's check): {', '.join(reported)}."
+    lines = [*_format_new_problems(look), *([reminder] if reported else [])]
     if look.elsewhere:
         names = ", ".join(sorted(look.elsewhere))
         lines += [f"Another Dagster on the same ISCP log looks after {names}; this one stands by."]
     return "\n".join(lines) or "Every index is in step, or its iteration is under way."
 
 
-def is_on(context: dg.SensorEvaluationContext) -> bool:
+def is_sensor_running(context: dg.SensorEvaluationContext) -> bool:
     """Whether nobody switched the sensor off since its tick began."""
     origin = context.code_location_origin
     return all(

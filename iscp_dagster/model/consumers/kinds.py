@@ -1,4 +1,4 @@
-"""The kinds of consumer: what jobs of one type have in common, for whoever plans, runs or shows."""
+"""The kinds of consumer: what jobs of one type have in common when planned, run and shown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, ClassVar, cast
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import Transitions
-from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.declared.services import SERVICE
-from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable
+from iscp_dagster.model.declared.tables import DeclaredConsumer, Index, SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import load_object
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.model.moment import Beginning
+from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import ConsumerInfo
 
 CONSUMERS = "iscp_dagster.consumers"
@@ -27,24 +27,24 @@ GROUP = "iscp_dagster.consumer_kinds"
 """The entry point group in which packages offer kinds; an entry's name is the type of its jobs."""
 INDEX = "iscp_dagster.clickhouse.kinds.indexes:Indexes"
 DECLARED = {
-    TRIGGER: "iscp_dagster.eventtriggers.kind:EventTriggers",
-    SERVICE: "iscp_dagster.serviceconsumers.kind:ServiceConsumers",
+    TRIGGER: "iscp_dagster.eventtriggers.kind:EventTriggerKind",
+    SERVICE: "iscp_dagster.serviceconsumers.kind:ServiceConsumerKind",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scan:
-    """What a consumer may know of the scan that brings its rows."""
+class ScanContext:
+    """What a consumer may know about the scan that delivers its rows."""
 
     table_id: str
     columns: tuple[str, ...]
     """The columns that it gets."""
     reason: str
-    """Why it gets all rows, or only changes, as people are told."""
+    """Why it gets all rows or only changes, as shown to people."""
     repairs: Mapping[str, int]
     """By tenant, how often its job was repaired since its range began."""
     lost: Callable[[str], IscpError | None]
-    """Why nothing more may be done for a tenant; None: it may."""
+    """The error that ends the work for a tenant; None: it continues."""
     deployment: Any
     """The location's log, clock and services (`sync.deployment.Deployment`)."""
 
@@ -53,23 +53,23 @@ class Scan:
 class ConsumerKind(ABC):
     """How jobs of one type read, run, commit and are shown.
 
-    A kind overrides what differs. Whoever plans asks its attributes, so its module imports what is
-    heavy in its methods only.
+    A kind overrides what differs. Planning reads its attributes, so its module imports heavy
+    packages only in its methods.
     """
 
     type: str
     """The type that the jobs' specs name."""
-    called: ClassVar[str] = "consumer"
+    noun: ClassVar[str] = "consumer"
     """What people call one of its consumers, in sentences."""
     declare: ClassVar[str] = ""
-    """How one named `{name}` is declared, where only a declaration makes it."""
+    """How a consumer named `{name}` is declared, if only a declaration makes it."""
     keeps_index: ClassVar[bool] = False
-    """Whether Spark's executors write its rows into index tables, which are closed to late writers;
-    else the run itself has `consumer` take them, which commits as it likes."""
+    """Whether Spark's executors write its rows into index tables, which reject late writers; else
+    the consumer of `make_consumer` takes them in the run's process and commits as it likes."""
     of_images: ClassVar[bool] = False
     """Whether it gets both images of each changed row; else the last change of each key."""
     iterates_alone: ClassVar[bool] = False
-    """Whether its iterations share no scan, since they may wait for others for long."""
+    """Whether its iterations share no scan, since they may wait long for others."""
     begins_before_first_commit: ClassVar[bool] = False
     """Whether the job of a tenant that appears later begins before the tenant's first commit, so
     that these rows are changes; else it begins with all rows."""
@@ -78,14 +78,14 @@ class ConsumerKind(ABC):
     io_manager: ClassVar[str] = "clickhouse"
     """The key of the IO manager that shows in Dagster what iterations did."""
     see: ClassVar[str] = ""
-    """Where to look for what it keeps elsewhere than in tables."""
+    """Where to look for what it keeps outside tables."""
 
     @property
     def title(self) -> str:
         """The type as tables of jobs show it."""
         return self.type
 
-    def declared(self, source: SourceTable) -> Sequence[Consuming]:
+    def list_declared(self, source: SourceTable) -> Sequence[DeclaredConsumer]:
         """Return what the table declares of the kind."""
         del source
         return ()
@@ -96,25 +96,27 @@ class ConsumerKind(ABC):
     def check_importable(self, info: ConsumerInfo) -> None:  # noqa: B027
         """Raise ConfigError for a consumer that cannot be imported here."""
 
-    def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
-        """Return what its image rows are read of; None: it gets none. Raises ConfigError."""
+    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+        """Return what its image rows are read from; None: it gets none. Raises ConfigError."""
         del source, info
         return None
 
-    def columns(
+    def list_columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
-        """Return the source columns that it gets, in the source's order; not asked for images.
+        """Return the source columns that it gets, in the source's order; not called for images.
 
         Raises ConfigError for a column that is not `available`.
         """
-        return source.columns_of(Index(name=info.job, columns=info.columns or None), available)
+        return source.select_columns(Index(name=info.job, columns=info.columns or None), available)
 
     @abstractmethod
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         """Make the consumer of one scan. Raises ConfigError for one that cannot be made."""
 
-    def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
+    def find_history_start(
+        self, source: SourceTable, job: Job, deployment: Any
+    ) -> HistoryStart | None:
         """Return where a tenant's history begins; None: it keeps none, or is not built.
 
         Raises IscpError.
@@ -123,61 +125,61 @@ class ConsumerKind(ABC):
         return None
 
     def describe(self, source: SourceTable, declared: Any) -> tuple[str, Mapping[str, Any]]:
-        """Say what a declared one does in a sentence, and its settings, for its asset."""
-        return f"The {self.called} {declared.name!r} of {source.name!r}.", {}
+        """Describe a declared consumer in a sentence, with its settings, for its asset."""
+        return f"The {self.noun} {declared.name!r} of {source.name!r}.", {}
 
 
 class DeclaredKind(ConsumerKind):
-    """A kind whose consumers are those that the location declares."""
+    """A kind whose consumers the location declares."""
 
     def check(self, source: SourceTable, info: ConsumerInfo) -> None:
-        there = self.declared(source)
+        declared = self.list_declared(source)
         head = f"Job {source.name}/{info.job}"
-        if all(each.name != info.job for each in there):
-            known = ", ".join(each.name for each in there) or "none"
+        if all(consumer.name != info.job for consumer in declared):
+            names = ", ".join(consumer.name for consumer in declared) or "none"
             raise ConfigError(
-                f"{head}: no {self.called} of that name is declared on the table or its views "
-                f"(there are: {known}); declare {self.declare.format(name=repr(info.job))}."
+                f"{head}: no {self.noun} of that name is declared on the table or its views "
+                f"(there are: {names}); declare {self.declare.format(name=repr(info.job))}."
             )
         if info.columns or info.options:
             raise ConfigError(
-                f"{head}: a {self.called}'s columns and options are those of its declaration; "
+                f"{head}: a {self.noun}'s columns and options are those of its declaration; "
                 "change them there."
             )
 
 
-class OwnConsumers(ConsumerKind):
+class CustomConsumerKind(ConsumerKind):
     """Classes of users and other packages, by their import paths or as entry points."""
 
     def check(self, source: SourceTable, info: ConsumerInfo) -> None:
         del source
-        offered = {each.name for each in entry_points(group=CONSUMERS)}
-        if info.type not in offered and ":" not in info.type:
-            known = [*kind_names(), *sorted(offered | _offered())]
+        names = {entry_point.name for entry_point in entry_points(group=CONSUMERS)}
+        if info.type not in names and ":" not in info.type:
+            known_types = [*list_kind_names(), *sorted(names | _list_offered())]
             raise ConfigError(
-                f"The consumer type {info.type!r} is unknown; use one of {', '.join(known)}, or "
-                "the import path of your own, such as package.module:Name."
+                f"The consumer type {info.type!r} is unknown; use one of {', '.join(known_types)}, "
+                "or the import path of your own, such as package.module:Name."
             )
 
     def check_importable(self, info: ConsumerInfo) -> None:
-        _load(info)
+        _load_factory(info)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         del scan
-        factory = _load(info)
+        factory = _load_factory(info)
         try:
-            made = factory(source, info)
+            consumer = factory(source, info)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(f"Consumer {info.type!r} of job {info.job!r}: {reason}") from error
-        if not isinstance(made, Consumer):
+        if not isinstance(consumer, Consumer):
             raise ConfigError(f"Consumer {info.type!r} of job {info.job!r} has no method consume.")
-        return made
+        return consumer
 
 
 @dataclass(frozen=True)
 class BrokenKind(ConsumerKind):
-    """A kind that cannot be loaded: what its jobs need of it raises why, and they fail alone."""
+    """A kind that cannot be loaded: its methods raise the error, so only its jobs fail."""
 
     error: ConfigError
 
@@ -185,54 +187,54 @@ class BrokenKind(ConsumerKind):
         del source, info
         raise self.error
 
-    def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
         del source, info
         raise self.error
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         del source, info, scan
         raise self.error
 
 
 @cache
-def consumer_kind(type_: str) -> ConsumerKind:
-    """Return the kind of the jobs of a type."""
-    if type_ in kind_names():
-        return _loaded(INDEX)(type_)
+def get_consumer_kind(type_: str) -> ConsumerKind:
+    """Return the kind of a job type."""
+    if type_ in list_kind_names():
+        return _load_kind(INDEX)(type_)
     if type_ in DECLARED:
-        return _loaded(DECLARED[type_])(type_)
-    if type_ not in _offered():
-        return OwnConsumers(type_)
+        return _load_kind(DECLARED[type_])(type_)
+    if type_ not in _list_offered():
+        return CustomConsumerKind(type_)
     try:
-        return _loaded(type_)(type_)
+        return _load_kind(type_)(type_)
     except ConfigError as error:
         return BrokenKind(type_, error)
 
 
-def declared_kinds() -> Iterator[ConsumerKind]:
-    """Yield the kinds of what a location declares beside indexes."""
-    yield from map(consumer_kind, DECLARED)
+def list_declared_kinds() -> Iterator[ConsumerKind]:
+    """Yield the kinds of declared consumers other than indexes."""
+    yield from map(get_consumer_kind, DECLARED)
 
 
 def is_index(info: ConsumerInfo) -> bool:
     """Whether the consumer is an index."""
-    return consumer_kind(info.type).keeps_index
+    return get_consumer_kind(info.type).keeps_index
 
 
-def _offered() -> frozenset[str]:
-    return frozenset(each.name for each in entry_points(group=GROUP))
+def _list_offered() -> frozenset[str]:
+    return frozenset(entry_point.name for entry_point in entry_points(group=GROUP))
 
 
-def _loaded(name: str) -> type[ConsumerKind]:
-    found = load_object(name, GROUP, "consumer kind")
-    if not (isinstance(found, type) and issubclass(found, ConsumerKind)):
-        raise ConfigError(f"The consumer kind {name!r} is {found!r}; derive it from ConsumerKind.")
-    return found
+def _load_kind(name: str) -> type[ConsumerKind]:
+    kind = load_object(name, GROUP, "consumer kind")
+    if not (isinstance(kind, type) and issubclass(kind, ConsumerKind)):
+        raise ConfigError(f"The consumer kind {name!r} is {kind!r}; derive it from ConsumerKind.")
+    return kind
 
 
-def _load(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
+def _load_factory(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
     """Load what makes a user's consumer: an entry point of `CONSUMERS`, or `module:Name`."""
-    found = load_object(info.type, CONSUMERS, "consumer type")
-    if not callable(found):
-        raise ConfigError(f"The consumer type {info.type!r} is {found!r}, which makes no consumer.")
-    return cast("Callable[[SourceTable, ConsumerInfo], Any]", found)
+    factory = load_object(info.type, CONSUMERS, "consumer type")
+    if not callable(factory):
+        raise ConfigError(f"The consumer type {info.type!r} is {factory!r}, which is not callable.")
+    return cast("Callable[[SourceTable, ConsumerInfo], Any]", factory)

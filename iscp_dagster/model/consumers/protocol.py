@@ -15,18 +15,21 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID
 
-Told = Mapping[str, Any]
-"""What a consumer reports besides rows, see `DataRetriever.tell`."""
+ConsumerReport = Mapping[str, Any]
+"""What a consumer reports besides rows, see `DataRetriever.report`."""
 MOST_LISTED = 50
-"""The latest things of a list that are kept."""
+"""How many of a list's latest entries are kept."""
 
 
-def together(earlier: Told, later: Told) -> Told:
-    """What was told of two steps: numbers are added, lists joined, else the later one stands."""
-    return {**earlier, **{name: _both(earlier.get(name), each) for name, each in later.items()}}
+def merge_facts(earlier: ConsumerReport, later: ConsumerReport) -> ConsumerReport:
+    """Merge the reports of two steps: add numbers, join lists, else keep the later value."""
+    return {
+        **earlier,
+        **{name: _merge_values(earlier.get(name), value) for name, value in later.items()},
+    }
 
 
-def _both(earlier: Any, later: Any) -> Any:
+def _merge_values(earlier: Any, later: Any) -> Any:
     if isinstance(earlier, int) and isinstance(later, int):
         return earlier + later
     if isinstance(earlier, list) and isinstance(later, list):
@@ -38,7 +41,7 @@ class DataType(IntEnum):
     """What the batches are; the numbers are part of the protocol."""
 
     SNAPSHOT = 0
-    """All rows at the end of the range: they replace what the consumer holds of the tenants."""
+    """All rows at the end of the range: they replace the tenants' rows in the consumer."""
     TAIL = 1
     """The changes of the range, the last one of each key: upserts and deletes."""
 
@@ -76,7 +79,7 @@ class DataRetriever(Protocol):
     @property
     def refused(self) -> Mapping[str, IscpError]:
         """The tenants whose rows no longer come, since another run took the job or the consumer
-        rejected them: keep nothing of theirs.
+        rejected them: discard their rows.
         """
 
     @property
@@ -98,10 +101,10 @@ class DataRetriever(Protocol):
         and FenceError when other runs have taken all tenants; the whole range then comes again.
         """
 
-    def by_tenant(self, batch: Any | None) -> Mapping[str, Any]:
+    def split_by_tenant(self, batch: Any | None) -> Mapping[str, Any]:
         """Split a batch into one for each tenant; an absent batch gives none."""
 
-    def marked(self) -> Any | None:
+    def read_marked_rows(self) -> Any | None:
         """The same rows as one table with a column `_deleted`, in the scan's order; None: no more.
 
         For consumers that store deletes as rows: a tail's deletes also have the inserts' columns.
@@ -113,12 +116,12 @@ class DataRetriever(Protocol):
     def refuse(self, tenant: str, error: IscpError) -> None:
         """Reject one tenant's rows: only its job fails, and no more of its rows come."""
 
-    def tell(self, tenant: str, facts: Told) -> None:
-        """Report what the iteration did for a tenant: shown with its outcome, with what was told of
-        the iteration's earlier ranges; numbers are counts that the job's status keeps too.
+    def report(self, tenant: str, facts: ConsumerReport) -> None:
+        """Report what the iteration did for a tenant: shown with its outcome, merged with the
+        reports of its earlier ranges; numbers are counts that the job's status keeps too.
         """
 
-    def sent_again(self) -> None:
+    def report_resend(self) -> None:
         """Report that rows were sent again, since no answer came: the first copy may still land."""
 
     def update_watermark(self, connection: Any = None) -> None:

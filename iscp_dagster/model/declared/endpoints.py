@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from durable_invocations.addresses import http_address
-from iscp_dagster.model.declared.names import checked_name
+from durable_invocations.addresses import parse_http_address
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.errors import ConfigError
 
 RETRIES = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
@@ -38,9 +38,9 @@ class Endpoint:
     jitter: float = 0.2
     """The part of such a delay by which it may be shorter or longer."""
     longest_wait: float = 36_000.0
-    """The most seconds that an answer's `Retry-After` can ask for."""
+    """The longest `Retry-After` of an answer that is followed, in seconds."""
     refusals: int = 20
-    """How many answers in a row such as 404 or 301 pause it."""
+    """How many answers such as 404 or 301, in a row, pause it."""
     failing_days: float = 5.0
     """For how long it may fail before it is disabled."""
     allow: Sequence[str] = ()
@@ -49,7 +49,7 @@ class Endpoint:
     """The most events of one trigger that may wait for it; beyond, the trigger's job stops."""
 
     def __post_init__(self) -> None:
-        checked_name(self.name, "endpoint")
+        check_identifier(self.name, "endpoint")
         for option in ("secrets", "retries", "allow"):
             value = getattr(self, option)
             if isinstance(value, str) or not isinstance(value, Sequence):
@@ -65,36 +65,36 @@ class Endpoint:
             self._check_network(network)
 
     def _check_url(self) -> None:
-        said = f"Endpoint {self.name!r}: its url"
-        parts = http_address(self.url)
+        prefix = f"Endpoint {self.name!r}: its url"
+        parts = parse_http_address(self.url)
         if parts is None and "@" in str(self.url):
             raise ConfigError(
-                f"{said} is no address of http or https in ASCII, and has an @, before which may "
-                "be a password; write one such as https://example.com/hook."
+                f"{prefix} is not an http or https address in ASCII, and has an @, which a "
+                "password may precede; write one such as https://example.com/hook."
             )
         if parts is None:
             raise ConfigError(
-                f"{said} {self.url!r} is no address of http or https in ASCII; write one such as "
-                "https://example.com/hook."
+                f"{prefix} {self.url!r} is not an http or https address in ASCII; write one such "
+                "as https://example.com/hook."
             )
         # The message must not show what may be a password.
         if "@" in parts.netloc:
             raise ConfigError(
-                f"{said} has a user or password before {parts.hostname!r}; leave it out: the "
-                "signature tells the receiver who sends."
+                f"{prefix} has a user or password before {parts.hostname!r}; leave it out: the "
+                "signature identifies the sender."
             )
         if parts.fragment:
-            raise ConfigError(f"{said} ends in a fragment, #{parts.fragment}; leave it out.")
+            raise ConfigError(f"{prefix} ends in a fragment, #{parts.fragment}; leave it out.")
 
     def _check_secrets(self) -> None:
-        said = f"Endpoint {self.name!r}: secrets=[...]"
+        prefix = f"Endpoint {self.name!r}: secrets=[...]"
         if not self.secrets:
-            raise ConfigError(f"{said} is empty; name the environment variable of a secret.")
+            raise ConfigError(f"{prefix} is empty; name the environment variable of a secret.")
         for name in self.secrets:
             # The message must not show what may be a secret.
             if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or "whsec_" in name:
                 raise ConfigError(
-                    f"{said} holds something that is no name of an environment variable; set a "
+                    f"{prefix} has an entry that is not the name of an environment variable; set a "
                     f"variable to the secret, and name it, such as {self.name.upper()}_SECRET."
                 )
 
@@ -117,12 +117,12 @@ class Endpoint:
             ip_network(str(network))
         except ValueError as error:
             raise ConfigError(
-                f"Endpoint {self.name!r}: allow has {network!r}, which is no network: {error}. "
+                f"Endpoint {self.name!r}: allow has {network!r}, which is not a network: {error}. "
                 "Write one such as 10.1.0.0/16."
             ) from None
 
-    def _refuse(self, option: str, value: object, wanted: str) -> None:
-        raise ConfigError(f"Endpoint {self.name!r}: {option}={value!r} is not {wanted}.")
+    def _refuse(self, option: str, value: object, expected: str) -> None:
+        raise ConfigError(f"Endpoint {self.name!r}: {option}={value!r} is not {expected}.")
 
 
 def _is_number(value: Any) -> bool:

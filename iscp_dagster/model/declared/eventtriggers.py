@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.model.declared.names import checked_name
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
@@ -18,14 +18,14 @@ INITIAL = ("skip", "fire")
 
 
 @runtime_checkable
-class Watched(Protocol):
+class TriggerSource(Protocol):
     """What a trigger can be on: a source table, or a view."""
 
     @property
     def name(self) -> str: ...
     @property
     def source(self) -> Any:
-        """The `SourceTable` at the bottom."""
+        """The underlying `SourceTable`."""
 
     @property
     def chain(self) -> Sequence[Any]:
@@ -42,12 +42,12 @@ class Trigger:
 
     name: str
     _: KW_ONLY
-    on: Watched
+    on: TriggerSource
     """The source table or view whose rows it looks at."""
     match: str
     """A condition in Spark SQL; NULL counts as not met."""
     unmatch: str | None = None
-    """What must be met for UNMATCH; None: that `match` is not met."""
+    """The condition for UNMATCH; None: `match` is not met."""
     columns: Sequence[str] = ()
     """The columns of the events' `data`; the key's are always included. Empty: all."""
     initial: str = "skip"
@@ -63,19 +63,19 @@ class Trigger:
     """Register a job automatically for every tenant that is found."""
     kind: ClassVar[str] = TRIGGER
     placement: ClassVar[None] = None
-    """A trigger's job is never one of a shard: it keeps no table."""
+    """A trigger's job never belongs to a shard: it keeps no table."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        if not isinstance(self.on, Watched):
+        if not isinstance(self.on, TriggerSource):
             raise ConfigError(
                 f"Trigger {self.name!r}: on={self.on!r} is neither a source table nor a view; "
                 "give one of them, not its name."
             )
         if not self.source.keys:
             raise ConfigError(
-                f"Trigger {self.name!r}: its source table {self.source.name!r} has no key, and an "
-                "event is of a key; declare the table's key=."
+                f"Trigger {self.name!r}: its source table {self.source.name!r} has no key, and "
+                "events are tracked by key; declare the table's key=."
             )
         self._check_conditions()
         self._check_lists()
@@ -91,7 +91,7 @@ class Trigger:
 
     @property
     def source(self) -> Any:
-        """The `SourceTable` at the bottom, as it was declared."""
+        """The underlying `SourceTable`, as it was declared."""
         return self.on.source
 
     @property
@@ -102,16 +102,18 @@ class Trigger:
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The names of the endpoints that get its events."""
-        return tuple(each.name if isinstance(each, Endpoint) else each for each in self.to)
+        return tuple(
+            endpoint.name if isinstance(endpoint, Endpoint) else endpoint for endpoint in self.to
+        )
 
     def _check_conditions(self) -> None:
         for option in ("match", "unmatch"):
-            said = getattr(self, option)
-            if option == "unmatch" and said is None:
+            condition = getattr(self, option)
+            if option == "unmatch" and condition is None:
                 continue
-            if not isinstance(said, str) or not said.strip():
+            if not isinstance(condition, str) or not condition.strip():
                 raise ConfigError(
-                    f"Trigger {self.name!r}: {option}={said!r} is empty; give a condition."
+                    f"Trigger {self.name!r}: {option}={condition!r} is empty; give a condition."
                 )
         if self.initial not in INITIAL:
             raise ConfigError(
@@ -137,11 +139,11 @@ class Trigger:
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and ":" in name:
         raise ConfigError(
-            f"The trigger name {name!r} has a ':', which separates the parts that an event's id is "
-            "made of; use letters, digits and _."
+            f"The trigger name {name!r} has a ':', which separates the parts of an event's id; use "
+            "letters, digits and _."
         )
-    checked_name(name, "trigger")
+    check_identifier(name, "trigger")
 
 
 def _is_list(value: object, type_: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, type_) for each in value)
+    return isinstance(value, list | tuple) and all(isinstance(entry, type_) for entry in value)

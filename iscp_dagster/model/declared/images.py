@@ -1,4 +1,4 @@
-"""Image rows: the one form in which the changes of a view travel, and what they are read of.
+"""Image rows: the one form in which the changes of a view travel, and what they are read from.
 
 INSERT is one row, the image after; DELETE one, the image before; UPDATE two. A history begins with
 BASE rows, which are a snapshot's. Beside the view's columns each has the columns below.
@@ -45,7 +45,7 @@ IMAGE_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One view of a chain: a predicate and calculated columns, over what the one below gives."""
+    """One view of a chain: a predicate and calculated columns, over the rows of the one below."""
 
     where: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
@@ -53,30 +53,30 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
-    """A trigger's conditions on the view's columns; no `unmatch`: that `match` is not met."""
+class TriggerConditions:
+    """A trigger's conditions on the view's columns; `unmatch` defaults to: `match` is not met."""
 
     name: str
     match: str
     unmatch: str | None = None
 
-    def column(self, which: str) -> str:
+    def format_column_name(self, which: str) -> str:
         """The frame's column for MATCH or UNMATCH; several triggers share a frame.
 
         Spark ignores the case of names, so capitals are marked; no source is expected to use `$`.
         """
-        return f"{which}${_CAPITAL.sub(lambda found: f'${found[0].lower()}', self.name)}"
+        return f"{which}${_CAPITAL.sub(lambda match: f'${match[0].lower()}', self.name)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transitions:
-    """What image rows are read of: a view, and the conditions of triggers that are on it."""
+    """What image rows are read from: a view, and the conditions of its triggers."""
 
     stages: tuple[Stage, ...] = ()
     """From the source up; none: the source table itself."""
     columns: tuple[str, ...] | None = None
     """The source columns that the images have; None: all."""
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[TriggerConditions, ...] = ()
 
     @classmethod
     def of(
@@ -84,11 +84,11 @@ class Transitions:
     ) -> Transitions:
         """Read a view's definition, as `View.definition` writes it."""
         stages = [
-            Stage(where=each.get("where"), columns=tuple(dict(each.get("columns") or {}).items()))
-            for each in definition
+            Stage(where=view.get("where"), columns=tuple(dict(view.get("columns") or {}).items()))
+            for view in definition
         ]
-        chosen = None if columns is None else tuple(sorted(columns))
-        return cls(stages=tuple(stages), columns=chosen)
+        names = None if columns is None else tuple(sorted(columns))
+        return cls(stages=tuple(stages), columns=names)
 
     @property
     def view(self) -> Transitions:
@@ -100,13 +100,15 @@ class Transitions:
         """The names of the calculated columns, from the source up."""
         return tuple(name for stage in self.stages for name, _ in stage.columns)
 
-    def carried(self, available: Sequence[str], needed: Collection[str]) -> tuple[str, ...]:
-        """The columns of an image: of those `available` in the source the chosen ones and those
-        `needed`, then the calculated ones.
+    def select_columns(self, available: Sequence[str], needed: Collection[str]) -> tuple[str, ...]:
+        """The columns of an image: the selected and the `needed` ones among those `available` in
+        the source, then the calculated ones.
         """
-        wanted = set(available if self.columns is None else (*self.columns, *needed))
-        return (*(name for name in available if name in wanted), *self.calculated)
+        selected = set(available if self.columns is None else (*self.columns, *needed))
+        return (*(name for name in available if name in selected), *self.calculated)
 
-    def with_conditions(self, conditions: Collection[Condition]) -> Transitions:
-        """The same view with these conditions, in an order that does not depend on theirs."""
-        return replace(self, conditions=tuple(sorted(conditions, key=lambda each: each.name)))
+    def replace_conditions(self, conditions: Collection[TriggerConditions]) -> Transitions:
+        """The same view with these conditions, ordered by name."""
+        return replace(
+            self, conditions=tuple(sorted(conditions, key=lambda condition: condition.name))
+        )

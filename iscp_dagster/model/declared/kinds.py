@@ -22,43 +22,47 @@ BUILT_IN = {
 
 
 @cache
-def kind_names() -> tuple[str, ...]:
+def list_kind_names() -> tuple[str, ...]:
     """The kinds' names, built-in ones first. Loads none."""
-    offered = sorted({each.name for each in entry_points(group=GROUP)} - set(BUILT_IN))
+    offered = sorted(
+        {entry_point.name for entry_point in entry_points(group=GROUP)} - set(BUILT_IN)
+    )
     return (*BUILT_IN, *offered)
 
 
 def check_kind(where: str, index: Any) -> None:
     """Reject an index of an unknown kind: nothing would store it. Raises ConfigError."""
-    if index.kind not in kind_names():
+    if index.kind not in list_kind_names():
         place = f"{type(index).__module__}:{type(index).__name__}"
         raise ConfigError(
             f"Index {where}: no package offers the kind {index.kind!r} (known: "
-            f"{', '.join(kind_names())}). "
+            f"{', '.join(list_kind_names())}). "
             f"Offer {place} under that name as an entry point of {GROUP}, and install its package "
             "where Dagster, `iscp` and Spark run."
         )
 
 
 @cache
-def kinds() -> Mapping[str, type[Any]]:
+def load_kinds() -> Mapping[str, type[Any]]:
     """The class that declares an index of each kind, derived from `IndexKind`.
 
     Raises ConfigError for one that cannot be imported, or whose `kind` is not its offered name.
     """
-    found: dict[str, type[Any]] = {}
-    for name in kind_names():
+    classes: dict[str, type[Any]] = {}
+    for name in list_kind_names():
         kind = load_object(BUILT_IN.get(name, name), GROUP, "index kind")
         if getattr(kind, "kind", None) != name:
             raise ConfigError(
                 f"The index kind {name!r} is offered by {kind!r}, whose `kind` is "
                 f"{getattr(kind, 'kind', None)!r}; give both the same name."
             )
-        found[name] = kind
-    return MappingProxyType(found)
+        classes[name] = kind
+    return MappingProxyType(classes)
 
 
 @cache
-def views_beside() -> tuple[str, ...]:
+def list_view_suffixes() -> tuple[str, ...]:
     """The suffixes of the index views that kinds have beside the first."""
-    return tuple(sorted({end for kind in kinds().values() for end in kind.beside}))
+    return tuple(
+        sorted({suffix for kind in load_kinds().values() for suffix in kind.view_suffixes})
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from iscp_dagster.model.declared.kinds import views_beside
+from iscp_dagster.model.declared.kinds import list_view_suffixes
 from iscp_dagster.model.errors import ConfigError
 
 RESERVED_DATABASES = frozenset({"system", "information_schema"})
@@ -17,7 +17,7 @@ _OF_AN_INDEX = re.compile(r".*(__(rows|staging)(_[0-9]+)?(_r[0-9a-f]{8}_[0-9a-f]
 _OF_A_SHARD = re.compile(r".*_shard_[0-9]+")
 
 
-def checked_name(name: str, what: str) -> str:
+def check_identifier(name: str, what: str) -> str:
     """`name` if it is an identifier. Raises ConfigError if not."""
     if not (isinstance(name, str) and _IDENTIFIER.fullmatch(name)):
         raise ConfigError(
@@ -26,13 +26,13 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
-def checked_database(name: str) -> str:
+def check_database(name: str) -> str:
     """`name` if tables can be made there. Raises ConfigError if not."""
     if name.lower() in RESERVED_DATABASES:
         raise ConfigError(
             f"The database {name!r} is ClickHouse's own; name the table in another one."
         )
-    return checked_name(name, "database")
+    return check_identifier(name, "database")
 
 
 def view_name(table: str, index: str) -> str:
@@ -41,17 +41,20 @@ def view_name(table: str, index: str) -> str:
 
 
 def check_view(source: str, table: str, index: str) -> None:
-    """Reject an index whose index view would have a name reserved for what is beside others.
+    """Reject an index whose index view would have a name reserved for other tables or views.
 
     Raises ConfigError.
     """
     view = view_name(table, index)
     if view in RESERVED_VIEWS:
         why = "a table of this name exists beside the indexes"
-    elif _OF_AN_INDEX.fullmatch(view) or view.endswith(tuple(f"_{end}" for end in views_beside())):
+    elif _OF_AN_INDEX.fullmatch(view) or view.endswith(
+        tuple(f"_{suffix}" for suffix in list_view_suffixes())
+    ):
         why = (
             "names that end in __rows, __staging (and a number) or "
-            f"{' or '.join(f'_{end}' for end in views_beside())} belong to other index views"
+            f"{' or '.join(f'_{suffix}' for suffix in list_view_suffixes())} belong to other "
+            "index views"
         )
     else:
         return
@@ -69,15 +72,15 @@ def check_no_shard(source: str, index: str) -> None:
         )
 
 
-def owners(view: str) -> Iterator[tuple[str, str]]:
+def list_possible_owners(view: str) -> Iterator[tuple[str, str]]:
     """Every table and index whose index view could have this name."""
-    for at, char in enumerate(view):
-        if char == "_" and 0 < at < len(view) - 1:
-            yield view[:at], view[at + 1 :]
+    for position, char in enumerate(view):
+        if char == "_" and 0 < position < len(view) - 1:
+            yield view[:position], view[position + 1 :]
 
 
 def check_lists(name: str, columns: Sequence[str] | None, exclude: Sequence[str]) -> None:
-    """Reject lists that name no columns, and both of them together. Raises ConfigError."""
+    """Reject lists that are not of names, and both of them together. Raises ConfigError."""
     for option, names in (("columns", columns), ("exclude", exclude)):
         if isinstance(names, str):
             raise ConfigError(
@@ -95,8 +98,8 @@ def check_lists(name: str, columns: Sequence[str] | None, exclude: Sequence[str]
 
 def check_excluded(where: str, exclude: Collection[str], needed: Collection[str]) -> None:
     """Reject leaving out a column that the index cannot do without. Raises ConfigError."""
-    if wanted := [column for column in exclude if column in needed]:
+    if required := [column for column in exclude if column in needed]:
         raise ConfigError(
-            f"Index {where}: exclude= names {wanted[0]!r}, which the index needs: the tenant, the "
-            "key, and the columns that its kind is about are always in it. Remove it from exclude=."
+            f"Index {where}: exclude= names {required[0]!r}, which the index needs: the tenant, "
+            "the key, and the columns of its kind are always in it. Remove it from exclude=."
         )

@@ -2,7 +2,7 @@
 
 Type names are those of the Delta protocol, "Schema Serialization Format": string, long, integer,
 short, byte, float, double, boolean, binary, date, timestamp, timestamp_ntz, ... This module
-keeps names that it does not know: whoever maps them to an index type rejects them.
+keeps names that it does not know: the mapping to index types rejects them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Struct:
     fields: tuple[DeltaField, ...]
 
     def __str__(self) -> str:
-        return f"struct<{','.join(f'{each.name}:{each.type}' for each in self.fields)}>"
+        return f"struct<{','.join(f'{field_.name}:{field_.type}' for field_ in self.fields)}>"
 
 
 DeltaType = Primitive | Decimal | Array | Map | Struct
@@ -92,7 +92,7 @@ class DeltaField:
     """One column. `physical` is its name in the log and the files (column mapping).
 
     `padded`: it holds texts of CHAR(n), which Spark pads with blanks when it reads them.
-    `collation`: by which its texts are equal; empty: where their bytes are.
+    `collation` decides which of its texts are equal; empty: those with equal bytes.
     """
 
     name: str
@@ -105,7 +105,7 @@ class DeltaField:
 
 
 def parse_schema(text: str) -> tuple[DeltaField, ...]:
-    """The columns of a `metaData.schemaString`. Raises SchemaError when it is not one."""
+    """The columns of a `metaData.schemaString`. Raises SchemaError for anything else."""
     try:
         root = parse_type(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
@@ -116,12 +116,12 @@ def parse_schema(text: str) -> tuple[DeltaField, ...]:
     return root.fields
 
 
-def table_columns(text: str) -> tuple[DeltaField, ...]:
+def parse_stored_columns(text: str) -> tuple[DeltaField, ...]:
     """The columns that the table of a `metaData.schemaString` stores. Raises as `parse_schema`.
 
-    One without a type, which Spark calls VOID, is none of them until it gets a type.
+    A column without a type, which Spark calls VOID, is left out until it gets one.
     """
-    return tuple(each for each in parse_schema(text) if each.type != VOID)
+    return tuple(column for column in parse_schema(text) if column.type != VOID)
 
 
 def parse_type(node: Any) -> DeltaType:
@@ -130,7 +130,7 @@ def parse_type(node: Any) -> DeltaType:
         return parse_name(node)
     kind = node["type"]
     if kind == "struct":
-        return Struct(tuple(parse_field(each) for each in node["fields"]))
+        return Struct(tuple(parse_field(child) for child in node["fields"]))
     if kind == "array":
         return Array(element=parse_type(node["elementType"]), nullable=node["containsNull"])
     if kind == "map":
@@ -162,44 +162,49 @@ def parse_field(node: dict[str, Any]) -> DeltaField:
     )
 
 
-def schema_json(fields: Sequence[DeltaField]) -> dict[str, Any]:
+def to_schema_json(fields: Sequence[DeltaField]) -> dict[str, Any]:
     """The columns as a `metaData.schemaString` has them, parsed: what `parse_schema` reads."""
     return {
         "type": "struct",
         "fields": [
             {
-                "name": each.name,
-                "type": _type_json(each.type),
-                "nullable": each.nullable,
+                "name": column.name,
+                "type": _to_type_json(column.type),
+                "nullable": column.nullable,
                 "metadata": {},
             }
-            for each in fields
+            for column in fields
         ],
     }
 
 
-def nullable(type_: DeltaType) -> DeltaType:
+def to_nullable(type_: DeltaType) -> DeltaType:
     """The type with null allowed everywhere within it."""
     if isinstance(type_, Struct):
-        return Struct(tuple(replace(f, type=nullable(f.type), nullable=True) for f in type_.fields))
+        return Struct(
+            tuple(
+                replace(field_, type=to_nullable(field_.type), nullable=True)
+                for field_ in type_.fields
+            )
+        )
     if isinstance(type_, Array):
-        return Array(element=nullable(type_.element))
+        return Array(element=to_nullable(type_.element))
     if isinstance(type_, Map):
-        return Map(key=nullable(type_.key), value=nullable(type_.value))
+        return Map(key=to_nullable(type_.key), value=to_nullable(type_.value))
     return type_
 
 
-def _type_json(type_: DeltaType) -> Any:
+def _to_type_json(type_: DeltaType) -> Any:
     if isinstance(type_, Struct):
-        return schema_json(type_.fields)
+        return to_schema_json(type_.fields)
     if isinstance(type_, Array):
-        element = _type_json(type_.element)
+        element = _to_type_json(type_.element)
         return {"type": "array", "elementType": element, "containsNull": type_.nullable}
     if isinstance(type_, Map):
         return {
             "type": "map",
-            "keyType": _type_json(type_.key),
-            "valueType": _type_json(type_.value),
+            "keyType": _to_type_json(type_.key),
+            "valueType": _to_type_json(type_.value),
             "valueContainsNull": type_.nullable,
         }
     return str(type_)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
-from durable_invocations.addresses import http_address, without_secrets
-from iscp_dagster.model.declared.names import checked_name
+from durable_invocations.addresses import mask_secrets, parse_http_address
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
@@ -30,7 +30,7 @@ class ServiceConsumer:
     on: Any = None
     """The `SourceTable`; left out in a table's own `services=[...]`."""
     name: str = ""
-    """The job's name; empty: made of the handler, `orders_on_changes` of `Orders/on_changes`."""
+    """The job's name; empty: from the handler, `orders_on_changes` for `Orders/on_changes`."""
     columns: Sequence[str] = ()
     """The columns that it gets; tenant and key are always included. Empty: all."""
     rows: int = 1_000
@@ -48,18 +48,18 @@ class ServiceConsumer:
     """Register a job automatically for every tenant that is found."""
     kind: ClassVar[str] = SERVICE
     placement: ClassVar[None] = None
-    """Its job is never one of a shard: it keeps no table."""
+    """Its job never belongs to a shard: it keeps no table."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.handler, str) or not _HANDLER.fullmatch(self.handler):
-            which = self.name or without_secrets(self.url)
+            which = self.name or mask_secrets(self.url)
             raise ConfigError(
                 f"Service consumer {which!r}: handler={self.handler!r} does not name a service and "
                 "its handler; write one such as 'Orders/on_changes'."
             )
         if not self.name:
             object.__setattr__(self, "name", re.sub(r"[^A-Za-z0-9_]", "_", self.handler).lower())
-        checked_name(self.name, "service consumer")
+        check_identifier(self.name, "service consumer")
         self._check_url()
         self._check_columns()
         self._check_numbers()
@@ -85,17 +85,17 @@ class ServiceConsumer:
         return {"handler": self.handler, "columns": sorted(self.columns), "rows": self.rows}
 
     def _check_url(self) -> None:
-        parts = http_address(self.url)
+        parts = parse_http_address(self.url)
         if parts is None or re.search("[@?#]", self.url):
             self._refuse(
-                f"url={without_secrets(self.url)!r} is no plain address of http or https; write "
-                "one such as http://127.0.0.1:9080, without a user, a query or a fragment"
+                f"url={mask_secrets(self.url)!r} is not a plain http or https address; write one "
+                "such as http://127.0.0.1:9080, without a user, a query or a fragment"
             )
         object.__setattr__(self, "url", self.url.rstrip("/"))
 
     def _check_columns(self) -> None:
-        listed = isinstance(self.columns, list | tuple)
-        if not listed or not all(isinstance(each, str) for each in self.columns):
+        is_list = isinstance(self.columns, list | tuple)
+        if not is_list or not all(isinstance(name, str) for name in self.columns):
             self._refuse(
                 f"columns={self.columns!r} is not a list of names; write columns=[{self.columns!r}]"
             )

@@ -75,15 +75,17 @@ class Sharding:
                 f"{', '.join(sorted(FUNCTIONS))}."
             )
         key = (self.key,) if isinstance(self.key, str) else tuple(self.key)
-        if not key or not all(isinstance(each, str) and each for each in key):
+        if not key or not all(isinstance(column, str) and column for column in key):
             raise ConfigError(f"sharding: key {self.key!r} names no columns; name one or more.")
         if len(set(key)) < len(key):
             raise ConfigError(f"sharding: key {', '.join(key)} names a column twice.")
         if len(key) > 1 and not FUNCTIONS[name].several:
-            some = ", ".join(sorted(n for n, each in FUNCTIONS.items() if each.several))
+            names = ", ".join(
+                sorted(hash_name for hash_name, function in FUNCTIONS.items() if function.several)
+            )
             raise ConfigError(
                 f"sharding: {name} takes one column, but the key is {', '.join(key)}; name one, or "
-                f"use one of: {some}."
+                f"use one of: {names}."
             )
         if not 0 <= self.shard < max(self.shards, 1):
             raise ConfigError(f"sharding: there is no shard {self.shard} of {self.shards}.")
@@ -97,9 +99,9 @@ class Sharding:
     @property
     def suffix(self) -> str:
         """What a shard's job adds to the index's name."""
-        return suffix(self.shard) if self.shards else ""
+        return format_suffix(self.shard) if self.shards else ""
 
-    def spread(self, shards: int) -> list[Sharding]:
+    def make_shards(self, shards: int) -> list[Sharding]:
         """One copy for each shard."""
         return [replace(self, shard=shard, shards=shards) for shard in range(shards)]
 
@@ -112,12 +114,12 @@ class Sharding:
         }
 
 
-def suffix(shard: int) -> str:
+def format_suffix(shard: int) -> str:
     """The suffix of the name of a shard's job."""
     return f"_shard_{shard}"
 
 
-def sharding_of(index: str, declared: object) -> Sharding:
+def parse_sharding(index: str, declared: object) -> Sharding:
     """The sharding that `index` declares, perhaps as a mapping. Raises ConfigError."""
     if isinstance(declared, Sharding):
         return declared
@@ -133,12 +135,12 @@ def sharding_of(index: str, declared: object) -> Sharding:
         raise ConfigError(f"Index {index!r}: {error}") from error
 
 
-def shard_of(options: Mapping[str, Any]) -> int | None:
+def get_shard(options: Mapping[str, Any]) -> int | None:
     """The shard in a consumer's options; None for an index that is not sharded."""
     shard = options.get(SHARD)
     return shard if isinstance(shard, int) and not isinstance(shard, bool) else None
 
 
-def base_name(name: str, shard: int | None) -> str:
+def strip_shard_suffix(name: str, shard: int | None) -> str:
     """The name of the index that the job `name` keeps a shard of."""
-    return name if shard is None else name.removesuffix(suffix(shard))
+    return name if shard is None else name.removesuffix(format_suffix(shard))

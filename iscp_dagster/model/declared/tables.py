@@ -10,16 +10,16 @@ from typing import Any, ClassVar, TypeVar
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import check_kind
 from iscp_dagster.model.declared.names import (
+    check_database,
     check_excluded,
+    check_identifier,
     check_lists,
     check_no_shard,
     check_view,
-    checked_database,
-    checked_name,
     view_name,
 )
 from iscp_dagster.model.declared.services import ServiceConsumer
-from iscp_dagster.model.declared.sharding import Sharding, base_name, sharding_of
+from iscp_dagster.model.declared.sharding import Sharding, parse_sharding, strip_shard_suffix
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
@@ -78,18 +78,18 @@ class Index:
     kind: ClassVar[str] = ""
     of_images: ClassVar[bool] = False
     """Whether it keeps both images of each changed row, rather than the last row of each key."""
-    beside: ClassVar[tuple[str, ...]] = ()
+    view_suffixes: ClassVar[tuple[str, ...]] = ()
     """Each index view that the kind has beside its first is named `<index view>_<one of these>`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", checked_name(self.name or self.kind, "index"))
+        object.__setattr__(self, "name", check_identifier(self.name or self.kind, "index"))
         if self.errors not in ERRORS:
             raise ConfigError(
                 f"Index {self.name!r}: errors={self.errors!r} is not one of: {', '.join(ERRORS)}."
             )
         check_lists(self.name, self.columns, self.exclude)
-        known = isinstance(self.types, Mapping)
-        if not known or not all(
+        is_mapping = isinstance(self.types, Mapping)
+        if not is_mapping or not all(
             isinstance(part, str) for pair in self.types.items() for part in pair
         ):
             raise ConfigError(
@@ -101,7 +101,7 @@ class Index:
         except ConfigError as error:
             raise ConfigError(f"Index {self.name!r}: {error}") from error
         if self.sharding is not None:
-            object.__setattr__(self, "sharding", sharding_of(self.name, self.sharding))
+            object.__setattr__(self, "sharding", parse_sharding(self.name, self.sharding))
 
     def check(self, option: str, type_: type, called: str) -> None:
         """Reject an option of another type. Raises ConfigError."""
@@ -112,8 +112,8 @@ class Index:
     @property
     def placement(self) -> Sharding | None:
         """Its sharding, if it is one shard of several."""
-        spread = isinstance(self.sharding, Sharding) and self.sharding.shards
-        return self.sharding if spread and isinstance(self.sharding, Sharding) else None
+        is_shard = isinstance(self.sharding, Sharding) and self.sharding.shards
+        return self.sharding if is_shard and isinstance(self.sharding, Sharding) else None
 
     @property
     def shard(self) -> int:
@@ -123,7 +123,7 @@ class Index:
     @property
     def shown(self) -> str:
         """Its name for users in ClickHouse; of a shard, the index's."""
-        return base_name(self.name, self.placement.shard) if self.placement else self.name
+        return strip_shard_suffix(self.name, self.placement.shard) if self.placement else self.name
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
@@ -136,17 +136,19 @@ class Index:
     @property
     def definition(self) -> dict[str, Any]:
         """What determines its tables, besides the columns' types; a change makes another index."""
-        chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
-        said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
+        options = {field_.name for field_ in fields(self)} - _NOT_OF_TABLES
+        definition = {"kind": self.kind} | {
+            option: _to_plain_json(getattr(self, option)) for option in sorted(options)
+        }
         # Left out where it says nothing, as tables that were made without it do not name it.
-        said |= {"exclude": _plain(self.exclude)} if self.exclude else {}
-        return said | ({"sharding": self.placement.to_json()} if self.placement else {})
+        definition |= {"exclude": _to_plain_json(self.exclude)} if self.exclude else {}
+        return definition | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
-Consuming = Index | Trigger | ServiceConsumer
+DeclaredConsumer = Index | Trigger | ServiceConsumer
 """What is declared to consume a table's rows."""
 
-T = TypeVar("T", bound=Consuming)
+T = TypeVar("T", bound=DeclaredConsumer)
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class SourceTable:
     """The partition column that names the tenant; None: one partition, `default`."""
     indexes: Sequence[Index] = ()
     triggers: Sequence[Trigger] = ()
-    """The event triggers on it and its views; `attached` fills it in."""
+    """The event triggers on it and its views; `attach_to_tables` fills it in."""
     services: Sequence[ServiceConsumer] = ()
     """The service consumers that get its changes."""
     load: Callable[..., Any] | None = None
@@ -178,7 +180,7 @@ class SourceTable:
     nulls: str | Mapping[str, str] = "empty"
     """What its indexes have for null arrays, maps and structs (docs/types.md)."""
     left_out: Sequence[ConfigError] = field(default=(), compare=False)
-    """Why some of what is declared for it, or of its name, is left out; `sound` fills it in."""
+    """Why declarations for it, or with its name, are left out; set by `select_consistent`."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -187,8 +189,8 @@ class SourceTable:
         database, dot, table = str(self.name).partition(".")
         if not dot:
             raise ConfigError(f"Source table {self.name!r}: name it database.table.")
-        checked_database(database)
-        checked_name(table, "table")
+        check_database(database)
+        check_identifier(table, "table")
         if self.on_replace not in ON_REPLACE:
             raise ConfigError(
                 f"Source table {self.name!r}: on_replace={self.on_replace!r} is not one of: "
@@ -200,7 +202,7 @@ class SourceTable:
             check_sharding(self, index)
         _refuse_repeats(self.name, "key column", self.keys)
         _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
-        _refuse_repeats(self.name, "job", [each.name for each in self.consumers])
+        _refuse_repeats(self.name, "job", [consumer.name for consumer in self.consumers])
 
     @property
     def database(self) -> str:
@@ -215,13 +217,13 @@ class SourceTable:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
     @property
-    def consumers(self) -> tuple[Consuming, ...]:
+    def consumers(self) -> tuple[DeclaredConsumer, ...]:
         """All that is declared to get a job for each tenant: indexes, triggers, services."""
         return (*self.indexes, *self.triggers, *self.services)
 
     @property
     def source(self) -> SourceTable:
-        """The table itself: what a view or trigger is of may be a table or a view."""
+        """The table itself, as a view's `source` is its underlying table."""
         return self
 
     @property
@@ -231,50 +233,50 @@ class SourceTable:
 
     @property
     def definition(self) -> list[dict[str, Any]]:
-        """Which of its rows it has, as a view's `definition` says it: all of them."""
+        """What determines its rows, as for a view; empty: all rows."""
         return []
 
-    def index(self, name: str) -> Index:
+    def get_index(self, name: str) -> Index:
         """The index of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "index", self.indexes)
+        return self._find_declared(name, "index", self.indexes)
 
-    def trigger(self, name: str) -> Trigger:
+    def get_trigger(self, name: str) -> Trigger:
         """The event trigger of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "trigger", self.triggers)
+        return self._find_declared(name, "trigger", self.triggers)
 
-    def service(self, name: str) -> ServiceConsumer:
+    def get_service(self, name: str) -> ServiceConsumer:
         """The service consumer of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "service consumer", self.services)
+        return self._find_declared(name, "service consumer", self.services)
 
-    def _named(self, name: str, what: str, declared: Sequence[T]) -> T:
-        for each in declared:
-            if each.name == name:
-                return each
-        known = ", ".join(each.name for each in declared) or "none"
-        raise ConfigError(f"Source table {self.name!r} has no {what} {name!r}; it has: {known}.")
+    def _find_declared(self, name: str, what: str, declared: Sequence[T]) -> T:
+        for declaration in declared:
+            if declaration.name == name:
+                return declaration
+        names = ", ".join(declaration.name for declaration in declared) or "none"
+        raise ConfigError(f"Source table {self.name!r} has no {what} {name!r}; it has: {names}.")
 
-    def columns_of(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
+    def select_columns(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
         """The source columns that `index` carries, in the source's order.
 
         Raises ConfigError for a column that the source lacks.
         """
         tenant = (self.tenant,) if self.tenant else ()
         # What the index leaves out may come and go.
-        asked = [name for name in available if name not in index.exclude]
-        asked = list(index.columns) if index.columns is not None else asked
-        defining = {*tenant, *self.keys, *index.needed_columns}
-        wanted = {*defining, *asked}
-        missing = sorted(wanted - set(available))
+        selected = [name for name in available if name not in index.exclude]
+        selected = list(index.columns) if index.columns is not None else selected
+        required = {*tenant, *self.keys, *index.needed_columns}
+        columns = {*required, *selected}
+        missing = sorted(columns - set(available))
         if missing:
             # A table of rows is made from these columns; the others come and go.
-            rebuilt = type(index) is not Index and not defining.isdisjoint(missing)
+            rebuilt = type(index) is not Index and not required.isdisjoint(missing)
             raise ConfigError(
                 f"Index {self.name}/{index.name}: the source has no column "
                 f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
                 f"{_RENAMED.format(name=f'{self.name}/{index.name}') if rebuilt else ''}"
             )
         index.check_available(f"Index {self.name}/{index.name}", available)
-        return tuple(column for column in available if column in wanted)
+        return tuple(column for column in available if column in columns)
 
 
 _RENAMED = (
@@ -285,13 +287,15 @@ _RENAMED = (
 
 def _check_lists(source: SourceTable) -> None:
     keys = [source.key] if isinstance(source.key, str) else source.key
-    if not (isinstance(keys, list | tuple) and all(isinstance(each, str) for each in keys)):
+    if not (isinstance(keys, list | tuple) and all(isinstance(key, str) for key in keys)):
         raise ConfigError(
             f"Source table {source.name!r}: key={source.key!r} names no columns; give one "
             "name, or a list of names."
         )
     indexes = source.indexes
-    if not (isinstance(indexes, list | tuple) and all(isinstance(each, Index) for each in indexes)):
+    if not (
+        isinstance(indexes, list | tuple) and all(isinstance(index, Index) for index in indexes)
+    ):
         raise ConfigError(
             f"Source table {source.name!r}: indexes={indexes!r} is not a list of indexes; write "
             "indexes=[Mirror()], for example."
@@ -299,7 +303,7 @@ def _check_lists(source: SourceTable) -> None:
     services = source.services
     if not (
         isinstance(services, list | tuple)
-        and all(isinstance(each, ServiceConsumer) for each in services)
+        and all(isinstance(service, ServiceConsumer) for service in services)
     ):
         raise ConfigError(
             f"Source table {source.name!r}: services={services!r} is not a list of service "
@@ -341,48 +345,50 @@ def check_sharding(source: SourceTable, index: Index) -> None:
     allowed = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
     key = index.sharding.key if isinstance(index.sharding, Sharding) else ()
     if index.append:
-        carried = {*(index.columns or key), *index.needed_columns, *allowed} - {*index.exclude}
-        if lacking := [column for column in key if column not in carried]:
+        stored_columns = {*(index.columns or key), *index.needed_columns, *allowed} - {
+            *index.exclude
+        }
+        if missing := [column for column in key if column not in stored_columns]:
             raise ConfigError(
-                f"Index {source.name}/{index.name}: the sharding key has {lacking[0]!r}, which is "
+                f"Index {source.name}/{index.name}: the sharding key has {missing[0]!r}, which is "
                 "not one of its columns. Have it carry that column, or shard by other columns."
             )
         return
-    if strange := [column for column in key if column not in allowed]:
+    if mutable := [column for column in key if column not in allowed]:
         raise ConfigError(
-            f"Index {source.name}/{index.name}: the sharding key has {strange[0]!r}, which is "
+            f"Index {source.name}/{index.name}: the sharding key has {mutable[0]!r}, which is "
             "neither the tenant nor a key column: its value may change, but a row cannot change "
             f"its shard. Choose from: {', '.join(allowed) or 'there are none'}."
         )
 
 
-def spread(source: SourceTable, shards: int) -> SourceTable:
+def expand_shards(source: SourceTable, shards: int) -> SourceTable:
     """Replace each sharded index by one index per shard, named `<index>_shard_<i>`."""
     if not any(index.sharding for index in source.indexes):
         return source
-    indexes = [each for index in source.indexes for each in _spread(index, shards)]
+    indexes = [shard for index in source.indexes for shard in _expand_index(index, shards)]
     return replace(source, indexes=indexes)
 
 
-def _spread(index: Index, shards: int) -> list[Index]:
+def _expand_index(index: Index, shards: int) -> list[Index]:
     if not isinstance(index.sharding, Sharding) or index.sharding.shards:
         return [index]
     return [
-        replace(index, name=f"{index.name}{each.suffix}", sharding=each)
-        for each in index.sharding.spread(shards)
+        replace(index, name=f"{index.name}{sharding.suffix}", sharding=sharding)
+        for sharding in index.sharding.make_shards(shards)
     ]
 
 
 def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
     """A name for the index view, unique among the deployment's ClickHouse servers."""
     where = f" on shard {index.shard}" if index.shard else ""
-    return f"{shown_in(table, index, databases)}{where}"
+    return f"{qualify_view_name(table, index, databases)}{where}"
 
 
-def shown_in(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
+def qualify_view_name(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
     """The index view, in the database named for its shard, else in the table's own."""
-    named = databases[index.shard] if databases else ""
-    return f"{named or table.database}.{view_name(table.table, index.shown)}"
+    database = databases[index.shard] if databases else ""
+    return f"{database or table.database}.{view_name(table.table, index.shown)}"
 
 
 def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
@@ -394,10 +400,10 @@ def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
         )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     """The value as JSON; the order of columns does not matter."""
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
-        return [dict(each) for each in value]
+    if isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
+        return [dict(entry) for entry in value]
     return value if value is None or isinstance(value, str | int) else sorted(value)

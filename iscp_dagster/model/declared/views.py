@@ -1,4 +1,4 @@
-"""A declared view: the rows of a source table that a predicate picks, and calculated columns."""
+"""A declared view: the rows of a source table that meet a predicate, and calculated columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, IMAGE_COLUMNS
-from iscp_dagster.model.declared.names import checked_name
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
@@ -16,9 +16,9 @@ from iscp_dagster.model.specs import check_priority
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 """What Delta's change feed has beside the table's columns."""
 MARKS = ("_repeats", "_fresh")
-"""What a reader of changes has beside them."""
+"""Columns that a reader of changes adds."""
 OF_READERS = "_iscp_"
-"""How other columns of readers begin."""
+"""The prefix of readers' other columns."""
 TAKEN = frozenset((*SYSTEM_COLUMNS, *IMAGE_COLUMNS, *CONDITION_COLUMNS, *FEED_COLUMNS, *MARKS))
 """Names that no column of a view can have, in lower case."""
 
@@ -50,7 +50,7 @@ class View:
     """Register a job automatically for every tenant that is found."""
 
     def __post_init__(self) -> None:
-        checked_name(self.name, "view")
+        check_identifier(self.name, "view")
         if not isinstance(self.of, SourceTable | View):
             raise ConfigError(
                 f"View {self.name!r}: of={self.of!r} is neither a source table nor a view; give "
@@ -58,8 +58,8 @@ class View:
             )
         if not self.source.keys:
             raise ConfigError(
-                f"View {self.name!r}: its source table {self.source.name!r} has no key, and a "
-                "change is a change of a key; declare the table's key=."
+                f"View {self.name!r}: its source table {self.source.name!r} has no key, and "
+                "changes are tracked by key; declare the table's key=."
             )
         self._check_expressions()
         try:
@@ -69,7 +69,7 @@ class View:
 
     @property
     def source(self) -> SourceTable:
-        """The table at the bottom."""
+        """The underlying table."""
         return self.of if isinstance(self.of, SourceTable) else self.of.source
 
     @property
@@ -80,10 +80,10 @@ class View:
     @property
     def definition(self) -> Definition:
         """What determines the view's rows, from the source up, as JSON."""
-        return [{"where": each.where, "columns": dict(each.columns)} for each in self.chain]
+        return [{"where": view.where, "columns": dict(view.columns)} for view in self.chain]
 
     def _check_expressions(self) -> None:
-        if self.where is not None and not _is_said(self.where):
+        if self.where is not None and not _is_nonblank(self.where):
             raise ConfigError(
                 f"View {self.name!r}: its predicate where={self.where!r} is empty; give a "
                 "condition, or leave where= out for all rows."
@@ -94,7 +94,7 @@ class View:
                 "write columns={'gross': 'amount * 1.19'}."
             )
         for name, expression in self.columns.items():
-            if not _is_said(name) or not _is_said(expression):
+            if not _is_nonblank(name) or not _is_nonblank(expression):
                 raise ConfigError(
                     f"View {self.name!r}: the calculated column {name!r} is {expression!r}; give "
                     "it a name and an expression."
@@ -102,39 +102,41 @@ class View:
         if self.where is None and not self.columns:
             raise ConfigError(
                 f"View {self.name!r} has neither where= nor columns=; give one of them, or "
-                "declare Changes() on what it is of."
+                "declare Changes() on its of=."
             )
-        below = self.of.definition if isinstance(self.of, View) else []
+        parent = self.of.definition if isinstance(self.of, View) else []
         source = self.source
-        known = [*source.keys, *([source.tenant] if source.tenant else [])]
-        check_calculated(f"View {self.name!r}", self.columns, (*known, *calculated(below)))
+        base_columns = [*source.keys, *([source.tenant] if source.tenant else [])]
+        check_calculated(
+            f"View {self.name!r}", self.columns, (*base_columns, *list_calculated_columns(parent))
+        )
 
 
-def calculated(definition: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def list_calculated_columns(definition: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The calculated columns of a definition, from the source up."""
     for step in definition:
         yield from step["columns"]
 
 
 def check_calculated(where: str, columns: Mapping[str, str], available: Sequence[str]) -> None:
-    """Reject calculated columns that are named like a column that is there. Raises ConfigError.
+    """Reject calculated columns that are named like an existing column. Raises ConfigError.
 
-    Names are compared as Spark does, without regard to case.
+    Names are compared as Spark does, ignoring case.
     """
-    held = {column.casefold(): column for column in available}
+    by_folded_name = {column.casefold(): column for column in available}
     for name in columns:
         folded = name.casefold()
         if folded in TAKEN or folded.startswith(OF_READERS):
-            said = f"{folded!r}, a column that every change has"
-        elif folded in held:
-            said = f"{held[folded]!r}, a column of what it is of"
+            hidden = f"{folded!r}, a column that every change has"
+        elif folded in by_folded_name:
+            hidden = f"{by_folded_name[folded]!r}, a column of its of="
         else:
-            held[folded] = name
+            by_folded_name[folded] = name
             continue
         raise ConfigError(
-            f"{where}: the calculated column {name!r} would hide {said}; give it another name."
+            f"{where}: the calculated column {name!r} would hide {hidden}; give it another name."
         )
 
 
-def _is_said(value: object) -> bool:
+def _is_nonblank(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())

@@ -11,23 +11,23 @@ from typing import Any, cast
 
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.imports import load_object, object_at
+from iscp_dagster.model.imports import import_object, load_object
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import DEFAULT_TYPE
 
-Trigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
+JobTrigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
 """Plans for the jobs of one type, table and tenant: (jobs ordered by name, latest, now).
 
-Pure: the same rows, version and time give the same iterations. One that has a method
-`check_schedule` is asked whether a job's schedule is right, and raises ConfigError if not; a
-built-in one lists in `settings` what a schedule of its own may hold.
+Pure: the same rows, version and time give the same iterations. A trigger may have a method
+`check_schedule`, which raises ConfigError for a wrong schedule; a built-in one lists in `settings`
+what its schedules may hold.
 """
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        DEFAULT_TYPE: "iscp_dagster.planning.triggers.plan:default_trigger",
-        "greedy": "iscp_dagster.planning.triggers.plan:greedy_trigger",
+        DEFAULT_TYPE: "iscp_dagster.planning.triggers.plan:plan_by_default",
+        "greedy": "iscp_dagster.planning.triggers.plan:plan_greedily",
         "periodic": "iscp_dagster.planning.triggers.periodic:PeriodicTrigger",
     }
 )
@@ -38,17 +38,19 @@ GROUP = "iscp_dagster.triggers"
 
 
 @lru_cache(maxsize=64)
-def load_trigger(job_type: str) -> Trigger:
+def load_trigger(job_type: str) -> JobTrigger:
     """The trigger of a type: built in, an entry point of `GROUP`, or `package.module:Name`.
 
     A class is instantiated, and the instance is called to plan. Raises ConfigError.
     """
     built_in = BUILT_IN.get(job_type)
-    found = object_at(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
-    trigger = _made(job_type, found) if isclass(found) else found
+    loaded = (
+        import_object(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
+    )
+    trigger = _create_trigger(job_type, loaded) if isclass(loaded) else loaded
     if not callable(trigger):
         raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")
-    return cast("Trigger", trigger)
+    return cast("JobTrigger", trigger)
 
 
 def schedule_settings(job_type: str) -> tuple[str, ...]:
@@ -56,7 +58,7 @@ def schedule_settings(job_type: str) -> tuple[str, ...]:
     return tuple(getattr(load_trigger(job_type), "settings", ()))
 
 
-def _made(job_type: str, class_: type[Any]) -> Any:
+def _create_trigger(job_type: str, class_: type[Any]) -> Any:
     try:
         return class_()
     except Exception as error:

@@ -7,46 +7,52 @@ from typing import Any
 
 from graphql import ExecutionResult, GraphQLResolveInfo, execute_sync
 
-from iscp_dagster.serve.graph.documents import TOO_COMPLEX, Checked, refused
-from iscp_dagster.serve.graph.schemas import Ready
-from iscp_dagster.serve.reads.caps import Asking
+from iscp_dagster.serve.graph.documents import TOO_COMPLEX, ValidatedDocument, make_document_error
+from iscp_dagster.serve.graph.schemas import ServedSchema
+from iscp_dagster.serve.reads.caps import RequestContext
 
 
-def executed(
-    ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
+def execute_query(
+    served_schema: ServedSchema,
+    document: ValidatedDocument,
+    context: RequestContext,
+    variables: Mapping[str, Any],
 ) -> ExecutionResult:
-    """Return the result of a query; blocks. Raises DocumentError when introspection is too large.
+    """Return the result of a query; blocks. Raises DocumentError if introspection is too large.
 
-    What the schema tells of itself is not read from ClickHouse, whose limits do not end it.
+    Introspection does not query ClickHouse, whose limits therefore do not stop it.
     """
     try:
-        return _executed(ready, found, asking, variables)
+        return _execute_counted(served_schema, document, context, variables)
     except _OverdrawnError:
-        large = "What the query asks of the schema is more than this server tells at a time."
-        raise refused(TOO_COMPLEX, large) from None
+        message = "The introspection is larger than this server allows; select fewer fields."
+        raise make_document_error(TOO_COMPLEX, message) from None
 
 
 class _OverdrawnError(BaseException):
-    """Introspection went beyond its cap. Not an Exception, of which each field's would be kept."""
+    """Introspection exceeds its cap. A BaseException, as each field's Exception is collected."""
 
 
-def _executed(
-    ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
+def _execute_counted(
+    served_schema: ServedSchema,
+    document: ValidatedDocument,
+    context: RequestContext,
+    variables: Mapping[str, Any],
 ) -> ExecutionResult:
 
-    def counted(
-        following: Callable[..., Any], root: Any, info: GraphQLResolveInfo, **given: Any
+    def count_field(
+        resolve: Callable[..., Any], root: Any, info: GraphQLResolveInfo, **args: Any
     ) -> Any:
-        asking.told += 1
-        if asking.told > asking.caps.told:
+        context.introspected_fields += 1
+        if context.introspected_fields > context.caps.introspection_fields:
             raise _OverdrawnError
-        return following(root, info, **given)
+        return resolve(root, info, **args)
 
     return execute_sync(
-        ready.schema,
-        found.document,
-        context_value=asking,
+        served_schema.schema,
+        document.document,
+        context_value=context,
         variable_values=dict(variables),
-        operation_name=found.operation.name.value if found.operation.name else None,
-        middleware=[counted] if found.introspects else None,
+        operation_name=document.operation.name.value if document.operation.name else None,
+        middleware=[count_field] if document.introspects else None,
     )

@@ -22,29 +22,31 @@ from graphql import (
 from graphql.execution.collect_fields import collect_sub_fields
 
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
-from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, Catalog
+from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, ServedCatalog
 from iscp_dagster.serve.columns import Column
-from iscp_dagster.serve.graph.types import Types
-from iscp_dagster.serve.reads.caps import Asking
-from iscp_dagster.serve.reads.nearest import Near, distance_of, nearest
-from iscp_dagster.serve.reads.order import Order
-from iscp_dagster.serve.reads.selecting import Selection, selected
+from iscp_dagster.serve.graph.types import GraphQLTypes
+from iscp_dagster.serve.reads.caps import RequestContext
+from iscp_dagster.serve.reads.nearest import NearestQuery, build_distance_column, read_nearest
+from iscp_dagster.serve.reads.order import OrderTerm
+from iscp_dagster.serve.reads.selecting import RowSelection, read_rows
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.served import NAMES_FIELD, Served
+from iscp_dagster.serve.served import NAMES_FIELD, ServedIndex
 from iscp_dagster.serve.where import Row
 
-Subscribe = Callable[[Served, Mapping[str, Any], Any], Any]
+Subscribe = Callable[[ServedIndex, Mapping[str, Any], Any], Any]
 """Returns an asynchronous iterator of messages: gets the changes index, the arguments (where,
 after, snapshot, progress) and the request's context."""
 
 
-def schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
-    """Return the schema; the catalog has no two indexes of one name.
+def create_schema(catalog: ServedCatalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
+    """Return the schema; names in the catalog are unique.
 
-    Without `subscribe` the subscriptions are there for `--print-schema`, and cannot be used.
+    Without `subscribe`, subscriptions exist for `--print-schema`, but fail.
     """
-    types = Types()
-    queries = {name: _query(types, each) for name, each in sorted(catalog.queries.items())}
+    types = GraphQLTypes()
+    queries = {
+        name: _build_query_field(types, served) for name, served in sorted(catalog.queries.items())
+    }
     names = sorted(catalog.queries)
     queries[NAMES_FIELD] = GraphQLField(
         GraphQLNonNull(GraphQLList(GraphQLNonNull(GraphQLString))),
@@ -52,122 +54,130 @@ def schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchem
         description="The names of all other fields.",
     )
     subscriptions = {
-        name: _subscription(types, each, subscribe)
-        for name, each in sorted(catalog.changes.items())
+        name: _build_subscription_field(types, served, subscribe)
+        for name, served in sorted(catalog.changes.items())
     }
     return GraphQLSchema(
-        query=GraphQLObjectType("Query", queries, description=_described(catalog)),
+        query=GraphQLObjectType("Query", queries, description=_describe_catalog(catalog)),
         subscription=GraphQLObjectType("Subscription", subscriptions) if subscriptions else None,
     )
 
 
-def _described(catalog: Catalog) -> str:
+def _describe_catalog(catalog: ServedCatalog) -> str:
     head = "Rows of the indexes that ClickHouse keeps in step with their Delta tables."
-    return "\n".join([head, *catalog.waiting, *catalog.notes])
+    return "\n".join([head, *catalog.unbuilt_notes, *catalog.notes])
 
 
-def _query(types: Types, served: Served) -> GraphQLField:
-    if (neighbourhood := served.index.neighbourhood()) is not None:
-        return _nearest(types, served, neighbourhood)
-    row = types.row(served)
+def _build_query_field(types: GraphQLTypes, served: ServedIndex) -> GraphQLField:
+    if (neighbourhood := served.index.get_neighbourhood()) is not None:
+        return _build_nearest_field(types, served, neighbourhood)
+    row = types.get_row_type(served)
 
-    def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
-        return selected(_asking(info), _selection(served, info, given))
+    def resolve(_root: Any, info: GraphQLResolveInfo, **args: Any) -> list[Row]:
+        return read_rows(_get_context(info), _build_selection(served, info, args))
 
-    asked = {
-        name: GraphQLArgument(types.argument_type(column), description=search.description)
+    searches = {
+        name: GraphQLArgument(types.get_argument_type(column), description=search.description)
         for name, (search, column) in served.searches.items()
     }
-    arguments = {**asked, **_page(types, served)}
-    return GraphQLField(_rows(row), arguments, resolve, description=_about(served))
+    arguments = {**searches, **_build_page_arguments(types, served)}
+    return GraphQLField(
+        _build_rows_type(row), arguments, resolve, description=_describe_index(served)
+    )
 
 
-def _nearest(types: Types, served: Served, neighbourhood: Neighbourhood) -> GraphQLField:
-    distance = distance_of(served)
-    row = types.row(served, distance)
+def _build_nearest_field(
+    types: GraphQLTypes, served: ServedIndex, neighbourhood: Neighbourhood
+) -> GraphQLField:
+    distance = build_distance_column(served)
+    row = types.get_row_type(served, distance)
 
-    def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
-        names = _shown(info)
-        near = Near(
+    def resolve(_root: Any, info: GraphQLResolveInfo, **args: Any) -> list[Row]:
+        names = _list_shown_fields(info)
+        near = NearestQuery(
             served=served,
             neighbourhood=neighbourhood,
-            columns=_columns(served, names),
+            columns=_list_shown_columns(served, names),
             width=len(names),
-            vector=given["near"],
-            tenant=given.get("tenant"),
-            where=given.get("where"),
-            limit=given.get("limit"),
+            vector=args["near"],
+            tenant=args.get("tenant"),
+            where=args.get("where"),
+            limit=args.get("limit"),
         )
-        return nearest(_asking(info), near)
+        return read_nearest(_get_context(info), near)
 
     numbers = GraphQLNonNull(GraphQLList(GraphQLNonNull(GraphQLFloat)))
     arguments = {"near": GraphQLArgument(numbers, description="The vector to be near to.")}
     if served.source.tenant:
         arguments["tenant"] = GraphQLArgument(GraphQLNonNull(GraphQLString))
     arguments["where"] = GraphQLArgument(
-        types.where(served), description="Which rows are neighbours at all."
+        types.get_where_type(served), description="Which rows are neighbours at all."
     )
     arguments["limit"] = GraphQLArgument(GraphQLInt)
-    return GraphQLField(_rows(row), arguments, resolve, description=_about(served))
+    return GraphQLField(
+        _build_rows_type(row), arguments, resolve, description=_describe_index(served)
+    )
 
 
-def _page(types: Types, served: Served) -> dict[str, GraphQLArgument]:
-    order = types.order(served)
+def _build_page_arguments(types: GraphQLTypes, served: ServedIndex) -> dict[str, GraphQLArgument]:
+    order = types.build_order_type(served)
     ordering = {}
     if order is not None:
         ordering["order_by"] = GraphQLArgument(GraphQLList(GraphQLNonNull(order)))
     return {
-        "where": GraphQLArgument(types.where(served)),
+        "where": GraphQLArgument(types.get_where_type(served)),
         **ordering,
         "limit": GraphQLArgument(GraphQLInt),
         "offset": GraphQLArgument(GraphQLInt, default_value=0),
     }
 
 
-def _rows(row: GraphQLObjectType) -> Any:
+def _build_rows_type(row: GraphQLObjectType) -> Any:
     return GraphQLNonNull(GraphQLList(GraphQLNonNull(row)))
 
 
-def _about(served: Served) -> str:
-    said = f"Index {served.index.shown} ({served.kind}) of {served.source.name}."
-    more = served.index.description or served.source.description
-    return f"{said} {more}" if more else said
+def _describe_index(served: ServedIndex) -> str:
+    summary = f"Index {served.index.shown} ({served.kind}) of {served.source.name}."
+    details = served.index.description or served.source.description
+    return f"{summary} {details}" if details else summary
 
 
-def _asking(info: GraphQLResolveInfo) -> Asking:
-    asking: Asking = info.context
+def _get_context(info: GraphQLResolveInfo) -> RequestContext:
+    asking: RequestContext = info.context
     return asking
 
 
-def _selection(served: Served, info: GraphQLResolveInfo, given: Mapping[str, Any]) -> Selection:
-    names = _shown(info)
-    return Selection(
+def _build_selection(
+    served: ServedIndex, info: GraphQLResolveInfo, args: Mapping[str, Any]
+) -> RowSelection:
+    names = _list_shown_fields(info)
+    return RowSelection(
         served=served,
-        columns=_columns(served, names),
-        width=len(names),
-        where=given.get("where"),
-        order=tuple(_order(served, given.get("order_by") or ())),
-        limit=given.get("limit"),
-        offset=given.get("offset") or 0,
-        searches={name: given[name] for name in served.searches if given.get(name) is not None},
+        columns=_list_shown_columns(served, names),
+        values_per_row=len(names),
+        where=args.get("where"),
+        order=tuple(_parse_order(served, args.get("order_by") or ())),
+        limit=args.get("limit"),
+        offset=args.get("offset") or 0,
+        searches={name: args[name] for name in served.searches if args.get(name) is not None},
     )
 
 
-def _order(served: Served, given: Sequence[Mapping[str, Any]]) -> Iterator[Order]:
-    for part in given:
+def _parse_order(served: ServedIndex, parts: Sequence[Mapping[str, Any]]) -> Iterator[OrderTerm]:
+    for part in parts:
         if len(part) != 1 or None in part.values():
             raise BadValueError(
                 "order_by: write one column with its order in each part, [{a: asc}, {b: desc}]."
             )
         for name, (descending, nulls_first) in part.items():
             column = served.by_field[name]
-            yield Order(column=column, descending=descending, nulls_first=nulls_first)
+            yield OrderTerm(column=column, descending=descending, nulls_first=nulls_first)
 
 
-def _shown(info: GraphQLResolveInfo) -> list[str]:
-    """Return the names of the fields that the query shows of a row, whatever fragments hold them.
+def _list_shown_fields(info: GraphQLResolveInfo) -> list[str]:
+    """Return the names of a row's fields that the query selects, also in fragments.
 
-    One that is shown under several names is there as often.
+    A field with several aliases is repeated.
     """
     row = get_named_type(info.return_type)
     assert isinstance(row, GraphQLObjectType)
@@ -177,49 +187,53 @@ def _shown(info: GraphQLResolveInfo) -> list[str]:
     return [nodes[0].name.value for nodes in fields.values()]
 
 
-def _columns(served: Served, names: Collection[str]) -> tuple[Column, ...]:
-    return tuple(each for each in served.columns if each.field in names)
+def _list_shown_columns(served: ServedIndex, names: Collection[str]) -> tuple[Column, ...]:
+    return tuple(column for column in served.columns if column.field in names)
 
 
-def _subscription(types: Types, served: Served, subscribe: Subscribe | None) -> GraphQLField:
-    def begin(_root: Any, info: GraphQLResolveInfo, **given: Any) -> Any:
+def _build_subscription_field(
+    types: GraphQLTypes, served: ServedIndex, subscribe: Subscribe | None
+) -> GraphQLField:
+    def begin(_root: Any, info: GraphQLResolveInfo, **args: Any) -> Any:
         if subscribe is None:
-            raise BadValueError("This server tells no changes.")
-        return subscribe(served, given, info.context)
+            raise BadValueError(
+                "This server has no subscriptions, as it has no ISCP log; set ISCP_LOG_URL."
+            )
+        return subscribe(served, args, info.context)
 
     arguments = {
-        "where": GraphQLArgument(types.where(served)),
+        "where": GraphQLArgument(types.get_where_type(served)),
         "after": GraphQLArgument(
             GraphQLString, description="The cursor of the last message received."
         ),
         "snapshot": GraphQLArgument(
             GraphQLNonNull(GraphQLBoolean),
             default_value=True,
-            description="Without `after`: tell the rows that there are first, as INSERTs.",
+            description="Without `after`: send the existing rows first, as INSERTs.",
         ),
         "progress": GraphQLArgument(
             GraphQLNonNull(GraphQLBoolean),
             default_value=False,
-            description="Tell cursors also when nothing changes.",
+            description="Send cursors also when nothing changes.",
         ),
     }
     return GraphQLField(
-        GraphQLNonNull(_message(types, served)),
+        GraphQLNonNull(_build_message_type(types, served)),
         arguments,
-        lambda message, _info, **_given: message,
+        lambda message, _info, **_args: message,
         subscribe=begin,
-        description=_about(served),
+        description=_describe_index(served),
     )
 
 
-def _message(types: Types, served: Served) -> GraphQLObjectType:
+def _build_message_type(types: GraphQLTypes, served: ServedIndex) -> GraphQLObjectType:
     name = f"{served.field}_change"
-    types.take(name, served)
+    types.reserve_name(name, served)
     return GraphQLObjectType(
         name,
         {
             "operation": GraphQLField(GraphQLNonNull(types.operation)),
-            "data": GraphQLField(types.row(served), description="Null in PROGRESS."),
+            "data": GraphQLField(types.get_row_type(served), description="Null in PROGRESS."),
             "fields": GraphQLField(
                 GraphQLNonNull(GraphQLList(GraphQLNonNull(GraphQLString))),
                 description="The columns that an UPDATE changed.",

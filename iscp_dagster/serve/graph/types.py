@@ -28,7 +28,7 @@ from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import OPERATORS
 from iscp_dagster.serve.scalars import BadValueError, Scalar
-from iscp_dagster.serve.served import BUILT_IN, COMPARISON, Served
+from iscp_dagster.serve.served import COMPARISON_SUFFIX, RESERVED_NAMES, ServedIndex
 
 ORDERS = {
     f"{way}{suffix}": (way == "desc", nulls_first)
@@ -41,11 +41,11 @@ ORDERS = {
 }
 """By name: whether descending, and whether nulls come first."""
 OPERATIONS = ("INSERT", "UPDATE", "DELETE", "PROGRESS")
-"""What a message of a subscription may tell."""
+"""What a message of a subscription may report."""
 _BUILT_IN = {"Int": GraphQLInt, "String": GraphQLString, "Boolean": GraphQLBoolean}
 
 
-class Types:
+class GraphQLTypes:
     """Makes types, each once."""
 
     def __init__(self) -> None:
@@ -53,132 +53,141 @@ class Types:
         self._comparisons: dict[str, GraphQLInputObjectType] = {}
         self._rows: dict[str, tuple[tuple[Column, ...], GraphQLObjectType]] = {}
         self._wheres: dict[str, GraphQLInputObjectType] = {}
-        self._named: dict[str, str] = {}
+        self._owners: dict[str, str] = {}
         self.order_by = GraphQLEnumType(
             "order_by",
             {name: GraphQLEnumValue(value) for name, value in ORDERS.items()},
-            description="Nulls come last in ascending order, first in descending, or as said.",
+            description="Nulls come last in ascending order, first in descending, or as named.",
         )
         self.operation = GraphQLEnumType(
             "operation", {name: GraphQLEnumValue(name) for name in OPERATIONS}
         )
 
-    def scalar(self, scalar: Scalar) -> GraphQLScalarType:
+    def get_scalar_type(self, scalar: Scalar) -> GraphQLScalarType:
         """Return the scalar's type."""
-        if not scalar.own:
+        if not scalar.is_custom:
             return _BUILT_IN[scalar.name]
         if scalar.name not in self._scalars:
-            self._scalars[scalar.name] = _scalar(scalar)
+            self._scalars[scalar.name] = _build_scalar_type(scalar)
         return self._scalars[scalar.name]
 
-    def row(self, served: Served, *more: Column) -> GraphQLObjectType:
+    def get_row_type(self, served: ServedIndex, *extra_columns: Column) -> GraphQLObjectType:
         """Return the type of the index's rows, with columns that only this query has.
 
         A mirror and the changes of its table share it if their columns are the same.
         """
-        columns = (*more, *served.columns)
+        columns = (*extra_columns, *served.columns)
         name = served.field
         if name in self._rows:
-            held, type_ = self._rows[name]
-            if held == columns:
+            row_columns, type_ = self._rows[name]
+            if row_columns == columns:
                 return type_
             name = f"{name}_data"
-        self.take(name, served)
-        made = self._row(name, served, columns)
-        self._rows.setdefault(name, (columns, made))
-        return made
+        self.reserve_name(name, served)
+        row_type = self._build_row_type(name, served, columns)
+        self._rows.setdefault(name, (columns, row_type))
+        return row_type
 
-    def _row(self, name: str, served: Served, columns: tuple[Column, ...]) -> GraphQLObjectType:
+    def _build_row_type(
+        self, name: str, served: ServedIndex, columns: tuple[Column, ...]
+    ) -> GraphQLObjectType:
         return GraphQLObjectType(
             name,
-            {each.field: GraphQLField(self._shown(each)) for each in columns},
+            {column.field: GraphQLField(self._build_output_type(column)) for column in columns},
             description=served.index.description or served.source.description,
         )
 
-    def where(self, served: Served) -> GraphQLInputObjectType:
-        """Return the type of `where`, shared like `row`."""
-        row = self.row(served)
+    def get_where_type(self, served: ServedIndex) -> GraphQLInputObjectType:
+        """Return the type of `where`, shared like the type of rows."""
+        row = self.get_row_type(served)
         if row.name in self._wheres:
             return self._wheres[row.name]
-        named = f"{row.name}_bool_exp"
-        self.take(named, served)
+        type_name = f"{row.name}_bool_exp"
+        self.reserve_name(type_name, served)
 
-        def fields() -> dict[str, GraphQLInputField]:
-            again = GraphQLInputField(GraphQLList(GraphQLNonNull(made)))
-            asked = {
-                each.field: GraphQLInputField(self._comparison(each))
-                for each in served.columns
-                if each.compares or each.nulls
+        def build_fields() -> dict[str, GraphQLInputField]:
+            nested = GraphQLInputField(GraphQLList(GraphQLNonNull(where_type)))
+            comparisons = {
+                column.field: GraphQLInputField(self._get_comparison_type(column))
+                for column in served.columns
+                if column.is_comparable or column.is_null_only
             }
-            return {"_and": again, "_or": again, "_not": GraphQLInputField(made), **asked}
+            return {
+                "_and": nested,
+                "_or": nested,
+                "_not": GraphQLInputField(where_type),
+                **comparisons,
+            }
 
-        made = GraphQLInputObjectType(named, fields)
-        self._wheres[row.name] = made
-        return made
+        where_type = GraphQLInputObjectType(type_name, build_fields)
+        self._wheres[row.name] = where_type
+        return where_type
 
-    def order(self, served: Served) -> GraphQLInputObjectType | None:
+    def build_order_type(self, served: ServedIndex) -> GraphQLInputObjectType | None:
         """Return the type of a part of `order_by`; None if no column has an order."""
         fields = {
-            each.field: GraphQLInputField(self.order_by) for each in served.columns if each.compares
+            column.field: GraphQLInputField(self.order_by)
+            for column in served.columns
+            if column.is_comparable
         }
         if not fields:
             return None
-        named = f"{served.field}_order_by"
-        self.take(named, served)
-        return GraphQLInputObjectType(named, fields)
+        type_name = f"{served.field}_order_by"
+        self.reserve_name(type_name, served)
+        return GraphQLInputObjectType(type_name, fields)
 
-    def take(self, name: str, served: Served) -> None:
-        """Have a name for a type of the index alone: the catalog has left out what has another."""
-        whose = f"{served.source.name}/{served.index.shown}"
-        assert self._named.setdefault(name, whose) == whose, (name, whose)
-        assert name not in BUILT_IN, name
+    def reserve_name(self, name: str, served: ServedIndex) -> None:
+        """Reserve a type's name for the index; the catalog has left out all clashes."""
+        owner = f"{served.source.name}/{served.index.shown}"
+        assert self._owners.setdefault(name, owner) == owner, (name, owner)
+        assert name not in RESERVED_NAMES, name
 
-    def argument_type(self, column: Column) -> Any:
-        """Return the type of a value that a query gives for the column, or leaves out."""
-        if not column.lists:
-            return self.scalar(column.scalar)
-        element = self.argument_type(column.element)
+    def get_argument_type(self, column: Column) -> Any:
+        """Return the type of an optional argument for the column."""
+        if not column.list_depth:
+            return self.get_scalar_type(column.scalar)
+        element = self.get_argument_type(column.element)
         takes_null = column.element.nullable
         return GraphQLList(element if takes_null else GraphQLNonNull(element))
 
-    def _shown(self, column: Column) -> Any:
-        shown: Any = self.scalar(column.scalar)
-        for _ in range(column.lists):
-            shown = GraphQLList(shown)
-        return shown if column.nullable else GraphQLNonNull(shown)
+    def _build_output_type(self, column: Column) -> Any:
+        output_type: Any = self.get_scalar_type(column.scalar)
+        for _ in range(column.list_depth):
+            output_type = GraphQLList(output_type)
+        return output_type if column.nullable else GraphQLNonNull(output_type)
 
-    def _comparison(self, column: Column) -> GraphQLInputObjectType:
-        known = self.scalar(column.scalar) if column.compares else None
-        name = f"{known.name if known else 'null'}{COMPARISON}"
+    def _get_comparison_type(self, column: Column) -> GraphQLInputObjectType:
+        scalar_type = self.get_scalar_type(column.scalar) if column.is_comparable else None
+        name = f"{scalar_type.name if scalar_type else 'null'}{COMPARISON_SUFFIX}"
         if name not in self._comparisons:
-            asked = {"_is_null": GraphQLInputField(GraphQLBoolean)}
-            if known is not None:
-                several = GraphQLInputField(GraphQLList(known))
-                asked |= {each: GraphQLInputField(known) for each in OPERATORS}
-                asked |= {"_in": several, "_nin": several}
-            self._comparisons[name] = GraphQLInputObjectType(name, asked)
+            fields = {"_is_null": GraphQLInputField(GraphQLBoolean)}
+            if scalar_type is not None:
+                list_field = GraphQLInputField(GraphQLList(scalar_type))
+                fields |= {operator: GraphQLInputField(scalar_type) for operator in OPERATORS}
+                fields |= {"_in": list_field, "_nin": list_field}
+            self._comparisons[name] = GraphQLInputObjectType(name, fields)
         return self._comparisons[name]
 
 
-def _scalar(scalar: Scalar) -> GraphQLScalarType:
-    def checked(value: Any) -> Any:
-        scalar.read(value)
+def _build_scalar_type(scalar: Scalar) -> GraphQLScalarType:
+    def check_value(value: Any) -> Any:
+        scalar.parse(value)
         return value
 
-    def literal(node: ValueNode, _variables: dict[str, Any] | None = None) -> Any:
+    def parse_literal(node: ValueNode, _variables: dict[str, Any] | None = None) -> Any:
         if isinstance(node, StringValueNode):
-            return checked(node.value)
+            return check_value(node.value)
         if isinstance(node, _NUMBERS.get(scalar.name, ())):
             # A decimal's digits do not pass through a double.
-            return checked(float(node.value) if scalar is scalars.FLOAT64 else node.value)
-        raise BadValueError(f"is no {scalar.name}")
+            return check_value(float(node.value) if scalar is scalars.FLOAT64 else node.value)
+        raise BadValueError(f"is not a valid {scalar.name}")
 
     return GraphQLScalarType(
         scalar.name,
-        description=scalar.says,
-        serialize=_same,
-        parse_value=checked,
-        parse_literal=literal,
+        description=scalar.description,
+        serialize=_keep_value,
+        parse_value=check_value,
+        parse_literal=parse_literal,
     )
 
 
@@ -189,8 +198,8 @@ _NUMBERS: Mapping[str, tuple[type[IntValueNode | FloatValueNode], ...]] = {
     "Decimal": (IntValueNode, FloatValueNode),
     "Float64": (IntValueNode, FloatValueNode),
 }
-"""The scalars that a document may also have as numbers."""
+"""The scalars that a document may also write as numbers."""
 
 
-def _same(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
     return value

@@ -1,1 +1,1 @@
-"""Subscriptions: cursors, one reading of each changes index, and what each subscriber is told."""
+"""Subscriptions: cursors, one reading of each changes index, and the messages to subscribers."""

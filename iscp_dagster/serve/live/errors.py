@@ -1,4 +1,4 @@
-"""Why a subscription cannot begin, or go on; clients tell the errors apart by `extensions.code`."""
+"""Why a subscription cannot begin or continue; clients distinguish errors by `extensions.code`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class SubscriptionError(IscpError):
 
 
 class PositionInvalidError(SubscriptionError):
-    """A cursor is malformed, or is one of another table or view."""
+    """A cursor is malformed, or belongs to another table or view."""
 
     code = 10_861
     name = "POSITION_INVALID"
 
 
 class PositionExpiredError(SubscriptionError):
-    """The changes after a cursor are not kept; `oldest` is the first position from which all are.
+    """The changes after a cursor are not kept.
 
-    The client begins anew, with `snapshot: true`.
+    `oldest` is the earliest cursor from which a client can continue. The client starts
+    again, with `snapshot: true`.
     """
 
     code = 10_862
@@ -36,7 +37,7 @@ class PositionExpiredError(SubscriptionError):
 
 
 class SubscriberTooSlowError(SubscriptionError):
-    """A client takes messages more slowly than changes come; `position` is where to go on."""
+    """A client takes messages more slowly than changes come; `position` is where to continue."""
 
     code = 1_830
     name = "SUBSCRIBER_TOO_SLOW"

@@ -1,4 +1,4 @@
-"""The one reading of a changes index, whatever the number of its subscribers."""
+"""Reads a changes index once for all its subscribers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from iscp_dagster.joblog.sql.reached import Reached
+from iscp_dagster.joblog.sql.reached import IndexWatermarks
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.live.cursor import Origin, cursor_of, written
-from iscp_dagster.serve.live.positions import START, Position, Positions
-from iscp_dagster.serve.live.reading import History, Page, Step, next_page
-from iscp_dagster.serve.live.ring import PATIENCE, Entry, Ring, Sight
+from iscp_dagster.serve.live.cursor import CursorOrigin, build_cursor, encode_cursor
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
+from iscp_dagster.serve.live.reading import ChangeHistory, FeedPage, FeedStep, read_next_page
+from iscp_dagster.serve.live.ring import PATIENCE_SECONDS, Ring, RingEntry, TenantScope
 
 LOGGER = logging.getLogger(__name__)
 PAGE = 1_000
@@ -27,49 +27,49 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="iscp-feed")
-"""Those of feeds alone: a thousand subscribers that begin at once must not hold them up."""
+"""Only for feeds: a thousand subscribers that begin at once must not delay them."""
 
 
-async def in_thread(read: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a blocking reading of a feed returns."""
+async def run_in_thread(read: Callable[..., Result], *arguments: Any) -> Result:
+    """Return the result of a feed's blocking read."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, read, *arguments)
 
 
-class Source(Protocol):
-    """The log's and ClickHouse's side of an index. Blocks; raises IscpError."""
+class FeedSource(Protocol):
+    """Reads an index's state from the ISCP log and ClickHouse. Blocks; raises IscpError."""
 
-    def reached(self, tenants: Collection[str] | None) -> Reached:
+    def read_watermarks(self, tenants: Collection[str] | None) -> IndexWatermarks:
         """The watermarks of all tenants' jobs, or of some."""
 
-    def opened(self) -> tuple[int, History]:
+    def open_history(self) -> tuple[int, ChangeHistory]:
         """The newest generation, and its rows."""
 
 
 @dataclass(kw_only=True)
-class Feed:
-    """Follows the index named `index`; everything but the reading runs in one event loop.
+class IndexFeed:
+    """Follows the index named `index`; all but its reads run in one event loop.
 
-    `at` is how far the ring's newest entry leads, by tenant.
+    `positions` has each tenant's position after the ring's newest entry.
     """
 
     index: str
-    source: Source
+    source: FeedSource
     ring: Ring = field(default_factory=Ring)
-    page: int = PAGE
-    patience: float = PATIENCE
+    page_size: int = PAGE
+    patience: float = PATIENCE_SECONDS
     pause: Pause = asyncio.sleep
-    at: dict[str, Position] = field(default_factory=dict, init=False)
+    positions: dict[str, ChangePosition] = field(default_factory=dict, init=False)
     registrations: dict[str, int] = field(default_factory=dict, init=False)
-    origin: Origin | None = field(default=None, init=False)
-    history: History | None = field(default=None, init=False)
-    readings: int = field(default=0, init=False)
-    """How often it has asked ClickHouse."""
+    origin: CursorOrigin | None = field(default=None, init=False)
+    history: ChangeHistory | None = field(default=None, init=False)
+    read_count: int = field(default=0, init=False)
+    """How often it has queried ClickHouse."""
     _dirty: set[str] | None = field(default_factory=set, init=False)
     """The tenants to look at; None: all."""
     _woken: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _upto: dict[str, Position] = field(default_factory=dict, init=False)
+    _upto: dict[str, ChangePosition] = field(default_factory=dict, init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Held by whoever moves the positions."""
+    """Held while the positions are moved."""
 
     @property
     def table_id(self) -> str:
@@ -84,15 +84,15 @@ class Feed:
         self._woken.set()
 
     async def open(self) -> None:
-        """Learn where the index stands, unless that is known. Raises IscpError, if permanent."""
+        """Read the index's state, unless it is known. Raises IscpError, if permanent."""
         async with self._turn:
             if self.origin is None:
-                self._begin(*await self.patiently(self._look))
-        # What happened since may not have been told to it.
+                self._begin(*await self.read_with_retries(self._read_state))
+        # It may have missed changes since then.
         self.touch(None)
 
     def close(self) -> None:
-        """Forget where the index stands; nobody reads it."""
+        """Forget the index's state; nobody reads it."""
         self.origin = self.history = None
         self.ring.clear()
 
@@ -108,16 +108,16 @@ class Feed:
                     await self._follow(dirty)
                 pause = FIRST_PAUSE
             except Exception as error:  # noqa: BLE001 - subscribers must not go silent
-                LOGGER.warning("%s: %s; reading on in %.1f s", self.index, error, pause)
+                LOGGER.warning("%s: %s; reading again in %.1f s", self.index, error, pause)
                 self.touch(dirty)
                 if isinstance(error, IscpError) and error.permanent:
-                    # Whoever subscribes again is told what is wrong.
-                    await self._end_all()
+                    # Those who subscribe again get the error.
+                    await self._end_readers()
                 await self.pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def patiently(self, read: Callable[[], Result]) -> Result:
-        """Return what a blocking reading returns; wait out failures of services."""
+    async def read_with_retries(self, read: Callable[[], Result]) -> Result:
+        """Return a blocking read's result; retries temporary failures."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -129,127 +129,139 @@ class Feed:
             await self.pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def visible(self, sight: Sight) -> Positions:
-        """The positions of the tenants that one may see."""
-        if sight is None:
-            return self.at
-        return {tenant: self.at[tenant] for tenant in sight if tenant in self.at}
+    def get_visible_positions(self, scope: TenantScope) -> Positions:
+        """The positions of the visible tenants."""
+        if scope is None:
+            return self.positions
+        return {tenant: self.positions[tenant] for tenant in scope if tenant in self.positions}
 
-    def cursor(self, positions: Positions) -> str:
+    def format_cursor(self, positions: Positions) -> str:
         """The text of a cursor at these positions."""
         if self.origin is None:
             return ""
-        return written(cursor_of(positions, self._newest_registration()), self.origin)
+        return encode_cursor(build_cursor(positions, self._get_newest_registration()), self.origin)
 
-    def _newest_registration(self) -> int:
+    def _get_newest_registration(self) -> int:
         return max(self.registrations.values(), default=0)
 
-    def _look(self) -> tuple[Reached, int, History]:
-        found = self.source.reached(None)
-        return (found, *self.source.opened())
+    def _read_state(self) -> tuple[IndexWatermarks, int, ChangeHistory]:
+        watermarks = self.source.read_watermarks(None)
+        return (watermarks, *self.source.open_history())
 
-    def _begin(self, found: Reached, generation: int, history: History) -> None:
-        self.origin = Origin(index=self.index, table_id=found.table_id, generation=generation)
+    def _begin(self, watermarks: IndexWatermarks, generation: int, history: ChangeHistory) -> None:
+        self.origin = CursorOrigin(
+            index=self.index, table_id=watermarks.table_id, generation=generation
+        )
         self.history = history
-        self.registrations = dict(found.registrations)
-        self.at = _ends(found.versions)
-        self._upto = dict(self.at)
+        self.registrations = dict(watermarks.registrations)
+        self.positions = _to_positions(watermarks.versions)
+        self._upto = dict(self.positions)
 
     async def _follow(self, dirty: Collection[str] | None) -> None:
         if self.origin is None or (dirty is not None and not dirty):
             return
-        found = await in_thread(self.source.reached, dirty)
-        moved = {
+        watermarks = await run_in_thread(self.source.read_watermarks, dirty)
+        new_ends = {
             tenant: end
-            for tenant, end in _ends(found.versions).items()
+            for tenant, end in _to_positions(watermarks.versions).items()
             if end > self._upto.get(tenant, START) or tenant not in self.registrations
         }
-        if found.table_id and found.table_id != self.table_id:
-            moved = _ends(found.versions)
-        self.registrations |= found.registrations
-        self._upto |= moved
-        if moved or any(self.at.get(tenant, START) < end for tenant, end in self._upto.items()):
-            await self._read(found)
+        if watermarks.table_id and watermarks.table_id != self.table_id:
+            new_ends = _to_positions(watermarks.versions)
+        self.registrations |= watermarks.registrations
+        self._upto |= new_ends
+        if new_ends or any(
+            self.positions.get(tenant, START) < end for tenant, end in self._upto.items()
+        ):
+            await self._read_pages(watermarks)
 
-    async def _read(self, found: Reached) -> None:
+    async def _read_pages(self, watermarks: IndexWatermarks) -> None:
         while True:
-            self.readings += 1
+            self.read_count += 1
             # Both at once; a page of a generation that is not the newest is dropped.
             (generation, history), page = await asyncio.gather(
-                in_thread(self.source.opened), in_thread(self._next)
+                run_in_thread(self.source.open_history), run_in_thread(self._read_next_page)
             )
-            if self._is_other(generation, found.table_id):
-                await self._turn_over()
+            if self._is_replaced(generation, watermarks.table_id):
+                await self._restart_feed()
                 return
             self.history = history
             if not page.steps and not page.gaps:
                 return
-            await self._append(page)
-            if all(self.at.get(each, START) >= end for each, end in self._upto.items()):
+            await self._append_page(page)
+            if all(self.positions.get(tenant, START) >= end for tenant, end in self._upto.items()):
                 return
 
-    def _next(self) -> Page:
+    def _read_next_page(self) -> FeedPage:
         if self.history is None:
-            return Page()
-        return next_page(self.history, dict(self.at), dict(self._upto), self.page)
+            return FeedPage()
+        return read_next_page(self.history, dict(self.positions), dict(self._upto), self.page_size)
 
-    def _is_other(self, generation: int, table_id: str) -> bool:
+    def _is_replaced(self, generation: int, table_id: str) -> bool:
         origin = self.origin
         if origin is None or origin.generation != generation:
             return True
         return table_id not in {"", origin.table_id}
 
-    async def _turn_over(self) -> None:
-        """Begin anew with another table or generation; whoever reads must do so too."""
-        found, generation, history = await in_thread(self._look)
-        await self._end_all()
-        self._begin(found, generation, history)
+    async def _restart_feed(self) -> None:
+        """Start again with another table or generation; readers must do so too."""
+        watermarks, generation, history = await run_in_thread(self._read_state)
+        await self._end_readers()
+        self._begin(watermarks, generation, history)
 
-    async def _end_all(self) -> None:
-        await self.ring.room(1, self.patience)
-        self.ring.append(Entry(gap=True, cursors=dict.fromkeys(self.ring.sights(), "")))
+    async def _end_readers(self) -> None:
+        await self.ring.make_room(1, self.patience)
+        self.ring.append(RingEntry(gap=True, cursors=dict.fromkeys(self.ring.list_scopes(), "")))
         self.ring.wake()
 
-    async def _append(self, page: Page) -> None:
-        await self.ring.room(len(page.steps) + len(page.gaps), self.patience)
-        sights = self.ring.sights()
-        moved: set[str] = set()
+    async def _append_page(self, page: FeedPage) -> None:
+        await self.ring.make_room(len(page.steps) + len(page.gaps), self.patience)
+        sights = self.ring.list_scopes()
+        moved_tenants: set[str] = set()
         for step in page.steps:
-            self.at[step.tenant] = step.at
-            if step.stamped is None:
-                moved.add(step.tenant)
+            self.positions[step.tenant] = step.position
+            if step.timed_change is None:
+                moved_tenants.add(step.tenant)
             else:
-                self._tell(step, sights)
-        self._move(moved, sights)
+                self._append_change(step, sights)
+        self._append_progress(moved_tenants, sights)
         for tenant, begin in page.gaps.items():
-            self.at[tenant] = Position.after(begin)
-            seeing = [sight for sight in sights if _sees(sight, tenant)]
-            oldest = {sight: self.cursor(self.visible(sight)) for sight in seeing}
-            self.ring.append(Entry(tenant=tenant, gap=True, cursors=oldest))
+            self.positions[tenant] = ChangePosition.from_commit(begin)
+            visible_to = [sight for sight in sights if _can_see(sight, tenant)]
+            oldest = {
+                sight: self.format_cursor(self.get_visible_positions(sight)) for sight in visible_to
+            }
+            self.ring.append(RingEntry(tenant=tenant, gap=True, cursors=oldest))
         self.ring.wake()
 
-    def _tell(self, step: Step, sights: Collection[Sight]) -> None:
-        seeing = [sight for sight in sights if _sees(sight, step.tenant)]
-        cursors = {sight: self.cursor(self.visible(sight)) for sight in seeing}
-        self.ring.append(Entry(tenant=step.tenant, stamped=step.stamped, cursors=cursors))
-
-    def _move(self, moved: Collection[str], sights: Collection[Sight]) -> None:
-        """Tell that positions moved, once for all tenants."""
+    def _append_change(self, step: FeedStep, scopes: Collection[TenantScope]) -> None:
+        visible_to = [sight for sight in scopes if _can_see(sight, step.tenant)]
         cursors = {
-            sight: self.cursor(self.visible(sight))
-            for sight in sights
-            if any(_sees(sight, tenant) for tenant in moved)
+            sight: self.format_cursor(self.get_visible_positions(sight)) for sight in visible_to
+        }
+        self.ring.append(
+            RingEntry(tenant=step.tenant, timed_change=step.timed_change, cursors=cursors)
+        )
+
+    def _append_progress(
+        self, moved_tenants: Collection[str], scopes: Collection[TenantScope]
+    ) -> None:
+        """Report moved positions, once for all tenants."""
+        cursors = {
+            sight: self.format_cursor(self.get_visible_positions(sight))
+            for sight in scopes
+            if any(_can_see(sight, tenant) for tenant in moved_tenants)
         }
         if cursors:
-            self.ring.append(Entry(cursors=cursors))
+            self.ring.append(RingEntry(cursors=cursors))
 
 
-def _ends(versions: Mapping[str, int]) -> dict[str, Position]:
+def _to_positions(versions: Mapping[str, int]) -> dict[str, ChangePosition]:
     return {
-        tenant: START if version < 0 else Position.after(version)
+        tenant: START if version < 0 else ChangePosition.from_commit(version)
         for tenant, version in versions.items()
     }
 
 
-def _sees(sight: Sight, tenant: str) -> bool:
-    return sight is None or tenant in sight
+def _can_see(scope: TenantScope, tenant: str) -> bool:
+    return scope is None or tenant in scope

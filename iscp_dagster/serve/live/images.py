@@ -1,4 +1,4 @@
-"""The image rows of a changes index in ClickHouse: the one place that knows how to select them."""
+"""Selects the image rows of a changes index from ClickHouse."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, TypeVar
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.tables.ddl import table_name
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.tables.ddl import format_table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parsed
-from iscp_dagster.events.changes import Change, Stamped
+from iscp_dagster.clickhouse.types.typetext import FLOATS, ClickHouseType, parse_type
+from iscp_dagster.events.changes import RowChange, StampedChange
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.serve.columns import BINARY, Column, column
-from iscp_dagster.serve.live.positions import START, Position, Positions
-from iscp_dagster.serve.rows import Limits, rows
-from iscp_dagster.serve.sql import Parameters, condition
-from iscp_dagster.serve.where import EVERYTHING, Expression
+from iscp_dagster.serve.columns import BINARY_TYPES, Column, build_column
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
+from iscp_dagster.serve.rows import QueryLimits, query_rows
+from iscp_dagster.serve.sql import Parameters, render_condition
+from iscp_dagster.serve.where import EVERYTHING, WhereExpression
 
-LIMITS = Limits(rows=100_000)
+IMAGE_LIMITS = QueryLimits(rows=100_000)
 BEGIN = int(ChangeKind.BEGIN)
 _TOO_LARGE = {158, 307, 396}
 """ClickHouse's codes for answers beyond the limits."""
 Result = TypeVar("Result")
 _UTC = "UTC"
 MOST_GROUPS = 50
-"""Groups of tenants at the same place, in one query."""
-_SYSTEM = {
+"""Groups of tenants at the same position, in one query."""
+_SYSTEM_COLUMNS = {
     "_owner": "String",
     "_row": "Array(String)",
     "_micros": "Int64",
@@ -47,30 +47,30 @@ class Span:
     """A tenant's changes after one position, up to another."""
 
     tenant: str
-    after: Position
-    upto: Position
+    after: ChangePosition
+    upto: ChangePosition
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """Changes that were read; `whole` if there are no more."""
+class ChangePage:
+    """Changes that were read; `complete` if there are no more."""
 
-    stamped: tuple[Stamped, ...] = ()
-    whole: bool = True
-    begins: Mapping[str, int] = field(default_factory=dict)
+    timed_changes: tuple[StampedChange, ...] = ()
+    complete: bool = True
+    beginnings: Mapping[str, int] = field(default_factory=dict)
     """By tenant, the version that its history begins with."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Rows of a snapshot with their keys; the next page is after `upto`, None: there is none."""
+class SnapshotPage:
+    """Rows of a snapshot with their keys; the next page is after `upto`; None: it is the last."""
 
-    rows: tuple[tuple[tuple[str, ...], Stamped], ...] = ()
+    rows: tuple[tuple[tuple[str, ...], StampedChange], ...] = ()
     upto: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class ImageReader:
     """The rows of the index `view` in `database`, of one generation. Blocks while it reads.
 
     `columns` are the view's; `keys` and `tenant` name columns of the table, of the types in
@@ -84,127 +84,155 @@ class Images:
     keys: Sequence[str]
     types: Mapping[str, str]
     tenant: str | None = None
-    lone: str = "default"
+    default_tenant: str = "default"
     """The name of the only tenant of a table without tenants."""
     generation: int = 0
 
-    def newest(self) -> int | None:
+    def find_newest_generation(self) -> int | None:
         """The generation that jobs write; None while there is none."""
-        found = IndexData(endpoint=self.endpoint, database=self.database, view=self.view).tables()
-        served = [number for name, number in found.items() if "__rows" in name]
-        return max(served, default=None)
+        tables = IndexData(
+            endpoint=self.endpoint, database=self.database, view=self.view
+        ).list_tables()
+        generations = [number for name, number in tables.items() if "__rows" in name]
+        return max(generations, default=None)
 
-    def of(self, generation: int) -> Images:
+    def select_generation(self, generation: int) -> ImageReader:
         """The same index in another generation."""
         return replace(self, generation=generation)
 
-    def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
-        """The version that each tenant's history begins with; only of those that have one."""
-        return self.changes(
-            [Span(tenant=each, after=START, upto=START) for each in tenants], 1
-        ).begins
+    def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
+        """The version that each tenant's history begins with; leaves out tenants without one."""
+        return self.read_changes(
+            [Span(tenant=tenant, after=START, upto=START) for tenant in tenants], 1
+        ).beginnings
 
-    def base(self, tenant: str, version: int, told: int, most: int) -> Found:
-        """The rows as of `version` that the tenant's history begins with, after the first ones."""
+    def read_base(self, tenant: str, version: int, offset: int, max_rows: int) -> ChangePage:
+        """The rows as of `version` that the history begins with, after the first `offset`."""
 
-        def read(limit: int) -> Found:
-            bound = Parameters()
+        def read(limit: int) -> ChangePage:
+            parameters = Parameters()
             query = (
-                f"SELECT {self._selected} FROM {self._table} WHERE `_change` = 0 "
-                f"AND `_version` = {version:d} AND {self._among([tenant], bound)} "
-                f"ORDER BY {self._keys} LIMIT 1 BY {self._keys} LIMIT {limit:d} OFFSET {told:d}"
+                f"SELECT {self._select_sql} FROM {self._table_sql} WHERE `_change` = 0 "
+                f"AND `_version` = {version:d} "
+                f"AND {self._render_tenant_filter([tenant], parameters)} "
+                f"ORDER BY {self._keys_sql} LIMIT 1 BY {self._keys_sql} "
+                f"LIMIT {limit:d} OFFSET {offset:d}"
             )
-            rows = self._read(query, bound, self._all)
-            return Found(stamped=tuple(self._paired(rows)), whole=len(rows) < limit)
+            rows = self._query_rows(query, parameters, self._all_columns)
+            return ChangePage(
+                timed_changes=tuple(self._combine_images(rows)), complete=len(rows) < limit
+            )
 
-        return _fitting(read, most)
+        return _read_within_limits(read, max_rows)
 
-    def changes(self, spans: Sequence[Span], most: int) -> Found:
-        """Where the histories begin, and the oldest changes of the spans, at most `most`.
+    def read_changes(self, spans: Sequence[Span], max_changes: int) -> ChangePage:
+        """Where the histories begin, and the oldest changes of the spans, at most `max_changes`.
 
-        Both are of one moment. Of each tenant the changes are those that come first. Give no more
-        spans than `portion` returns.
+        Both are read at one moment. Each tenant's changes are its oldest. Pass no more spans than
+        `limit_spans` returns.
         """
-        return _fitting(lambda limit: self._changes(spans, limit), most)
+        return _read_within_limits(lambda limit: self._query_changes(spans, limit), max_changes)
 
-    def _changes(self, spans: Sequence[Span], limit: int) -> Found:
-        bound = Parameters()
+    def _query_changes(self, spans: Sequence[Span], limit: int) -> ChangePage:
+        parameters = Parameters()
         parts = [
-            f"({self._among(tenants, bound)} AND (`_change` = {BEGIN} OR ({_between(*span)})))"
-            for span, tenants in _grouped(spans).items()
+            f"({self._render_tenant_filter(tenants, parameters)} AND (`_change` = {BEGIN} OR "
+            f"({_render_range(*span)})))"
+            for span, tenants in _group_spans(spans).items()
         ]
-        # An insert that was repeated may not be merged yet. An update has two rows.
+        # A repeated insert may not be merged yet. An update has two rows.
         query = (
-            f"SELECT {self._selected} FROM {self._table} WHERE `_change` != 0 "
+            f"SELECT {self._select_sql} FROM {self._table_sql} WHERE `_change` != 0 "
             f"AND ({' OR '.join(parts) or 0}) "
             f"ORDER BY `_change` != {BEGIN}, `_version`, `_owner`, `_ordinal`, `_image` "
             "LIMIT 1 BY `_change`, `_version`, `_owner`, `_ordinal`, `_image` "
             f"LIMIT {len(spans) + 2 * limit:d}"
         )
-        rows = self._read(query, bound, self._all)
+        rows = self._query_rows(query, parameters, self._all_columns)
         begins = {row["_owner"]: int(row["_version"]) for row in rows if row["_change"] == BEGIN}
-        found = list(self._paired(row for row in rows if row["_change"] != BEGIN))
-        return Found(stamped=tuple(found[:limit]), whole=len(found) < limit, begins=begins)
+        changes = list(self._combine_images(row for row in rows if row["_change"] != BEGIN))
+        return ChangePage(
+            timed_changes=tuple(changes[:limit]), complete=len(changes) < limit, beginnings=begins
+        )
 
-    def standing(
-        self, at: Positions, row: tuple[str, ...], most: int, where: Expression = EVERYTHING
-    ) -> Standing:
-        """The rows that stand at these positions, by key, after the row with the key `row`.
+    def read_snapshot(
+        self,
+        at: Positions,
+        row: tuple[str, ...],
+        max_keys: int,
+        where: WhereExpression = EVERYTHING,
+    ) -> SnapshotPage:
+        """The rows as of these positions, by key, after the row with the key `row`.
 
-        Of at most `most` keys, of which some may have no row now.
+        At most `max_keys` keys are read, of which some may have no row now.
         """
-        return _fitting(lambda limit: self._standing(at, row, limit, where), most)
+        return _read_within_limits(
+            lambda limit: self._query_snapshot(at, row, limit, where), max_keys
+        )
 
-    def _standing(
-        self, at: Positions, row: tuple[str, ...], limit: int, where: Expression
-    ) -> Standing:
-        upto = self._end_of_page(at, row, limit)
-        bound = Parameters()
-        seen = f"{self._among(at, bound)} AND {self._seen(at, bound)}"
-        # Bounds on both sides let ClickHouse read these keys alone.
-        later = f" AND {self._compared('>', row, bound)}" if row else ""
-        earlier = f" AND {self._compared('<=', upto, bound)}" if upto else ""
-        last = (
-            f"SELECT * FROM {self._table} WHERE `_change` >= 0 AND {seen}{later}{earlier} "
-            f"ORDER BY {self._sorted}, `_version` DESC, `_image` DESC LIMIT 1 BY {self._sorted}"
+    def _query_snapshot(
+        self, at: Positions, row: tuple[str, ...], limit: int, where: WhereExpression
+    ) -> SnapshotPage:
+        upto = self._find_page_end(at, row, limit)
+        parameters = Parameters()
+        tenants = self._render_tenant_filter(at, parameters)
+        seen = self._render_seen_filter(at, parameters)
+        # Bounds on both sides let ClickHouse read only these keys.
+        lower_bound = f" AND {self._render_key_comparison('>', row, parameters)}" if row else ""
+        upper_bound = f" AND {self._render_key_comparison('<=', upto, parameters)}" if upto else ""
+        latest = (
+            f"SELECT * FROM {self._table_sql} WHERE `_change` >= 0 "
+            f"AND {tenants} AND {seen}{lower_bound}{upper_bound} "
+            f"ORDER BY {self._order_sql}, `_version` DESC, `_image` DESC LIMIT 1 BY "
+            f"{self._order_sql}"
         )
         query = (
-            f"SELECT {self._selected} FROM ({last}) WHERE `_image` = 1 AND "
-            f"{condition(where, bound)} ORDER BY {self._sorted}"
+            f"SELECT {self._select_sql} FROM ({latest}) WHERE `_image` = 1 AND "
+            f"{render_condition(where, parameters)} ORDER BY {self._order_sql}"
         )
-        found = self._read(query, bound, self._all)
-        rows = [(tuple(each["_row"]), self._single(each, ChangeKind.BASE)) for each in found]
-        return Standing(rows=tuple(rows), upto=upto)
+        images = self._query_rows(query, parameters, self._all_columns)
+        rows = [
+            (tuple(image["_row"]), self._build_single_change(image, ChangeKind.BASE))
+            for image in images
+        ]
+        return SnapshotPage(rows=tuple(rows), upto=upto)
 
-    def _end_of_page(
+    def _find_page_end(
         self, at: Positions, row: tuple[str, ...], limit: int
     ) -> tuple[str, ...] | None:
-        """The key that is `limit` keys further; None if there are not so many."""
-        bound = Parameters()
-        later = f" AND {self._compared('>', row, bound)}" if row else ""
+        """The key that is `limit` keys further; None if there are fewer."""
+        parameters = Parameters()
+        lower_bound = f" AND {self._render_key_comparison('>', row, parameters)}" if row else ""
         query = (
-            f"SELECT {self._key} FROM (SELECT DISTINCT {self._sorted} FROM {self._table} "
-            f"WHERE {self._among(at, bound)}{later} ORDER BY {self._sorted} "
-            f"LIMIT 1 OFFSET {limit - 1:d})"
+            f"SELECT {self._key_sql} FROM (SELECT DISTINCT {self._order_sql} "
+            f"FROM {self._table_sql} "
+            f"WHERE {self._render_tenant_filter(at, parameters)}{lower_bound} "
+            f"ORDER BY {self._order_sql} LIMIT 1 OFFSET {limit - 1:d})"
         )
-        found = self._read(query, bound, [_system("_row")])
-        return tuple(found[0]["_row"]) if found else None
+        key_rows = self._query_rows(query, parameters, [_build_system_column("_row")])
+        return tuple(key_rows[0]["_row"]) if key_rows else None
 
     @property
-    def _table(self) -> str:
-        return ident(self.database, table_name(self.view, "rows", self.generation))
+    def _table_sql(self) -> str:
+        return quote_identifier(
+            self.database, format_table_name(self.view, "rows", self.generation)
+        )
 
     @property
-    def _owner(self) -> str:
-        return f"toString({ident(self.tenant)})" if self.tenant else text(self.lone)
+    def _tenant_sql(self) -> str:
+        return (
+            f"toString({quote_identifier(self.tenant)})"
+            if self.tenant
+            else quote_string(self.default_tenant)
+        )
 
     @property
-    def _keys(self) -> str:
-        return ", ".join(map(ident, self.keys))
+    def _keys_sql(self) -> str:
+        return ", ".join(map(quote_identifier, self.keys))
 
     @property
-    def _sorted(self) -> str:
-        return ", ".join(map(ident, self._identity))
+    def _order_sql(self) -> str:
+        return ", ".join(map(quote_identifier, self._identity))
 
     @property
     def _identity(self) -> list[str]:
@@ -212,178 +240,199 @@ class Images:
         return list(dict.fromkeys([*tenant, *self.keys]))
 
     @property
-    def _key(self) -> str:
-        """The key as texts in JSON, each of which tells values apart: see `_key_column`."""
-        return f"array({', '.join(self._key_column(name) for name in self._identity)})"
+    def _key_sql(self) -> str:
+        """The key as JSON texts that identify its values: see `_render_key_column`."""
+        return f"array({', '.join(self._render_key_column(name) for name in self._identity)})"
 
-    def _key_column(self, name: str) -> str:
+    def _render_key_column(self, name: str) -> str:
         """One column as a text; what may be bytes is in base64, and times are in UTC."""
-        quoted, type_ = ident(name), parsed(self.types[name])
-        if type_.name in BINARY:
+        quoted, type_ = quote_identifier(name), parse_type(self.types[name])
+        if type_.name in BINARY_TYPES:
             return f"base64Encode(toString({quoted}))"
-        return f"toString({f'toTimeZone({quoted}, {text(_UTC)})' if _is_time(type_) else quoted})"
+        in_utc = f"toTimeZone({quoted}, {quote_string(_UTC)})"
+        return f"toString({in_utc if _is_time(type_) else quoted})"
 
-    def _key_value(self, name: str, value: str) -> str:
-        """What `_key_column` made a text of."""
-        type_ = parsed(self.types[name])
-        if type_.name in BINARY:
+    def _render_key_value(self, name: str, value: str) -> str:
+        """The value that `_render_key_column` made a text of."""
+        type_ = parse_type(self.types[name])
+        if type_.name in BINARY_TYPES:
             value = f"base64Decode({value})"
-        kept = f"{type_.name}({', '.join([*map(str, type_.numbers), text(_UTC)])})"
-        return f"CAST({value}, {text(kept if _is_time(type_) else str(type_))})"
+        time_type = f"{type_.name}({', '.join([*map(str, type_.numbers), quote_string(_UTC)])})"
+        return f"CAST({value}, {quote_string(time_type if _is_time(type_) else str(type_))})"
 
-    def _compared_sides(self, name: str, value: str) -> list[tuple[str, str]]:
-        """What is compared, one after the other, to have the column's order; NaN comes last."""
-        sides = ident(name), self._key_value(name, value)
-        if parsed(self.types[name]).name not in FLOATS:
+    def _render_sides(self, name: str, value: str) -> list[tuple[str, str]]:
+        """The pairs to compare in turn for the column's order; NaN comes last."""
+        sides = quote_identifier(name), self._render_key_value(name, value)
+        if parse_type(self.types[name]).name not in FLOATS:
             return [sides]
-        doubles = [f"toFloat64({each})" for each in sides]
-        nans, others = (
-            [how.format(each) for each in doubles]
-            for how in ("isNaN({0})", "if(isNaN({0}), 0, {0})")
+        doubles = [f"toFloat64({side})" for side in sides]
+        nans, numbers = (
+            [template.format(double) for double in doubles]
+            for template in ("isNaN({0})", "if(isNaN({0}), 0, {0})")
         )
-        return [(nans[0], nans[1]), (others[0], others[1])]
+        return [(nans[0], nans[1]), (numbers[0], numbers[1])]
 
     @property
-    def _all(self) -> list[Column]:
-        return [*self.columns, *map(_system, _SYSTEM)]
+    def _all_columns(self) -> list[Column]:
+        return [*self.columns, *map(_build_system_column, _SYSTEM_COLUMNS)]
 
     @property
-    def _selected(self) -> str:
+    def _select_sql(self) -> str:
         computed = {
-            "_owner": self._owner,
-            "_row": self._key,
+            "_owner": self._tenant_sql,
+            "_row": self._key_sql,
             "_micros": "toUnixTimestamp64Micro(`_timestamp`)",
         }
-        system = [f"{computed.get(name, ident(name))} AS {ident(name)}" for name in _SYSTEM]
-        return ", ".join([*(each.selected for each in self.columns), *system])
+        system = [
+            f"{computed.get(name, quote_identifier(name))} AS {quote_identifier(name)}"
+            for name in _SYSTEM_COLUMNS
+        ]
+        return ", ".join([*(column.select_sql for column in self.columns), *system])
 
-    def _among(self, tenants: Collection[str], bound: Parameters) -> str:
+    def _render_tenant_filter(self, tenants: Collection[str], parameters: Parameters) -> str:
         if not self.tenant:
-            return "1" if self.lone in tenants else "0"
+            return "1" if self.default_tenant in tenants else "0"
         type_ = self.types[self.tenant]
-        named = bound.bind("Array(String)", _array(sorted(tenants)))
-        return f"{ident(self.tenant)} IN (SELECT CAST(arrayJoin({named}), {text(type_)}))"
+        names = parameters.bind("Array(String)", _to_array(sorted(tenants)))
+        return (
+            f"{quote_identifier(self.tenant)} IN (SELECT CAST(arrayJoin({names}), "
+            f"{quote_string(type_)}))"
+        )
 
-    def _compared(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
+    def _render_key_comparison(
+        self, operator: str, row: tuple[str, ...], parameters: Parameters
+    ) -> str:
         """Compare keys in their order; ClickHouse does not look up tuples in its primary index."""
-        held = [
+        pairs = [
             sides
             for name, value in zip(self._identity, row, strict=True)
-            for sides in self._compared_sides(name, bound.bind("String", value))
+            for sides in self._render_sides(name, parameters.bind("String", value))
         ]
         parts = []
-        for place, (name, value) in enumerate(held):
-            last = place == len(held) - 1
-            same = [f"{other} = {its}" for other, its in held[:place]]
+        for index, (name, value) in enumerate(pairs):
+            is_last = index == len(pairs) - 1
+            equalities = [
+                f"{earlier_name} = {earlier_value}" for earlier_name, earlier_value in pairs[:index]
+            ]
             parts.append(
-                " AND ".join([*same, f"{name} {operator if last else operator[0]} {value}"])
+                " AND ".join(
+                    [*equalities, f"{name} {operator if is_last else operator[0]} {value}"]
+                )
             )
         return f"({' OR '.join(f'({part})' for part in parts)})"
 
-    def _seen(self, at: Positions, bound: Parameters) -> str:
+    def _render_seen_filter(self, at: Positions, parameters: Parameters) -> str:
         """Whether a change is not after its tenant's position.
 
-        As long as it is for one tenant, so that thousands may each be elsewhere.
+        Its length does not depend on the tenants: there may be thousands.
         """
-        tenants = bound.bind("Array(String)", _array(list(at)))
-        places = [
-            bound.bind("Array(Int64)", _array(each)) for each in zip(*at.values(), strict=True)
+        tenants = parameters.bind("Array(String)", _to_array(list(at)))
+        components = [
+            parameters.bind("Array(Int64)", _to_array(numbers))
+            for numbers in zip(*at.values(), strict=True)
         ]
-        reached = [f"transform({self._owner}, {tenants}, {each}, toInt64(-2))" for each in places]
-        return f"(`_version`, `_ordinal`) <= ({', '.join(reached)})"
+        limits = [
+            f"transform({self._tenant_sql}, {tenants}, {component}, toInt64(-2))"
+            for component in components
+        ]
+        return f"(`_version`, `_ordinal`) <= ({', '.join(limits)})"
 
-    def _read(
-        self, query: str, bound: Parameters, columns: Sequence[Column]
+    def _query_rows(
+        self, query: str, parameters: Parameters, columns: Sequence[Column]
     ) -> list[dict[str, Any]]:
-        return rows(self.endpoint, query, bound.values, columns, LIMITS)
+        return query_rows(self.endpoint, query, parameters.values, columns, IMAGE_LIMITS)
 
-    def _paired(self, found: Iterable[dict[str, Any]]) -> Iterable[Stamped]:
-        """Changes of image rows in order; the half of one that a limit cut off is left out."""
+    def _combine_images(self, images: Iterable[dict[str, Any]]) -> Iterable[StampedChange]:
+        """Changes of image rows in order; an update that a limit cut in half is left out."""
         before: dict[str, Any] | None = None
-        for row in found:
+        for row in images:
             operation = ChangeKind(row["_change"])
             if operation != ChangeKind.UPDATE:
-                yield self._single(row, operation)
+                yield self._build_single_change(row, operation)
             elif before is None:
                 before = row
             else:
-                yield self._change(row, operation, before, row)
+                yield self._build_change(row, operation, before, row)
                 before = None
 
-    def _single(self, row: dict[str, Any], operation: ChangeKind) -> Stamped:
-        gone = operation == ChangeKind.DELETE
-        return self._change(row, operation, row if gone else None, None if gone else row)
+    def _build_single_change(self, row: dict[str, Any], operation: ChangeKind) -> StampedChange:
+        is_delete = operation == ChangeKind.DELETE
+        return self._build_change(
+            row, operation, row if is_delete else None, None if is_delete else row
+        )
 
-    def _change(
+    def _build_change(
         self,
         row: dict[str, Any],
         operation: ChangeKind,
         before: dict[str, Any] | None,
         after: dict[str, Any] | None,
-    ) -> Stamped:
-        change = Change(
+    ) -> StampedChange:
+        change = RowChange(
             tenant=row["_owner"],
             key="\0".join(row["_row"]),
             operation=operation,
-            before=self._columns(before),
-            after=self._columns(after),
+            before=self._pick_columns(before),
+            after=self._pick_columns(after),
             fields=tuple(row["_fields"]),
         )
         version, ordinal = int(row["_version"]), int(row["_ordinal"])
-        at = SourceTimestamp.of_micros(int(row["_micros"]), version=version, ordinal=ordinal)
+        at = SourceTimestamp.from_micros(int(row["_micros"]), version=version, ordinal=ordinal)
         return change, at
 
-    def _columns(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _pick_columns(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
         if row is None:
             return None
-        return {each.field: row[each.field] for each in self.columns}
+        return {column.field: row[column.field] for column in self.columns}
 
 
-def _fitting(read: Callable[[int], Result], most: int) -> Result:
+def _read_within_limits(read: Callable[[int], Result], limit: int) -> Result:
     """Read fewer at a time where the rows are too large for one answer."""
     while True:
         try:
-            return read(most)
+            return read(limit)
         except ClickHouseError as error:
-            if most == 1 or getattr(error.__cause__, "code", None) not in _TOO_LARGE:
+            if limit == 1 or getattr(error.__cause__, "code", None) not in _TOO_LARGE:
                 raise
-            most = max(most // 8, 1)
+            limit = max(limit // 8, 1)
 
 
-def portion(spans: Sequence[Span]) -> list[Span]:
+def limit_spans(spans: Sequence[Span]) -> list[Span]:
     """As many of the spans as one query takes."""
-    chosen = set(list(_grouped(spans))[:MOST_GROUPS])
-    return [each for each in spans if (each.after, each.upto) in chosen]
+    groups = set(list(_group_spans(spans))[:MOST_GROUPS])
+    return [span for span in spans if (span.after, span.upto) in groups]
 
 
-def _grouped(spans: Sequence[Span]) -> dict[tuple[Position, Position], list[str]]:
+def _group_spans(spans: Sequence[Span]) -> dict[tuple[ChangePosition, ChangePosition], list[str]]:
     groups = defaultdict(list)
-    for each in spans:
-        groups[each.after, each.upto].append(each.tenant)
+    for span in spans:
+        groups[span.after, span.upto].append(span.tenant)
     return dict(groups)
 
 
-def _between(after: Position, upto: Position) -> str:
+def _render_range(after: ChangePosition, upto: ChangePosition) -> str:
     # The plain comparison lets ClickHouse skip parts.
-    beyond = f"(`_version`, `_ordinal`) > ({after.version:d}, {after.ordinal:d})"
-    return f"`_version` >= {max(after.version, 0):d} AND {beyond} AND {_upto(upto)}"
+    lower_bound = f"(`_version`, `_ordinal`) > ({after.version:d}, {after.ordinal:d})"
+    return (
+        f"`_version` >= {max(after.version, 0):d} AND {lower_bound} AND {_render_upper_bound(upto)}"
+    )
 
 
-def _upto(position: Position) -> str:
+def _render_upper_bound(position: ChangePosition) -> str:
     return f"(`_version`, `_ordinal`) <= ({position.version:d}, {position.ordinal:d})"
 
 
-def _is_time(type_: ChType) -> bool:
+def _is_time(type_: ClickHouseType) -> bool:
     return type_.name in {"DateTime", "DateTime64"}
 
 
-def _array(values: Sequence[str] | Sequence[int]) -> Any:
+def _to_array(values: Sequence[str] | Sequence[int]) -> Any:
     """A list as the client binds it."""
     return list(values)
 
 
-def _system(name: str) -> Column:
-    found = column(name, parsed(_SYSTEM[name]))
-    if found is None:
+def _build_system_column(name: str) -> Column:
+    column = build_column(name, parse_type(_SYSTEM_COLUMNS[name]))
+    if column is None:
         raise KeyError(name)
-    return found
+    return column

@@ -1,4 +1,4 @@
-"""One step of reading changes: what follows some positions, and where it leads."""
+"""Reads the next page of changes after some positions."""
 
 from __future__ import annotations
 
@@ -6,110 +6,132 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from iscp_dagster.events.changes import Stamped
-from iscp_dagster.serve.live.images import Found, Span, Standing, portion
-from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
-from iscp_dagster.serve.where import Expression
+from iscp_dagster.events.changes import StampedChange
+from iscp_dagster.serve.live.images import ChangePage, SnapshotPage, Span, limit_spans
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions, is_kept
+from iscp_dagster.serve.where import WhereExpression
 
 
-class History(Protocol):
-    """What there is to read of an index, see `Images`."""
+class ChangeHistory(Protocol):
+    """The image rows of an index; see `ImageReader`."""
 
-    def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
+    def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with."""
 
-    def base(self, tenant: str, version: int, told: int, most: int) -> Found:
-        """The rows that it begins with."""
+    def read_base(self, tenant: str, version: int, offset: int, max_rows: int) -> ChangePage:
+        """The rows that the history begins with."""
 
-    def changes(self, spans: Sequence[Span], most: int) -> Found:
+    def read_changes(self, spans: Sequence[Span], max_changes: int) -> ChangePage:
         """Where the histories begin, and the oldest changes of the spans, at one moment."""
 
-    def standing(
-        self, at: Positions, row: tuple[str, ...], most: int, where: Expression
-    ) -> Standing:
-        """The rows that stand at the positions, by key, after one of them."""
+    def read_snapshot(
+        self, at: Positions, row: tuple[str, ...], max_keys: int, where: WhereExpression
+    ) -> SnapshotPage:
+        """The rows as of the positions, by key, after one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """A tenant's next position, and the change that leads there, if one does."""
+class FeedStep:
+    """A tenant's next position, and the change that leads there, if any."""
 
     tenant: str
-    at: Position
-    stamped: Stamped | None = None
+    position: ChangePosition
+    timed_change: StampedChange | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class FeedPage:
     """Steps in the order of each tenant's changes. `gaps` are tenants whose changes are not kept.
 
     Without steps and gaps, nothing follows.
     """
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[FeedStep, ...] = ()
     gaps: Mapping[str, int] = field(default_factory=dict)
     """By tenant, the version that its history begins with."""
 
 
-def next_page(history: History, at: Positions, upto: Positions, most: int) -> Page:
-    """Read at most `most` changes after the positions `at`, of each tenant up to `upto`.
+def read_next_page(
+    history: ChangeHistory, positions: Positions, upto: Positions, max_changes: int
+) -> FeedPage:
+    """Read at most `max_changes` changes after `positions`, of each tenant up to `upto`.
 
-    A tenant that `at` does not have is at START. Raises what the history raises.
+    A tenant that `positions` does not have is at START. Raises what the history raises.
     """
-    behind = {tenant: end for tenant, end in upto.items() if at.get(tenant, START) < end}
-    if not behind:
-        return Page()
-    ends = [
-        Span(tenant=tenant, after=at.get(tenant, START), upto=end) for tenant, end in behind.items()
+    pending_ends = {
+        tenant: end for tenant, end in upto.items() if positions.get(tenant, START) < end
+    }
+    if not pending_ends:
+        return FeedPage()
+    all_spans = [
+        Span(tenant=tenant, after=positions.get(tenant, START), upto=end)
+        for tenant, end in pending_ends.items()
     ]
-    spans = portion(ends)
-    found = history.changes(spans, most)
-    gaps = _gaps(spans, found.begins)
-    kept = [each for each in spans if each.tenant not in gaps]
-    steps = _base(history, kept, found.begins, most) or _changes(kept, found)
-    return Page(steps=tuple(steps), gaps=gaps)
+    spans = limit_spans(all_spans)
+    changes = history.read_changes(spans, max_changes)
+    gaps = _find_gaps(spans, changes.beginnings)
+    readable = [span for span in spans if span.tenant not in gaps]
+    steps = _read_base_steps(
+        history, readable, changes.beginnings, max_changes
+    ) or _build_change_steps(readable, changes)
+    return FeedPage(steps=tuple(steps), gaps=gaps)
 
 
-def _gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
+def _find_gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
     return {
-        each.tenant: begin
-        for each in spans
-        if (begin := begins.get(each.tenant)) is not None and not is_kept(each.after, begin)
+        span.tenant: begin
+        for span in spans
+        if (begin := begins.get(span.tenant)) is not None and not is_kept(span.after, begin)
     }
 
 
-def _base(
-    history: History, spans: Sequence[Span], begins: Mapping[str, int], most: int
-) -> list[Step]:
-    """The rows that a tenant's history begins with, if one has some left to tell."""
-    for each in spans:
-        told, begin = each.after.base_told, begins.get(each.tenant)
-        # Rows of a commit that is not confirmed may be there only in part.
-        if told is None or begin is None or Position.after(begin) > each.upto:
+def _read_base_steps(
+    history: ChangeHistory, spans: Sequence[Span], begins: Mapping[str, int], max_rows: int
+) -> list[FeedStep]:
+    """The rows that a tenant's history begins with, if some are left to send."""
+    for span in spans:
+        sent, begin = span.after.base_sent, begins.get(span.tenant)
+        # The rows of an unconfirmed commit may be incomplete.
+        if sent is None or begin is None or ChangePosition.from_commit(begin) > span.upto:
             continue
         # If the history was replaced meanwhile there are none, and the next page has the gap.
-        found = history.base(each.tenant, begin, told, most)
+        base = history.read_base(span.tenant, begin, sent, max_rows)
         steps = [
-            Step(tenant=each.tenant, at=Position.in_base(begin, told + number), stamped=row)
-            for number, row in enumerate(found.stamped, start=1)
+            FeedStep(
+                tenant=span.tenant,
+                position=ChangePosition.from_base(begin, sent + number),
+                timed_change=row,
+            )
+            for number, row in enumerate(base.timed_changes, start=1)
         ]
-        done = [Step(tenant=each.tenant, at=Position.after(begin))] if found.whole else []
-        return [*steps, *done]
+        last_step = (
+            [FeedStep(tenant=span.tenant, position=ChangePosition.from_commit(begin))]
+            if base.complete
+            else []
+        )
+        return [*steps, *last_step]
     return []
 
 
-def _changes(spans: Sequence[Span], found: Found) -> list[Step]:
-    """The changes of tenants whose history's first rows have been told."""
-    ready = {
-        each.tenant: each.upto
-        for each in spans
-        if each.after.base_told is None or each.tenant not in found.begins
+def _build_change_steps(spans: Sequence[Span], changes: ChangePage) -> list[FeedStep]:
+    """The changes of tenants whose first rows have been sent."""
+    ends = {
+        span.tenant: span.upto
+        for span in spans
+        if span.after.base_sent is None or span.tenant not in changes.beginnings
     }
-    steps = [each for each in _steps(found.stamped) if each.tenant in ready]
-    return [*steps, *(Step(tenant=one, at=end) for one, end in ready.items() if found.whole)]
+    steps = [step for step in _to_steps(changes.timed_changes) if step.tenant in ends]
+    return [
+        *steps,
+        *(
+            FeedStep(tenant=tenant, position=end)
+            for tenant, end in ends.items()
+            if changes.complete
+        ),
+    ]
 
 
-def _steps(found: Sequence[Stamped]) -> Iterator[Step]:
-    for change, timestamp in found:
-        at = Position(timestamp.version, timestamp.ordinal)
-        yield Step(tenant=change.tenant or "", at=at, stamped=(change, timestamp))
+def _to_steps(changes: Sequence[StampedChange]) -> Iterator[FeedStep]:
+    for change, timestamp in changes:
+        at = ChangePosition(timestamp.version, timestamp.ordinal)
+        yield FeedStep(tenant=change.tenant or "", position=at, timed_change=(change, timestamp))

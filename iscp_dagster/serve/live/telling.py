@@ -1,4 +1,4 @@
-"""What a subscriber is told of a change: which rows enter and leave what it asked for."""
+"""A subscription's messages: which rows a change brings in, changes or takes out."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.events.changes import Change, Row, Stamped
+from iscp_dagster.events.changes import Row, RowChange, StampedChange
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.serve.where import EVERYTHING, Expression, predicate
+from iscp_dagster.serve.where import EVERYTHING, WhereExpression, compile_predicate
 
 INSERT, UPDATE, DELETE, PROGRESS = "INSERT", "UPDATE", "DELETE", "PROGRESS"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class ChangeMessage:
     """One result of a subscription. `data` is the row after the change, for DELETE before it.
 
-    `fields` are the columns that an UPDATE changed. The timestamp lies beside the data; PROGRESS,
+    `fields` are the columns that an UPDATE changed. The timestamp is beside the data; PROGRESS,
     which only moves the cursor, has neither.
     """
 
@@ -35,46 +35,48 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The rows that a subscriber asked for: those that meet `where`, of tenants that it may see."""
+class ChangeFilter:
+    """The rows of a subscription: those of visible tenants that meet `where`."""
 
-    where: Expression = EVERYTHING
+    where: WhereExpression = EVERYTHING
     tenants: frozenset[str] | None = None
     """None: all."""
-    named: Mapping[str, str] = field(default_factory=dict)
-    """The GraphQL names of the columns that are served; empty: all, as they are named."""
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    """The GraphQL names of the served columns; empty: all, under their own names."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_meets", predicate(self.where))
+        object.__setattr__(self, "_meets", compile_predicate(self.where))
 
-    def sees(self, tenant: str) -> bool:
-        """Whether the tenant's changes may be told at all."""
+    def can_see(self, tenant: str) -> bool:
+        """Whether the tenant is visible."""
         return self.tenants is None or tenant in self.tenants
 
-    def told(self, stamped: Stamped, cursor: str) -> Message | None:
-        """The message of a change of a visible tenant; None if no row that was asked for changed.
+    def build_message(self, stamped: StampedChange, cursor: str) -> ChangeMessage | None:
+        """The message of a change of a visible tenant; None if no row of it changed.
 
-        An UPDATE of columns alone that are not served is no change.
-        An UPDATE that brings a row in is told as INSERT, one that takes it out as DELETE.
+        An UPDATE of only columns that are not served is ignored.
+        An UPDATE that brings a row in becomes an INSERT, one that takes it out a DELETE.
         """
         change, timestamp = stamped
-        found = self._operation(change)
-        if found is None:
+        outcome = self._find_operation(change)
+        if outcome is None:
             return None
-        operation, row = found
+        operation, row = outcome
         fields = tuple(change.fields or ()) if operation == UPDATE else ()
-        shown = tuple(self.named[name] for name in fields if name in self.named)
-        if self.named and fields and not shown:
+        changed_fields = tuple(
+            self.field_names[name] for name in fields if name in self.field_names
+        )
+        if self.field_names and fields and not changed_fields:
             return None
-        return Message(
+        return ChangeMessage(
             operation=operation,
             data=row,
-            fields=shown if self.named else fields,
+            fields=changed_fields if self.field_names else fields,
             timestamp=timestamp,
             cursor=cursor,
         )
 
-    def _operation(self, change: Change) -> tuple[str, Row] | None:
+    def _find_operation(self, change: RowChange) -> tuple[str, Row] | None:
         meets: Callable[[Row], bool] = self.__dict__["_meets"]
         before = change.before if change.before is not None and meets(change.before) else None
         after = change.after if change.after is not None and meets(change.after) else None

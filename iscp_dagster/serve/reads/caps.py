@@ -1,4 +1,4 @@
-"""What one request may ask for, who asks, and what is left."""
+"""The caps of one request, its viewer, and what remains of the caps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.access import Viewer
-from iscp_dagster.serve.rows import Limits
+from iscp_dagster.serve.rows import QueryLimits
 from iscp_dagster.serve.scalars import BadValueError
 
 
 class TooComplexError(IscpError):
-    """A query asks for more than the server's caps allow; what it asked for was not read."""
+    """A query exceeds the server's caps, and its rows were not read."""
 
     code = 10_870
 
@@ -32,31 +32,29 @@ class Caps:
     """For the whole request, and so for ClickHouse."""
     bytes: int = 64 * 1024 * 1024
     """Bytes of all rows, as ClickHouse writes them."""
-    told: int = 300_000
-    """Fields that the schema tells of itself."""
+    introspection_fields: int = 300_000
+    """Fields of introspection."""
     default_rows: int = 100
 
-    def checked(self, limit: int | None, offset: int) -> int:
+    def check_page(self, limit: int | None, offset: int) -> int:
         """Return the limit. Raises BadValueError beyond the caps."""
         limit = self.default_rows if limit is None else limit
-        given = (("limit", limit, self.rows), ("offset", offset, self.skipped))
-        for name, value, most in given:
-            if not 0 <= value <= most:
-                raise BadValueError(
-                    f"{name}: {value} is not from 0 to {most:,}, this server's cap."
-                )
+        checks = (("limit", limit, self.rows), ("offset", offset, self.skipped))
+        for name, value, cap in checks:
+            if not 0 <= value <= cap:
+                raise BadValueError(f"{name}: {value} is not from 0 to {cap:,}, this server's cap.")
         return limit
 
 
 @dataclass(kw_only=True)
-class Asking:
-    """One request: who asks, and what is left of its caps."""
+class RequestContext:
+    """One request: its viewer, and what remains of its caps."""
 
     viewer: Viewer
     caps: Caps = field(default_factory=Caps)
     clock: Callable[[], float] = time.monotonic
-    told: int = 0
-    """Fields that the schema has told of itself."""
+    introspected_fields: int = 0
+    """Fields of introspection so far."""
     _cells: int = 0
     _bytes: int = 0
     _began: float | None = None
@@ -64,27 +62,27 @@ class Asking:
     def __post_init__(self) -> None:
         self._began = self.clock()
 
-    def charge(self, cells: int) -> None:
+    def charge_cells(self, cells: int) -> None:
         """Count values before they are read. Raises TooComplexError beyond the cap."""
         self._cells += cells
         if self._cells > self.caps.cells:
             raise TooComplexError(
-                f"The query asks for up to {self._cells:,} values (rows times columns), and this "
-                f"server reads {self.caps.cells:,} at a time; lower `limit`, or ask for less."
+                f"The query selects up to {self._cells:,} values (rows times columns), and this "
+                f"server reads at most {self.caps.cells:,}; lower `limit`, or select fewer columns."
             )
 
-    def limits(self, most: int) -> Limits:
+    def compute_limits(self, max_rows: int) -> QueryLimits:
         """Return what ClickHouse may spend on the next query."""
-        passed = self.clock() - (self._began or 0)
-        return Limits(
-            seconds=max(0.1, self.caps.seconds - passed),
-            rows=most,
+        elapsed = self.clock() - (self._began or 0)
+        return QueryLimits(
+            seconds=max(0.1, self.caps.seconds - elapsed),
+            rows=max_rows,
             bytes=max(1, self.caps.bytes - self._bytes),
-            spend=self._spend,
+            charge_bytes=self._charge_bytes,
         )
 
-    def _spend(self, read: int) -> None:
-        self._bytes += read
+    def _charge_bytes(self, count: int) -> None:
+        self._bytes += count
         if self._bytes > self.caps.bytes:
             raise TooComplexError(
                 f"The rows are larger than the {self.caps.bytes:,} bytes that this server reads at "

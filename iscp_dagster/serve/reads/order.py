@@ -1,4 +1,4 @@
-"""The order of rows: as asked for, then by tenant and key; in SQL, and for rows of shards."""
+"""The order of rows: as requested, then by tenant and key; in SQL, and for rows of shards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import compare
-from iscp_dagster.serve.served import Served
+from iscp_dagster.serve.served import ServedIndex
 from iscp_dagster.serve.where import Row
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class OrderTerm:
     """One part of `order_by`."""
 
     column: Column
@@ -24,45 +24,51 @@ class Order:
 
     @property
     def sql(self) -> str:
-        held = self.column.ordered
+        expression = self.column.order_sql
         nulls = "NULLS FIRST" if self.nulls_first else "NULLS LAST"
-        how = f"{'DESC' if self.descending else 'ASC'} {nulls}"
-        parts = [f"isNaN({held}) {how}"] if self.column.scalar is scalars.FLOAT64 else []
-        return ", ".join([*parts, f"{held} {how}"])
+        direction = f"{'DESC' if self.descending else 'ASC'} {nulls}"
+        parts = (
+            [f"isNaN({expression}) {direction}"] if self.column.scalar is scalars.FLOAT64 else []
+        )
+        return ", ".join([*parts, f"{expression} {direction}"])
 
 
-def whole(served: Served, asked: Sequence[Order]) -> tuple[Order, ...]:
-    """Return the order asked for, and then by tenant and key, so that pages do not overlap."""
-    named = {each.column.name for each in asked}
-    rest = served.identity if served.keys else (*served.identity, *served.columns)
+def complete_order(served: ServedIndex, requested: Sequence[OrderTerm]) -> tuple[OrderTerm, ...]:
+    """Return the requested order, then by tenant and key, so that pages do not overlap."""
+    names = {part.column.name for part in requested}
+    rest = served.identity_columns if served.keys else (*served.identity_columns, *served.columns)
     return (
-        *asked,
-        *(Order(column=each) for each in rest if each.name not in named and each.compares),
+        *requested,
+        *(
+            OrderTerm(column=column)
+            for column in rest
+            if column.name not in names and column.is_comparable
+        ),
     )
 
 
-def clause(order: Sequence[Order]) -> str:
+def render_order_by(order: Sequence[OrderTerm]) -> str:
     """Return the ORDER BY clause."""
-    return f"ORDER BY {', '.join(each.sql for each in order)}" if order else ""
+    return f"ORDER BY {', '.join(part.sql for part in order)}" if order else ""
 
 
-def merged(found: Iterable[Row], order: Sequence[Order]) -> list[Row]:
+def merge_rows(rows: Iterable[Row], order: Sequence[OrderTerm]) -> list[Row]:
     """Return rows of several shards in order."""
 
-    def compared(one: Row, other: Row) -> int:
-        for each in order:
-            found = _compared(each, one[each.column.field], other[each.column.field])
-            if found:
-                return found
+    def compare_rows(first: Row, second: Row) -> int:
+        for part in order:
+            sign = _compare_fields(part, first[part.column.field], second[part.column.field])
+            if sign:
+                return sign
         return 0
 
-    return sorted(found, key=cmp_to_key(compared))
+    return sorted(rows, key=cmp_to_key(compare_rows))
 
 
-def _compared(order: Order, one: Any, other: Any) -> int:
-    if one is None or other is None:
-        first = -1 if order.nulls_first else 1
-        return 0 if one is other else first if one is None else -first
-    one, other = order.column.value(one), order.column.value(other)
-    before = compare("_lt", one, other) - compare("_gt", one, other)
-    return before if order.descending else -before
+def _compare_fields(order: OrderTerm, first: Any, second: Any) -> int:
+    if first is None or second is None:
+        null_sign = -1 if order.nulls_first else 1
+        return 0 if first is second else null_sign if first is None else -null_sign
+    first, second = order.column.to_comparable(first), order.column.to_comparable(second)
+    sign = compare("_lt", first, second) - compare("_gt", first, second)
+    return sign if order.descending else -sign

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.access import Viewer
-from iscp_dagster.serve.served import Served
-from iscp_dagster.serve.sql import Parameters, fits
+from iscp_dagster.serve.served import ServedIndex
+from iscp_dagster.serve.sql import Parameters, is_column_value
 
 _TYPED = {scalars.STRING, scalars.INT, scalars.INT64, scalars.BIG_INT}
-"""What ClickHouse finds partitions by; other types' texts are compared."""
+"""Scalars by which ClickHouse finds partitions; others are compared as texts."""
 
 
-def sees_some(served: Served, viewer: Viewer) -> bool:
+def can_see_rows(served: ServedIndex, viewer: Viewer) -> bool:
     """Whether there can be rows of the index that the viewer may see."""
     if viewer.tenants is None:
         return True
-    return bool(viewer.tenants) if served.source.tenant else viewer.sees(DEFAULT_TENANT)
+    return bool(viewer.tenants) if served.source.tenant else viewer.can_see(DEFAULT_TENANT)
 
 
-def condition(served: Served, viewer: Viewer, parameters: Parameters) -> str:
+def render_tenant_condition(served: ServedIndex, viewer: Viewer, parameters: Parameters) -> str:
     """Return the condition that limits rows to the viewer's tenants."""
     if viewer.tenants is None or not served.source.tenant:
-        return "1" if sees_some(served, viewer) else "0"
+        return "1" if can_see_rows(served, viewer) else "0"
     column = served.tenant
     if column is None:
         return "0"
-    held, type_, names = f"toString({ident(column.name)})", "String", sorted(viewer.tenants)
+    expression, type_, names = (
+        f"toString({quote_identifier(column.name)})",
+        "String",
+        sorted(viewer.tenants),
+    )
     if column.scalar in _TYPED:
-        held, type_ = ident(column.name), str(column.type.bare)
-        names = [each for each in names if fits(column, each)]
-    bound = ", ".join(parameters.bind(type_, each) for each in names)
-    return f"{held} IN ({bound})" if bound else "0"
+        expression, type_ = quote_identifier(column.name), str(column.type.bare)
+        names = [name for name in names if is_column_value(column, name)]
+    values = ", ".join(parameters.bind(type_, name) for name in names)
+    return f"{expression} IN ({values})" if values else "0"

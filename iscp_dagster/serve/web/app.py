@@ -14,72 +14,75 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from asgi_guards.admission import Admission, Guard, is_loopback, names_in
-from asgi_guards.draining import Draining
+from asgi_guards.admission import Admission, Guard, is_loopback, parse_names
+from asgi_guards.draining import DrainMiddleware
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.access import Access, OpenAccess
-from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.web.graphiql import Page, wants_page
-from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
+from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.web.graphiql import GraphiQLPage, is_page_request
+from iscp_dagster.serve.web.graphql_http import GraphQLOverHTTP, HttpBounds
 
-PATH = "/graphql"
-HEALTH = "/health"
-Beside = Callable[[], AbstractAsyncContextManager[Any]]
+GRAPHQL_PATH = "/graphql"
+HEALTH_PATH = "/health"
+BackgroundService = Callable[[], AbstractAsyncContextManager[Any]]
 """Something that runs while the application does."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What an application is made from."""
+class GraphQLServerSettings:
+    """The settings of an application."""
 
-    schemas: Schemas
+    schemas: SchemaCache
     access: Access = field(default_factory=OpenAccess)
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: HttpBounds = field(default_factory=HttpBounds)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     routes: Sequence[BaseRoute] = ()
-    """Routes beside that of queries, such as the websocket's at PATH."""
-    beside: Sequence[Beside] = ()
+    """Routes besides the one for queries, such as the websocket's at GRAPHQL_PATH."""
+    background: Sequence[BackgroundService] = ()
 
 
-def create_app(settings: Settings) -> Starlette:
-    """Return the application: queries at PATH, a page for browsers there, HEALTH for who watches.
+def create_app(settings: GraphQLServerSettings) -> Starlette:
+    """Return the application.
 
-    Without tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
+    It has queries and a page for browsers at GRAPHQL_PATH, and HEALTH_PATH for monitoring. Without
+    tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
     """
     endpoint = GraphQLOverHTTP(settings.schemas, settings.access, settings.bounds)
-    page = Page(PATH, settings.access)
+    page = GraphiQLPage(GRAPHQL_PATH, settings.access)
 
     async def answer(request: Request) -> Response:
-        return page.show() if wants_page(request) else await endpoint(request)
+        return page.show() if is_page_request(request) else await endpoint(request)
 
     @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+    async def run_background(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as running:
-            for each in settings.beside:
-                await running.enter_async_context(each())
+            for factory in settings.background:
+                await running.enter_async_context(factory())
             yield
 
-    hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
+    hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
     admission = Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS)
-    guards = [Middleware(Guard, admission=admission)] if settings.access.open else []
+    guards = [Middleware(Guard, admission=admission)] if settings.access.is_open else []
     routes: list[BaseRoute] = [
-        Route(PATH, answer, methods=["GET", "POST"]),
-        Route(HEALTH, _healthy),
+        Route(GRAPHQL_PATH, answer, methods=["GET", "POST"]),
+        Route(HEALTH_PATH, _answer_health),
     ]
-    routes += [*page.routes(), *settings.routes]
-    return Starlette(routes=routes, middleware=[Middleware(Draining), *guards], lifespan=lifespan)
+    routes += [*page.list_routes(), *settings.routes]
+    return Starlette(
+        routes=routes, middleware=[Middleware(DrainMiddleware), *guards], lifespan=run_background
+    )
 
 
-async def _healthy(_request: Request) -> Response:
+async def _answer_health(_request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
 def check_host(host: str, access: Access) -> None:
-    """Reject another address than this machine's own without tokens. Raises ConfigError."""
-    if access.open and not is_loopback(host):
+    """Reject an address beyond loopback without tokens. Raises ConfigError."""
+    if access.is_open and not is_loopback(host):
         raise ConfigError(
-            f"--host {host!r} is not an address of this machine alone, and no tokens are "
-            "configured: everybody who reaches it would see every tenant. Name a file of tokens "
+            f"--host {host!r} is not a loopback address, and no tokens are configured: "
+            "everybody who reaches it would see every tenant. Name a file of tokens "
             "with --tokens, or listen on 127.0.0.1."
         )

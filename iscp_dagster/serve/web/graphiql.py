@@ -51,13 +51,13 @@ ReactDOM.createRoot(root).render(
   }),
 );
 """
-_QUERY = "# Ctrl-Space completes, Ctrl-Enter asks.\n{\n  _tables\n}\n"
+_QUERY = "# Ctrl-Space completes, Ctrl-Enter runs the query.\n{\n  _tables\n}\n"
 
 
-def wants_page(request: Request) -> bool:
-    """Whether a browser opens the address itself, rather than asks a query there."""
-    named = ",".join(request.headers.getlist("accept")).lower().split(",")
-    accepted = {each.partition(";")[0].strip() for each in named}
+def is_page_request(request: Request) -> bool:
+    """Whether a browser opens the page, rather than sends a query."""
+    media_types = ",".join(request.headers.getlist("accept")).lower().split(",")
+    accepted = {media_type.partition(";")[0].strip() for media_type in media_types}
     return (
         request.method in {"GET", "HEAD"}
         and "text/html" in accepted
@@ -65,15 +65,15 @@ def wants_page(request: Request) -> bool:
     )
 
 
-class Page:
+class GraphiQLPage:
     """The page at `path`, and its files below it. Without the files it says which are missing."""
 
     def __init__(self, path: str, access: Access) -> None:
         self._path, self._files = path, _find_files()
         data = {"query": _QUERY}
-        if not access.open:
+        if not access.is_open:
             data["headers"] = json.dumps({"Authorization": "Bearer "}, indent=2)
-        self._text = _page(path, data)
+        self._text = _render_page(path, data)
 
     def show(self) -> Response:
         """Return the page, or 404 with the remedy."""
@@ -82,11 +82,11 @@ class Page:
         policy = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
         return HTMLResponse(self._text, headers={**_HEADERS, **policy})
 
-    def routes(self) -> list[Route]:
+    def list_routes(self) -> list[Route]:
         """Return the routes of the files that the page loads."""
-        return [Route(f"{self._path}/graphiql/{{name}}", self._send, methods=["GET"])]
+        return [Route(f"{self._path}/graphiql/{{name}}", self._send_file, methods=["GET"])]
 
-    async def _send(self, request: Request) -> Response:
+    async def _send_file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name == _START:
             return Response(_STARTING, headers=_HEADERS, media_type="text/javascript")
@@ -96,17 +96,17 @@ class Page:
 
 
 def _find_files() -> Path | None:
-    """Return the directory of GraphiQL's files, without importing what has them."""
-    found = find_spec("dagster_webserver")
-    for place in (found and found.submodule_search_locations) or ():
-        files = Path(place) / "webapp" / "build" / "vendor" / "graphiql"
+    """Return the directory of GraphiQL's files, without importing their package."""
+    spec = find_spec("dagster_webserver")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        files = Path(folder) / "webapp" / "build" / "vendor" / "graphiql"
         if all((files / name).is_file() for name in (*_SCRIPTS, *_STYLES)):
             return files
     return None
 
 
-def _page(path: str, data: Mapping[str, str]) -> str:
-    given = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
+def _render_page(path: str, data: Mapping[str, str]) -> str:
+    attributes = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
     styles = [f'<link rel="stylesheet" href="{path}/graphiql/{name}">' for name in _STYLES]
     scripts = [
         f'<script defer src="{path}/graphiql/{name}"></script>' for name in (*_SCRIPTS, _START)
@@ -119,7 +119,7 @@ def _page(path: str, data: Mapping[str, str]) -> str:
             *styles,
             "<style>body { margin: 0 } #graphiql { height: 100vh }</style>",
             *scripts,
-            f'</head><body><div id="graphiql" {given}>Loading GraphiQL …</div></body></html>',
+            f'</head><body><div id="graphiql" {attributes}>Loading GraphiQL …</div></body></html>',
             "",
         ]
     )

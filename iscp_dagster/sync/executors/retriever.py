@@ -1,4 +1,4 @@
-"""What a consumer gets of a scan that it shares with others, and the thread that it works in."""
+"""A consumer's share of a scan, and the thread that the consumer runs in."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.write.chunks import batches_of
+from iscp_dagster.clickhouse.write.chunks import cut_batches
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.tenantwise import among, named, parted
+from iscp_dagster.clickhouse.write.tenantwise import (
+    filter_tenants,
+    get_row_tenants,
+    split_by_tenant,
+)
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import Consumer, DataType
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.serviceconsumers.errors import as_job_errors
+from iscp_dagster.serviceconsumers.errors import raise_job_errors
 
 AHEAD = 2
 """Batches that wait for a slow consumer before the scan does."""
 _LOOK_SECONDS = 0.2
 GIVE_UP_SECONDS = 5.0
-"""How long an interrupted run waits for a consumer that works on and asks for no rows."""
+"""How long an interrupted run waits for a consumer that is busy and takes no rows."""
 
 
 class ConsumerError(IscpError):
@@ -39,7 +43,7 @@ class ConsumerError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class ConsumerScan:
     """What one job gets of a scan; picklable, so that Spark can ship it with its consumer."""
 
     job: JobID
@@ -57,17 +61,17 @@ class Share:
     """The consumer that runs where the rows are; None: it is made in the run's process."""
     others: bool = False
     """Whether the scan has rows of other tenants too."""
-    found: Mapping[str, str] = field(default_factory=dict)
-    """The scan's names of columns that it calls otherwise."""
+    scan_names: Mapping[str, str] = field(default_factory=dict)
+    """By column, its name in the scan, if that differs."""
 
     @property
     def tenants(self) -> frozenset[str]:
         """The tenants whose rows it gets."""
         return frozenset(self.registrations)
 
-    def scanned(self, names: Iterable[str]) -> tuple[str, ...]:
+    def get_scan_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """The scan's names of these columns."""
-        return tuple(self.found.get(name, name) for name in names)
+        return tuple(self.scan_names.get(name, name) for name in names)
 
     @property
     def name(self) -> str:
@@ -77,47 +81,47 @@ class Share:
 
 @dataclass(kw_only=True)
 class Retriever:
-    """What one consumer reads; its `Worker` is the scan's side of it.
+    """What one consumer reads; its `ConsumerThread` is the scan's side of it.
 
     `inserted`, `deleted` and `bytes` count by tenant what was handed out, `chunks` the pieces,
     `seconds` the time that the consumer took.
     """
 
-    share: Share
+    share: ConsumerScan
     task: int = 0
-    mine: Callable[[pa.Table], pa.Table] | None = None
+    select_rows: Callable[[pa.Table], pa.Table] | None = None
     """Selects the consumer's rows from the scan's; None: all. The consumer gets its errors."""
     fences: Mapping[str, int] = field(default_factory=dict)
-    lost: Callable[[], Mapping[str, IscpError]] = dict
+    find_lost: Callable[[], Mapping[str, IscpError]] = dict
     """The tenants whose jobs the run no longer holds, with the error."""
-    settle: Callable[[Any, Retriever], Mapping[Any, Any]] | None = None
+    move_watermarks: Callable[[Any, Retriever], Mapping[Any, Any]] | None = None
     """Moves the watermarks in the transaction of a connection, and returns the claims of the next
     steps by job; None: no transaction can be shared.
     """
     inserted: Counter[str] = field(default_factory=Counter)
     deleted: Counter[str] = field(default_factory=Counter)
-    aside: Counter[str] = field(default_factory=Counter)
+    dead_letters: Counter[str] = field(default_factory=Counter)
     """Rows by tenant that are dead letters; `inserted` does not count them."""
     bytes: Counter[str] = field(default_factory=Counter)
     refused: dict[str, IscpError] = field(default_factory=dict)
     """The tenants whose rows are no longer handed out, and why."""
-    told: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """By tenant, what the consumer reports besides rows."""
     chunks: int = 0
     seconds: float = 0.0
-    settled: Mapping[Any, Any] | None = None
-    """What `settle` returned."""
+    next_claims: Mapping[Any, Any] | None = None
+    """What `move_watermarks` returned."""
     drained: bool = False
-    again: bool = False
+    resent: bool = False
     """Whether rows were sent more than once."""
     broken: bool = False
-    """Whether the scan failed, or its run was interrupted: whatever comes of it does not count."""
+    """Whether the scan failed, or its run was interrupted: its rows do not count."""
     coming: queue.Queue[pa.Table | BaseException | None] = field(
         default_factory=lambda: queue.Queue(AHEAD), repr=False
     )
     """Rows of the scan, then the error that ended it, or None at its end."""
-    _handed: float | None = None
-    _waiting: list[pa.Table] = field(default_factory=list, repr=False)
+    _handed_at: float | None = None
+    _pending: list[pa.Table] = field(default_factory=list, repr=False)
 
     @property
     def job(self) -> JobID:
@@ -147,14 +151,14 @@ class Retriever:
         self, *, delete_first: bool = False
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
         """See `model.consumers.DataRetriever`."""
-        rows = self._taken()
+        rows = self._take_rows()
         if rows is None:
             return None, None, True
-        found = self._split(rows, delete_first=delete_first)
-        self._handed = time.perf_counter()
-        return found
+        batches = self._split_rows(rows, delete_first=delete_first)
+        self._handed_at = time.perf_counter()
+        return batches
 
-    def by_tenant(self, batch: pa.RecordBatch | None) -> Mapping[str, pa.RecordBatch]:
+    def split_by_tenant(self, batch: pa.RecordBatch | None) -> Mapping[str, pa.RecordBatch]:
         """See `model.consumers.DataRetriever`."""
         column = self.share.tenant_column
         if batch is None:
@@ -162,109 +166,113 @@ class Retriever:
         if column is None or len(self.tenants) == 1:
             return dict.fromkeys(self.tenants, batch)
         rows = pa.Table.from_batches([batch])
-        parts = parted(rows, named(rows, column))
-        return {each.tenant: each.rows.combine_chunks().to_batches()[0] for each in parts}
+        parts = split_by_tenant(rows, get_row_tenants(rows, column))
+        return {part.tenant: part.rows.combine_chunks().to_batches()[0] for part in parts}
 
-    def marked(self) -> pa.Table | None:
+    def read_marked_rows(self) -> pa.Table | None:
         """See `model.consumers.DataRetriever`."""
-        rows = self._taken()
+        rows = self._take_rows()
         if rows is not None:
-            marked = self._stamped(rows, self.share.columns)
-            rows = marked.append_column(DELETED, self._gone(rows)).combine_chunks()
-            self._handed = time.perf_counter()
+            marked = self._select_columns(rows, self.share.columns)
+            rows = marked.append_column(DELETED, self._mask_deletes(rows)).combine_chunks()
+            self._handed_at = time.perf_counter()
         return rows
 
-    def _taken(self) -> pa.Table | None:
+    def _take_rows(self) -> pa.Table | None:
         """The next rows, counted; None: no more."""
-        if self._handed is not None:
-            self.seconds += time.perf_counter() - self._handed
-            self._handed = None
+        if self._handed_at is not None:
+            self.seconds += time.perf_counter() - self._handed_at
+            self._handed_at = None
         if self.drained:
             return None
-        rows = self._rows()
+        rows = self._read_rows()
         # Only after the wait, which may have been long.
-        rows = self._held(rows)
+        rows = self._drop_lost(rows)
         if rows is None:
             self.drained = True
             return None
         self.chunks += 1
-        gone = self._gone(rows)
-        self._count(rows, pc.invert(gone), self.inserted)
-        self._count(rows, gone, self.deleted)
+        deleted = self._mask_deletes(rows)
+        self._count_rows(rows, pc.invert(deleted), self.inserted)
+        self._count_rows(rows, deleted, self.deleted)
         return rows
 
-    def _held(self, rows: pa.Table | None) -> pa.Table | None:
+    def _drop_lost(self, rows: pa.Table | None) -> pa.Table | None:
         """The rows without those of jobs that the run lost. Raises FenceError if it lost all."""
-        lost = self.lost()
+        lost = self.find_lost()
         self.refused |= lost
         if lost and lost.keys() >= self.tenants:
             raise next(iter(lost.values()))
-        return rows if rows is None or not lost else self._mine(rows)
+        return rows if rows is None or not lost else self._filter_tenants(rows)
 
-    def _mine(self, rows: pa.Table) -> pa.Table:
+    def _filter_tenants(self, rows: pa.Table) -> pa.Table:
         column = self.share.tenant_column
         if column is None or not (self.refused or self.share.others):
             return rows
-        return among(rows, column, self.tenants - self.refused.keys())
+        return filter_tenants(rows, column, self.tenants - self.refused.keys())
 
-    def _rows(self) -> pa.Table | None:
-        """The next of the consumer's rows, at most as many as a batch holds; None: no more."""
+    def _read_rows(self) -> pa.Table | None:
+        """The consumer's next rows, at most one batch; None: no more."""
         while True:
-            while not self._waiting:
-                chunk = self._chunk()
+            while not self._pending:
+                chunk = self._take_chunk()
                 if chunk is None:
                     return None
-                wanted = self._wanted()
-                mine = chunk.select(list(self.share.scanned(wanted))).rename_columns(wanted)
-                self._waiting = list(batches_of(mine))
-            some = self._waiting.pop(0)
-            rows = self._mine(some if self.mine is None else self.mine(some))
+                columns = self._list_columns()
+                selected = chunk.select(list(self.share.get_scan_names(columns))).rename_columns(
+                    columns
+                )
+                self._pending = list(cut_batches(selected))
+            piece = self._pending.pop(0)
+            rows = self._filter_tenants(
+                piece if self.select_rows is None else self.select_rows(piece)
+            )
             if rows.num_rows:
                 return rows
 
-    def _chunk(self) -> pa.Table | None:
-        item = self.coming.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+    def _take_chunk(self) -> pa.Table | None:
+        message = self.coming.get()
+        if isinstance(message, BaseException):
+            raise message
+        return message
 
-    def _wanted(self) -> list[str]:
+    def _list_columns(self) -> list[str]:
         """The columns of the shared scan that the consumer gets."""
         share = self.share
         tenant = (share.tenant_column,) if share.tenant_column else ()
         return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *SYSTEM_COLUMNS)))
 
-    def _gone(self, rows: pa.Table) -> pa.ChunkedArray:
+    def _mask_deletes(self, rows: pa.Table) -> pa.ChunkedArray:
         """Which of the rows are deletes; a snapshot has none."""
         if self.data_type is DataType.SNAPSHOT:
             return pa.chunked_array([pa.repeat(pa.scalar(value=False), rows.num_rows)])
         return pc.cast(rows[DELETED], pa.bool_())
 
-    def counts(self, tenant: str) -> dict[str, int]:
+    def get_counts(self, tenant: str) -> dict[str, int]:
         """The counts that the status of the tenant's job keeps."""
         return {
             "inserted": self.inserted[tenant],
             "deleted": self.deleted[tenant],
             "bytes": self.bytes[tenant],
-            **{k: v for k, v in self.told.get(tenant, {}).items() if isinstance(v, int)},
+            **{k: v for k, v in self.reports.get(tenant, {}).items() if isinstance(v, int)},
         }
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """See `model.consumers.DataRetriever`."""
-        self.aside.update(rows)
+        self.dead_letters.update(rows)
         self.inserted.subtract(rows)
 
     def refuse(self, tenant: str, error: IscpError) -> None:
         """See `model.consumers.DataRetriever`."""
         self.refused[tenant] = error
 
-    def tell(self, tenant: str, facts: Mapping[str, Any]) -> None:
+    def report(self, tenant: str, facts: Mapping[str, Any]) -> None:
         """See `model.consumers.DataRetriever`."""
-        self.told[tenant] = facts
+        self.reports[tenant] = facts
 
-    def sent_again(self) -> None:
+    def report_resend(self) -> None:
         """See `model.consumers.DataRetriever`."""
-        self.again = True
+        self.resent = True
 
     def update_watermark(self, connection: Any = None) -> None:
         """See `model.consumers.DataRetriever`."""
@@ -273,56 +281,56 @@ class Retriever:
                 f"Consumer of {self.job}: the watermark moves only when everything is read; call "
                 "next() until it reports the end."
             )
-        if connection is not None and self.settle is not None and self.settled is None:
-            self.settled = self.settle(connection, self)
+        if connection is not None and self.move_watermarks is not None and self.next_claims is None:
+            self.next_claims = self.move_watermarks(connection, self)
 
-    def _split(
+    def _split_rows(
         self, rows: pa.Table, *, delete_first: bool
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
-        gone = self._gone(rows)
-        live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
+        deleted = self._mask_deletes(rows)
+        inserts, deletes = rows.filter(pc.invert(deleted)), rows.filter(deleted)
         if delete_first and self.data_type is DataType.TAIL:
-            dead = rows
+            deletes = rows
         return (
-            self._handed_out(live, self.share.columns),
-            self._handed_out(dead, self.share.identity),
+            self._make_batch(inserts, self.share.columns),
+            self._make_batch(deletes, self.share.identity),
             False,
         )
 
-    def _handed_out(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.RecordBatch | None:
+    def _make_batch(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.RecordBatch | None:
         if not rows.num_rows:
             return None
-        (batch,) = self._stamped(rows, columns).combine_chunks().to_batches()
+        (batch,) = self._select_columns(rows, columns).combine_chunks().to_batches()
         return batch
 
-    def _stamped(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+    def _select_columns(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
         """These columns, version and time of rows that are handed out; no copy."""
         stamped = rows.select([*columns, VERSION, TIMESTAMP])
         times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-        self._charge(rows, stamped)
+        self._count_bytes(rows, stamped)
         return stamped.set_column(stamped.schema.get_field_index(TIMESTAMP), TIMESTAMP, times)
 
-    def _charge(self, rows: pa.Table, stamped: pa.Table) -> None:
+    def _count_bytes(self, rows: pa.Table, stamped: pa.Table) -> None:
         """Count the bytes handed out of each tenant's `rows`."""
         column = self.share.tenant_column
         if column is None or len(self.tenants) == 1:
             self.bytes.update(dict.fromkeys(self.tenants, stamped.nbytes))
             return
-        for each in parted(stamped, named(rows, column)):
-            self.bytes[each.tenant] += each.rows.nbytes
+        for part in split_by_tenant(stamped, get_row_tenants(rows, column)):
+            self.bytes[part.tenant] += part.rows.nbytes
 
-    def _count(self, rows: pa.Table, chosen: pa.ChunkedArray, counter: Counter[str]) -> None:
+    def _count_rows(self, rows: pa.Table, mask: pa.ChunkedArray, counter: Counter[str]) -> None:
         column = self.share.tenant_column
         if column is None:
-            found = pc.sum(chosen).as_py()
-            counter.update({DEFAULT_TENANT: found} if found else {})
+            total = pc.sum(mask).as_py()
+            counter.update({DEFAULT_TENANT: total} if total else {})
             return
-        tenants = named(rows, column).filter(chosen)
-        for each in pc.value_counts(tenants.combine_chunks()).to_pylist():
-            counter[each["values"]] += each["counts"]
+        tenants = get_row_tenants(rows, column).filter(mask)
+        for count in pc.value_counts(tenants.combine_chunks()).to_pylist():
+            counter[count["values"]] += count["counts"]
 
 
-class Worker:
+class ConsumerThread:
     """A thread that runs one consumer; what it raised is in `failure`."""
 
     def __init__(self, make: Callable[[], Consumer], retriever: Retriever) -> None:
@@ -330,61 +338,63 @@ class Worker:
         self.failure: IscpError | None = None
         self.made = False
         """Whether the consumer could be made."""
-        self._make = make
-        self._thread = threading.Thread(target=self._run, name=str(retriever.job), daemon=True)
+        self._make_consumer = make
+        self._thread = threading.Thread(
+            target=self._run_consumer, name=str(retriever.job), daemon=True
+        )
         self._thread.start()
 
     @property
-    def share(self) -> Share:
+    def share(self) -> ConsumerScan:
         return self.retriever.share
 
     @property
-    def going(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it takes more rows."""
         return self._thread.is_alive()
 
     def put(self, rows: pa.Table) -> None:
         """Hand rows on as soon as there is room, or never if the consumer is gone."""
-        self._offer(rows)
+        self._offer_item(rows)
 
     def end(self) -> None:
-        """Say that there are no more rows and wait for the consumer to return."""
-        self._offer(None)
+        """Signal the end of the rows and wait for the consumer to return."""
+        self._offer_item(None)
         self._thread.join()
 
     def abort(self, error: BaseException) -> None:
-        """Say that the scan failed and wait for the consumer to give up.
+        """Report that the scan failed and wait for the consumer to give up.
 
         An interrupted run waits GIVE_UP_SECONDS at most: its process ends, and the consumer with
         it.
         """
-        failed = isinstance(error, Exception)
+        is_failure = isinstance(error, Exception)
         self.retriever.broken = True
-        # The error must not wait behind rows that nobody wants any more.
+        # The error must not wait behind rows that are useless now.
         with suppress(queue.Empty):
             while True:
                 self.retriever.coming.get_nowait()
-        gone = ConsumerError(f"The run of {self.retriever.job} was interrupted.")
-        self._offer(error if failed else gone)
-        self._thread.join(None if failed else GIVE_UP_SECONDS)
+        interruption = ConsumerError(f"The run of {self.retriever.job} was interrupted.")
+        self._offer_item(error if is_failure else interruption)
+        self._thread.join(None if is_failure else GIVE_UP_SECONDS)
 
-    def _offer(self, item: pa.Table | BaseException | None) -> None:
+    def _offer_item(self, message: pa.Table | BaseException | None) -> None:
         while self._thread.is_alive():
             try:
-                return self.retriever.coming.put(item, timeout=_LOOK_SECONDS)
+                return self.retriever.coming.put(message, timeout=_LOOK_SECONDS)
             except queue.Full:
                 continue
         return None
 
-    def _run(self) -> None:
+    def _run_consumer(self) -> None:
         try:
-            consumer = self._make()
+            consumer = self._make_consumer()
             self.made = True
-            with as_job_errors():
+            with raise_job_errors():
                 consumer.consume(self.retriever)
         except IscpError as error:
             self.failure = error
-        except Exception as error:  # noqa: BLE001 - whatever a user's code raises is its result
+        except Exception as error:  # noqa: BLE001 - any error of user code is the consumer's failure
             reason = f"{type(error).__name__}: {error}"
             self.failure = ConsumerError(f"Consumer of {self.retriever.job} failed: {reason}")
         else:

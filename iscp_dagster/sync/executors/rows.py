@@ -1,4 +1,4 @@
-"""How Spark's executors convert rows on their way, and read them from an index."""
+"""How Spark's executors convert rows, and read them from an index."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.types.stored import Stored
-from iscp_dagster.clickhouse.types.texts import canonical
-from iscp_dagster.clickhouse.types.wire import respelled, restored
+from iscp_dagster.clickhouse.types.stored import StoredType
+from iscp_dagster.clickhouse.types.texts import normalize_json_columns
+from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.spark.columns import Mapped
 
 
-def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches as Spark gives them: they already are the rows."""
     return iter(batches)
 
@@ -34,7 +34,7 @@ class IndexRead:
     json: tuple[str, ...] = ()
     """Columns of JSON, which ClickHouse writes in its own order."""
 
-    def batches(self, slice_: int) -> Iterator[pa.RecordBatch]:
+    def read_slice(self, slice_: int) -> Iterator[pa.RecordBatch]:
         """The rows of one slice; strings come as bytes, which may not be UTF-8."""
         selected = f"SELECT {', '.join(self.columns)} FROM {self.rows}"
         query = f"{selected} WHERE {self.bucket} = {{slice:UInt32}}"
@@ -43,37 +43,37 @@ class IndexRead:
         parameters = {"slice": slice_, "tenants": list(self.tenants)}
         settings = {"output_format_arrow_string_as_string": 0, **self.endpoint.read_settings}
         with (
-            self.endpoint.errors("read the index"),
-            self.endpoint.client().query_arrow_stream(
+            self.endpoint.translate_errors("read the index"),
+            self.endpoint.get_client().query_arrow_stream(
                 query, parameters=parameters, settings=settings
             ) as stream,
         ):
             yield from stream
 
 
-def canonical_rows(json: tuple[str, ...]) -> Mapped:
-    """A function that rewrites the JSON in these columns as `reading_index` writes it."""
+def make_json_rewriter(json: tuple[str, ...]) -> Mapped:
+    """A function that rewrites the JSON in these columns as `make_index_reader` writes it."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from canonical(pa.table(batch), json).to_batches()
+            yield from normalize_json_columns(pa.table(batch), json).to_batches()
 
     return rows
 
 
-def respelled_rows(stored: Mapping[str, Stored], flags: Mapping[str, str]) -> Mapped:
+def make_value_rewriter(stored: Mapping[str, StoredType], flags: Mapping[str, str]) -> Mapped:
     """A function that rewrites these columns as ClickHouse gives them back.
 
-    It adds the `flags`: by name, of which column they tell whether it is null.
+    It adds the `flags`: by name, the column whose nulls the flag marks.
     """
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             table = pa.table(batch)
             nulls = {flag: table[name].is_null() for flag, name in flags.items()}
-            for name, kept in stored.items():
-                at = table.schema.get_field_index(name)
-                table = table.set_column(at, name, respelled(table[name], kept))
+            for name, stored_type in stored.items():
+                position = table.schema.get_field_index(name)
+                table = table.set_column(position, name, respell_column(table[name], stored_type))
             for flag, column in nulls.items():
                 table = table.append_column(flag, column)
             yield from table.to_batches()
@@ -81,18 +81,18 @@ def respelled_rows(stored: Mapping[str, Stored], flags: Mapping[str, str]) -> Ma
     return rows
 
 
-def placed_rows(placement: Placement) -> Mapped:
+def make_shard_filter(placement: Placement) -> Mapped:
     """A function that keeps only the shard's rows."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from placement.mine(pa.table(batch)).to_batches()
+            yield from placement.select_rows(pa.table(batch)).to_batches()
 
     return rows
 
 
-def reading_index(read: IndexRead, spark_schema: Any) -> Mapped:
-    """`read` as `mapInArrow` wants it: batches of slice numbers in, rows of `spark_schema` out."""
+def make_index_reader(read: IndexRead, spark_schema: Any) -> Mapped:
+    """`read` for `mapInArrow`: batches of slice numbers in, rows of `spark_schema` out."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -100,7 +100,9 @@ def reading_index(read: IndexRead, spark_schema: Any) -> Mapped:
         schema = to_arrow_schema(spark_schema, timezone="UTC")
         for batch in batches:
             for slice_ in batch["id"].to_pylist():
-                for found in map(pa.table, read.batches(slice_)):
-                    yield from canonical(restored(found, schema), read.json).to_batches()
+                for table in map(pa.table, read.read_slice(slice_)):
+                    yield from normalize_json_columns(
+                        decode_rows(table, schema), read.json
+                    ).to_batches()
 
     return rows

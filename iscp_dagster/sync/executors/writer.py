@@ -17,25 +17,25 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.write.chunks import (
     MOST_CHUNKS,
     ROWS_PER_CHUNK,
-    chunks,
-    combined,
-    pieces,
-    sized_chunks,
+    combine_batches,
+    cut_chunks,
+    cut_pieces,
+    cut_sized_chunks,
 )
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.fitting import stamped, without_gone_nulls
-from iscp_dagster.clickhouse.write.inserts import patiently
-from iscp_dagster.clickhouse.write.tenantwise import among, halved, without
+from iscp_dagster.clickhouse.write.fitting import add_system_columns, drop_null_key_deletes
+from iscp_dagster.clickhouse.write.inserts import call_with_retries
+from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, exclude_tenants, filter_tenants
 from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.spark.columns import Mapped
-from iscp_dagster.sync.executors.retriever import Retriever, Share, Worker
-from iscp_dagster.sync.executors.rows import as_they_are
+from iscp_dagster.sync.executors.retriever import ConsumerScan, ConsumerThread, Retriever
+from iscp_dagster.sync.executors.rows import pass_through
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What one Spark task wrote to one target for one tenant. `code` is that of an IscpError.
+    """What one Spark task wrote to one target for one tenant. `code` is an IscpError's.
 
     An empty tenant means that the target failed for all.
     """
@@ -60,8 +60,8 @@ _NARROW = {"partition", "chunks", "code"}
 
 RECEIPT_SCHEMA = pa.schema(
     [
-        (f.name, pa.int32() if f.name in _NARROW else _ARROW_TYPES[str(f.type)])
-        for f in fields(Receipt)
+        (field_.name, pa.int32() if field_.name in _NARROW else _ARROW_TYPES[str(field_.type)])
+        for field_ in fields(Receipt)
     ]
 )
 
@@ -70,7 +70,9 @@ SCAN_SCHEMA = RECEIPT_SCHEMA.append(pa.field("payload", pa.binary()))
 ROWS_PER_RELAY = 20_000
 
 
-def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> Receipt:
+def make_failure_receipt(
+    target: str, partition: int, error: IscpError, tenant: str = ""
+) -> Receipt:
     """The receipt of a task that failed, for one tenant or all.
 
     An empty target means that relaying rows failed.
@@ -81,23 +83,24 @@ def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writer:
+class TaskWriter:
     """Hands a task's rows, cut into chunks, to every consumer; picklable, like all it holds.
 
-    A consumer that fails gets no more rows of the task; the others go on. `stamp` is the
+    A consumer that fails gets no more rows of the task; the others continue. `stamp` is the
     (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
     """
 
-    shares: Sequence[Share]
+    shares: Sequence[ConsumerScan]
     """Each with its consumer."""
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
     """None: chunks of about 32 MiB, for staging."""
     most_chunks: int = MOST_CHUNKS
-    """Of changes; more are read as a snapshot: ClickHouse may forget tokens before a replay."""
+    """The most chunks of changes; more are read as a snapshot: ClickHouse may forget tokens before
+    a replay."""
     tenant_column: str | None = None
-    """Tells apart the tenants whose changes are unclear; None: unclear changes end the scan."""
-    apart: str | None = None
+    """Identifies the tenants whose changes are unclear; None: unclear changes end the scan."""
+    sort_column: str | None = None
     """The column that rows are sorted by; each chunk has one value of it, so one tenant's rows."""
     stamp: tuple[int, int] | None = None
     exact: Sequence[str] | None = None
@@ -106,11 +109,11 @@ class Writer:
 
     def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
         receipts: list[Receipt] = []
-        for _ in self.written(partition, batches, receipts):
+        for _ in self.write_chunks(partition, batches, receipts):
             pass
         return receipts
 
-    def written(
+    def write_chunks(
         self, partition: int, batches: Iterable[pa.RecordBatch], receipts: list[Receipt]
     ) -> Iterator[pa.Table]:
         """Yield each chunk once it is handed on; at the end, add what was written to `receipts`.
@@ -118,11 +121,11 @@ class Writer:
         Raises FeedGoneError for changes that do not say which rows remain; the task then has no
         receipts.
         """
-        workers = [_at_work(each, partition) for each in self.shares]
+        workers = [_start_thread(share, partition) for share in self.shares]
         unclear: dict[str, IscpError] = {}
         try:
-            for rows in self._chunks(batches):
-                chunk = self._clear(workers, rows, unclear)
+            for rows in self._cut_chunks(batches):
+                chunk = self._drop_unclear(workers, rows, unclear)
                 if not chunk.num_rows:
                     continue
                 for worker in workers:
@@ -135,47 +138,47 @@ class Writer:
         for worker in workers:
             worker.end()
         for worker in workers:
-            receipts += _receipts(worker, partition, unclear)
+            receipts += _make_receipts(worker, partition, unclear)
 
-    def _clear(
-        self, workers: Sequence[Worker], rows: pa.Table, unclear: dict[str, IscpError]
+    def _drop_unclear(
+        self, workers: Sequence[ConsumerThread], rows: pa.Table, unclear: dict[str, IscpError]
     ) -> pa.Table:
         """The rows as the source has them, without tenants whose changes are `unclear`.
 
-        Raises FeedGoneError where tenants are not told apart.
+        Raises FeedGoneError if there is no tenant column.
         """
         if self.tenant_column is None or self.stamp is not None:
-            return self._checked(workers, rows)
-        rows = without(rows, self.tenant_column, unclear)
-        check = partial(self._checked, workers)
-        found, gone = halved(rows, self.tenant_column, check, FeedGoneError)
-        unclear.update(gone)
-        return pa.concat_tables(found) if found else rows.slice(0, 0)
+            return self._prepare_chunk(workers, rows)
+        rows = exclude_tenants(rows, self.tenant_column, unclear)
+        check = partial(self._prepare_chunk, workers)
+        tables, failures = bisect_tenants(rows, self.tenant_column, check, FeedGoneError)
+        unclear.update(failures)
+        return pa.concat_tables(tables) if tables else rows.slice(0, 0)
 
-    def _checked(self, workers: Sequence[Worker], rows: pa.Table) -> pa.Table:
+    def _prepare_chunk(self, workers: Sequence[ConsumerThread], rows: pa.Table) -> pa.Table:
         """The rows with their system columns, as the source has them. Raises FeedGoneError."""
-        chunk = self._whole(rows)
+        chunk = self._normalize_rows(rows)
         if chunk.num_rows:
             self._refuse_twins(workers, chunk)
         return chunk
 
-    def _whole(self, rows: pa.Table) -> pa.Table:
+    def _normalize_rows(self, rows: pa.Table) -> pa.Table:
         if self.stamp is not None:
-            rows = stamped(rows, self.stamp)
+            rows = add_system_columns(rows, self.stamp)
         else:
             refuse_replaced(rows if self.exact is None else rows.select(list(self.exact)))
-        return combined(without_gone_nulls(rows, self.keys))
+        return combine_batches(drop_null_key_deletes(rows, self.keys))
 
-    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def _cut_chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk
         if rows is None:
-            yield from sized_chunks(batches)
+            yield from cut_sized_chunks(batches)
             return
         numbers = Counter[Any]()
-        for chunk in chunks(batches, rows, apart=self.apart):
-            whose = None if self.apart is None else chunk[self.apart][0].as_py()
-            numbers[whose] += 1
-            if numbers[whose] > self.most_chunks:
+        for chunk in cut_chunks(batches, rows, apart=self.sort_column):
+            value = None if self.sort_column is None else chunk[self.sort_column][0].as_py()
+            numbers[value] += 1
+            if numbers[value] > self.most_chunks:
                 raise FeedGoneError(
                     f"The changes make more than {self.most_chunks} chunks in one task, and "
                     "ClickHouse may forget their tokens before a replay; the rows are read as a "
@@ -183,84 +186,92 @@ class Writer:
                 )
             yield chunk
 
-    def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
-        """Reject inserts of existing keys, by asking one working target for each tenant.
+    def _refuse_twins(self, workers: Sequence[ConsumerThread], chunk: pa.Table) -> None:
+        """Reject inserts of existing keys, by a query to one working target for each tenant.
 
-        All targets of a tenant served the same keys; a shard knows only its own, so each is asked.
+        All targets of a tenant have the same keys; a shard has only its own, so each is queried.
         """
-        going = [worker for worker in workers if worker.going]
-        whole = [each for each in going if _consumer(each.share).placement is None]
-        shards = [[each] for each in going if _consumer(each.share).placement is not None]
-        for asked in filter(None, [whole, *shards]):
+        live = [worker for worker in workers if worker.is_alive]
+        unsharded = [worker for worker in live if _get_consumer(worker.share).placement is None]
+        sharded = [[worker] for worker in live if _get_consumer(worker.share).placement is not None]
+        for group in filter(None, [unsharded, *sharded]):
             try:
-                for share, rows in self._asked(asked, chunk):
-                    patiently(partial(self._ask_for_twins, share, rows), self.sleep)
+                for share, rows in self._assign_checks(group, chunk):
+                    call_with_retries(partial(self._check_twins, share, rows), self.sleep)
             except FeedGoneError:
                 raise
             except IscpError as error:
-                for worker in asked:
+                for worker in group:
                     worker.abort(error)
-        if not going:
+        if not live:
             refuse_twins(None, None, chunk, None)
 
-    def _asked(
-        self, workers: Sequence[Worker], chunk: pa.Table
-    ) -> Iterator[tuple[Share, pa.Table]]:
-        """Whom to ask about which rows, so that each tenant's rows are checked once."""
-        left = frozenset[str]().union(*(each.share.tenants for each in workers))
+    def _assign_checks(
+        self, workers: Sequence[ConsumerThread], chunk: pa.Table
+    ) -> Iterator[tuple[ConsumerScan, pa.Table]]:
+        """The shares to query and their rows, so that each tenant's rows are checked once."""
+        unchecked = frozenset[str]().union(*(worker.share.tenants for worker in workers))
         for share in (worker.share for worker in workers):
-            mine = left & share.tenants
-            if mine:
-                column = share.tenant_column if share.others or mine != share.tenants else None
-                yield share, chunk if column is None else among(chunk, column, mine)
-            left -= mine
+            tenants = unchecked & share.tenants
+            if tenants:
+                column = share.tenant_column if share.others or tenants != share.tenants else None
+                yield share, chunk if column is None else filter_tenants(chunk, column, tenants)
+            unchecked -= tenants
 
-    def _ask_for_twins(self, share: Share, chunk: pa.Table) -> None:
+    def _check_twins(self, share: ConsumerScan, chunk: pa.Table) -> None:
         since = share.range.from_.version if self.stamp is None else None
-        consumer = _consumer(share)
+        consumer = _get_consumer(share)
         refuse_twins(consumer.endpoint, consumer.target, chunk, since)
 
 
-def _consumer(share: Share) -> IndexConsumer:
+def _get_consumer(share: ConsumerScan) -> IndexConsumer:
     assert share.consumer is not None
     return share.consumer
 
 
-def _at_work(share: Share, task: int) -> Worker:
-    consumer = _consumer(share)
-    mine = consumer.mine if consumer.placement else None
-    return Worker(lambda: consumer, Retriever(share=share, task=task, mine=mine))
+def _start_thread(share: ConsumerScan, task: int) -> ConsumerThread:
+    consumer = _get_consumer(share)
+    select = consumer.select_rows if consumer.placement else None
+    return ConsumerThread(lambda: consumer, Retriever(share=share, task=task, select_rows=select))
 
 
-def _receipts(worker: Worker, task: int, unclear: Mapping[str, IscpError]) -> Iterator[Receipt]:
+def _make_receipts(
+    worker: ConsumerThread, task: int, unclear: Mapping[str, IscpError]
+) -> Iterator[Receipt]:
     target = worker.share.name
     if worker.failure is not None:
-        yield refused(target, task, worker.failure)
+        yield make_failure_receipt(target, task, worker.failure)
         return
-    done = worker.retriever
-    stopped = {t: unclear[t] for t in unclear.keys() & worker.share.tenants} | done.refused
+    retriever = worker.retriever
+    stopped = {
+        tenant: unclear[tenant] for tenant in unclear.keys() & worker.share.tenants
+    } | retriever.refused
     for tenant, error in sorted(stopped.items()):
-        yield refused(target, task, error, tenant)
-    for at, tenant in enumerate(sorted((done.inserted | done.deleted).keys() - stopped.keys())):
+        yield make_failure_receipt(target, task, error, tenant)
+    for number, tenant in enumerate(
+        sorted((retriever.inserted | retriever.deleted).keys() - stopped.keys())
+    ):
         # Chunks and seconds are the task's, so only its first receipt has them.
         yield Receipt(
             target=target,
             tenant=tenant,
             partition=task,
-            inserted=done.inserted[tenant],
-            deleted=done.deleted[tenant],
-            bytes=done.bytes[tenant],
-            chunks=done.chunks if at == 0 else 0,
-            seconds=done.seconds if at == 0 else 0.0,
-            again=done.again,
+            inserted=retriever.inserted[tenant],
+            deleted=retriever.deleted[tenant],
+            bytes=retriever.bytes[tenant],
+            chunks=retriever.chunks if number == 0 else 0,
+            seconds=retriever.seconds if number == 0 else 0.0,
+            again=retriever.resent,
         )
 
 
-def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, ...] = ()) -> Mapped:
-    """`writer` as `mapInArrow` wants it: batches in, which `rows` turns into rows; receipts out.
+def make_scan_task(
+    writer: TaskWriter, rows: Mapped = pass_through, *, relayed: tuple[str, ...] = ()
+) -> Mapped:
+    """`writer` for `mapInArrow`: batches in, which `rows` turns into rows; receipts out.
 
-    With columns to be `relayed` to the run's process, these go out too, each chunk as an Arrow
-    stream, before the receipts.
+    Columns `relayed` to the run's process go out too, each chunk as an Arrow stream, before the
+    receipts.
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -270,41 +281,41 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
         partition = context.partitionId() if context else 0
         receipts: list[Receipt] = []
         try:
-            for chunk in writer.written(partition, rows(batches), receipts):
+            for chunk in writer.write_chunks(partition, rows(batches), receipts):
                 if relayed:
-                    yield from _relay(chunk.select(list(relayed)))
+                    yield from _pack_rows(chunk.select(list(relayed)))
             if context and context.attemptNumber():
-                receipts = [replace(each, again=True) for each in receipts]
+                receipts = [replace(receipt, again=True) for receipt in receipts]
         except IscpError as error:
-            failed = [each.name for each in writer.shares] + ([""] if relayed else [])
-            receipts = [refused(name, partition, error) for name in failed]
+            targets = [share.name for share in writer.shares] + ([""] if relayed else [])
+            receipts = [make_failure_receipt(name, partition, error) for name in targets]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [
-            pa.array(values, type=f.type)
-            for values, f in zip(columns, RECEIPT_SCHEMA, strict=False)
+            pa.array(values, type=field_.type)
+            for values, field_ in zip(columns, RECEIPT_SCHEMA, strict=False)
         ]
         if arrays:
-            yield _with_payload(arrays, [None] * len(receipts))
+            yield _add_payload(arrays, [None] * len(receipts))
 
     return write
 
 
-def _relay(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
+def _pack_rows(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
     for start in range(0, chunk.num_rows, ROWS_PER_RELAY):
-        for _, some in pieces(chunk.slice(start, ROWS_PER_RELAY)):
+        for _, piece in cut_pieces(chunk.slice(start, ROWS_PER_RELAY)):
             sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, some.schema) as stream:
-                stream.write_table(some)
-            arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
-            yield _with_payload(arrays, [sink.getvalue().to_pybytes()])
+            with pa.ipc.new_stream(sink, piece.schema) as stream:
+                stream.write_table(piece)
+            arrays = [pa.nulls(1, field_.type) for field_ in RECEIPT_SCHEMA]
+            yield _add_payload(arrays, [sink.getvalue().to_pybytes()])
 
 
-def _with_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:
+def _add_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:
     payload = pa.array(payloads, type=pa.binary())
     return pa.RecordBatch.from_arrays([*arrays, payload], schema=SCAN_SCHEMA)
 
 
-def relayed_rows(payload: bytes) -> pa.Table:
+def unpack_rows(payload: bytes) -> pa.Table:
     """The rows that a task relayed."""
     with pa.ipc.open_stream(payload) as stream:
         return stream.read_all()

@@ -1,1 +1,1 @@
-"""The iteration: what it does next is decided without services, and carried out with them."""
+"""The iteration: its next steps are decided by a pure machine, and executed by services."""

@@ -1,6 +1,6 @@
-"""What an iteration asks its services to do, and what happened then.
+"""The commands of an iteration to its services, and the events that follow.
 
-Each command is answered by the event that its docstring names; `Give` by none.
+Each command is answered by the event that its docstring names; `ReturnOutcomes` by none.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from iscp_dagster.delta.plans import ReadPlan
-from iscp_dagster.joblog.iterations import Claim, Failed
+from iscp_dagster.joblog.iterations import Claim, FailedStep
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.iteration.narrowing import Trial
-from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.iteration.narrowing import ScanGroup
+from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, WriteResult
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 Claims = tuple[Claim, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ScanResult:
     """What a scan wrote for one job name: the claims of its tenants."""
 
     claims: Claims
-    written: Written
+    written: WriteResult
 
     @property
     def job(self) -> str:
@@ -33,219 +33,230 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Record:
-    """Record the claims' steps as BEFORE in the state store, if there is one: Recorded."""
+class RecordSteps:
+    """Record the claims' steps as BEFORE in the state store, if there is one: StepsRecorded."""
 
     claims: Claims
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Find out how to read the claims' step, which all begin at the same version: Planned."""
+class PlanReads:
+    """Plan how to read the claims' steps, which all begin at the same version: ReadsPlanned."""
 
     claims: Claims
     plan: ReadPlan | None = None
-    """How it must be read; None: as the table's log says, which may differ by tenant."""
+    """How they must be read; None: as the table's log says, which may differ by tenant."""
     apart: bool = False
     """Whether each job name gets a reading of its own."""
 
 
 @dataclass(frozen=True)
-class Scan:
-    """Read the range and write it for all claims: Scanned or ScanFailed."""
+class ScanClaims:
+    """Read the range and write it for all claims: ScanFinished or ScanFailed."""
 
-    trial: Trial
-
-
-@dataclass(frozen=True)
-class Check:
-    """Compare what ClickHouse holds with what was sent, settle steps that write none: Checked."""
-
-    part: Part
+    trial: ScanGroup
 
 
 @dataclass(frozen=True)
-class Place:
-    """Put what is staged, of one index and reading, in place for the jobs still held: Placed.
+class VerifyScan:
+    """Compare ClickHouse's rows with those sent, settle steps that write none: ScanVerified."""
 
-    A tail is in place since its scan: it only loses the jobs that are no longer held.
+    part: ScanResult
+
+
+@dataclass(frozen=True)
+class PlaceRows:
+    """Put staged rows of one index and reading in place for the jobs still held: RowsPlaced.
+
+    A tail is in place since its scan: only jobs that are no longer held are dropped from it.
     """
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
-class Move:
-    """Move the watermarks to the ends of the claims, or to where the next steps begin: Moved."""
+class MoveWatermarks:
+    """Move the watermarks to the claims' ends or to the next steps' beginnings: WatermarksMoved."""
 
-    deliveries: tuple[Delivery, ...]
-
-
-@dataclass(frozen=True)
-class Serve:
-    """Have readers see the index's generation, if that is complete: Served."""
-
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
-class Discard:
-    """Drop what the scan staged, whose rows are in place or never will be: Discarded."""
+class ServeIndex:
+    """Have readers see the index's generation, if that is complete: IndexServed."""
+
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
-class Fail:
-    """Record the failures in the ISCP log: Refused."""
+class DropStaging:
+    """Drop what the scan staged, whose rows are in place or never will be: CleanupDone."""
 
-    failures: tuple[Failed, ...]
+
+@dataclass(frozen=True)
+class RecordFailures:
+    """Record the failures in the ISCP log: FailuresRecorded."""
+
+    failures: tuple[FailedStep, ...]
     rebuild: frozenset[JobKey] = frozenset()
     """The jobs whose next iteration starts over."""
 
 
 @dataclass(frozen=True)
-class Give:
+class ReturnOutcomes:
     """Hand the outcomes to the caller."""
 
     outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True)
-class Stop:
-    """End the iteration with this error: Broken."""
+class AbortIteration:
+    """End the iteration with this error: IterationFailed."""
 
     error: IscpError
 
 
 @dataclass(frozen=True)
-class Release:
-    """Let go of the claims, so that the jobs are planned again at once: Discarded."""
+class ReleaseClaims:
+    """Release the claims, so that the jobs are planned again at once: CleanupDone."""
 
     claims: Claims
 
 
 Command = (
-    Record | Plan | Scan | Check | Place | Move | Serve | Discard | Fail | Give | Stop | Release
+    RecordSteps
+    | PlanReads
+    | ScanClaims
+    | VerifyScan
+    | PlaceRows
+    | MoveWatermarks
+    | ServeIndex
+    | DropStaging
+    | RecordFailures
+    | ReturnOutcomes
+    | AbortIteration
+    | ReleaseClaims
 )
 
 
 @dataclass(frozen=True)
-class Claimed:
+class JobsClaimed:
     """The run holds these claims."""
 
     claims: Claims
 
 
 @dataclass(frozen=True)
-class Recorded:
+class StepsRecorded:
     """The state store has the claims' steps, except those that another run took."""
 
     lost: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Planned:
+class ReadsPlanned:
     """The readings of the claims."""
 
-    readings: tuple[tuple[Reading, Claims], ...]
+    readings: tuple[tuple[ReadRequest, Claims], ...]
 
 
 @dataclass(frozen=True)
-class Scanned:
+class ScanFinished:
     """The scan ended, and wrote this for each job name."""
 
-    trial: Trial
-    parts: tuple[Part, ...]
+    trial: ScanGroup
+    parts: tuple[ScanResult, ...]
 
 
 @dataclass(frozen=True)
 class ScanFailed:
     """The scan wrote for none of its jobs."""
 
-    trial: Trial
+    trial: ScanGroup
     error: IscpError
 
 
 @dataclass(frozen=True)
-class Checked:
+class ScanVerified:
     """The rows of the part are counted."""
 
-    part: Part
-    passed: Mapping[JobKey, Outcome] = field(default_factory=dict)
+    part: ScanResult
+    outcomes: Mapping[JobKey, Outcome] = field(default_factory=dict)
     """The outcomes of the steps for which nothing is written: skipped or set aside."""
-    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
     """The jobs whose rows are not exactly those sent."""
     rebuild: frozenset[JobKey] = frozenset()
-    """Those of them for which ClickHouse would take no replay."""
+    """Wrong jobs for which ClickHouse would drop a replay."""
 
 
 @dataclass(frozen=True)
-class Refused:
+class FailuresRecorded:
     """The failures are in the log; a job that was taken meanwhile fails with the FenceError."""
 
-    failures: tuple[Failed, ...]
+    failures: tuple[FailedStep, ...]
 
 
 @dataclass(frozen=True)
-class Placed:
-    """The rows are in place, except those of the jobs that failed."""
+class RowsPlaced:
+    """The rows are in place, except the failed jobs' rows."""
 
-    deliveries: tuple[Delivery, ...]
-    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    deliveries: tuple[PendingCommit, ...]
+    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Moved:
-    """The watermarks have moved, except those of the jobs that failed."""
+class WatermarksMoved:
+    """The watermarks have moved, except the failed jobs' watermarks."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
     claims: Claims = ()
     """The next steps; none after the last one."""
-    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Served:
+class IndexServed:
     """The rows can be read, at the latest since `at`; None: they are not published yet."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
     at: datetime | None
 
 
 @dataclass(frozen=True)
-class Discarded:
-    """Nothing staged is left of the scan, or no claim is held any more."""
+class CleanupDone:
+    """The scan has no staged rows left, or the run holds no claim any more."""
 
 
 @dataclass(frozen=True)
-class Idle:
-    """All commands are carried out."""
+class CommandsDone:
+    """All commands are executed."""
 
 
 @dataclass(frozen=True)
-class Broken:
+class IterationFailed:
     """An error ended the iteration early."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
-class Interrupted:
-    """The process is asked to stop."""
+class RunInterrupted:
+    """The process must stop."""
 
 
-Event = (
-    Claimed
-    | Recorded
-    | Planned
-    | Scanned
+IterationEvent = (
+    JobsClaimed
+    | StepsRecorded
+    | ReadsPlanned
+    | ScanFinished
     | ScanFailed
-    | Checked
-    | Refused
-    | Placed
-    | Moved
-    | Served
-    | Discarded
-    | Idle
-    | Broken
-    | Interrupted
+    | ScanVerified
+    | FailuresRecorded
+    | RowsPlaced
+    | WatermarksMoved
+    | IndexServed
+    | CleanupDone
+    | CommandsDone
+    | IterationFailed
+    | RunInterrupted
 )

@@ -1,6 +1,6 @@
 """What an iteration does next, given what happened: a pure machine.
 
-`step(state, event)` gives the next state and the commands to carry out before any that still wait.
+`handle_event(state, event)` gives the next state and the commands to execute before any others.
 docs/architecture.md has its transitions as a table.
 """
 
@@ -10,14 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.joblog.iterations import Claim, Failed
-from iscp_dagster.model.batch import WRITES, Action, Range
-from iscp_dagster.model.consumers.protocol import Told, together
+from iscp_dagster.joblog.iterations import Claim, FailedStep
+from iscp_dagster.model.batch import WRITES, BatchAction, Range
+from iscp_dagster.model.consumers.protocol import ConsumerReport, merge_facts
 from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.iteration import commands, narrowing
-from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Outcome, Written, failed
+from iscp_dagster.sync.iteration.outcomes import (
+    ErrorDetail,
+    Outcome,
+    PendingCommit,
+    WriteResult,
+    make_failure,
+)
 
 MISMATCH = (
     "Job {claim.key}: the range {claim.range} lies before its recorded batch "
@@ -28,114 +34,123 @@ UNCLEAR = ReadPlan(
     kind=ReadKind.SNAPSHOT, reason="the changes do not say which rows remain; a snapshot does"
 )
 
-Next = tuple["State", tuple[commands.Command, ...]]
+Next = tuple["IterationState", tuple[commands.Command, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class IterationState:
     """Where the iteration's claims are."""
 
     open: Mapping[JobKey, Claim] = field(default_factory=dict)
     """The claims that have not ended, each with the step that it is at."""
-    told: Mapping[JobKey, Told] = field(default_factory=dict)
+    reports: Mapping[JobKey, ConsumerReport] = field(default_factory=dict)
     """What their consumers reported of earlier steps."""
-    trials: tuple[narrowing.Trial, ...] = ()
+    trials: tuple[narrowing.ScanGroup, ...] = ()
     """The scans to make before other claims' turn, in order."""
     unclear: Mapping[JobKey, str] = field(default_factory=dict)
-    """Why the changes of some cannot be read: they get a snapshot after the trials."""
-    known: narrowing.Known = field(default_factory=dict)
+    """Why the changes of some jobs cannot be read: they get a snapshot after the trials."""
+    scan_history: narrowing.ScanHistory = field(default_factory=dict)
     """What the trials of this step have shown."""
     many: bool = False
     """Whether the iteration has several tenants."""
 
-    def without(self, outcomes: Iterable[Outcome]) -> State:
-        """The same after these outcomes, which end their claims."""
-        ended = {each.claim.key for each in outcomes}
-        left = {key: claim for key, claim in self.open.items() if key not in ended}
-        return replace(self, open=left)
+    def end_claims(self, outcomes: Iterable[Outcome]) -> IterationState:
+        """The state after these outcomes, which end their claims."""
+        ended = {outcome.claim.key for outcome in outcomes}
+        remaining = {key: claim for key, claim in self.open.items() if key not in ended}
+        return replace(self, open=remaining)
 
-    def of(self, keys: Iterable[JobKey]) -> commands.Claims:
+    def get_claims(self, keys: Iterable[JobKey]) -> commands.Claims:
         """The open claims of these jobs."""
-        wanted = set(keys)
-        return tuple(claim for key, claim in self.open.items() if key in wanted)
+        requested = set(keys)
+        return tuple(claim for key, claim in self.open.items() if key in requested)
 
 
-def step(state: State, event: commands.Event) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
+def handle_event(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
     """The next state, and the commands that the event leads to."""
     match event:
-        case commands.Claimed(claims):
-            return _begun(state, claims)
-        case commands.Recorded(lost):
-            return state, _fail(_failed(state, key, error) for key, error in lost.items())
-        case commands.Planned(readings):
+        case commands.JobsClaimed(claims):
+            return _begin_claims(state, claims)
+        case commands.StepsRecorded(lost):
+            return state, _make_fail_command(
+                _make_failure(state, key, error) for key, error in lost.items()
+            )
+        case commands.ReadsPlanned(readings):
             trials = [
-                narrowing.Trial(reading=reading, claims=claims) for reading, claims in readings
+                narrowing.ScanGroup(reading=reading, claims=claims) for reading, claims in readings
             ]
             return replace(state, trials=(*trials, *state.trials)), ()
-        case commands.Scanned(trial, parts):
-            return _scanned(state, trial, parts)
+        case commands.ScanFinished(trial, parts):
+            return _handle_scan(state, trial, parts)
         case commands.ScanFailed(trial, error):
-            return _scan_failed(state, trial, error)
-        case commands.Checked():
-            return _checked(state, event)
-        case commands.Refused(failures):
-            return state.without(failures), (commands.Give(failures),)
-        case commands.Placed(deliveries, wrong):
-            return state, _placed(deliveries, wrong)
-        case commands.Moved():
-            return _moved(state, event)
-        case commands.Served(deliveries, at):
-            done = tuple(replace(each, published=at) for each in deliveries)
-            return state.without(done), (commands.Give(done),)
-        case commands.Discarded():
+            return _handle_scan_failure(state, trial, error)
+        case commands.ScanVerified():
+            return _handle_verified(state, event)
+        case commands.FailuresRecorded(failures):
+            return state.end_claims(failures), (commands.ReturnOutcomes(failures),)
+        case commands.RowsPlaced(deliveries, wrong):
+            return state, _handle_placed(deliveries, wrong)
+        case commands.WatermarksMoved():
+            return _handle_moved(state, event)
+        case commands.IndexServed(deliveries, at):
+            served = tuple(replace(delivery, published=at) for delivery in deliveries)
+            return state.end_claims(served), (commands.ReturnOutcomes(served),)
+        case commands.CleanupDone():
             return state, ()
-        case commands.Idle():
-            return _continued(state)
-        case commands.Broken(error):
-            return _broken(state, error)
-        case commands.Interrupted():
-            return State(), (commands.Release(tuple(state.open.values())),) if state.open else ()
+        case commands.CommandsDone():
+            return _choose_next(state)
+        case commands.IterationFailed(error):
+            return _fail_open_claims(state, error)
+        case commands.RunInterrupted():
+            return IterationState(), (
+                commands.ReleaseClaims(tuple(state.open.values())),
+            ) if state.open else ()
 
 
-def _begun(state: State, claims: commands.Claims) -> Next:
+def _begin_claims(state: IterationState, claims: commands.Claims) -> Next:
     """Claims whose range contradicts the record fail; the others' first steps are recorded."""
     state = replace(
         state,
         open={claim.key: claim for claim in claims},
-        many=len(narrowing.tenants_of(claims)) > 1,
+        many=len(narrowing.get_tenants(claims)) > 1,
     )
-    rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
-    wrong = [failed(each, BatchError(MISMATCH.format(claim=each))) for each in rejected]
-    kept = tuple(claim for claim in claims if claim.step.action is not Action.REJECT)
-    return state, (*_fail(wrong), *([commands.Record(kept)] if kept else []))
+    rejected = [claim for claim in claims if claim.step.action is BatchAction.REJECT]
+    failures = [make_failure(claim, BatchError(MISMATCH.format(claim=claim))) for claim in rejected]
+    accepted = tuple(claim for claim in claims if claim.step.action is not BatchAction.REJECT)
+    return state, (
+        *_make_fail_command(failures),
+        *([commands.RecordSteps(accepted)] if accepted else []),
+    )
 
 
-def _continued(state: State) -> Next:
-    """The next scan: of the trials that wait, of what must be read whole, of the next step."""
+def _choose_next(state: IterationState) -> Next:
+    """The next scan: a waiting trial, else unclear changes as a snapshot, else the next step."""
     if state.trials:
-        trial, *others = state.trials
-        state = replace(state, trials=tuple(others))
-        if not trial.failed:
-            return state, (commands.Scan(trial),)
-        state, failures = _narrowed(state, trial)
-        return (state, failures) if failures else _continued(state)
+        trial, *later_trials = state.trials
+        state = replace(state, trials=tuple(later_trials))
+        if not trial.errors:
+            return state, (commands.ScanClaims(trial),)
+        state, failures = _split_group(state, trial)
+        return (state, failures) if failures else _choose_next(state)
     if state.unclear:
-        claims = state.of(state.unclear)
+        claims = state.get_claims(state.unclear)
         plan = UNCLEAR
-        if len(narrowing.tenants_of(claims)) == 1:
+        if len(narrowing.get_tenants(claims)) == 1:
             # A reason may name a key of one tenant, which the others must not see.
             plan = replace(UNCLEAR, reason=state.unclear[claims[0].key])
-        return replace(state, unclear={}), (commands.Plan(claims, plan=plan),)
+        return replace(state, unclear={}), (commands.PlanReads(claims, plan=plan),)
     if state.open:
-        return replace(state, known={}), (commands.Plan(_next_group(list(state.open.values()))),)
+        return replace(state, scan_history={}), (
+            commands.PlanReads(_select_earliest(list(state.open.values()))),
+        )
     return state, ()
 
 
-def _next_group(claims: Sequence[Claim]) -> commands.Claims:
-    """The claims on the earliest range and its layout; those of one job name have one consumer,
+def _select_earliest(claims: Sequence[Claim]) -> commands.Claims:
+    """The claims on the earliest range and its layout; claims of one job name have one consumer,
     since they share a table.
     """
-    first = min((claim.step for claim in claims), key=lambda step: _span(step.range))
+    first = min((claim.step for claim in claims), key=lambda step: _get_versions(step.range))
     consumers: dict[str, ConsumerInfo] = {}
     return tuple(
         claim
@@ -145,229 +160,272 @@ def _next_group(claims: Sequence[Claim]) -> commands.Claims:
     )
 
 
-def _span(range_: Range) -> tuple[int, int]:
+def _get_versions(range_: Range) -> tuple[int, int]:
     return range_.from_.version, range_.to.version
 
 
-def _narrowed(state: State, trial: narrowing.Trial) -> tuple[State, tuple[commands.Fail, ...]]:
-    """Smaller trials instead of a failed one; what is given up fails, or is read whole."""
-    smaller, given_up = narrowing.narrowed(state.known, trial)
-    wrong = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
+def _split_group(
+    state: IterationState, trial: narrowing.ScanGroup
+) -> tuple[IterationState, tuple[commands.RecordFailures, ...]]:
+    """Smaller trials instead of a failed one; claims given up fail, or are read whole."""
+    smaller, given_up = narrowing.split_group(state.scan_history, trial)
+    claim_errors = [(claim, trial.errors[claim.key.job_name]) for claim in given_up]
     unclear = {
         claim.key: error.message
-        for claim, error in wrong
-        if error.code == FeedGoneError.code and not trial.reading.staged
+        for claim, error in claim_errors
+        if error.code == FeedGoneError.code and not trial.reading.is_snapshot
     }
     state = replace(
         state,
         trials=(*smaller, *state.trials),
         unclear={**state.unclear, **unclear},
     )
-    return state, _fail(
-        _failed(state, claim.key, narrowing.untried(claim, error))
-        for claim, error in wrong
+    return state, _make_fail_command(
+        _make_failure(state, claim.key, narrowing.make_untried_error(claim, error))
+        for claim, error in claim_errors
         if claim.key not in unclear
     )
 
 
-def _scan_failed(state: State, trial: narrowing.Trial, error: IscpError) -> Next:
+def _handle_scan_failure(
+    state: IterationState, trial: narrowing.ScanGroup, error: IscpError
+) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
-    told, reading = Error.of(error), trial.reading
+    reason, reading = ErrorDetail.from_error(error), trial.reading
     imaged = reading.transitions is not None
-    if not (state.many or imaged) or not (told.unsure or isinstance(error, FenceError)):
-        return state, (commands.Stop(error),)
-    jobs = {claim.key.job_name for claim in _writing(trial.claims)}
-    if imaged and len(jobs) > 1 and told.unsure:
-        return state, (commands.Plan(trial.claims, plan=reading.plan, apart=True),)
-    lost = Written(reading=reading, error=told, unsure=told.unsure)
-    unread = Written(reading=reading)
-    parts = tuple(
-        commands.Part(claims=claims, written=lost if job in jobs else unread)
-        for job, claims in by_job(trial.claims).items()
+    if not (state.many or imaged) or not (
+        reason.tenant_may_be_cause or isinstance(error, FenceError)
+    ):
+        return state, (commands.AbortIteration(error),)
+    jobs = {claim.key.job_name for claim in _filter_writing(trial.claims)}
+    if imaged and len(jobs) > 1 and reason.tenant_may_be_cause:
+        return state, (commands.PlanReads(trial.claims, plan=reading.plan, apart=True),)
+    failed = WriteResult(
+        reading=reading, error=reason, tenant_may_be_cause=reason.tenant_may_be_cause
     )
-    return _scanned(state, trial, parts)
+    unread = WriteResult(reading=reading)
+    parts = tuple(
+        commands.ScanResult(claims=claims, written=failed if job in jobs else unread)
+        for job, claims in group_by_job(trial.claims).items()
+    )
+    return _handle_scan(state, trial, parts)
 
 
-def _scanned(state: State, trial: narrowing.Trial, parts: Sequence[commands.Part]) -> Next:
-    """Check what was written; those that failed together are tried again, in smaller sets."""
-    together_: dict[str, Error] = {}
-    again: list[Claim] = []
-    anew: list[Claim] = []
+def _handle_scan(
+    state: IterationState, trial: narrowing.ScanGroup, parts: Sequence[commands.ScanResult]
+) -> Next:
+    """Check what was written; claims that failed together are tried again, in smaller sets."""
+    joint_errors: dict[str, ErrorDetail] = {}
+    to_split: list[Claim] = []
+    to_rescan: list[Claim] = []
     checks: list[commands.Command] = []
     for part in parts:
-        suspects, error = _suspects(trial, part), part.written.error
+        suspects, error = _find_suspects(trial, part), part.written.error
         if suspects and error is not None:
-            together_[part.job] = error
-            (anew if _lost_some(part.written) else again).extend(suspects)
+            joint_errors[part.job] = error
+            (to_rescan if _has_lost_jobs(part.written) else to_split).extend(suspects)
         else:
-            state = _learned(state, trial, part)
-        state, left = _unclear(state, _without(part, suspects))
-        checks += [commands.Check(left)] if left.claims else []
-    more = (
-        replace(trial, claims=tuple(anew)),
-        replace(trial, claims=tuple(again), failed=together_),
+            state = _remember_scan(state, trial, part)
+        state, readable = _exclude_unclear(state, _exclude_claims(part, suspects))
+        checks += [commands.VerifyScan(readable)] if readable.claims else []
+    new_trials = (
+        replace(trial, claims=tuple(to_rescan)),
+        replace(trial, claims=tuple(to_split), errors=joint_errors),
     )
-    trials = (*(each for each in more if each.claims), *state.trials)
-    return replace(state, trials=trials), (*checks, commands.Discard())
+    trials = (*(trial for trial in new_trials if trial.claims), *state.trials)
+    return replace(state, trials=trials), (*checks, commands.DropStaging())
 
 
-def _suspects(trial: narrowing.Trial, part: commands.Part) -> list[Claim]:
-    """The claims that may have caused the error of all; empty if no single one can have.
+def _find_suspects(trial: narrowing.ScanGroup, part: commands.ScanResult) -> list[Claim]:
+    """The claims that may have caused the error of all; empty if no single one can have caused it.
 
-    Even the only tenant of one index may fail by the rows of another's, which the scan reads too.
+    The only tenant of one index may fail by the rows of another's tenant, which the scan reads too.
     """
-    alone = len(narrowing.tenants_of(_writing(trial.claims))) == 1
-    if part.written.error is None or not part.written.unsure or alone:
+    single_tenant = len(narrowing.get_tenants(_filter_writing(trial.claims))) == 1
+    if part.written.error is None or not part.written.tenant_may_be_cause or single_tenant:
         return []
     return [
-        claim for claim in _writing(part.claims) if claim.key.tenant not in part.written.stopped
+        claim
+        for claim in _filter_writing(part.claims)
+        if claim.key.tenant not in part.written.tenant_errors
     ]
 
 
-def _lost_some(written: Written) -> bool:
+def _has_lost_jobs(written: WriteResult) -> bool:
     """Whether it failed only because some of its jobs were taken: it can serve the others."""
     code = FenceError.code
-    lost = any(each.code == code for each in written.stopped.values())
+    lost = any(error.code == code for error in written.tenant_errors.values())
     return lost and written.error is not None and written.error.code == code
 
 
-def _learned(state: State, trial: narrowing.Trial, part: commands.Part) -> State:
+def _remember_scan(
+    state: IterationState, trial: narrowing.ScanGroup, part: commands.ScanResult
+) -> IterationState:
     """Remember how the scan ended for one tenant, or well for all."""
-    number, well = len(_writing(part.claims)), part.written.error is None
-    if number == 1 or (number and well):
-        return replace(state, known=narrowing.learned(state.known, trial, part.job, served=well))
+    number, succeeded = len(_filter_writing(part.claims)), part.written.error is None
+    if number == 1 or (number and succeeded):
+        return replace(
+            state,
+            scan_history=narrowing.record_scan(
+                state.scan_history, trial, part.job, served=succeeded
+            ),
+        )
     return state
 
 
-def _without(part: commands.Part, claims: Sequence[Claim]) -> commands.Part:
+def _exclude_claims(part: commands.ScanResult, claims: Sequence[Claim]) -> commands.ScanResult:
     left_out = {claim.key for claim in claims}
-    return replace(part, claims=tuple(each for each in part.claims if each.key not in left_out))
+    return replace(part, claims=tuple(claim for claim in part.claims if claim.key not in left_out))
 
 
-def _unclear(state: State, part: commands.Part) -> tuple[State, commands.Part]:
+def _exclude_unclear(
+    state: IterationState, part: commands.ScanResult
+) -> tuple[IterationState, commands.ScanResult]:
     """Leave out the claims whose changes turned out to be unreadable: they get a snapshot."""
-    if part.written.reading.staged:
+    if part.written.reading.is_snapshot:
         return state, part
-    errors = {each.key: part.written.error_of(each.key.tenant) for each in _writing(part.claims)}
-    gone = {key: e.message for key, e in errors.items() if e and e.code == FeedGoneError.code}
-    left = tuple(each for each in part.claims if each.key not in gone)
-    return replace(state, unclear={**state.unclear, **gone}), replace(part, claims=left)
+    errors = {
+        claim.key: part.written.get_error(claim.key.tenant)
+        for claim in _filter_writing(part.claims)
+    }
+    unreadable = {
+        key: error.message
+        for key, error in errors.items()
+        if error and error.code == FeedGoneError.code
+    }
+    readable = tuple(claim for claim in part.claims if claim.key not in unreadable)
+    return replace(state, unclear={**state.unclear, **unreadable}), replace(part, claims=readable)
 
 
-def _checked(state: State, event: commands.Checked) -> Next:
-    """Put the rows in place that are right, and record what failed."""
-    outcomes = [_outcome(state, event, claim) for claim in event.part.claims]
-    wrong = [each for each in outcomes if isinstance(each, Failed)]
-    found = [each for each in outcomes if isinstance(each, Delivery)]
+def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Next:
+    """Put the correct rows in place, and record what failed."""
+    outcomes = [_make_outcome(state, event, claim) for claim in event.part.claims]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, FailedStep)]
+    deliveries = [outcome for outcome in outcomes if isinstance(outcome, PendingCommit)]
     # A watermark that a consumer settled has already moved.
-    settled = event.part.written.settled
+    settled = event.part.written.next_claims
     if settled is not None:
-        claims = tuple(each for each in settled.values() if each is not None)
-        state, following = _moved(state, commands.Moved(tuple(found), claims))
+        claims = tuple(claim for claim in settled.values() if claim is not None)
+        state, following = _handle_moved(state, commands.WatermarksMoved(tuple(deliveries), claims))
     else:
-        # What is moved together ends together.
-        last = tuple(each for each in found if each.claim.last)
-        going = tuple(each for each in found if not each.claim.last)
-        following = tuple(commands.Place(some) for some in (last, going) if some)
-    return state, (*following, *_fail(wrong, event.rebuild))
+        # Watermarks that move together end together.
+        final = tuple(delivery for delivery in deliveries if delivery.claim.last)
+        continuing = tuple(delivery for delivery in deliveries if not delivery.claim.last)
+        following = tuple(commands.PlaceRows(group) for group in (final, continuing) if group)
+    return state, (*following, *_make_fail_command(failures, event.rebuild))
 
 
-def _placed(
-    deliveries: Sequence[Delivery], wrong: Mapping[JobKey, IscpError]
+def _handle_placed(
+    deliveries: Sequence[PendingCommit], errors: Mapping[JobKey, IscpError]
 ) -> tuple[commands.Command, ...]:
-    left = tuple(each for each in deliveries if each.claim.key not in wrong)
-    return (*([commands.Move(left)] if left else []), *_undelivered(deliveries, wrong))
+    remaining = tuple(delivery for delivery in deliveries if delivery.claim.key not in errors)
+    return (
+        *([commands.MoveWatermarks(remaining)] if remaining else []),
+        *_fail_commits(deliveries, errors),
+    )
 
 
-def _moved(state: State, event: commands.Moved) -> Next:
+def _handle_moved(state: IterationState, event: commands.WatermarksMoved) -> Next:
     """Serve what has ended, and record the next steps of the others."""
-    left = [each for each in event.deliveries if each.claim.key not in event.wrong]
-    last = tuple(each for each in left if each.claim.last)
-    told = {each.claim.key: each.told_in_all for each in left if not each.claim.last}
+    remaining = [
+        delivery for delivery in event.deliveries if delivery.claim.key not in event.errors
+    ]
+    final = tuple(delivery for delivery in remaining if delivery.claim.last)
+    reported = {
+        delivery.claim.key: delivery.total_report
+        for delivery in remaining
+        if not delivery.claim.last
+    }
     state = replace(
         state,
-        open={**state.open, **{each.key: each for each in event.claims}},
-        told={**state.told, **told},
+        open={**state.open, **{claim.key: claim for claim in event.claims}},
+        reports={**state.reports, **reported},
     )
     return state, (
-        *([commands.Serve(last)] if last else []),
-        *([commands.Record(event.claims)] if event.claims else []),
-        *_undelivered(event.deliveries, event.wrong, late=True),
+        *([commands.ServeIndex(final)] if final else []),
+        *([commands.RecordSteps(event.claims)] if event.claims else []),
+        *_fail_commits(event.deliveries, event.errors, late=True),
     )
 
 
-def _undelivered(
-    deliveries: Iterable[Delivery], wrong: Mapping[JobKey, IscpError], *, late: bool = False
-) -> tuple[commands.Fail, ...]:
+def _fail_commits(
+    deliveries: Iterable[PendingCommit], errors: Mapping[JobKey, IscpError], *, late: bool = False
+) -> tuple[commands.RecordFailures, ...]:
     """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
     snapshot may have replaced a later one.
     """
-    failed_ = [each for each in deliveries if each.claim.key in wrong]
-    over = [
-        each.claim.key
-        for each in failed_
-        if late and each.replaces and isinstance(wrong[each.claim.key], FenceError)
+    failed = [delivery for delivery in deliveries if delivery.claim.key in errors]
+    rebuild = [
+        delivery.claim.key
+        for delivery in failed
+        if late and delivery.replaces and isinstance(errors[delivery.claim.key], FenceError)
     ]
-    return _fail(
-        [failed(each.claim, wrong[each.claim.key], each.told_in_all) for each in failed_],
-        frozenset(over),
+    return _make_fail_command(
+        [
+            make_failure(delivery.claim, errors[delivery.claim.key], delivery.total_report)
+            for delivery in failed
+        ],
+        frozenset(rebuild),
     )
 
 
-def _outcome(state: State, event: commands.Checked, claim: Claim) -> Outcome:
+def _make_outcome(state: IterationState, event: commands.ScanVerified, claim: Claim) -> Outcome:
     """How the claim's step ended."""
     written, tenant = event.part.written, claim.key.tenant
-    earlier = state.told.get(claim.key, {})
-    passed = event.passed.get(claim.key)
-    wrong, error = event.wrong.get(claim.key), written.error_of(tenant)
-    if isinstance(passed, Failed):
-        return replace(passed, told=together(earlier, passed.told))
+    earlier = state.reports.get(claim.key, {})
+    passed = event.outcomes.get(claim.key)
+    row_error, error = event.errors.get(claim.key), written.get_error(tenant)
+    if isinstance(passed, FailedStep):
+        return replace(passed, reported=merge_facts(earlier, passed.reported))
     if passed is not None:
         return replace(passed, earlier=earlier)
-    if wrong is not None:
-        return failed(claim, wrong, earlier)
+    if row_error is not None:
+        return make_failure(claim, row_error, earlier)
     if error is not None:
-        return failed(claim, error, together(earlier, written.told.get(tenant, {})))
-    return Delivery(claim=_whole(claim, written), written=written, earlier=earlier)
+        return make_failure(claim, error, merge_facts(earlier, written.reports.get(tenant, {})))
+    return PendingCommit(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
 
 
-def _whole(claim: Claim, written: Written) -> Claim:
+def _keep_last_step(claim: Claim, written: WriteResult) -> Claim:
     """Make a snapshot that covers the whole claim its last step."""
     reading = written.reading
-    if claim.last or not reading.staged or reading.range.to.version < claim.range.to.version:
+    if claim.last or not reading.is_snapshot or reading.range.to.version < claim.range.to.version:
         return claim
     return replace(claim, steps=claim.steps[-1:])
 
 
-def _broken(state: State, error: Exception) -> Next:
-    """The claims that are left fail with the error; what was done for some is still told."""
+def _fail_open_claims(state: IterationState, error: Exception) -> Next:
+    """The open claims fail with the error; what was done for some is still reported."""
     code = error.code if isinstance(error, IscpError) else IscpError.code
     text = str(error) if isinstance(error, IscpError) else f"{type(error).__name__}: {error}"
-    told = Error(code=code, message=text)
-    left = tuple(_failed(state, key, told) for key in state.open)
-    cut = tuple(each for each in left if each.told)
-    return State(), (*_fail(left), *([commands.Give(cut)] if cut else []))
+    reason = ErrorDetail(code=code, message=text)
+    failures = tuple(_make_failure(state, key, reason) for key in state.open)
+    reported = tuple(failure for failure in failures if failure.reported)
+    return IterationState(), (
+        *_make_fail_command(failures),
+        *([commands.ReturnOutcomes(reported)] if reported else []),
+    )
 
 
-def _failed(state: State, key: JobKey, error: IscpError | Error) -> Failed:
+def _make_failure(state: IterationState, key: JobKey, error: IscpError | ErrorDetail) -> FailedStep:
     """The claim's failure, with what was done in earlier steps."""
-    return failed(state.open[key], error, state.told.get(key, {}))
+    return make_failure(state.open[key], error, state.reports.get(key, {}))
 
 
-def _fail(
-    wrong: Iterable[Failed], rebuild: frozenset[JobKey] = frozenset()
-) -> tuple[commands.Fail, ...]:
-    failures = tuple(wrong)
-    return (commands.Fail(failures, rebuild=rebuild),) if failures else ()
+def _make_fail_command(
+    failed: Iterable[FailedStep], rebuild: frozenset[JobKey] = frozenset()
+) -> tuple[commands.RecordFailures, ...]:
+    failures = tuple(failed)
+    return (commands.RecordFailures(failures, rebuild=rebuild),) if failures else ()
 
 
-def _writing(claims: Iterable[Claim]) -> list[Claim]:
+def _filter_writing(claims: Iterable[Claim]) -> list[Claim]:
     return [claim for claim in claims if claim.step.action in WRITES]
 
 
-def by_job(claims: Iterable[Claim]) -> dict[str, commands.Claims]:
+def group_by_job(claims: Iterable[Claim]) -> dict[str, commands.Claims]:
     """The claims by job name; tenants of one name share a table."""
-    found: dict[str, list[Claim]] = {}
+    by_job: dict[str, list[Claim]] = {}
     for claim in claims:
-        found.setdefault(claim.key.job_name, []).append(claim)
-    return {job: tuple(members) for job, members in found.items()}
+        by_job.setdefault(claim.key.job_name, []).append(claim)
+    return {job: tuple(members) for job, members in by_job.items()}

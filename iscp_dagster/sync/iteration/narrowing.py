@@ -14,9 +14,9 @@ from zlib import crc32
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.portions import halves
-from iscp_dagster.sync.iteration.outcomes import Error
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.model.portions import split_into_halves
+from iscp_dagster.sync.iteration.outcomes import ErrorDetail
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 TENANTS_TRIED = 8
 """How many tenants in a row must each fail alone before the failure is taken to concern all."""
@@ -29,74 +29,75 @@ class UntriedError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ScanGroup:
     """Claims to scan together."""
 
-    reading: Reading
+    reading: ReadRequest
     claims: tuple[Claim, ...]
-    failed: Mapping[str, Error] = field(default_factory=dict)
-    """By job name, how they failed together: scan smaller sets instead."""
+    errors: Mapping[str, ErrorDetail] = field(default_factory=dict)
+    """By job name, the error with which these claims failed together; if there is any, the group is
+    split, not scanned."""
 
 
-Known = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
-"""By job name and kind of reading, whether each scan succeeded, in order; scans in which several
-tenants failed together tell nothing."""
+ScanHistory = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
+"""By job name and kind of reading, whether each scan succeeded, in order; without scans in which
+several tenants failed together."""
 
 
-def learned(known: Known, trial: Trial, job: str, *, served: bool) -> Known:
-    """What is known once a scan ended: for all its tenants if `served`, else for its only one."""
-    about = _about(trial, job)
-    return {**known, about: (*known.get(about, ()), served)}
+def record_scan(history: ScanHistory, trial: ScanGroup, job: str, *, served: bool) -> ScanHistory:
+    """The history with a scan: of all its tenants if `served`, else of its only one."""
+    key = _get_history_key(trial, job)
+    return {**history, key: (*history.get(key, ()), served)}
 
 
-def narrowed(known: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
+def split_group(history: ScanHistory, trial: ScanGroup) -> tuple[list[ScanGroup], list[Claim]]:
     """The smaller trials to make of a failed one, and the claims that are given up."""
-    left = [each for each in trial.claims if not _hopeless(known, trial, each)]
-    given_up = [each for each in trial.claims if _hopeless(known, trial, each)]
-    served = all(any(_of(known, trial, each)) for each in left)
-    ordered = sorted(tenants_of(left), key=lambda tenant: _place(left[0], tenant))
-    first = set(halves(ordered)[0] if served and ordered else ordered[:1])
-    begun = replace(trial, claims=_among(left, first), failed={})
-    rest = replace(trial, claims=_among(left, set(ordered) - first))
+    remaining = [claim for claim in trial.claims if not _is_hopeless(history, trial, claim)]
+    given_up = [claim for claim in trial.claims if _is_hopeless(history, trial, claim)]
+    served = all(any(_get_results(history, trial, claim)) for claim in remaining)
+    ordered = sorted(get_tenants(remaining), key=lambda tenant: _rank_tenant(remaining[0], tenant))
+    first = set(split_into_halves(ordered)[0] if served and ordered else ordered[:1])
+    first_trial = replace(trial, claims=_filter_claims(remaining, first), errors={})
+    last_trial = replace(trial, claims=_filter_claims(remaining, set(ordered) - first))
     if served or len(ordered) - len(first) == 1:
-        rest = replace(rest, failed={})
-    return [each for each in (begun, rest) if each.claims], given_up
+        last_trial = replace(last_trial, errors={})
+    return [smaller for smaller in (first_trial, last_trial) if smaller.claims], given_up
 
 
-def untried(claim: Claim, error: Error) -> UntriedError:
-    """Why the claim fails for now: `error` is that of a set of tenants.
+def make_untried_error(claim: Claim, error: ErrorDetail) -> UntriedError:
+    """Why the claim fails for now: `error` belongs to a set of tenants.
 
     It has only the error's code, since the text may name a key of another tenant.
     """
     return UntriedError(
         f"Job {claim.key} failed together with other tenants (code {error.code}), and was not "
         f"tried alone, because {TENANTS_TRIED} tenants in a row failed alone. It is retried "
-        "automatically; correct what the errors of the table's other jobs name."
+        "automatically; correct the causes that the table's other jobs report."
     )
 
 
-def tenants_of(claims: Collection[Claim]) -> frozenset[str]:
+def get_tenants(claims: Collection[Claim]) -> frozenset[str]:
     """The tenants of the claims."""
     return frozenset(claim.key.tenant for claim in claims)
 
 
-def _hopeless(known: Known, trial: Trial, claim: Claim) -> bool:
-    told = _of(known, trial, claim)[-TENANTS_TRIED:]
-    return len(told) == TENANTS_TRIED and not any(told)
+def _is_hopeless(history: ScanHistory, trial: ScanGroup, claim: Claim) -> bool:
+    results = _get_results(history, trial, claim)[-TENANTS_TRIED:]
+    return len(results) == TENANTS_TRIED and not any(results)
 
 
-def _of(known: Known, trial: Trial, claim: Claim) -> Sequence[bool]:
-    return known.get(_about(trial, claim.key.job_name), ())
+def _get_results(history: ScanHistory, trial: ScanGroup, claim: Claim) -> Sequence[bool]:
+    return history.get(_get_history_key(trial, claim.key.job_name), ())
 
 
-def _about(trial: Trial, job: str) -> tuple[str, ReadKind]:
+def _get_history_key(trial: ScanGroup, job: str) -> tuple[str, ReadKind]:
     return job, trial.reading.plan.kind
 
 
-def _among(claims: Sequence[Claim], tenants: Collection[str]) -> tuple[Claim, ...]:
+def _filter_claims(claims: Sequence[Claim], tenants: Collection[str]) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim.key.tenant in tenants)
 
 
-def _place(claim: Claim, tenant: str) -> int:
+def _rank_tenant(claim: Claim, tenant: str) -> int:
     """The tenant's place in the run's order, which is as good as random."""
     return crc32(f"{claim.run_id} {tenant}".encode())

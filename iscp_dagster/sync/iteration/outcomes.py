@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.joblog.iterations import Claim, Done, Failed
+from iscp_dagster.joblog.iterations import Claim, FailedStep, WrittenStep
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers.protocol import Told, together
+from iscp_dagster.model.consumers.protocol import ConsumerReport, merge_facts
 from iscp_dagster.model.errors import TEMPORARY, FeedGoneError, IscpError, UnreadableError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 if TYPE_CHECKING:
     from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -25,65 +25,65 @@ ONE_AT_FAULT = frozenset({FeedGoneError.code, UnreadableError.code, OvertakenErr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Error:
+class ErrorDetail:
     """The code and message of an IscpError."""
 
     code: int
     message: str
 
     @classmethod
-    def of(cls, error: IscpError) -> Error:
+    def from_error(cls, error: IscpError) -> ErrorDetail:
         return cls(code=error.code, message=str(error))
 
     @property
-    def unsure(self) -> bool:
+    def tenant_may_be_cause(self) -> bool:
         """Whether one tenant may be the cause, and not a service."""
         return self.code not in TEMPORARY or self.code in ONE_AT_FAULT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WriteResult:
     """What a scan read, and wrote for one job name's tenants; counts are by tenant."""
 
-    reading: Reading
+    reading: ReadRequest
     store: IndexStore | None = None
     """The index's tables, the staging table among them; None for any other consumer."""
     inserted: Mapping[str, int] = field(default_factory=dict)
     deleted: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
-    told: Mapping[str, Told] = field(default_factory=dict)
+    reports: Mapping[str, ConsumerReport] = field(default_factory=dict)
     """By tenant, what the consumer reported besides rows."""
-    stopped: Mapping[str, Error] = field(default_factory=dict)
+    tenant_errors: Mapping[str, ErrorDetail] = field(default_factory=dict)
     """The tenants that failed by themselves."""
     chunks: int = 0
     write_seconds: float = 0.0
     seconds: float = 0.0
     """Duration of the whole scan, the same for all its jobs."""
-    error: Error | None = None
+    error: ErrorDetail | None = None
     """Why it failed for all other tenants."""
-    unsure: bool = False
+    tenant_may_be_cause: bool = False
     """Whether one of these may have caused the error."""
-    again: bool = False
+    resent: bool = False
     """Whether rows were sent more than once."""
-    settled: Mapping[JobKey, Claim | None] | None = None
+    next_claims: Mapping[JobKey, Claim | None] | None = None
     """Where the consumer moved the watermarks itself: the claims of the next steps, None after the
     last one.
     """
 
-    def error_of(self, tenant: str) -> Error | None:
-        """Why the tenant's part failed; None where it did not."""
-        return self.stopped.get(tenant) or self.error
+    def get_error(self, tenant: str) -> ErrorDetail | None:
+        """Why the tenant's part failed; None if it did not."""
+        return self.tenant_errors.get(tenant) or self.error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class PendingCommit:
     """One job's rows as a scan wrote them; they count once published."""
 
     claim: Claim
-    written: Written
+    written: WriteResult
     published: datetime | None = None
     """When the watermark moved; None before."""
-    earlier: Told = field(default_factory=dict)
+    earlier: ConsumerReport = field(default_factory=dict)
     """What the consumer reported of the claim's earlier steps."""
 
     @property
@@ -104,7 +104,7 @@ class Delivery:
 
     @property
     def replaces(self) -> bool:
-        """Whether its rows are staged, to replace those of the tenant."""
+        """Whether its rows are staged, to replace the tenant's rows."""
         return self.plan.kind is ReadKind.SNAPSHOT and self.store is not None
 
     @property
@@ -129,18 +129,18 @@ class Delivery:
         return self.written.bytes.get(self.tenant, 0)
 
     @property
-    def told(self) -> Told:
+    def report(self) -> ConsumerReport:
         """What the consumer reported besides rows."""
-        return self.written.told.get(self.tenant, {})
+        return self.written.reports.get(self.tenant, {})
 
     @property
-    def told_in_all(self) -> Told:
-        """The same of all steps so far."""
-        return together(self.earlier, self.told)
+    def total_report(self) -> ConsumerReport:
+        """What the consumer reported in all steps so far."""
+        return merge_facts(self.earlier, self.report)
 
     @property
     def gap(self) -> str:
-        """The versions whose changes its history will not have, and why; empty: there are none."""
+        """The versions whose changes its history will lack, and why; empty: none."""
         return self.written.reading.gap
 
     @property
@@ -149,17 +149,19 @@ class Delivery:
         return self.to.version
 
     @property
-    def done(self) -> Done:
+    def done(self) -> WrittenStep:
         """The claim as done, with the counts that the job's status keeps."""
         counts = {"inserted": self.inserted, "deleted": self.deleted, "bytes": self.bytes}
-        told = {name: each for name, each in self.told.items() if isinstance(each, int)}
-        return Done(claim=self.claim, to=self.to, counts=counts | told)
+        reported = {name: value for name, value in self.report.items() if isinstance(value, int)}
+        return WrittenStep(claim=self.claim, to=self.to, counts=counts | reported)
 
 
-Outcome = Delivery | Failed
+Outcome = PendingCommit | FailedStep
 
 
-def failed(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:
-    """The claim, failed with this error; `told` is what its consumer did all the same."""
-    message = error.message if isinstance(error, Error) else str(error)
-    return Failed(claim=claim, code=error.code, message=message, told=told or {})
+def make_failure(
+    claim: Claim, error: IscpError | ErrorDetail, reported: ConsumerReport | None = None
+) -> FailedStep:
+    """The claim, failed with this error; `reported` is what its consumer did nevertheless."""
+    message = error.message if isinstance(error, ErrorDetail) else str(error)
+    return FailedStep(claim=claim, code=error.code, message=message, reported=reported or {})

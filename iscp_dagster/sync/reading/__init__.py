@@ -1,1 +1,1 @@
-"""What iterations read: how much at once, and the changes of views as image rows."""
+"""How iterations read: how much at once, and the changes of views as image rows."""

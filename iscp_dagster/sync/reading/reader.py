@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.types.nulls import REFUSE, has_parts, null_rule
+from iscp_dagster.clickhouse.types.nulls import REFUSE, get_null_rule, is_composite
 from iscp_dagster.clickhouse.write.chunks import (
     FEWEST_TASKS,
     MOST_CHUNKS,
     MOST_TASKS,
     ROWS_PER_CHUNK,
-    chunks_per_task,
+    compute_chunks_per_task,
 )
 from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
 from iscp_dagster.delta import transitions as delta_transitions
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
-from iscp_dagster.delta.failures import reading
-from iscp_dagster.delta.feed import read_range
+from iscp_dagster.delta.failures import wrap_spark_errors
+from iscp_dagster.delta.feed import plan_read
 from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.plans import ReadKind, ReadPlan, by_plan, read_as
+from iscp_dagster.delta.plans import ReadKind, ReadPlan, group_by_plan, select_tenants
 from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
-from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
+from iscp_dagster.model.consumers.kinds import get_consumer_kind, is_index
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable
@@ -41,27 +41,27 @@ from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.spark.columns import Mapped, spark_schema
+from iscp_dagster.spark.columns import Mapped, to_spark_schema
 from iscp_dagster.spark.session import count_cores
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.executors.rows import as_they_are
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.executors.rows import pass_through
+from iscp_dagster.sync.reading.readings import ReadRequest
 from iscp_dagster.sync.reading.transitions import (
     check_timestamps,
-    columns_of_images,
-    transitions_of,
+    get_transitions,
+    list_image_columns,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_BYTES = 32 * 1024 * 1024
-"""Ranges and tenants of fewer bytes in the lake than this are read in one task; a task of a larger
-range reads about as many."""
+"""Ranges and tenants with fewer bytes in the lake are read in one task; a task of a larger range
+reads about as many."""
 MOST_ROWS = 500_000
 """The most changes that one task holds in memory; Spark sorts more."""
 FEW_BYTES, FEW_ROWS = 1024 * 1024, 20_000
-"""Changes of a view that the run itself reads from the lake; more are read by Spark."""
+"""The most changes of a view that the run itself reads from the lake; Spark reads more."""
 MOST_SENT = 1_000_000
 """The most bytes of rows that Spark gets with a request; it would keep larger ones."""
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -76,31 +76,31 @@ MOST_TASKS_OF_IMAGES = 10
 """As each may write MOST_CHUNKS: ClickHouse remembers the tokens of all of them together."""
 
 
-def may_be_partial(record: BatchRecord) -> bool:
+def can_be_partial(record: BatchRecord) -> bool:
     """Whether a run may have died after it wrote some of the batch to the served table."""
     staged = record.range.initial or bool(record.layout.get(SNAPSHOT, False))
     return record.phase is Phase.BEFORE and not staged
 
 
-def new_build() -> str:
+def make_build_name() -> str:
     """A name that no other batch has."""
     return secrets.token_hex(8)
 
 
-def rows_per_chunk(reading: Reading) -> int:
+def get_rows_per_chunk(reading: ReadRequest) -> int:
     """The rows of each chunk but the last, as recorded with the batch."""
     return int(reading.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
 
 
-def most_chunks(reading: Reading) -> int:
+def get_max_chunks(reading: ReadRequest) -> int:
     """The most chunks of changes of one task."""
     if reading.transitions is not None:
-        # A tenant's images are in one task, and what is not read as changes is a gap.
+        # A tenant's images are in one task, and changes read as a snapshot leave a gap.
         return MOST_CHUNKS
-    return chunks_per_task(int(reading.layout.get(PARTITIONS, 1)))
+    return compute_chunks_per_task(int(reading.layout.get(PARTITIONS, 1)))
 
 
-def build_of(reading: Reading) -> str:
+def build_of(reading: ReadRequest) -> str:
     """The batch's name, which is part of its chunks' tokens."""
     return str(reading.layout.get("build", ""))
 
@@ -110,28 +110,30 @@ class MappedFrame:
     """A frame, and the function that turns its batches into rows in the executors."""
 
     frame: Any
-    unpack: Mapped = as_they_are
+    unpack: Mapped = pass_through
     names: tuple[str, ...] | None = None
     """The frame's columns; None: Spark knows them."""
     few: bool = False
     """Whether the run itself takes the rows, since that is less work than a task in Python."""
 
 
-def _earlier(given_again: Mapping[str, str], tenants: frozenset[str]) -> str:
-    """Why some of the tenants cannot be read as changes; empty: all can."""
-    for column in sorted(given_again[tenant] for tenant in tenants & given_again.keys()):
+def _explain_readded(readded: Mapping[str, str], tenants: frozenset[str]) -> str:
+    """Why some of the tenants' changes cannot be read; empty: all can."""
+    for column in sorted(readded[tenant] for tenant in tenants & readded.keys()):
         return f"column {column!r} was added again, and rows have its earlier values"
     return ""
 
 
-def _numbers(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedFrame:
-    """One number per task, which tells the task what to read."""
-    # With its schema given, pyspark does not ask Spark for it.
-    return MappedFrame(spark.range(0, tasks, 1, tasks).to(spark_schema(NUMBERS)), unpack, ("id",))
+def _make_task_frame(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedFrame:
+    """One number per task, by which the task finds what to read."""
+    # With a schema, pyspark does not request it from Spark.
+    return MappedFrame(
+        spark.range(0, tasks, 1, tasks).to(to_spark_schema(NUMBERS)), unpack, ("id",)
+    )
 
 
 @dataclass(frozen=True)
-class Reader:
+class SourceReader:
     """Reads the tenants' rows of `source`."""
 
     deployment: Deployment
@@ -141,179 +143,193 @@ class Reader:
     consumers: tuple[ConsumerInfo, ...] = ()
     """The consumers of the jobs that take part."""
 
-    def schema(self, version: int) -> tuple[DeltaField, ...]:
+    def get_schema(self, version: int) -> tuple[DeltaField, ...]:
         """The table's columns as of `version`."""
-        return self.delta_log.facts(version).fields
+        return self.delta_log.get_facts(version).fields
 
-    def plans(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
-        """Every plan, with its tenants: changes where the table still holds theirs, else a
-        snapshot; says why.
+    def plan_tenants(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
+        """Every plan, with its tenants and the reason: changes if the table still has them, else a
+        snapshot.
 
         Raises SourceError, KeyColumnError for a table that cannot be read as declared.
         """
         check_source(
-            self.delta_log, keys=self.source.keys, columns=self._carried(range_.to.version)
+            self.delta_log,
+            keys=self.source.keys,
+            columns=self._list_read_columns(range_.to.version),
         )
-        given_again = cache(lambda: self._given_again(range_))
-        return by_plan(self.tenants, lambda tenants: self._plan(range_, tenants, given_again))
+        find_readded = cache(lambda: self._find_readded(range_))
+        return group_by_plan(
+            self.tenants, lambda tenants: self._plan_read(range_, tenants, find_readded)
+        )
 
-    def _plan(
-        self, range_: Range, tenants: frozenset[str], given_again: Callable[[], Mapping[str, str]]
+    def _plan_read(
+        self, range_: Range, tenants: frozenset[str], find_readded: Callable[[], Mapping[str, str]]
     ) -> ReadPlan:
-        plan = self._range_plan(range_, tenants)
+        plan = self._plan_range(range_, tenants)
         if plan.kind is ReadKind.SNAPSHOT:
             return plan
-        if reason := self._filled_by_none(range_) or _earlier(given_again(), tenants):
+        if reason := self._explain_not_null(range_) or _explain_readded(find_readded(), tenants):
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         after, upto = range_.from_.version, range_.to.version
-        if not self.source.keys and not self.delta_log.only_adds(after, upto, tenants):
+        if not self.source.keys and not self.delta_log.has_only_adds(after, upto, tenants):
             reason = "rows of an append-only index were changed or deleted"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return plan
 
-    def _range_plan(self, range_: Range, tenants: frozenset[str]) -> ReadPlan:
+    def _plan_range(self, range_: Range, tenants: frozenset[str]) -> ReadPlan:
         after = range_.from_
         # Not in an object store: it takes requests, and the look that found the range did it.
-        if self.delta_log.files.local and not self.delta_log.has(after):
+        if self.delta_log.files.local and not self.delta_log.has_moment(after):
             reason = f"commit {after.version} of the table is not the one that was last followed"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
-        return read_range(self.delta_log, after.version, range_.to.version, tenants)
+        return plan_read(self.delta_log, after.version, range_.to.version, tenants)
 
-    def _carried(self, version: int) -> list[str]:
-        """The columns that some consumer gets, of those that the latest version still has."""
-        latest = {field.name for field in self.delta_log.facts().fields}
-        names = [field.name for field in self.schema(version) if field.name in latest]
-        wanted = {self.source.tenant, *self.source.keys}
+    def _list_read_columns(self, version: int) -> list[str]:
+        """The columns that some consumer gets and that the latest version still has."""
+        latest = {field.name for field in self.delta_log.get_facts().fields}
+        names = [field.name for field in self.get_schema(version) if field.name in latest]
+        read_columns = {self.source.tenant, *self.source.keys}
         for info in self.consumers:
-            # A consumer that asks for a missing column fails on its own.
+            # A consumer that needs a missing column fails on its own.
             with suppress(ConfigError):
-                wanted |= set(self.columns(info, version))
-        return [name for name in names if name in wanted]
+                read_columns |= set(self.list_columns(info, version))
+        return [name for name in names if name in read_columns]
 
-    def _filled_by_none(self, range_: Range) -> str:
+    def _explain_not_null(self, range_: Range) -> str:
         """Why unchanged rows would not be null in an added column; empty: they would.
 
-        It concerns indexes alone.
+        It concerns only indexes.
         """
         if self.consumers and not any(map(is_index, self.consumers)):
             return ""
-        for each in self._gained(range_):
-            if not all(self._adds_nulls(info, each) for info in self.consumers):
-                return f"column {each.name!r} was added, and ClickHouse has no null for old rows"
+        for column in self._list_added_columns(range_):
+            if not all(self._is_null_for_old_rows(info, column) for info in self.consumers):
+                return f"column {column.name!r} was added, and ClickHouse has no null for old rows"
         return ""
 
-    def _adds_nulls(self, info: ConsumerInfo, added: DeltaField) -> bool:
-        """Whether rows from before the column was added have in an index what stands for null."""
-        if not has_parts(added.type) or not is_index(info):
+    def _is_null_for_old_rows(self, info: ConsumerInfo, column: DeltaField) -> bool:
+        """Whether an index has null, or its substitute, for rows from before the column."""
+        if not is_composite(column.type) or not is_index(info):
             return True
-        # An index that cannot be had fails on its own.
+        # An index that cannot be loaded fails on its own.
         with suppress(IscpError):
-            index = index_of(self.source, info)
-            own = added.name in index.types or added.name in index.needed_columns
-            return not own and null_rule(self.source, index, added.name) != REFUSE
+            index = resolve_index(self.source, info)
+            declared = column.name in index.types or column.name in index.needed_columns
+            return not declared and get_null_rule(self.source, index, column.name) != REFUSE
         return True
 
-    def _given_again(self, range_: Range) -> Mapping[str, str]:
+    def _find_readded(self, range_: Range) -> Mapping[str, str]:
         """By tenant, a column added in the range that an index has earlier values of."""
-        found: dict[str, str] = {}
+        columns: dict[str, str] = {}
         for info in filter(is_index, self.consumers):
-            # An index that does not answer fails on its own, in `refused_kept`.
+            # An index that does not answer fails on its own, in `find_readd_errors`.
             with suppress(IscpError):
-                found |= self._kept(info, range_)
-        return found
+                columns |= self._find_kept_columns(info, range_)
+        return columns
 
-    def unrepeatable(self, range_: Range, to: Moment) -> frozenset[str]:
+    def find_unrepeatable(self, range_: Range, to: Moment) -> frozenset[str]:
         """The tenants whose changes in `range_` can no longer be read, while later ones up to `to`
-        can. Raises as `plans` does.
+        can. Raises like `plan_tenants`.
 
         The others can be read as before, or are due for a snapshot anyway.
         """
-        plans = by_plan(self.tenants, lambda tenants: self._range_plan(range_, tenants))
-        gone = read_as(ReadKind.SNAPSHOT, plans)
-        if not gone or range_.to.version >= to.version:
-            return gone
+        plans = group_by_plan(self.tenants, lambda tenants: self._plan_range(range_, tenants))
+        unreadable = select_tenants(ReadKind.SNAPSHOT, plans)
+        if not unreadable or range_.to.version >= to.version:
+            return unreadable
         rest = Range(from_=range_.to, to=to)
-        return read_as(ReadKind.TAIL, replace(self, tenants=gone).plans(rest))
+        return select_tenants(ReadKind.TAIL, replace(self, tenants=unreadable).plan_tenants(rest))
 
-    def refused_kept(self, info: ConsumerInfo, range_: Range) -> Mapping[str, UnavailableError]:
-        """The tenants whose changes add a column in which the index has their earlier values.
+    def find_readd_errors(
+        self, info: ConsumerInfo, range_: Range
+    ) -> Mapping[str, UnavailableError]:
+        """Errors of the tenants whose changes add a column that has earlier values in the index.
 
         The index did not answer when the reading was planned.
         """
         return {
             tenant: UnavailableError(
-                f"Index {self.source.name}/{info.job} has values of an earlier column {kept!r}; "
+                f"Index {self.source.name}/{info.job} has values of an earlier column {column!r}; "
                 "the next iteration builds it from a snapshot."
             )
-            for tenant, kept in self._kept(info, range_).items()
+            for tenant, column in self._find_kept_columns(info, range_).items()
         }
 
-    def _kept(self, info: ConsumerInfo, range_: Range) -> Mapping[str, str]:
+    def _find_kept_columns(self, info: ConsumerInfo, range_: Range) -> Mapping[str, str]:
         if info.type == CHANGES:
-            # What its rows had in an earlier column is what they had.
+            # Its rows keep the values that they had in an earlier column.
             return {}
-        gained = [each.name for each in self._gained(range_)]
-        return self.store(info, range_.to.version).kept(gained, self.tenants) if gained else {}
+        added = [column.name for column in self._list_added_columns(range_)]
+        return (
+            self.store(info, range_.to.version).find_filled_columns(added, self.tenants)
+            if added
+            else {}
+        )
 
-    def _gained(self, range_: Range) -> list[DeltaField]:
-        """The columns added within the range, also those with the name of an earlier one."""
-        before = {each.physical for each in self.schema(range_.from_.version)}
-        return [f for f in self.schema(range_.to.version) if f.physical not in before]
+    def _list_added_columns(self, range_: Range) -> list[DeltaField]:
+        """The columns added within the range, even with the name of an earlier one."""
+        earlier = {column.physical for column in self.get_schema(range_.from_.version)}
+        return [
+            column
+            for column in self.get_schema(range_.to.version)
+            if column.physical not in earlier
+        ]
 
-    def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
+    def list_columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
         """The columns that a consumer gets, the source's in its order. Raises ConfigError."""
-        available = [field.name for field in self.schema(version)]
-        transitions = transitions_of(self.source, info)
+        available = [field.name for field in self.get_schema(version)]
+        transitions = get_transitions(self.source, info)
         if transitions is not None:
-            return columns_of_images(self.source, info, transitions, available)
-        return consumer_kind(info.type).columns(self.source, info, available)
+            return list_image_columns(self.source, info, transitions, available)
+        return get_consumer_kind(info.type).list_columns(self.source, info, available)
 
     def store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
-        index, schema = index_of(self.source, info), self.schema(version)
+        index, schema = resolve_index(self.source, info), self.get_schema(version)
         calculated = None
         if index.transitions is not None:
-            calculated = self.calculated(info, index.transitions, version)
-        store = self.deployment.store
+            calculated = self.get_view_columns(info, index.transitions, version)
+        store = self.deployment.make_index_store
         return store(self.source, index, schema, info.generation, calculated=calculated)
 
     def index_store(self, info: ConsumerInfo, version: int) -> IndexStore | None:
         """The same, but None for a consumer that keeps no index."""
         return self.store(info, version) if is_index(info) else None
 
-    def calculated(
+    def get_view_columns(
         self, info: ConsumerInfo, transitions: Transitions, version: int
     ) -> Sequence[DeltaField]:
         """The view's own columns. Raises ConfigError for expressions that cannot be used."""
         owner = f"Job {self.source.name}/{info.job}"
-        return self.deployment.calculated(owner, self.schema(version), transitions)
+        return self.deployment.analyze_view_columns(owner, self.get_schema(version), transitions)
 
-    def check_images(self, info: ConsumerInfo, wanted: Reading) -> None:
-        """Refuse to read image rows that would have no time, or of what cannot be evaluated.
+    def check_images(self, info: ConsumerInfo, reading: ReadRequest) -> None:
+        """Refuse to read image rows that would have no time, or that cannot be evaluated.
 
         Raises SourceError and ConfigError.
         """
-        transitions = transitions_of(self.source, info)
+        transitions = get_transitions(self.source, info)
         if transitions is not None:
-            check_timestamps(self.delta_log, wanted.range, staged=wanted.staged)
-            self.calculated(info, transitions, wanted.range.to.version)
+            check_timestamps(self.delta_log, reading.range, staged=reading.is_snapshot)
+            self.get_view_columns(info, transitions, reading.range.to.version)
 
-    def layout(self, range_: Range) -> Layout:
+    def plan_layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut into chunks; a replay must cut them the same way."""
         layout: dict[str, Any] = {
             "rows_per_chunk": ROWS_PER_CHUNK,
-            "build": new_build(),
+            "build": make_build_name(),
         }
         # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
             # The latest version first: the table opened for it serves the earlier ones too.
-            self.delta_log.latest()
+            self.delta_log.get_latest_moment()
             if not range_.initial:
-                layout[PARTITIONS] = self._new_tasks(range_)
+                layout[PARTITIONS] = self._count_new_tasks(range_)
         return layout
 
-    def snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
-        """By tenant, the layouts of those that are read as a snapshot; `layout` is the others'.
+    def plan_snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
+        """By tenant, the layouts of tenants read as a snapshot; `layout` is the others'.
 
         They record that a run that dies leaves nothing in the served table.
         """
@@ -322,83 +338,102 @@ class Reader:
             return {}
         # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
-            whole = {**layout, SNAPSHOT: True}
-            return dict.fromkeys(read_as(ReadKind.SNAPSHOT, self.plans(range_)), whole)
+            snapshot_layout = {**layout, SNAPSHOT: True}
+            return dict.fromkeys(
+                select_tenants(ReadKind.SNAPSHOT, self.plan_tenants(range_)), snapshot_layout
+            )
         return {}
 
-    def rows(
-        self, spark: SparkSession, wanted: Reading, columns: Sequence[str], *, through_spark: bool
+    def make_frame(
+        self,
+        spark: SparkSession,
+        reading: ReadRequest,
+        columns: Sequence[str],
+        *,
+        through_spark: bool,
     ) -> MappedFrame:
-        """The rows of the range; changes with the system columns, a snapshot without.
+        """The rows of the range; changes have the system columns, a snapshot does not.
 
         With `through_spark`, Spark reads even files that the tasks could read themselves.
         """
-        plan, range_ = wanted.plan, wanted.range
-        if wanted.transitions is not None:
-            return self._images(spark, wanted, wanted.transitions, through_spark=through_spark)
+        plan, range_ = reading.plan, reading.range
+        if reading.transitions is not None:
+            return self._make_image_frame(
+                spark, reading, reading.transitions, through_spark=through_spark
+            )
         if plan.kind is ReadKind.SNAPSHOT:
-            return self._snapshot(spark, range_.to, columns, through_spark=through_spark)
-        selection = self._selection(columns, range_.to.version)
-        partitions = self._recorded_tasks(wanted)
-        direct = self._feed(range_, selection) if partitions == 1 else None
-        if direct is not None and not through_spark:
-            return _numbers(spark, 1, direct.rows)
+            return self._make_snapshot_frame(spark, range_.to, columns, through_spark=through_spark)
+        selection = self._make_selection(columns, range_.to.version)
+        partitions = self._get_recorded_tasks(reading)
+        feed_scan = self._plan_feed(range_, selection) if partitions == 1 else None
+        if feed_scan is not None and not through_spark:
+            return _make_task_frame(spark, 1, feed_scan.read_batches)
         return MappedFrame(
-            delta_reader.changes(spark, selection, range_.from_, range_.to, partitions=partitions)
+            delta_reader.read_changes(
+                spark, selection, range_.from_, range_.to, partitions=partitions
+            )
         )
 
-    def _images(
+    def _make_image_frame(
         self,
         spark: SparkSession,
-        wanted: Reading,
+        reading: ReadRequest,
         transitions: Transitions,
         *,
         through_spark: bool,
     ) -> MappedFrame:
         """The image rows of the range, or the rows with which a history begins."""
-        range_, at = wanted.range, wanted.range.to
-        schema = self.schema(at.version)
-        read = ViewRead.of(
-            self._selection((), at.version),
+        range_, end = reading.range, reading.range.to
+        schema = self.get_schema(end.version)
+        read = ViewRead.from_schema(
+            self._make_selection((), end.version),
             schema,
             transitions,
-            self.deployment.calculated(self.source.name, schema, transitions),
+            self.deployment.analyze_view_columns(self.source.name, schema, transitions),
         )
-        if wanted.staged:
-            files = self.delta_log.data_files(at.version, self.tenants)
-            small = sum(each.bytes for each in files) < SMALL_BYTES
-            frame = delta_transitions.base(spark, read, at).drop(*CHANGE_COLUMNS)
-            return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
-        partitions = min(self._recorded_tasks(wanted), MOST_TASKS_OF_IMAGES)
-        rows = None if through_spark or partitions > 1 else self._few(range_, read.selection)
+        if reading.is_snapshot:
+            files = self.delta_log.list_data_files(end.version, self.tenants)
+            is_small = sum(file.bytes for file in files) < SMALL_BYTES
+            frame = delta_transitions.read_base(spark, read, end).drop(*CHANGE_COLUMNS)
+            return MappedFrame(
+                frame.coalesce(1) if is_small else frame, names=tuple(read.base_columns)
+            )
+        partitions = min(self._get_recorded_tasks(reading), MOST_TASKS_OF_IMAGES)
+        rows = (
+            None if through_spark or partitions > 1 else self._read_few_rows(range_, read.selection)
+        )
         if rows is not None:
-            frame = delta_transitions.images_of(spark, read, rows)
-            return MappedFrame(frame, names=tuple(read.imaged), few=True)
-        frame = delta_transitions.images(spark, read, range_.from_, at, partitions=partitions)
-        return MappedFrame(frame, names=tuple(read.imaged))
+            frame = delta_transitions.build_images(spark, read, rows)
+            return MappedFrame(frame, names=tuple(read.image_columns), few=True)
+        frame = delta_transitions.read_images(spark, read, range_.from_, end, partitions=partitions)
+        return MappedFrame(frame, names=tuple(read.image_columns))
 
-    def _few(self, range_: Range, selection: delta_reader.Selection) -> pa.Table | None:
-        """The feed's rows; None where Spark must read them, or there are too many."""
-        feed = self._feed_files(range_, FEW_ROWS, FEW_BYTES)
+    def _read_few_rows(
+        self, range_: Range, selection: delta_reader.TableSelection
+    ) -> pa.Table | None:
+        """The feed's rows; None if Spark must read them, or there are too many."""
+        feed = self._list_feed_files(range_, FEW_ROWS, FEW_BYTES)
         if not feed:
             return None
-        found = feedscan.plan_rows(
+        scan = feedscan.plan_rows(
             self.delta_log.location,
-            self.delta_log.facts(range_.to.version),
+            self.delta_log.get_facts(range_.to.version),
             feed,
             selection.output,
             selection.tenant_column,
         )
-        return None if found is None else found.few(MOST_SENT)
+        return None if scan is None else scan.read_if_small(MOST_SENT)
 
-    def _feed(self, range_: Range, selection: delta_reader.Selection) -> feedscan.FeedScan | None:
-        """How one task reads the changes itself; None where Spark must, or there are too many."""
-        feed = None if selection.folded else self._feed_files(range_, MOST_ROWS, SMALL_BYTES)
+    def _plan_feed(
+        self, range_: Range, selection: delta_reader.TableSelection
+    ) -> feedscan.FeedScan | None:
+        """How one task reads the changes itself; None if Spark must, or there are too many."""
+        feed = None if selection.folded else self._list_feed_files(range_, MOST_ROWS, SMALL_BYTES)
         if feed is None:
             return None
         return feedscan.plan_feed(
             self.delta_log.location,
-            self.delta_log.facts(range_.to.version),
+            self.delta_log.get_facts(range_.to.version),
             feed,
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
@@ -406,81 +441,83 @@ class Reader:
             keyed=bool(selection.keys),
         )
 
-    def _feed_files(
+    def _list_feed_files(
         self, range_: Range, rows: int, size: int
     ) -> list[tuple[Moment, FeedFile]] | None:
-        """The files of the feed; None where they do not make it up, or hold more than this."""
+        """The files of the feed; None if they are incomplete, or hold more than this."""
         after, upto = range_.from_.version, range_.to.version
-        written = self.delta_log.written(after, upto, self.tenants)
+        volumes = self.delta_log.list_written_volumes(after, upto, self.tenants)
         files = self.delta_log.feed_files(after, upto, self.tenants)
-        if written is None or files is None:
+        if volumes is None or files is None:
             return None
         # `rows` counts what was written; the files of deleted rows are read as well.
-        changed = sum(volume.rows for _, volume in written)
-        if changed > rows or sum(file.weight for _, file in files) > size:
+        row_count = sum(volume.rows for _, volume in volumes)
+        if row_count > rows or sum(file.weight for _, file in files) > size:
             return None
-        return [(self.delta_log.moment(version), file) for version, file in files]
+        return [(self.delta_log.get_moment(version), file) for version, file in files]
 
-    def _snapshot(
-        self, spark: SparkSession, at: Moment, columns: Sequence[str], *, through_spark: bool
+    def _make_snapshot_frame(
+        self, spark: SparkSession, moment: Moment, columns: Sequence[str], *, through_spark: bool
     ) -> MappedFrame:
-        selection = self._selection(columns, at.version)
-        files = self.delta_log.data_files(at.version, self.tenants)
+        selection = self._make_selection(columns, moment.version)
+        files = self.delta_log.list_data_files(moment.version, self.tenants)
         # One task for a small tenant makes one part and builds one graph, instead of merges.
-        small = sum(each.bytes for each in files) < SMALL_BYTES
-        facts = self.delta_log.facts(at.version)
-        location, tasks = self.delta_log.location, 1 if small else FEWEST_TASKS
-        direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
-        if direct is not None and not through_spark:
-            return _numbers(spark, len(direct.tasks), direct.rows)
-        frame = delta_reader.snapshot(spark, selection, at).drop(*CHANGE_COLUMNS)
-        return MappedFrame(frame.coalesce(1) if small else frame)
+        is_small = sum(file.bytes for file in files) < SMALL_BYTES
+        facts = self.delta_log.get_facts(moment.version)
+        location, tasks = self.delta_log.location, 1 if is_small else FEWEST_TASKS
+        file_scan = filescan.plan_tasks(location, facts, files, selection.output, tasks)
+        if file_scan is not None and not through_spark:
+            return _make_task_frame(spark, len(file_scan.tasks), file_scan.read_batches)
+        frame = delta_reader.read_snapshot(spark, selection, moment).drop(*CHANGE_COLUMNS)
+        return MappedFrame(frame.coalesce(1) if is_small else frame)
 
-    def _selection(self, columns: Sequence[str], version: int) -> delta_reader.Selection:
-        types = {field.name: field.type for field in self.schema(version)}
-        return delta_reader.Selection(
-            path=self.deployment.path(self.source),
+    def _make_selection(self, columns: Sequence[str], version: int) -> delta_reader.TableSelection:
+        types = {field.name: field.type for field in self.get_schema(version)}
+        return delta_reader.TableSelection(
+            path=self.deployment.get_table_path(self.source),
             columns=columns,
             keys=self.source.keys,
             tenant_column=self.source.tenant,
             types=types,
             tenants=self.tenants,
             # The same for every consumer, so that a replay for one is cut the same way.
-            order=() if self.source.keys else [n for n in types if not is_reserved(n)],
-            folded=self._folded(),
+            order=() if self.source.keys else [name for name in types if not is_reserved(name)],
+            folded=self._list_folded_keys(),
         )
 
-    def _folded(self) -> list[str]:
+    def _list_folded_keys(self) -> list[str]:
         """The key columns that some index keeps as UUID, where two texts may be one value."""
-        kept = list(self.source.indexes)
+        indexes = list(self.source.indexes)
         for info in filter(is_index, self.consumers):
             with suppress(ConfigError):
-                kept.append(index_of(self.source, info))
+                indexes.append(resolve_index(self.source, info))
         return [
-            n for n in self.source.keys if any("UUID" in each.types.get(n, "") for each in kept)
+            key
+            for key in self.source.keys
+            if any("UUID" in index.types.get(key, "") for index in indexes)
         ]
 
-    def _recorded_tasks(self, wanted: Reading) -> int:
+    def _get_recorded_tasks(self, reading: ReadRequest) -> int:
         """The tasks that changes are spread over: a replay's as recorded, wherever it runs.
 
-        A layout that does not say, as of a log that could not be read, leaves it to the size alone.
+        A layout without the number, since the log could not be read, leaves it to the size.
         """
-        recorded = wanted.layout.get(PARTITIONS)
-        return int(recorded) if recorded else min(self._wanted_tasks(wanted.range), FEWEST_TASKS)
+        recorded = reading.layout.get(PARTITIONS)
+        return int(recorded) if recorded else min(self._estimate_tasks(reading.range), FEWEST_TASKS)
 
-    def _new_tasks(self, range_: Range) -> int:
+    def _count_new_tasks(self, range_: Range) -> int:
         """The tasks of a new batch: by its size, up to Spark's cores. Raises UnavailableError."""
-        work = self._wanted_tasks(range_)
+        work = self._estimate_tasks(range_)
         if work <= FEWEST_TASKS:
             return work
-        with reading(self.delta_log.location):
+        with wrap_spark_errors(self.delta_log.location):
             cores = count_cores(self.deployment.spark())
         return max(min(work, cores), FEWEST_TASKS)
 
-    def _wanted_tasks(self, range_: Range) -> int:
-        """The tasks that the range has work for."""
-        by_tenant = self.delta_log.bytes_written(range_.from_.version, range_.to.version)
-        written = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)
-        if written < SMALL_BYTES:
+    def _estimate_tasks(self, range_: Range) -> int:
+        """How many tasks the range has work for."""
+        by_tenant = self.delta_log.get_bytes_written(range_.from_.version, range_.to.version)
+        size = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)
+        if size < SMALL_BYTES:
             return 1
-        return max(min(ceil(written / SMALL_BYTES), MOST_TASKS), FEWEST_TASKS)
+        return max(min(ceil(size / SMALL_BYTES), MOST_TASKS), FEWEST_TASKS)

@@ -1,4 +1,4 @@
-"""Who a scan is written for: one consumer, under a run's claims on its jobs."""
+"""The receiver of a scan: one consumer, under a run's claims on its jobs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iscp_dagster.joblog.iterations import Claim, Done
+from iscp_dagster.joblog.iterations import Claim, WrittenStep
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.declared.sharding import base_name, shard_of
+from iscp_dagster.model.declared.sharding import get_shard, strip_shard_suffix
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo
@@ -21,8 +21,8 @@ FIRST = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sink:
-    """One consumer that takes part in a scan: that of the claims' job, for all their tenants."""
+class ConsumerClaims:
+    """One consumer that takes part in a scan: the claims' job's, for all their tenants."""
 
     log: SqlLog
     claims: Sequence[Claim]
@@ -55,75 +55,81 @@ class Sink:
         """The tenants with a batch left unconfirmed by an earlier run that may still write."""
         return frozenset(claim.key.tenant for claim in self.claims if claim.takes_over)
 
-    def written_before(self) -> frozenset[str]:
-        """The tenants for which an earlier run may have written rows: all but those of new jobs."""
-        rows = Counter(job.key.tenant for job in self._rows())
+    def list_written_tenants(self) -> frozenset[str]:
+        """The tenants for which an earlier run may have written rows: all but new jobs' tenants."""
+        rows = Counter(job.key.tenant for job in self._list_jobs())
         return frozenset(
             claim.key.tenant
             for claim in self.claims
             if claim.fence > FIRST or rows[claim.key.tenant] > 1
         )
 
-    def alive(self) -> Collection[str]:
+    def list_live_runs(self) -> Collection[str]:
         """The runs at work on the tables of the same index, for any tenant."""
-        index = _index(self.claims[0])
-        running = self.log.jobs(state=JobState.RUNNING)
-        return {job.run_id for job in running if job.run_id and _index(job) == index}
+        index = _get_index(self.claims[0])
+        running = self.log.list_jobs(state=JobState.RUNNING)
+        return {job.run_id for job in running if job.run_id and _get_index(job) == index}
 
-    def lost(self) -> Mapping[str, FenceError]:
+    def find_lost(self) -> Mapping[str, FenceError]:
         """The tenants whose jobs this run no longer holds."""
-        return {key.tenant: error for key, error in lost(self.log, self.claims).items()}
+        return {key.tenant: error for key, error in find_lost_claims(self.log, self.claims).items()}
 
-    def lost_for(self, tenant: str) -> FenceError | None:
+    def find_loss(self, tenant: str) -> FenceError | None:
         """Why this run no longer holds the tenant's job; None: it does."""
-        mine = [claim for claim in self.claims if claim.key.tenant == tenant]
-        return next(iter(lost(self.log, mine).values()), None)
+        claims = [claim for claim in self.claims if claim.key.tenant == tenant]
+        return next(iter(find_lost_claims(self.log, claims).values()), None)
 
-    def settle(self, connection: Any, retriever: Retriever) -> Mapping[JobKey, Claim | None]:
+    def move_watermarks(
+        self, connection: Any, retriever: Retriever
+    ) -> Mapping[JobKey, Claim | None]:
         """Move the claims' watermarks in the consumer's transaction.
 
         Returns the claims of the next steps, None after the last one. Raises FenceError if the
         run no longer holds some of the claims, and refuses those: the transaction has their rows
         too, so it must be rolled back.
         """
-        joined = self.log.within(connection)
+        joined_log = self.log.bind(connection)
         steps = [
-            Done(claim=claim, to=claim.step.range.to, counts=retriever.counts(claim.key.tenant))
+            WrittenStep(
+                claim=claim, to=claim.step.range.to, counts=retriever.get_counts(claim.key.tenant)
+            )
             for claim in self.claims
             if claim.key.tenant not in retriever.refused
         ]
-        moved = dict(joined.advance([each for each in steps if not each.claim.last]))
-        moved |= joined.complete([each for each in steps if each.claim.last])
-        taken = {key: each for key, each in moved.items() if isinstance(each, FenceError)}
-        for key, error in taken.items():
+        outcomes = dict(joined_log.advance([done for done in steps if not done.claim.last]))
+        outcomes |= joined_log.complete([done for done in steps if done.claim.last])
+        fence_errors = {
+            key: outcome for key, outcome in outcomes.items() if isinstance(outcome, FenceError)
+        }
+        for key, error in fence_errors.items():
             retriever.refuse(key.tenant, error)
-        for error in taken.values():
+        for error in fence_errors.values():
             raise error
-        claims = {key: each for key, each in moved.items() if isinstance(each, Claim)}
-        return {each.claim.key: claims.get(each.claim.key) for each in steps}
+        claims = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Claim)}
+        return {done.claim.key: claims.get(done.claim.key) for done in steps}
 
-    def _rows(self) -> list[Job]:
+    def _list_jobs(self) -> list[Job]:
         tenants = {claim.key.tenant for claim in self.claims}
-        return self.log.jobs(name=self.job, tenants=tenants, include_dropped=True)
+        return self.log.list_jobs(name=self.job, tenants=tenants, include_dropped=True)
 
 
-def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
+def find_lost_claims(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     """The claims, all on one table, that their run no longer holds, each with its FenceError."""
     if not claims:
         return {}
     (table_id,) = {claim.key.table_id for claim in claims}
-    held = log.fences(table_id, {claim.key.tenant for claim in claims})
+    fences = log.read_fences(table_id, {claim.key.tenant for claim in claims})
     return {
         claim.key: FenceError(
             f"Job {claim.key} was taken from run {claim.run_id} by another writer; this "
             "run publishes nothing more for it. The next iteration continues."
         )
         for claim in claims
-        if held.get(claim.key) != (claim.registration, claim.fence)
+        if fences.get(claim.key) != (claim.registration, claim.fence)
     }
 
 
-def _index(each: Job | Claim) -> tuple[str, str, str]:
-    """The index, whether the job keeps a shard of it or, from before sharding, all of it."""
-    shard = shard_of(each.spec.detail.consumer.options)
-    return each.name.db, each.name.table, base_name(each.name.job, shard)
+def _get_index(job: Job | Claim) -> tuple[str, str, str]:
+    """The job's index, of which it keeps a shard or, from before sharding, all rows."""
+    shard = get_shard(job.spec.detail.consumer.options)
+    return job.name.db, job.name.table, strip_shard_suffix(job.name.job, shard)

@@ -10,52 +10,62 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.narrowing import Trial
-from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reading.reader import Reader
-from iscp_dagster.sync.writing.checking import checked
-from iscp_dagster.sync.writing.scan import clear, scanned
+from iscp_dagster.sync.iteration.narrowing import ScanGroup
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.reading.reader import SourceReader
+from iscp_dagster.sync.writing.checking import verify_scan
+from iscp_dagster.sync.writing.scan import clear, scan_group
 from iscp_dagster.sync.writing.serving import serve_when_built
-from iscp_dagster.sync.writing.sink import lost
+from iscp_dagster.sync.writing.sink import find_lost_claims
 
 LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class IndexWriter:
-    """The one that writes into index tables; in Dagster their IO manager.
+    """Writes into index tables; in Dagster, the indexes' IO manager uses it.
 
     Each method may be called again with the same effect.
     """
 
     deployment: Deployment
 
-    def write(self, reader: Reader, trial: Trial) -> commands.Scanned | commands.ScanFailed:
+    def write(
+        self, reader: SourceReader, trial: ScanGroup
+    ) -> commands.ScanFinished | commands.ScanFailed:
         """Read what the claims of a trial share, once, and write it for each of them.
 
         A snapshot is staged until `discard`.
         """
-        return scanned(reader, trial)
+        return scan_group(reader, trial)
 
-    def check(self, reader: Reader, part: commands.Part) -> commands.Checked:
+    def check(self, reader: SourceReader, part: commands.ScanResult) -> commands.ScanVerified:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
-        return checked(reader, part)
+        return verify_scan(reader, part)
 
-    def place(self, deliveries: Sequence[Delivery]) -> commands.Placed:
+    def place(self, deliveries: Sequence[PendingCommit]) -> commands.RowsPlaced:
         """Put the rows of one index and one reading in place. Jobs are independent.
 
-        A job that another writer took is left alone. Does nothing for what is published already.
+        Skips jobs that another writer took, and deliveries that are published already.
         """
-        wrong: dict[JobKey, IscpError] = {}
-        left = [each for each in deliveries if each.published is None]
+        errors: dict[JobKey, IscpError] = {}
+        remaining = [delivery for delivery in deliveries if delivery.published is None]
         try:
-            wrong |= lost(self.deployment.log, [each.claim for each in left])
-            wrong |= _put_in_place([each for each in left if each.claim.key not in wrong])
+            errors |= find_lost_claims(
+                self.deployment.log, [delivery.claim for delivery in remaining]
+            )
+            errors |= _replace_partitions(
+                [delivery for delivery in remaining if delivery.claim.key not in errors]
+            )
         except IscpError as error:
-            wrong |= {each.claim.key: error for each in left if each.claim.key not in wrong}
-        return commands.Placed(tuple(deliveries), wrong)
+            errors |= {
+                delivery.claim.key: error
+                for delivery in remaining
+                if delivery.claim.key not in errors
+            }
+        return commands.RowsPlaced(tuple(deliveries), errors)
 
-    def serve(self, deliveries: Sequence[Delivery]) -> commands.Served:
+    def serve(self, deliveries: Sequence[PendingCommit]) -> commands.IndexServed:
         """Have readers see the index's generation if it is complete; if not, a later one does."""
         first = deliveries[0]
         if first.store is not None:
@@ -64,25 +74,25 @@ class IndexWriter:
             except IscpError as error:
                 later = "will be served by a later iteration"
                 LOGGER.warning("%s %s: %s", first.claim.name, later, error)
-        return commands.Served(tuple(deliveries), self.deployment.clock())
+        return commands.IndexServed(tuple(deliveries), self.deployment.clock())
 
-    def discard(self, written: commands.Scanned) -> None:
+    def discard(self, written: commands.ScanFinished) -> None:
         """Drop what is still staged: it is in place, or never will be."""
         clear({part.job: part.written for part in written.parts})
 
 
-def _put_in_place(deliveries: Sequence[Delivery]) -> Mapping[JobKey, IscpError]:
-    """Put the staged tenants in place; returns the errors."""
-    staged = {each.tenant: each for each in deliveries if each.replaces}
+def _replace_partitions(deliveries: Sequence[PendingCommit]) -> Mapping[JobKey, IscpError]:
+    """Put the staged tenants in place and return the errors."""
+    staged = {delivery.tenant: delivery for delivery in deliveries if delivery.replaces}
     if not staged:
         return {}
     first = next(iter(staged.values()))
     assert first.store is not None
     if first.written.reading.transitions is not None:
         first.store.begin(staged, first.to, [first.gap] if first.gap else [])
-    refused = first.store.replace(
-        {tenant: each.inserted for tenant, each in staged.items()},
+    errors = first.store.replace(
+        {tenant: delivery.inserted for tenant, delivery in staged.items()},
         version=first.to.version,
-        registrations={tenant: each.claim.registration for tenant, each in staged.items()},
+        registrations={tenant: delivery.claim.registration for tenant, delivery in staged.items()},
     )
-    return {staged[tenant].claim.key: error for tenant, error in refused.items()}
+    return {staged[tenant].claim.key: error for tenant, error in errors.items()}

@@ -1,8 +1,8 @@
-"""Which addresses events may be sent to: an explicit list of those that are not public.
+"""Which addresses events may be sent to: an explicit list of the non-public ones.
 
 From the special-purpose registries of IANA (2025-10) and the addresses that clouds reserve for
 machines' metadata. `ipaddress.is_global` passes multicast, NAT64 and 6to4 addresses of private
-ones, and is another with each version of Python.
+ones, and differs between versions of Python.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 
-def _networks(*texts: str) -> tuple[Network, ...]:
+def _parse_networks(*texts: str) -> tuple[Network, ...]:
     return tuple(ip_network(text) for text in texts)
 
 
-NEVER = _networks(
+NEVER = _parse_networks(
     "0.0.0.0/8",  # this machine
     "169.254.0.0/16",  # link-local, and the metadata of most clouds
     "168.63.129.16/32",  # Azure's platform
@@ -32,9 +32,9 @@ NEVER = _networks(
     "fd20:ce::/32",  # Google's metadata
     "ff00::/8",  # multicast
 )
-"""Not even where an endpoint allows a network around them."""
+"""Never allowed, not even if an endpoint allows a network around them."""
 
-DENIED = _networks(
+DENIED = _parse_networks(
     "10.0.0.0/8",  # private
     "100.64.0.0/10",  # shared by carriers
     "127.0.0.0/8",  # loopback
@@ -56,7 +56,7 @@ DENIED = _networks(
     "2620:4f:8000::/48",  # AS112
     "3fff::/20",  # documentation
 )
-"""Unless the endpoint allows them."""
+"""Denied unless the endpoint allows them."""
 
 GLOBAL_6 = IPv6Network("2000::/3")
 """All unicast addresses that IPv6 has assigned; whatever is outside is denied, too."""
@@ -78,7 +78,7 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 _BITS_32 = 0xFFFF_FFFF
 
 
-def refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
+def find_refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
     """Why nothing may be sent to the address; None: it may.
 
     An IPv6 address that leads to an IPv4 address is judged by both.
@@ -86,47 +86,51 @@ def refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
     text, _, scope = address.partition("%")
     if scope:
         return f"{address} is link-local"
-    found = ip_address(text)
-    if isinstance(found, IPv6Address) and found in MAPPED:
-        found = _low(found)
-    every = (found, *_embedded(found))
-    if any(each in network for each in every for network in _of(NEVER, each)):
+    parsed = ip_address(text)
+    if isinstance(parsed, IPv6Address) and parsed in MAPPED:
+        parsed = _extract_ipv4(parsed)
+    candidates = (parsed, *_list_embedded_ipv4(parsed))
+    if any(
+        candidate in network
+        for candidate in candidates
+        for network in _filter_by_version(NEVER, candidate)
+    ):
         return f"{address} is never allowed"
-    if any(found in network for network in _of(allowed, found)):
+    if any(parsed in network for network in _filter_by_version(allowed, parsed)):
         return None
-    if any(_denied(each, allowed) for each in every):
+    if any(_is_denied(candidate, allowed) for candidate in candidates):
         return f"{address} is not public; allow=[...] of the endpoint may name its network"
     return None
 
 
-def parsed(network: str) -> Network:
+def parse_network(network: str) -> Network:
     """A network that an endpoint allows, such as 10.1.0.0/16.
 
-    Raises ValueError if it is none, or holds only addresses that are never allowed.
+    Raises ValueError if it is invalid, or holds only addresses that are never allowed.
     """
-    found = ip_network(network)
-    if any(_within(found, each) for each in NEVER):
+    parsed = ip_network(network)
+    if any(_is_subnet(parsed, forbidden) for forbidden in NEVER):
         raise ValueError(f"{network} is never allowed")
-    return found
+    return parsed
 
 
-def _denied(address: Address, allowed: Sequence[Network]) -> bool:
-    if any(address in network for network in _of(allowed, address)):
+def _is_denied(address: Address, allowed: Sequence[Network]) -> bool:
+    if any(address in network for network in _filter_by_version(allowed, address)):
         return False
-    if any(address in network for network in _of(DENIED, address)):
+    if any(address in network for network in _filter_by_version(DENIED, address)):
         return True
-    # NAT64 leads to public addresses as well; which, the address within tells.
+    # NAT64 leads to public addresses as well; the embedded address decides.
     return isinstance(address, IPv6Address) and address not in GLOBAL_6 and address not in NAT64
 
 
-def _embedded(address: Address) -> Iterator[IPv4Address]:
+def _list_embedded_ipv4(address: Address) -> Iterator[IPv4Address]:
     """The IPv4 addresses that an IPv6 address leads to or through."""
     if isinstance(address, IPv4Address):
         return
     number = int(address)
-    within = any(address in network for network in _LOW_32) and address != LOOPBACK_6
-    if within or number >> 32 & _BITS_32 in _ISATAP:
-        yield _low(address)
+    embedded = any(address in network for network in _LOW_32) and address != LOOPBACK_6
+    if embedded or number >> 32 & _BITS_32 in _ISATAP:
+        yield _extract_ipv4(address)
     if address in _SIX_TO_FOUR:
         yield IPv4Address(number >> 80 & _BITS_32)
     if address in _TEREDO:
@@ -134,15 +138,15 @@ def _embedded(address: Address) -> Iterator[IPv4Address]:
         yield IPv4Address(~number & _BITS_32)
 
 
-def _low(address: IPv6Address) -> IPv4Address:
+def _extract_ipv4(address: IPv6Address) -> IPv4Address:
     return IPv4Address(int(address) & _BITS_32)
 
 
-def _of(networks: Sequence[Network], address: Address) -> Iterator[Network]:
-    return (each for each in networks if each.version == address.version)
+def _filter_by_version(networks: Sequence[Network], address: Address) -> Iterator[Network]:
+    return (network for network in networks if network.version == address.version)
 
 
-def _within(network: Network, other: Network) -> bool:
+def _is_subnet(network: Network, other: Network) -> bool:
     if isinstance(network, IPv4Network):
         return isinstance(other, IPv4Network) and network.subnet_of(other)
     return isinstance(other, IPv6Network) and network.subnet_of(other)

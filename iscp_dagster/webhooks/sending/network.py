@@ -1,4 +1,4 @@
-"""A network for httpcore that vets every address, and keeps one answer apart from the next."""
+"""An httpcore network with vetted addresses, which keeps one answer apart from the next."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _HEADERS_END = re.compile(rb"\n\r?\n")
 
 
 class LongAnswerError(httpcore.ReadError):
-    """An answer goes on beyond what is read of it."""
+    """An answer is longer than what is read of it."""
 
 
 class VettedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to addresses that were vetted for this attempt, whatever the host's name says."""
+    """Connects to addresses that were vetted for this attempt, without resolving the host."""
 
     def __init__(self, addresses: Sequence[str], timeout: float) -> None:
         self._addresses = addresses
@@ -41,74 +41,74 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         del timeout, local_address, socket_options
-        failed = ""
+        reason = ""
         for address in self._addresses:
-            last = address == self._addresses[-1]
+            is_last = address == self._addresses[-1]
             try:
-                with anyio.fail_after(None if last else self._patience):
-                    return await _connected(address, port)
+                with anyio.fail_after(None if is_last else self._patience):
+                    return await _open_stream(address, port)
             except OSError as error:
-                failed = f"{host} ({address}): {_told(error)}"
-        raise httpcore.ConnectError(failed)
+                reason = f"{host} ({address}): {_describe_error(error)}"
+        raise httpcore.ConnectError(reason)
 
 
-async def _connected(address: str, port: int) -> Stream:
-    stream = Stream(address)
+async def _open_stream(address: str, port: int) -> AnswerStream:
+    stream = AnswerStream(address)
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: stream.protocol, address, port)
     return stream
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else "") or str(error) or "no answer"
 
 
-class Stream(httpcore.AsyncNetworkStream):
-    """One connection, from which an answer is handed on only up to its end.
+class AnswerStream(httpcore.AsyncNetworkStream):
+    """One connection, which returns an answer only up to its end.
 
-    What a receiver sends beyond its answer is seen: it must not pass for the next one's. The
-    caller tells with `begin` that it sends a request, and with `expect` how long the body is.
+    Anything that a receiver sends beyond its answer is detected: it must not pass for the next
+    answer. The caller announces a request with `begin`, and the body's length with `expect_body`.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.protocol = _Protocol()
-        self._left = MOST_READ
+        self._remaining = MOST_READ
         self._body: int | None = None
         self._tail = b""
         self._in_headers = True
 
     @property
     def answered(self) -> bool:
-        """Whether anything of the answer was handed on."""
-        return self._left < MOST_READ
+        """Whether anything of the answer was returned."""
+        return self._remaining < MOST_READ
 
     def begin(self) -> None:
         """A request is about to be sent; its answer may have MOST_READ bytes."""
-        self._left, self._body, self._tail, self._in_headers = MOST_READ, None, b"", True
+        self._remaining, self._body, self._tail, self._in_headers = MOST_READ, None, b"", True
 
-    def expect(self, body: int | None) -> None:
-        """The answer's body has this many bytes; None: unknown, so it is handed on as it comes."""
+    def expect_body(self, body: int | None) -> None:
+        """The answer's body has this many bytes; None: unknown, so it is returned as it comes."""
         self._in_headers, self._body = False, body
 
     @property
     def clean(self) -> bool:
         """Whether nothing came beyond the answer, so that another request may be sent."""
-        held = self.protocol.buffer or self.protocol.ended or self.protocol.full
-        return not held and self._body == 0
+        leftover = self.protocol.buffer or self.protocol.ended or self.protocol.full
+        return not leftover and self._body == 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         del timeout
-        if self._left <= 0:
+        if self._remaining <= 0:
             raise LongAnswerError(f"the answer has more than {MOST_READ:,} bytes")
-        found = await self.protocol.some()
-        count = min(len(found), max_bytes, self._left)
+        data = await self.protocol.wait_for_data()
+        count = min(len(data), max_bytes, self._remaining)
         if self._in_headers:
-            count = self._headers(bytes(found[:count]))
+            count = self._count_header_bytes(bytes(data[:count]))
         elif self._body is not None:
             count = min(count, self._body)
             self._body -= count
-        self._left -= count
+        self._remaining -= count
         return self.protocol.take(count)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
@@ -136,16 +136,16 @@ class Stream(httpcore.AsyncNetworkStream):
             return bool(self.protocol.buffer) or self.protocol.ended
         return self.protocol.info(info)
 
-    def _headers(self, found: bytes) -> int:
+    def _count_header_bytes(self, data: bytes) -> int:
         """How many of the bytes belong to the headers: all, or up to their end."""
-        seen = self._tail + found
-        end = _HEADERS_END.search(seen)
-        self._tail = b"" if end else seen[-2:]
-        return len(found) if end is None else end.end() - (len(seen) - len(found))
+        window = self._tail + data
+        end = _HEADERS_END.search(window)
+        self._tail = b"" if end else window[-2:]
+        return len(data) if end is None else end.end() - (len(window) - len(data))
 
 
 class _Protocol(asyncio.Protocol):
-    """Holds what has come and was not read yet, some 64 kB at most."""
+    """Holds what was received but not read yet, some 64 kB at most."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
@@ -183,8 +183,8 @@ class _Protocol(asyncio.Protocol):
         self.full = False
         self._news.set()
 
-    async def some(self) -> bytearray:
-        """What has come; empty once the other side has ended."""
+    async def wait_for_data(self) -> bytearray:
+        """What was received; empty once the other side has ended."""
         while not self.buffer and not self.ended:
             self._news.clear()
             await self._news.wait()
@@ -193,11 +193,11 @@ class _Protocol(asyncio.Protocol):
         return self.buffer
 
     def take(self, count: int) -> bytes:
-        taken = bytes(self.buffer[:count])
+        data = bytes(self.buffer[:count])
         del self.buffer[:count]
         if len(self.buffer) <= _HELD and not self.ended:
             self._transport.resume_reading()
-        return taken
+        return data
 
     async def write(self, data: bytes) -> None:
         if self.ended:
@@ -209,7 +209,7 @@ class _Protocol(asyncio.Protocol):
             await self._news.wait()
 
     async def start_tls(self, context: ssl.SSLContext, host: str | None) -> None:
-        # Bytes that came in the open would pass for an answer that came through TLS.
+        # Unencrypted bytes would pass for an answer through TLS.
         if self.buffer:
             raise OSError("the receiver sent something before TLS began")
         loop = asyncio.get_running_loop()

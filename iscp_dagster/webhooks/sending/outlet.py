@@ -1,4 +1,4 @@
-"""What a sender has in hand of one endpoint whose lease it holds."""
+"""A sender's work for one endpoint whose lease it holds."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from datetime import timedelta
 
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.webhooks.answers import Answer, Change, Outcome, Rules, Verdict, outcome
-from iscp_dagster.webhooks.claims import BatchId, Message, Work, halves
-from iscp_dagster.webhooks.recording import EndpointState, Result
+from iscp_dagster.webhooks.answers import (
+    AttemptOutcome,
+    DeliveryRules,
+    EndpointAnswer,
+    EndpointChange,
+    MessageVerdict,
+    decide_outcome,
+)
+from iscp_dagster.webhooks.claims import BatchId, SenderWork, WebhookMessage, split_batch
+from iscp_dagster.webhooks.recording import AttemptResult, EndpointState
 from iscp_dagster.webhooks.sending.posting import Poster
 
 AHEAD = 100
 """How many pieces of work are claimed ahead, so that each claim serves many attempts."""
-_GOES_ON = (Verdict.DELIVERED, Verdict.DEAD)
+_CONTINUES = (MessageVerdict.DELIVERED, MessageVerdict.DEAD)
 
 Random = Callable[[], float]
 """Gives a number from 0 up to 1."""
 
 
 @dataclass
-class Outlet:
-    """An endpoint's attempts under way, and what of them is not recorded yet.
+class EndpointWorker:
+    """An endpoint's attempts under way, and their results that are not recorded yet.
 
-    `heard` is called when there is something to record.
+    `on_result` is called when there is something to record.
     """
 
     endpoint: Endpoint
@@ -35,17 +42,17 @@ class Outlet:
     clock: Clock
     random: Random
     batch_id: BatchId
-    heard: Callable[[], None]
+    on_result: Callable[[], None]
     busy: set[str] = field(default_factory=set)
     """Lanes that are under way, or whose end is not recorded."""
     stopping: bool = False
-    _results: list[Result] = field(default_factory=list)
-    _ended: list[Work] = field(default_factory=list)
+    _results: list[AttemptResult] = field(default_factory=list)
+    _ended: list[SenderWork] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.endpoint.concurrency)
-        self._rules = rules(self.endpoint)
+        self._rules = build_rules(self.endpoint)
 
     @property
     def batched(self) -> bool:
@@ -53,7 +60,7 @@ class Outlet:
 
     @property
     def room(self) -> int:
-        """How many more pieces of work to claim; 0 while enough is at hand."""
+        """How many more pieces of work to claim; 0 while there is enough."""
         if not self._open:
             return 0
         most = 2 * self.endpoint.concurrency + (0 if self.batched else AHEAD)
@@ -68,76 +75,76 @@ class Outlet:
         if state.seq != self.state.seq:
             self.state = state
 
-    def begin(self, work: Sequence[Work]) -> None:
+    def begin(self, work: Sequence[SenderWork]) -> None:
         """Send these messages, as many at a time as the endpoint takes."""
-        for each in work:
-            self.busy |= each.lanes
-            task = asyncio.get_running_loop().create_task(self._send(each))
+        for piece in work:
+            self.busy |= piece.lanes
+            task = asyncio.get_running_loop().create_task(self._send(piece))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def taken(self) -> tuple[EndpointState, list[Result], list[Work]]:
-        """What is to be recorded now, and the work that is over then."""
-        results, ended = self._results, self._ended
+    def take_results(self) -> tuple[EndpointState, list[AttemptResult], list[SenderWork]]:
+        """The results to record now, and the work that ends with them."""
+        results, ended_work = self._results, self._ended
         self._results, self._ended = [], []
-        return self.state, results, ended
+        return self.state, results, ended_work
 
-    def put_back(self, results: list[Result], ended: list[Work]) -> None:
+    def put_back(self, results: list[AttemptResult], ended_work: list[SenderWork]) -> None:
         """Keep what could not be recorded."""
-        self._results, self._ended = results + self._results, ended + self._ended
+        self._results, self._ended = results + self._results, ended_work + self._ended
 
-    def free(self, ended: Sequence[Work]) -> None:
-        """The ends of this work are recorded."""
-        self.busy -= frozenset().union(*(each.lanes for each in ended))
+    def free(self, ended_work: Sequence[SenderWork]) -> None:
+        """Free the lanes of this work, whose end is recorded."""
+        self.busy -= frozenset().union(*(piece.lanes for piece in ended_work))
 
     async def finish(self) -> None:
-        """Begin no attempt any more, and wait for those under way."""
+        """Begin no more attempts, and wait for those under way."""
         self.stopping = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.poster.aclose()
 
     async def drop(self) -> None:
         """End the attempts under way: another sender may have the endpoint."""
-        for each in self._tasks:
-            each.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.finish()
 
     @property
     def _open(self) -> bool:
         return self.state.active and not self.stopping
 
-    async def _send(self, work: Work) -> None:
+    async def _send(self, work: SenderWork) -> None:
         for message in work.messages:
             async with self._slots:
-                verdict = await self._attempt(message) if self._open else None
-            if verdict not in _GOES_ON:
+                verdict = await self._attempt_message(message) if self._open else None
+            if verdict not in _CONTINUES:
                 break
         self._ended.append(work)
-        self.heard()
+        self.on_result()
 
-    async def _attempt(self, message: Message) -> Verdict:
+    async def _attempt_message(self, message: WebhookMessage) -> MessageVerdict:
         at, loop = self.clock(), asyncio.get_running_loop()
         started = loop.time()
         answer = await self.poster.post(message.id, message.body)
-        follows = self._follows(message, answer)
-        split = follows.verdict is Verdict.SPLIT
+        decision = self._apply_answer(message, answer)
+        split = decision.verdict is MessageVerdict.SPLIT
         self._results.append(
-            Result(
+            AttemptResult(
                 message=message,
                 answer=answer,
-                outcome=follows,
+                outcome=decision,
                 at=at,
                 seconds=loop.time() - started,
-                halves=halves(message, self.batch_id) if split else (),
+                halves=split_batch(message, self.batch_id) if split else (),
             )
         )
-        self.heard()
-        return follows.verdict
+        self.on_result()
+        return decision.verdict
 
-    def _follows(self, message: Message, answer: Answer) -> Outcome:
+    def _apply_answer(self, message: WebhookMessage, answer: EndpointAnswer) -> AttemptOutcome:
         now = self.clock()
-        self.state = replace(self.state, health=self.state.health.after(answer, now))
-        follows = outcome(
+        self.state = replace(self.state, health=self.state.health.count_answer(answer, now))
+        decision = decide_outcome(
             answer,
             attempt=message.attempts + 1,
             first_failure=message.failed_at,
@@ -147,17 +154,17 @@ class Outlet:
             random=self.random(),
             events=len(message.events),
         )
-        change = follows.change
-        if change is Change.DISABLE or (change and self.state.active):
+        change = decision.change
+        if change is EndpointChange.DISABLE or (change and self.state.active):
             self.state = replace(
-                self.state, state=change.value, reason=follows.reason, changed_at=now
+                self.state, state=change.value, reason=decision.reason, changed_at=now
             )
-        return follows
+        return decision
 
 
-def rules(endpoint: Endpoint) -> Rules:
+def build_rules(endpoint: Endpoint) -> DeliveryRules:
     """The rules of answers that an endpoint declares."""
-    return Rules(
+    return DeliveryRules(
         delays=tuple(endpoint.retries),
         jitter=endpoint.jitter,
         longest=endpoint.longest_wait,

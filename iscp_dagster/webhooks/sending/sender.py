@@ -13,12 +13,12 @@ from typing import TypeVar
 
 import anyio
 
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.webhooks.claims import BatchId
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.sending.outlet import Outlet, Random
+from iscp_dagster.webhooks.sending.outlet import EndpointWorker, Random
 from iscp_dagster.webhooks.sending.posting import Poster
 
 Result = TypeVar("Result")
@@ -29,22 +29,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How often a sender does what; seconds."""
+    """A sender's intervals, in seconds."""
 
     look: float = 0.05
     """Between two looks at whether something is due."""
     record: float = 0.02
-    """From an answer to its record: what is answered meanwhile is recorded with it."""
+    """From an answer to its record; other answers in between are recorded with it."""
     lease: float = 10.0
     """After this time without a sign of life, another sender takes over."""
     beat: float = 2.0
     """Between two renewals of the leases."""
     away: float = 1.0
-    """Before the database is asked again when it did not answer."""
+    """Before the next database call after one without an answer."""
 
 
 class Sender:
-    """Delivers events until it is stopped; several may run, each endpoint is one's at a time.
+    """Delivers events until it is stopped; several may run, one per endpoint at a time.
 
     A message is sent again, under the same id, unless its answer was recorded.
     """
@@ -56,20 +56,20 @@ class Sender:
         *,
         owner: str,
         batch_id: BatchId,
-        clock: Clock = utc_now,
+        clock: Clock = get_utc_now,
         sleep: Sleep = asyncio.sleep,
         random: Random = any_number,
         pace: Pace | None = None,
     ) -> None:
         self._outbox = outbox
-        self._endpoints = {each.name: (each, poster) for each, poster in endpoints}
+        self._endpoints = {endpoint.name: (endpoint, poster) for endpoint, poster in endpoints}
         self._owner = owner
         self._batch_id = batch_id
         self._clock = clock
         self._sleep = sleep
         self._random = random
         self._pace = pace or Pace()
-        self._outlets: dict[str, Outlet] = {}
+        self._workers: dict[str, EndpointWorker] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._next_beat = 0.0
         self._stopping = self._ending = False
@@ -78,38 +78,38 @@ class Sender:
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set; then end the attempts under way, and record them."""
         self._wake, self._heard = asyncio.Event(), asyncio.Event()
-        # One thread: what the database is asked for happens in order.
+        # One thread, so that database calls happen in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox")
-        stopping = asyncio.ensure_future(self._stopped(stop))
+        stopping = asyncio.ensure_future(self._watch_stop(stop))
         recording = asyncio.ensure_future(self._record_always())
         try:
             while not stop.is_set():
                 if recording.done():
                     await recording
-                if not await self._patiently(self._turn):
+                if not await self._try_database(self._take_turn):
                     await self._sleep(self._pace.away)
-                await self._rest()
+                await self._wait_for_wake()
         finally:
             stopping.cancel()
             await self._end(recording)
             self._thread.shutdown()
 
-    async def _turn(self) -> None:
+    async def _take_turn(self) -> None:
         loop = asyncio.get_running_loop()
         if loop.time() >= self._next_beat:
             await self._keep_leases()
             self._next_beat = loop.time() + self._pace.beat
-        if not self._outlets:
+        if not self._workers:
             return
-        found = await self._ask(self._outbox.look, sorted(self._outlets))
+        states = await self._ask(self._outbox.poll_endpoints, sorted(self._workers))
         now = self._clock()
-        for name, (state, due) in found.items():
-            outlet = self._outlets.get(name)
+        for name, (state, due) in states.items():
+            outlet = self._workers.get(name)
             if outlet is not None:
                 outlet.adopt(state)
                 await self._claim(outlet, due, now)
 
-    async def _claim(self, outlet: Outlet, due: datetime | None, now: datetime) -> None:
+    async def _claim(self, outlet: EndpointWorker, due: datetime | None, now: datetime) -> None:
         room = outlet.room
         if due is None or due > now or room <= 0:
             return
@@ -122,52 +122,56 @@ class Sender:
                 batch_id=self._batch_id if outlet.batched else None,
             )
         )
-        if self._outlets.get(outlet.endpoint.name) is outlet:
+        if self._workers.get(outlet.endpoint.name) is outlet:
             outlet.begin(work)
 
     async def _keep_leases(self) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._pace.lease
-        held = await self._ask(
-            self._outbox.hold, sorted(self._endpoints), self._owner, self._pace.lease
+        deadline = loop.time() + self._pace.lease
+        held_endpoints = await self._ask(
+            self._outbox.take_leases, sorted(self._endpoints), self._owner, self._pace.lease
         )
-        if loop.time() >= until:
+        if loop.time() >= deadline:
             return
-        states = await self._ask(self._outbox.look, sorted(held - self._outlets.keys()))
-        for name in self._outlets.keys() - held:
+        states = await self._ask(
+            self._outbox.poll_endpoints, sorted(held_endpoints - self._workers.keys())
+        )
+        for name in self._workers.keys() - held_endpoints:
             self._drop(name)
         for name, (state, _) in states.items():
             endpoint, poster = self._endpoints[name]
-            self._outlets[name] = Outlet(
+            self._workers[name] = EndpointWorker(
                 endpoint=endpoint,
                 poster=poster(),
                 state=state,
                 clock=self._clock,
                 random=self._random,
                 batch_id=self._batch_id,
-                heard=self._heard.set,
+                on_result=self._heard.set,
                 stopping=self._stopping,
             )
         if self._lapse is not None:
             self._lapse.cancel()
-        self._lapse = loop.call_at(until, self._lost)
+        self._lapse = loop.call_at(deadline, self._drop_lapsed)
 
-    def _lost(self) -> None:
-        """The leases have run out unrenewed: other senders may have begun."""
-        _log.warning("The leases of %s ran out; the database is away.", ", ".join(self._outlets))
-        for name in list(self._outlets):
+    def _drop_lapsed(self) -> None:
+        """The leases have expired unrenewed: other senders may have begun."""
+        _log.warning(
+            "The leases of %s expired; the database does not answer.", ", ".join(self._workers)
+        )
+        for name in list(self._workers):
             self._drop(name)
 
     def _drop(self, name: str) -> None:
-        """End what is under way of an endpoint; what was answered is still recorded."""
-        outlet = self._outlets.pop(name)
-        task = asyncio.ensure_future(self._dropped(outlet))
+        """End an endpoint's attempts under way; received answers are still recorded."""
+        outlet = self._workers.pop(name)
+        task = asyncio.ensure_future(self._finish_dropped(outlet))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _dropped(self, outlet: Outlet) -> None:
+    async def _finish_dropped(self, outlet: EndpointWorker) -> None:
         await outlet.drop()
-        while not await self._recorded(outlet) and not self._ending:
+        while not await self._record_worker(outlet) and not self._ending:
             await self._sleep(self._pace.away)
 
     async def _record_always(self) -> None:
@@ -179,23 +183,23 @@ class Sender:
                 await self._sleep(self._pace.away)
 
     async def _record_all(self) -> bool:
-        done = [await self._recorded(each) for each in list(self._outlets.values())]
-        return all(done)
+        recorded = [await self._record_worker(outlet) for outlet in list(self._workers.values())]
+        return all(recorded)
 
-    async def _recorded(self, outlet: Outlet) -> bool:
-        """Record what there is of an outlet; False if the database is away."""
+    async def _record_worker(self, outlet: EndpointWorker) -> bool:
+        """Record an outlet's results; False if the database does not answer."""
         if not outlet.unrecorded:
             return True
-        state, results, ended = outlet.taken()
-        if results and not await self._patiently(
+        state, results, ended_work = outlet.take_results()
+        if results and not await self._try_database(
             lambda: self._ask(self._outbox.record, state, results)
         ):
-            outlet.put_back(results, ended)
+            outlet.put_back(results, ended_work)
             self._heard.set()
             return False
-        outlet.free(ended)
-        for each in results:
-            if each.outcome.change is not None:
+        outlet.free(ended_work)
+        for result in results:
+            if result.outcome.change is not None:
                 name = outlet.endpoint.name
                 _log.warning("Endpoint %s is %s: %s.", name, state.state, state.reason)
         if outlet.room:
@@ -205,14 +209,14 @@ class Sender:
     async def _end(self, recording: asyncio.Task[None]) -> None:
         if self._lapse is not None:
             self._lapse.cancel()
-        outlets = dict(self._outlets)
-        await asyncio.gather(*(each.finish() for each in outlets.values()))
+        outlets = dict(self._workers)
+        await asyncio.gather(*(outlet.finish() for outlet in outlets.values()))
         self._ending = True
         self._heard.set()
         await asyncio.gather(recording, *self._leaving)
-        await self._patiently(lambda: self._ask(self._outbox.release, outlets, self._owner))
+        await self._try_database(lambda: self._ask(self._outbox.release, outlets, self._owner))
 
-    async def _patiently(self, ask: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_database(self, ask: Callable[[], Awaitable[None]]) -> bool:
         """Whether the database answered."""
         try:
             await ask()
@@ -222,19 +226,19 @@ class Sender:
         return True
 
     async def _ask(self, call: Callable[..., Result], *arguments: object) -> Result:
-        """Call the outbox in the thread that asks the database."""
+        """Call the outbox in the database's thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: call(*arguments))
 
-    async def _rest(self) -> None:
+    async def _wait_for_wake(self) -> None:
         with anyio.move_on_after(self._pace.look):
             await self._wake.wait()
             self._wake.clear()
 
-    async def _stopped(self, stop: asyncio.Event) -> None:
-        """Begin no attempt any more, even while the database is asked for something."""
+    async def _watch_stop(self, stop: asyncio.Event) -> None:
+        """Begin no more attempts, even during a database call."""
         await stop.wait()
         self._stopping = True
-        for outlet in self._outlets.values():
+        for outlet in self._workers.values():
             outlet.stopping = True
         self._wake.set()

@@ -1,7 +1,7 @@
 """Refuses requests of foreign web pages to a server on the loopback address.
 
 A browser sends any page's requests to any address, including this machine's, but adds headers:
-`Origin` and `Sec-Fetch-Site` tell where the page is from (Fetch standard, Fetch Metadata), and
+`Origin` and `Sec-Fetch-Site` say where the page is from (Fetch standard, Fetch Metadata), and
 `Host` is the name that the page used (DNS rebinding gives this machine's address another name).
 """
 
@@ -45,48 +45,51 @@ class Admission:
     """What people set `hosts` with, if they can: a variable or an option, for messages."""
     origins_setting: str = ""
 
-    def refusal(self, scope: Scope) -> str:
+    def explain_refusal(self, scope: Scope) -> str:
         """The reason to refuse a request, with the remedy; empty when it is allowed."""
         headers = Headers(scope=scope)
-        named = headers.getlist("host")
-        if len(named) > 1 or not all(self._serves(host, scope) for host in named):
-            added = f", or add the name to {self.hosts_setting}" if self.hosts_setting else ""
+        hosts = headers.getlist("host")
+        if len(hosts) > 1 or not all(self._is_own_host(host, scope) for host in hosts):
+            hint = f", or add the name to {self.hosts_setting}" if self.hosts_setting else ""
             return (
-                f"The Host {_shown(named)} is not the address of this server; use the address "
-                f"that it listens on{added}."
+                f"The Host {_format_values(hosts)} is not the address of this server; use the "
+                f"address that it listens on{hint}."
             )
         origins = headers.getlist("origin")
-        if any(each in self.origins for each in origins) and len(origins) == 1:
+        if any(origin in self.origins for origin in origins) and len(origins) == 1:
             return ""
-        if not all(_is_own(origin, named) for origin in origins):
+        if not all(_is_own(origin, hosts) for origin in origins):
             return (
-                f"The Origin {_shown(origins)} is not allowed to use this server; {self._remedy}."
+                f"The Origin {_format_values(origins)} is not allowed to use this server; "
+                f"{self._remedy}."
             )
         sites = headers.getlist("sec-fetch-site")
         if all(site in _OWN_SITES for site in sites) or (self.links and _is_link(scope, headers)):
             return ""
         return (
-            f"Requests of other web pages (Sec-Fetch-Site: {_shown(sites)}) are not allowed; "
-            f"{self._remedy}."
+            f"Requests of other web pages (Sec-Fetch-Site: {_format_values(sites)}) are not "
+            f"allowed; {self._remedy}."
         )
 
     @property
     def _remedy(self) -> str:
-        added = (
+        hint = (
             f", or add that page's origin to {self.origins_setting}" if self.origins_setting else ""
         )
-        return f"open this server's own address{added}"
+        return f"open this server's own address{hint}"
 
-    def _serves(self, host: str, scope: Scope) -> bool:
-        """Whether the Host is ours, on any port: forwarding changes that; a rebound name fails."""
-        name, port = _split(host, _DEFAULT_PORTS[scope["scheme"]])
+    def _is_own_host(self, host: str, scope: Scope) -> bool:
+        """Whether the Host is this server's, on any port: forwarding changes ports, not names."""
+        name, port = _split_host(host, _DEFAULT_PORTS[scope["scheme"]])
         if name in self.hosts or f"{name}:{port}" in self.hosts:
             return True
         address = (scope.get("server") or ("",))[0]
-        return bool(name) and (name == address or (name == "localhost" and _loops(address)))
+        return bool(name) and (
+            name == address or (name == "localhost" and _is_loopback_address(address))
+        )
 
 
-def _plainly(status: int, reason: str, headers: Mapping[str, str]) -> Response:
+def _make_plain_response(status: int, reason: str, headers: Mapping[str, str]) -> Response:
     return PlainTextResponse(f"{reason}\n", status_code=status, headers=headers)
 
 
@@ -94,45 +97,47 @@ def _plainly(status: int, reason: str, headers: Mapping[str, str]) -> Response:
 class Guard:
     """The ASGI middleware: answers refused requests with 403 before reading any of them.
 
-    `told` makes the answer from status, reason and headers; by default it is plain text.
+    `make_response` makes the answer from status, reason and headers; by default it is plain text.
     """
 
     app: ASGIApp
     admission: Admission
-    told: Callable[[int, str, Mapping[str, str]], Response] = _plainly
+    make_response: Callable[[int, str, Mapping[str, str]], Response] = _make_plain_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = self.admission.refusal(scope) if scope["type"] in {"http", "websocket"} else ""
+        reason = (
+            self.admission.explain_refusal(scope) if scope["type"] in {"http", "websocket"} else ""
+        )
         if not reason:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             # A websocket that is closed before it is accepted is answered with 403 (ASGI doc).
             await WebSocketClose()(scope, receive, send)
         else:
-            refused = self.told(_FORBIDDEN, reason, {"Connection": "close"})
-            await refused(scope, receive, send)
+            response = self.make_response(_FORBIDDEN, reason, {"Connection": "close"})
+            await response(scope, receive, send)
 
 
-def names_in(text: str) -> frozenset[str]:
+def parse_names(text: str) -> frozenset[str]:
     """The names in a setting, separated by spaces or commas; in lower case, without a final dot."""
     return frozenset(name.lower().rstrip(".") for name in re.split(r"[\s,]+", text) if name)
 
 
-def origins_in(text: str) -> frozenset[str]:
+def parse_origins(text: str) -> frozenset[str]:
     """The origins in a setting. Raises ValueError for anything else, `*` and `null` included."""
-    found = names_in(text)
-    for origin in found:
+    origins = parse_names(text)
+    for origin in origins:
         parts = urlsplit(origin)
         if parts.scheme not in {"http", "https"} or origin != f"{parts.scheme}://{parts.netloc}":
             raise ValueError(
                 f"the allowed origin {origin!r} is not an origin; write scheme://host[:port]"
             )
-    return found
+    return origins
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens on this address is reached from this machine alone."""
-    return host == "localhost" or _loops(host)
+    """Whether a server that listens on this address is reached only from this machine."""
+    return host == "localhost" or _is_loopback_address(host)
 
 
 def _is_own(origin: str, hosts: list[str]) -> bool:
@@ -142,7 +147,7 @@ def _is_own(origin: str, hosts: list[str]) -> bool:
     if default is None or len(hosts) != 1:
         return False
     # A proxy may speak https to the page and http to this server.
-    return _split(parts.netloc, default) == _split(hosts[0], default)
+    return _split_host(parts.netloc, default) == _split_host(hosts[0], default)
 
 
 def _is_link(scope: Scope, headers: Headers) -> bool:
@@ -156,20 +161,20 @@ def _is_link(scope: Scope, headers: Headers) -> bool:
     )
 
 
-def _split(host: str, default: int) -> tuple[str, int]:
+def _split_host(host: str, default: int) -> tuple[str, int]:
     """Name and port of a Host header; an empty name for an invalid one."""
-    found = _AUTHORITY.fullmatch(host.lower())
-    if found is None:
+    match = _AUTHORITY.fullmatch(host.lower())
+    if match is None:
         return "", 0
-    return (found["name"] or found["v6"]).rstrip("."), int(found["port"] or default)
+    return (match["name"] or match["v6"]).rstrip("."), int(match["port"] or default)
 
 
-def _loops(address: str) -> bool:
+def _is_loopback_address(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
 
 
-def _shown(values: list[str]) -> str:
+def _format_values(values: list[str]) -> str:
     return ", ".join(repr(value) for value in values)

@@ -10,7 +10,7 @@ def loads(text: str | bytes) -> Any:
     """The value of a JSON text that can be written again in UTF-8. Raises ValueError."""
     decoded = text if isinstance(text, str) else text.decode()
     try:
-        value = json.loads(decoded, parse_constant=_refuse)
+        value = json.loads(decoded, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if "\\u" in decoded:
@@ -19,5 +19,5 @@ def loads(text: str | bytes) -> Any:
     return value
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number in JSON")
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a JSON number")

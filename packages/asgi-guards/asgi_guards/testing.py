@@ -17,8 +17,8 @@ _END_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Served:
-    """A server on this machine; it begins to end when `server.should_exit` is set."""
+class RunningServer:
+    """A server on this machine; it shuts down when `server.should_exit` is set."""
 
     port: int
     server: uvicorn.Server
@@ -29,19 +29,19 @@ class Served:
 
 
 @contextmanager
-def serving(
+def run_server(
     app: ASGIApp, *, port: int = 0, listening: socket | None = None, **options: Any
-) -> Iterator[Served]:
+) -> Iterator[RunningServer]:
     """Serve an app over HTTP/1.1 until the block ends, and yield it when it has begun.
 
     At `port`, or at a socket that listens already, which is closed at the end. `options` are those
     of `uvicorn.Config`; the app's lifespan does not run without `lifespan="on"`. Needs the extra
-    `uvicorn`. Raises RuntimeError for a server that does not begin or does not end.
+    `uvicorn`. Raises RuntimeError for a server that does not start or does not end.
     """
     import uvicorn
 
-    quick = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
-    options = {**quick, **options}
+    defaults = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
+    options = {**defaults, **options}
     server = uvicorn.Server(uvicorn.Config(app, port=port, **options))
     sockets = None if listening is None else [listening]
     thread = Thread(target=server.run, args=(sockets,), daemon=True)
@@ -49,9 +49,9 @@ def serving(
     try:
         while not server.started:
             if not thread.is_alive():
-                raise RuntimeError("The server ended before it had begun; its log says why.")
+                raise RuntimeError("The server ended before it started; its log says why.")
             thread.join(0.01)
-        yield Served(server.servers[0].sockets[0].getsockname()[1], server)
+        yield RunningServer(server.servers[0].sockets[0].getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join(_END_SECONDS)

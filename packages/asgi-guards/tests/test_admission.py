@@ -11,7 +11,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from asgi_guards.admission import Admission, Guard, names_in, origins_in
+from asgi_guards.admission import Admission, Guard, parse_names, parse_origins
 
 LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
@@ -108,15 +108,15 @@ def test_a_refused_page_is_told_the_setting_that_allows_it():
 
 
 def test_names_are_read_from_a_setting():
-    assert names_in("A.example., b:1  c") == {"a.example", "b:1", "c"}
-    assert names_in("") == frozenset()
-    assert origins_in("https://A.example, http://b:1") == {"https://a.example", "http://b:1"}
+    assert parse_names("A.example., b:1  c") == {"a.example", "b:1", "c"}
+    assert parse_names("") == frozenset()
+    assert parse_origins("https://A.example, http://b:1") == {"https://a.example", "http://b:1"}
 
 
 @pytest.mark.parametrize("text", ["*", "null", "board.example", "https://a.example/path"])
 def test_what_is_no_origin_is_refused(text):
     with pytest.raises(ValueError, match="scheme://host"):
-        origins_in(text)
+        parse_origins(text)
 
 
 def test_the_example_of_the_readme():

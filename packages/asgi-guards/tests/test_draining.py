@@ -9,8 +9,8 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from asgi_guards.draining import Draining
-from asgi_guards.testing import serving
+from asgi_guards.draining import DrainMiddleware
+from asgi_guards.testing import run_server
 
 LARGE = b"x" * (20 * 1024 * 1024)
 
@@ -21,14 +21,14 @@ def refusing(**bounds):
     async def refuse(_request):
         return PlainTextResponse("too large", 413, {"Connection": "close"})
 
-    draining = Middleware(Draining, **bounds)
+    draining = Middleware(DrainMiddleware, **bounds)
     return Starlette(routes=[Route("/", refuse, methods=["GET", "POST"])], middleware=[draining])
 
 
 def told_to(app, *pieces):
     """What is answered to a client that sends these pieces, and then reads."""
     with (
-        serving(app) as server,
+        run_server(app) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
     ):
         for each in pieces:
@@ -41,7 +41,7 @@ def told_to(app, *pieces):
 
 @pytest.mark.parametrize("body", [LARGE, b"", b"x"])
 def test_the_answer_comes_to_a_client_that_sends_everything_first(body):
-    with serving(refusing()) as server:
+    with run_server(refusing()) as server:
         for _ in range(10):
             answer = httpx.post(server.url, content=body)
             assert (answer.status_code, answer.text) == (413, "too large")

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from asgi_guards.connections import MOST_HEAD, options
-from asgi_guards.testing import serving
+from asgi_guards.connections import MOST_HEAD, make_uvicorn_options
+from asgi_guards.testing import run_server
 
 PIECE = b"y" * 16_384
 
@@ -52,7 +52,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     ids=["value", "name", "headers", "path", "extension", "trailers"],
 )
 def test_a_head_without_end_is_refused(parts):
-    with serving(size, **options()) as served:
+    with run_server(size, **make_uvicorn_options()) as served:
         answer = asked(served, *parts)
         assert b" 200 " not in answer
         assert b"1 bytes" in asked(served, HEAD, b"Content-Length: 1\r\n\r\nx")
@@ -61,7 +61,7 @@ def test_a_head_without_end_is_refused(parts):
 def test_a_head_within_the_bounds_and_any_body_are_taken():
     large = b"x: " + b"y" * (MOST_HEAD - 1_000) + b"\r\n"
     body = b"%x\r\n" % len(PIECE) + PIECE + b"\r\n"
-    with serving(size, **options()) as served:
+    with run_server(size, **make_uvicorn_options()) as served:
         answer = asked(served, HEAD, large, b"Content-Length: 1000000\r\n\r\n", b"z" * 1_000_000)
         assert b"1000000 bytes" in answer
         answer = asked(served, CHUNKED, *[body] * 100, b"0\r\n\r\n")

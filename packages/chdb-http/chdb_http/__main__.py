@@ -9,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from asgi_guards.admission import Admission, names_in, origins_in
-from chdb_http.engine.confine import Reach, confine
+from asgi_guards.admission import Admission, parse_names, parse_origins
+from chdb_http.engine.confine import Reach, confine_process
 from chdb_http.errors import StartError
 from chdb_http.http.auth import DEFAULT_USER, Account
 
@@ -24,7 +24,7 @@ _BROKEN_OFF = "ASGI callable returned without completing response."
 
 def main(argv: list[str] | None = None) -> int:
     """Run the server; 0 after a signal, 1 with one line on stderr when it cannot start."""
-    options = _parser().parse_args(argv)
+    options = _build_parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _BROKEN_OFF)
     try:
@@ -39,15 +39,15 @@ def _serve(options: argparse.Namespace) -> None:
     reach = Reach(
         data=options.path.expanduser().resolve(),
         paths=tuple(path.expanduser().resolve() for path in options.allowed_path),
-        hosts=_hosts(options.remote_host),
+        hosts=_parse_hosts(options.remote_host),
         any_port=options.config_file is not None,
     )
-    account = _account(options.user, options.password_env)
-    admission = _admission(options)
+    account = _build_account(options.user, options.password_env)
+    admission = _build_admission(options)
     sys.setswitchinterval(_SWITCH_SECONDS)
     config_file = options.config_file and options.config_file.expanduser().resolve()
     files = [config_file] if config_file else []
-    if not confine(reach, *files, shown=options.shown_variable):
+    if not confine_process(reach, *files, shown_variables=options.shown_variable):
         logging.getLogger(__name__).warning(
             "The kernel has no Landlock: what a query can access is limited only by the engine's "
             "rights and a check of the query's text; do not let strangers query this server"
@@ -64,33 +64,33 @@ def _serve(options: argparse.Namespace) -> None:
         max_connections=options.max_connections,
         admission=admission,
     )
-    serve(config, _announce)
+    serve(config, _print_address)
 
 
-def _hosts(named: list[str]) -> tuple[str, ...]:
+def _parse_hosts(names: list[str]) -> tuple[str, ...]:
     """The remote hosts. Raises StartError for anything but `name[:port]`."""
-    found = tuple(sorted(names_in(" ".join(named))))
-    for host in found:
+    hosts = tuple(sorted(parse_names(" ".join(names))))
+    for host in hosts:
         if not _REMOTE.fullmatch(host):
             raise StartError(f"the remote host {host!r} is invalid; write name or name:port")
-    return found
+    return hosts
 
 
-def _admission(options: argparse.Namespace) -> Admission:
-    """Which requests are let in. Raises StartError for an origin that is none."""
+def _build_admission(options: argparse.Namespace) -> Admission:
+    """Which requests are admitted. Raises StartError for an invalid origin."""
     try:
-        origins = origins_in(" ".join(options.allowed_origin))
+        origins = parse_origins(" ".join(options.allowed_origin))
     except ValueError as error:
         raise StartError(str(error)) from error
     return Admission(
-        hosts=names_in(" ".join(options.allowed_host)),
+        hosts=parse_names(" ".join(options.allowed_host)),
         origins=origins,
         hosts_setting="--allowed-host",
         origins_setting="--allowed-origin",
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chdb_http", description=__doc__)
     parser.add_argument("--path", type=Path, required=True, help="data folder")
     parser.add_argument("--config-file", type=Path, help="ClickHouse's own configuration, XML")
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-connections", type=int, default=_MAX_CONNECTIONS, help="most statements at once"
     )
-    for option, metavar, said in (
+    for option, metavar, description in (
         ("--allowed-host", "NAME[:PORT]", "Host header to accept besides the address"),
         ("--allowed-origin", "SCHEME://HOST[:PORT]", "origin whose web pages may use the server"),
         ("--remote-host", "NAME[:PORT]", "host that url() and s3() may connect to"),
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
             action="append",
             default=[],
             metavar=metavar,
-            help=f"{said}; several: repeat it, or use commas",
+            help=f"{description}; several: repeat it, or use commas",
         )
     parser.add_argument(
         "--shown-variable",
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _account(user: str | None, variable: str | None) -> Account | None:
+def _build_account(user: str | None, variable: str | None) -> Account | None:
     if variable is None:
         if user is not None:
             raise StartError(f"--user {user} has no password; add --password-env VARIABLE")
@@ -146,7 +146,7 @@ def _account(user: str | None, variable: str | None) -> Account | None:
     return Account(user=user or DEFAULT_USER, password=password)
 
 
-def _announce(host: str, port: int) -> None:
+def _print_address(host: str, port: int) -> None:
     sys.stdout.write(f"listening on {host}:{port}\n")
     sys.stdout.flush()
 

@@ -42,14 +42,14 @@ class ServerProcess:
             self.process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        return self._reap()
+        return self._wait_exit()
 
     def kill(self) -> int:
         """End the server at once, as a crash would."""
         self.process.kill()
-        return self._reap()
+        return self._wait_exit()
 
-    def _reap(self) -> int:
+    def _wait_exit(self) -> int:
         code = self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -109,19 +109,19 @@ def launch(
 def _wait_ready(
     process: subprocess.Popen[bytes], host: str, log: Path | None, seconds: float
 ) -> ServerProcess:
-    line = _first_line(process, time.monotonic() + seconds)
+    line = _read_first_line(process, time.monotonic() + seconds)
     if line.startswith(_READY):
         return ServerProcess(process=process, host=host, port=int(line.rpartition(":")[2]))
     process.kill()
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
-    said = log.read_text(errors="replace").strip().splitlines() if log and log.exists() else []
-    reason = said[-1] if said else f"exit code {process.returncode}; see its stderr"
+    lines = log.read_text(errors="replace").strip().splitlines() if log and log.exists() else []
+    reason = lines[-1] if lines else f"exit code {process.returncode}; see its stderr"
     raise StartError(f"The ClickHouse server did not start: {reason}")
 
 
-def _first_line(process: subprocess.Popen[bytes], deadline: float) -> str:
+def _read_first_line(process: subprocess.Popen[bytes], deadline: float) -> str:
     if process.stdout is None:
         return ""
     with selectors.DefaultSelector() as selector:

@@ -249,8 +249,8 @@ def test_an_error_in_a_stream(connect, caplog, compress):
 
 def test_the_definition_of_a_table(client, table):
     name = table("a UInt64 COMMENT 'x'", "a")
-    (told,) = client.query(f"SHOW CREATE TABLE {name}").result_rows
-    assert told[0].startswith(f"CREATE TABLE default.{name}\n(\n    `a` UInt64 COMMENT 'x'\n)")
+    (row,) = client.query(f"SHOW CREATE TABLE {name}").result_rows
+    assert row[0].startswith(f"CREATE TABLE default.{name}\n(\n    `a` UInt64 COMMENT 'x'\n)")
     assert "GRANT" in client.query("SHOW GRANTS").result_rows[0][0]
 
 
@@ -268,7 +268,7 @@ def test_what_the_server_lacks_is_told(client, query):
 
 @pytest.mark.parametrize("version", ["0", "54405"])
 def test_a_client_of_another_protocol_version(server, version):
-    """The answer has no block info, which tells a client that its version is not used."""
+    """The answer has no block info, which shows a client that its version is not used."""
     params = {"client_protocol_version": version}
     query = "SELECT 1 AS check FORMAT Native"
     said = httpx.post(f"{server.url}/", params=params, content=query).content

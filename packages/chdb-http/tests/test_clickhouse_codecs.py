@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chdb_http.engine.options import check_url
-from chdb_http.http.arrow_file import stream_of_file
+from chdb_http.http.arrow_file import extract_stream
 from chdb_http.http.body import Body
-from chdb_http.http.codecs import choose_encoding, decoder, encoder
-from chdb_http.http.content_types import content_type
+from chdb_http.http.codecs import choose_encoding, make_decoder, make_encoder
+from chdb_http.http.content_types import get_content_type
 from chdb_http.http.forms import parse_form
 from chdb_http.sql.errors import Code, EngineError, from_engine
 
@@ -35,7 +35,7 @@ COMPRESS = {
 @given(parts=st.lists(st.binary(min_size=1), min_size=1, max_size=4), size=st.integers(1, 50))
 def test_frame_after_frame_in_any_pieces(encoding, parts, size):
     body = b"".join(COMPRESS[encoding](part) for part in parts)
-    reader = decoder(encoding)
+    reader = make_decoder(encoding)
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     assert b"".join(reader.decompress(piece) for piece in pieces) == b"".join(parts)
     reader.finish()
@@ -44,7 +44,7 @@ def test_frame_after_frame_in_any_pieces(encoding, parts, size):
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "lz4", None])
 @given(parts=st.lists(st.binary(), max_size=4))
 def test_encoders_and_decoders_agree(encoding, parts):
-    writer, reader = encoder(encoding), decoder(encoding or "")
+    writer, reader = make_encoder(encoding), make_decoder(encoding or "")
     body = b"".join(writer.compress(part) for part in parts) + writer.finish()
     assert reader.decompress(body) == b"".join(parts)
     reader.finish()
@@ -59,7 +59,7 @@ def test_a_bomb_goes_off_a_portion_at_a_time(encoding):
         yield body
 
     async def sizes():
-        return [(len(each), each[-5:]) async for each in Body(raw(), encoding).chunks()]
+        return [(len(each), each[-5:]) async for each in Body(raw(), encoding).read_chunks()]
 
     found = asyncio.run(sizes())
     assert sum(length for length, _ in found) == size + 5
@@ -69,7 +69,7 @@ def test_a_bomb_goes_off_a_portion_at_a_time(encoding):
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "lz4"])
 def test_a_cut_body_is_an_error(encoding):
-    reader = decoder(encoding)
+    reader = make_decoder(encoding)
     reader.decompress(COMPRESS[encoding](b"x" * 100)[:-3])
     with pytest.raises(EngineError, match=f"'{encoding}'"):
         reader.finish()
@@ -78,12 +78,12 @@ def test_a_cut_body_is_an_error(encoding):
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "lz4"])
 def test_a_broken_body_is_an_error(encoding):
     with pytest.raises(EngineError, match="Cannot decompress"):
-        decoder(encoding).decompress(b"these are plain rows, not a frame")
+        make_decoder(encoding).decompress(b"these are plain rows, not a frame")
 
 
 def test_an_unknown_encoding_names_the_known():
     with pytest.raises(EngineError, match=r"'bz3'.*lz4, zstd, gzip, deflate"):
-        decoder("bz3")
+        make_decoder("bz3")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_own_errors_have_the_server_s_names():
     ],
 )
 def test_content_types(name, kind):
-    assert content_type(name) == kind
+    assert get_content_type(name) == kind
 
 
 def test_a_form():
@@ -264,7 +264,7 @@ async def _joined(body: bytes, size: int) -> bytes:
         for at in range(0, len(body), size):
             yield body[at : at + size]
 
-    return b"".join([chunk async for chunk in stream_of_file(pieces())])
+    return b"".join([chunk async for chunk in extract_stream(pieces())])
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 1 << 20])

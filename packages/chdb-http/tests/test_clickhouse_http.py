@@ -52,11 +52,11 @@ def table(http):
     return create
 
 
-def wait_for(condition, seconds, told=lambda: ""):
-    """Wait until the condition holds; fail after `seconds` with the text of `told`."""
+def wait_for(condition, seconds, describe=lambda: ""):
+    """Wait until the condition holds; fail after `seconds` with the text from `describe`."""
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, told()
+        assert time.monotonic() < until, describe()
         time.sleep(0.05)
 
 
@@ -243,7 +243,7 @@ def test_error_statuses(http, query, status, number):
     ],
 )
 def test_a_first_token_that_the_lexer_rejects(http, table, token):
-    """The engine itself takes such a text for an empty one, and says nothing."""
+    """The engine itself treats such a text as empty, and reports no error."""
     name = table("a UInt8")
     for before in (b"", b" \n", b"/* c */ ", b"(", b"-- c\n"):
         text = before + token + b"INSERT INTO %b VALUES (1)" % name.encode()
@@ -396,8 +396,8 @@ def test_a_session_keeps_its_own_and_not_the_request_s(http):
     # A request that fails before its statement leaves nothing behind either.
     one, two = {"kept_too": b"1\n"}, {"broken": b"1\n"}
     for bad in ("no_such_type", "a UInt8)) SELECT"):
-        told = {"kept_too_structure": "a UInt8", "broken_structure": f"a {bad}"}
-        params = {"session_id": "keep", "query": "SELECT 1", "database": "default", **told}
+        structures = {"kept_too_structure": "a UInt8", "broken_structure": f"a {bad}"}
+        params = {"session_id": "keep", "query": "SELECT 1", "database": "default", **structures}
         assert http.post("/", params=params, files={**one, **two}).status_code >= 400
         assert ok(ask(setting)) == "3\tsystem\n"
         assert ok(ask("EXISTS TEMPORARY TABLE kept_too")) == "0\n"
@@ -773,10 +773,10 @@ def test_a_statement_is_bounded_as_the_server_bounds_it(http, table):
     def text(size):
         return f"SELECT length('{'x' * (size - 17)}')"
 
-    told = ("Max query size exceeded", "`max_query_size`")
+    words = ("Max query size exceeded", "`max_query_size`")
     assert run(http, text(262_144)) == f"{262_144 - 17}\n"
-    failed(http.post("/", content=text(262_145)), 400, 62, *told)
-    failed(http.post("/", params={"max_query_size": "99"}, content=text(100)), 400, 62, *told)
+    failed(http.post("/", content=text(262_145)), 400, 62, *words)
+    failed(http.post("/", params={"max_query_size": "99"}, content=text(100)), 400, 62, *words)
     for limit in ("300000", "0"):
         assert run(http, text(300_000), {"max_query_size": limit})[0] == "2"
     failed(http.post("/", params={"max_query_size": "many"}, content="SELECT 1"), 400, 27)
@@ -788,7 +788,7 @@ def test_a_statement_is_bounded_as_the_server_bounds_it(http, table):
     for head in (f"INSERT INTO {name} VALUES ", f"INSERT INTO {name} FORMAT Values "):
         run(http, f"{head}{' ' * 300_000}('{'x' * 300_000}')")
     late = f"INSERT INTO {name}{' ' * 300_000} VALUES ('x')"
-    failed(http.post("/", content=late), 400, 62, *told)
+    failed(http.post("/", content=late), 400, 62, *words)
     assert run(http, f"SELECT count(), min(length(s)) FROM {name}") == "2\t300000\n"
 
 
@@ -904,7 +904,7 @@ def is_well_formed(answer):
     ]),
 )  # fmt: skip
 def test_every_answer_is_clickhouse_s(http, method, given_, headers, body, form):
-    """The server's log, which must stay empty, is read when the server ends."""
+    """The log of the server must stay empty; it is read when the server ends."""
     url = "/?" + "&".join(f"{name}={escaped(value)}" for name, value in given_)
     headers = {**headers, **({"Content-Type": form} if body.startswith(b"--xx") else {})}
     content = body if method == "POST" else None

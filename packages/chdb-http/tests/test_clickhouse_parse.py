@@ -13,7 +13,14 @@ from chdb_http.sql.errors import EngineError
 from chdb_http.sql.parse import parse
 from chdb_http.sql.rewrite import insert_from, kill_by_engine_ids, select_into
 from chdb_http.sql.statement import Verb
-from chdb_http.sql.tokens import quote_name, quote_string, split_list, steps, tokens, unquote
+from chdb_http.sql.tokens import (
+    iter_steps,
+    iter_tokens,
+    quote_name,
+    quote_string,
+    split_list,
+    unquote,
+)
 
 INSERTS = [
     (b"INSERT INTO t FORMAT CSV\n1,2\n", "CSV", b"1,2\n"),
@@ -185,14 +192,14 @@ def test_kill_names_the_engine_s_query():
 def test_quoting_and_back(value):
     encoded = value.encode("utf-8", "replace").decode()
     for quote in (quote_string, quote_name):
-        (token,) = tokens(quote(encoded).encode())
+        (token,) = iter_tokens(quote(encoded).encode())
         assert unquote(token.value) == encoded
 
 
 @given(st.binary())
 def test_any_bytes_are_cut_into_tokens_in_order(text):
     end = 0
-    for token in tokens(text):
+    for token in iter_tokens(text):
         assert token.start >= end
         assert token.value == text[token.start : token.end]
         end = token.end
@@ -223,7 +230,7 @@ def test_split_list():
     ],
 )
 def test_tokens_are_the_engine_s(text, values):
-    assert [token.value for token in tokens(text)] == values
+    assert [token.value for token in iter_tokens(text)] == values
 
 
 LONG = {
@@ -241,9 +248,9 @@ LONG = {
 @pytest.mark.parametrize("size", [0, 4090, 4094, 4096, 4098, 8192, 100_000])
 def test_a_long_token_is_whole(kind, size):
     text = LONG[kind](size)
-    *_, last = tokens(text + b"\n;")
+    *_, last = iter_tokens(text + b"\n;")
     assert (last.value, last.start) == (b";", len(text) + 1)
-    assert max(len(list(step)) for step in steps(text)) < 2000
+    assert max(len(list(step)) for step in iter_steps(text)) < 2000
 
 
 def test_a_name_beyond_reason_is_refused():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chdb_http.engine.reach import check_reach
 from chdb_http.sql.errors import EngineError
-from chdb_http.sql.pieces import PIECE, is_found, unescaped
+from chdb_http.sql.pieces import PIECE, is_found, remove_escapes
 
 BEGUN = re.compile(rb"[{,.]\s*\Z")
 DOTS = re.compile(rb"file|[{,]\s*\.")
@@ -40,7 +40,7 @@ def test_what_is_not_there_is_not_found(size):
 
 @given(st.lists(st.sampled_from([b"\\", b"a", b"\\\\", b"'"])).map(b"".join))
 def test_unescaped_text_is_what_the_expression_gives(value):
-    assert unescaped(value) == re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
+    assert remove_escapes(value) == re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
 
 
 LONG = 1 << 17

@@ -32,7 +32,7 @@ def ask(server, text, **options):
 
 
 def refused(path, *arguments):
-    """What a server says that does not start with these arguments."""
+    """Return the error of a server that does not start with these arguments."""
     done = subprocess.run(
         [*COMMAND, "--path", str(path), "--port", "0", *arguments],
         capture_output=True,

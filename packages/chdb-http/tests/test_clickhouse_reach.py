@@ -493,7 +493,7 @@ def test_get_writes_nothing_through_a_function(http_client, session):
         assert answer.headers["X-ClickHouse-Exception-Code"] == "164", answer.text
 
 
-@pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")
+@pytest.mark.skipif(not landlock.get_abi_version(), reason="the kernel offers no Landlock")
 def test_the_engine_may_read_its_threads_statistics(http_client):
     """If it may not, every statement raises and drops several errors, a third of its work."""
     assert http_client.post("/", content="SELECT 1").text == "1\n"
@@ -503,7 +503,7 @@ def test_the_engine_may_read_its_threads_statistics(http_client):
     assert http_client.post("/", content=refused).text == before
 
 
-@pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")
+@pytest.mark.skipif(not landlock.get_abi_version(), reason="the kernel offers no Landlock")
 def test_no_file_of_the_process_shows_what_a_shell_has_exported(tmp_path, monkeypatch):
     monkeypatch.setenv("EXPORTED_BY_A_SHELL", SECRET)
     account = Account(user="ann", password="a password")
@@ -517,7 +517,7 @@ def test_no_file_of_the_process_shows_what_a_shell_has_exported(tmp_path, monkey
         assert answer.text == "1\n"
 
 
-@pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")
+@pytest.mark.skipif(not landlock.get_abi_version(), reason="the kernel offers no Landlock")
 def test_a_variable_is_shown_that_is_to_be(tmp_path, monkeypatch):
     monkeypatch.setenv("FOUND_BY", "this")
     names = ["FOUND_BY", "NOT_SET"]
@@ -526,7 +526,7 @@ def test_a_variable_is_shown_that_is_to_be(tmp_path, monkeypatch):
     assert shown.strip(b"\0") == b"FOUND_BY=this"
 
 
-@pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")
+@pytest.mark.skipif(not landlock.get_abi_version(), reason="the kernel offers no Landlock")
 def test_files_inside_are_reached(http_client, server):
     inserted = "INSERT INTO FUNCTION file('in.csv', 'CSV', 'a Int8') SELECT 7"
     assert http_client.post("/", content=inserted).text == ""

@@ -1,4 +1,4 @@
-"""Addresses of http and https that people write."""
+"""HTTP and HTTPS addresses that people write."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _PRINTABLE = re.compile(r"[!-~]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def http_address(url: Any) -> SplitResult | None:
-    """The parts of an address; None if it is none of http or https in ASCII, with a host."""
+def parse_http_address(url: Any) -> SplitResult | None:
+    """The parts of an address; None unless it is http or https, in ASCII, and has a host."""
     if not isinstance(url, str) or not _PRINTABLE.fullmatch(url):
         return None
     try:
@@ -22,14 +22,13 @@ def http_address(url: Any) -> SplitResult | None:
     return parts if usable else None
 
 
-def without_secrets(url: Any) -> str:
-    """What a message may show of an address that is wrong: neither user, query nor fragment.
+def mask_secrets(url: Any) -> str:
+    """What a message may show of an invalid address: no user, query or fragment.
 
-    A password may have any of their marks in it: where they contradict each other, nothing is
-    shown.
+    A password may contain `@`, `?` and `#`: if it is unclear where it ends, nothing is shown.
     """
     text = str(url)
-    scheme = found[0] if (found := _SCHEME.match(text)) else ""
+    scheme = match[0] if (match := _SCHEME.match(text)) else ""
     plain, *hidden = re.split(r"[?#]", text[len(scheme) :], maxsplit=1)
-    unclear = any("@" in each for each in hidden)
+    unclear = any("@" in tail for tail in hidden)
     return f"{scheme}{'…' if unclear else plain.rpartition('@')[2]}"

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from asgi_guards.admission import Admission
-from durable_invocations.ingress.app import Settings as AppSettings
+from durable_invocations.ingress.app import IngressSettings as AppSettings
 from durable_invocations.ingress.app import create_app
-from durable_invocations.ingress.tokens import checked
+from durable_invocations.ingress.tokens import check_token
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.timers import SteadyClock
@@ -24,37 +24,44 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
 Beside = Callable[[Runtime], Awaitable[None]]
-"""What is done beside a running runtime, until it ends."""
+"""Runs beside a runtime until it ends."""
 
 
 def runtime_app(
-    database: str, *, token: str = "", hosts: Sequence[str] = (), settings: Settings | None = None
+    database: str,
+    *,
+    token: str = "",
+    hosts: Sequence[str] = (),
+    settings: RuntimeSettings | None = None,
 ) -> Starlette:
-    """The ingress and administration of a runtime that keeps invocations in a database's URL.
+    """The ingress and administration of a runtime that keeps invocations in the database.
 
-    Makes the tables that are missing. Several may run on one PostgreSQL. Who has no `token` is
-    refused, if there is one; `hosts` are names of the server besides its address. Serve it by
-    itself, since servers run no lifespan of a mounted application, and let none fork after it is
-    made.
+    Creates missing tables. Several runtimes may share one PostgreSQL. If there is a `token`,
+    requests without it are refused; `hosts` are names of the server besides its address. Serve it
+    unmounted, since servers do not run the lifespan of a mounted application, and do not fork once
+    it is created.
 
-    Raises ConfigError for another database than SQLite or PostgreSQL, and for a token that is too
+    Raises ConfigError for databases other than SQLite and PostgreSQL, and for a token that is too
     short; UnavailableError for a database that does not answer.
     """
-    checked(token)
-    clock, driven = SteadyClock(), settings or Settings()
+    check_token(token)
+    clock, runtime_settings = SteadyClock(), settings or RuntimeSettings()
     store = SqlStore(
-        open_database(database, kept=True), owner=driven.owner, clock=clock.utc, lead=clock.lead
+        open_database(database, keep_open=True),
+        owner=runtime_settings.owner,
+        clock=clock.get_utc,
+        lead=clock.get_lead,
     )
     store.ensure()
     admission = Admission(
-        hosts=frozenset(each.lower() for each in hosts), hosts_setting="runtime_app(hosts=…)"
+        hosts=frozenset(host.lower() for host in hosts), hosts_setting="runtime_app(hosts=…)"
     )
-    return serve_store(store, driven, clock, token=token, admission=admission)
+    return serve_store(store, runtime_settings, clock, token=token, admission=admission)
 
 
 def serve_store(
     store: SqlStore,
-    settings: Settings,
+    settings: RuntimeSettings,
     clock: SteadyClock | None = None,
     *,
     token: str = "",
@@ -67,21 +74,21 @@ def serve_store(
 ) -> Starlette:
     """The application of a runtime over this store.
 
-    `own` is the id of a deployment that nobody may unregister, `routes` are served too, below
-    `own_path` without a token, and `beside` is done while it runs.
+    `own` is the id of a deployment that nobody may unregister; `routes` are served too, without a
+    token below `own_path`; `beside` runs while the application does.
     """
     runtime = Runtime(store, settings, clock=clock)
 
     @asynccontextmanager
     async def run(_app: Starlette) -> AsyncIterator[None]:
         async with runtime:
-            done = asyncio.ensure_future(beside(runtime)) if beside else None
+            task = asyncio.ensure_future(beside(runtime)) if beside else None
             try:
                 yield
             finally:
-                if done is not None:
-                    done.cancel()
-                    await asyncio.gather(done, return_exceptions=True)
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
 
     return create_app(
         AppSettings(

@@ -1,6 +1,6 @@
-"""The longest times that either side takes, in seconds."""
+"""The longest times that either side accepts, in seconds."""
 
 YEAR = 366 * 86_400
-"""Between attempts."""
+"""The longest wait between two attempts."""
 CENTURY = 100 * YEAR
-"""A delay, or a sleep."""
+"""The longest delay or sleep."""

@@ -1,4 +1,4 @@
-"""A runtime for the tests of services: it and they run in threads of the test's own process."""
+"""A runtime for tests of services: all run in threads of the test's process."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ _SECONDS_BETWEEN = 0.05
 def running(*services: AnyService, attempts: int = 3) -> Iterator[Client]:
     """Serve the services, and yield a client of a runtime that has them registered.
 
-    An attempt that fails is made again after 50 ms; after `attempts` in a row without progress the
-    invocation is paused, so give calls of handlers that may fail their `seconds`. Everything ends
+    A failed attempt is retried after 50 ms; after `attempts` in a row without progress the
+    invocation is paused, so pass `seconds` when you call handlers that may fail. Everything ends
     with the block, and nothing is kept. Needs the extra `runtime`.
     """
-    from asgi_guards.testing import serving
+    from asgi_guards.testing import run_server
     from durable_invocations.serving.app import service_app
 
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="invocations-"))
-        runtime = stack.enter_context(_runtime(f"sqlite:///{folder}/invocations.sqlite", attempts))
+        runtime = stack.enter_context(
+            _serve_runtime(f"sqlite:///{folder}/invocations.sqlite", attempts)
+        )
         client = stack.enter_context(Client(runtime))
-        client.register(stack.enter_context(serving(service_app(*services))).url)
+        client.register(stack.enter_context(run_server(service_app(*services))).url)
         yield client
 
 
 @contextmanager
-def _runtime(database: str, attempts: int) -> Iterator[str]:
-    from asgi_guards.testing import serving
+def _serve_runtime(database: str, attempts: int) -> Iterator[str]:
+    from asgi_guards.testing import run_server
     from durable_invocations.app import serve_store
     from durable_invocations.runtime import settings
     from durable_invocations.runtime.retries import RetryPolicy
@@ -48,8 +50,8 @@ def _runtime(database: str, attempts: int) -> Iterator[str]:
     store = SqlStore(open_database(database))
     try:
         store.ensure()
-        app = serve_store(store, settings.Settings(policy=policy))
-        with serving(app, lifespan="on") as served:
+        app = serve_store(store, settings.RuntimeSettings(policy=policy))
+        with run_server(app, lifespan="on") as served:
             yield served.url
     finally:
         store.engine.dispose()

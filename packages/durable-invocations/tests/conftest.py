@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from sql_transactions.testing import new_databases, running_postgres
+from sql_transactions.testing import make_database_factory, run_postgres
 
 SUPPORT = Path(__file__).parent / "support"
 sys.path += [
@@ -37,8 +37,8 @@ def pytest_pyfunc_call(pyfuncitem):
 def new_postgres(tmp_path_factory):
     """Give a function that makes an empty database on a PostgreSQL and returns its URL."""
     with (
-        running_postgres(tmp_path_factory.mktemp("runtime")) as server,
-        new_databases(server.get_uri()) as make,
+        run_postgres(tmp_path_factory.mktemp("runtime")) as server,
+        make_database_factory(server.get_uri()) as make,
     ):
         yield make
 

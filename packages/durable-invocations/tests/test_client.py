@@ -10,14 +10,14 @@ import pytest
 from liveruntime import DEADLINE, asked_for, running, until
 
 from durable_invocations import Context, Service, TerminalError, VirtualObject, service_app
-from durable_invocations.client.client import Client, Sent
+from durable_invocations.client.client import Client, SentInvocation
 from durable_invocations.client.errors import (
     InvocationFailedError,
     InvocationRefusedError,
     TokenRefusedError,
 )
 from durable_invocations.errors import ConfigError, UnavailableError, WaitError
-from durable_invocations.protocol.ids import new_id, shown
+from durable_invocations.protocol.ids import format_id, make_id
 
 TOKEN = "a-token-of-this-test"
 desk = Service("Desk")
@@ -67,7 +67,7 @@ def client(url):
 
 
 def test_a_handler_is_called_and_its_output_returned(client):
-    client.health()
+    client.check_health()
     assert client.call("Desk", "double", 21) == 42
     assert client.call("Desk", "double", b"4", idempotency_key="eight") == 8
     assert client.call("Desk", "double", b"4", idempotency_key="ächt 中") == 8
@@ -78,7 +78,7 @@ def test_a_handler_is_called_and_its_output_returned(client):
 def test_an_invocation_is_sent_once_and_attached_to(client):
     sent = client.send("Desk", "double", 1, idempotency_key="once")
     assert sent.is_new
-    assert client.send("Desk", "double", 5, idempotency_key="once") == Sent(
+    assert client.send("Desk", "double", 5, idempotency_key="once") == SentInvocation(
         id=sent.id, is_new=False
     )
     assert client.attach(sent.id, seconds=DEADLINE) == client.output(sent.id) == 2
@@ -142,7 +142,7 @@ def test_invocations_are_listed_paused_resumed_killed_and_purged(client, tmp_pat
     id_, _ = asked_for(client, tmp_path)
     until(lambda: client.invocation(id_)["status"] == "suspended")
     assert id_ in [each["id"] for each in client.invocations(handler="approve", status="suspended")]
-    assert client.change(id_, "pause")
+    assert client.change_invocation(id_, "pause")
     assert client.resume(id_)
     assert client.kill(id_)
     assert client.purge(id_)
@@ -166,7 +166,7 @@ def test_each_of_two_runtimes_on_a_database_answers_for_the_other(client, folder
 
 
 def test_what_is_not_registered_is_not_asked(client):
-    with pytest.raises(InvocationRefusedError, match=r"422: The address .* has a user in it"):
+    with pytest.raises(InvocationRefusedError, match=r"422: The address .* contains a user"):
         client.register("http://me:secret@127.0.0.1:1")
     with pytest.raises(UnavailableError, match="answers 502"):
         client.register("http://127.0.0.1:1")
@@ -176,7 +176,7 @@ def test_what_is_not_registered_is_not_asked(client):
 def test_unknown_invocations_are_refused(client):
     for ask in (client.output, client.attach, client.invocation, client.cancel):
         with pytest.raises(InvocationRefusedError) as refused:
-            ask(shown(new_id()))
+            ask(format_id(make_id()))
         assert refused.value.status == 404
 
 
@@ -193,7 +193,7 @@ def test_a_token_that_was_changed_elsewhere_is_refused_for_now(url):
 
 def test_without_the_token_the_runtime_refuses(url):
     with Client(url, "another-token-of-it") as client:
-        client.health()
+        client.check_health()
         with pytest.raises(
             InvocationRefusedError, match=r"401.*with the runtime's token"
         ) as refused:

@@ -39,7 +39,7 @@ def test_a_handler_that_fails_in_a_test_is_paused_and_nothing_is_left(
     assert (len(tried), folder.exists()) == (2, False)
     assert "OSError: it is broken" in caplog.text
     with pytest.raises(UnavailableError):
-        Client(client.url).health()
+        Client(client.url).check_health()
 
 
 @pytest.mark.parametrize("attempts", [1, 10_000])

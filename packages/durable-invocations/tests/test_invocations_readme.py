@@ -69,6 +69,6 @@ def test_a_runtime_that_is_killed_goes_on_with_what_it_kept(folder):
             os.kill(process.pid, signal.SIGKILL)
             process.wait(SECONDS)
         with pytest.raises(UnavailableError), Client(url) as client:
-            client.health()
+            client.check_health()
         with serving(folder, "runtime:app") as (url, _), Client(url) as client:
             assert client.attach(sent.id, seconds=SECONDS) == "Hello, Ada, of 3 letters!"

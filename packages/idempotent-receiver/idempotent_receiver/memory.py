@@ -8,13 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from idempotent_receiver.store import Standing, Store, StoreFullError, lost
+from idempotent_receiver.store import ClaimStatus, Store, StoreFullError, make_claim_lost_error
 
 MOST = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Entry:
+class _EventRecord:
     holder: str
     at: float
     until: float | None
@@ -32,37 +32,37 @@ class MemoryStore(Store):
         self._clock = clock
         self._moved = threading.Condition()
         # The oldest first.
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, _EventRecord] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def claim(self, event_id: str, holder: str, lease: float) -> Standing:
+    def claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         with self._moved:
-            standing = self._standing(event_id)
-            if standing is Standing.MINE:
-                self._keep_bound(event_id)
+            status = self._get_claim_status(event_id)
+            if status is ClaimStatus.MINE:
+                self._check_capacity(event_id)
                 now = self._clock()
-                self._put(event_id, _Entry(holder=holder, at=now, until=now + lease))
-            return standing
+                self._put_record(event_id, _EventRecord(holder=holder, at=now, until=now + lease))
+            return status
 
-    def done(self, event_id: str, holder: str) -> None:
+    def complete(self, event_id: str, holder: str) -> None:
         with self._moved:
-            held = self._entries.get(event_id)
-            if held is None or held.holder != holder or held.until is None:
-                raise lost(event_id)
-            self._put(event_id, _Entry(holder=holder, at=self._clock(), until=None))
+            record = self._entries.get(event_id)
+            if record is None or record.holder != holder or record.until is None:
+                raise make_claim_lost_error(event_id)
+            self._put_record(event_id, _EventRecord(holder=holder, at=self._clock(), until=None))
 
     def release(self, event_id: str, holder: str) -> None:
         with self._moved:
-            held = self._entries.get(event_id)
-            if held is not None and held.holder == holder and held.until is not None:
+            record = self._entries.get(event_id)
+            if record is not None and record.holder == holder and record.until is not None:
                 del self._entries[event_id]
                 self._moved.notify_all()
 
     def pause(self, event_id: str, seconds: float) -> None:
         with self._moved:
-            if self._standing(event_id) is Standing.HELD:
+            if self._get_claim_status(event_id) is ClaimStatus.HELD:
                 self._moved.wait(seconds)
 
     def forget(self, seconds: float) -> int:
@@ -73,23 +73,23 @@ class MemoryStore(Store):
                 forgotten += 1
             return forgotten
 
-    def _standing(self, event_id: str) -> Standing:
-        """Where the event stands; MINE: it is free."""
-        held = self._entries.get(event_id)
-        if held is None:
-            return Standing.MINE
-        if held.until is None:
-            return Standing.DONE
-        return Standing.HELD if held.until >= self._clock() else Standing.MINE
+    def _get_claim_status(self, event_id: str) -> ClaimStatus:
+        """The event's status; MINE: it is free."""
+        record = self._entries.get(event_id)
+        if record is None:
+            return ClaimStatus.MINE
+        if record.until is None:
+            return ClaimStatus.DONE
+        return ClaimStatus.HELD if record.until >= self._clock() else ClaimStatus.MINE
 
-    def _keep_bound(self, event_id: str) -> None:
+    def _check_capacity(self, event_id: str) -> None:
         if event_id not in self._entries and len(self._entries) >= self._most:
             raise StoreFullError(
                 f"{len(self._entries):,} events are remembered, the most that this store may hold; "
                 "raise most=, or use a SqlStore."
             )
 
-    def _put(self, event_id: str, entry: _Entry) -> None:
-        self._entries[event_id] = entry
+    def _put_record(self, event_id: str, record: _EventRecord) -> None:
+        self._entries[event_id] = record
         self._entries.move_to_end(event_id)
         self._moved.notify_all()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from idempotent_receiver.store import Standing, Store, lost
+from idempotent_receiver.store import ClaimStatus, Store, make_claim_lost_error
 
 POLL = 0.05
 """Seconds between two looks at an event that another handles."""
@@ -41,28 +41,32 @@ class SqlStore(Store):
         """Make the table, unless there is one."""
         self._table.metadata.create_all(self._engine)
 
-    def claim(self, event_id: str, holder: str, lease: float) -> Standing:
-        standing = self._standing(event_id)
-        if standing is None:
-            return self._insert(event_id, holder, lease)
-        return self._take_over(event_id, holder, lease) if standing is Standing.MINE else standing
+    def claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
+        status = self._get_claim_status(event_id)
+        if status is None:
+            return self._insert_claim(event_id, holder, lease)
+        return (
+            self._take_over_claim(event_id, holder, lease) if status is ClaimStatus.MINE else status
+        )
 
-    def done(self, event_id: str, holder: str, connection: sa.Connection | None = None) -> None:
+    def complete(self, event_id: str, holder: str, connection: sa.Connection | None = None) -> None:
         """As in Store; with `connection`, in the transaction that is open there.
 
         What the receiver writes in that transaction is then written once, whatever happens.
         """
         if connection is None:
             with self._engine.begin() as own:
-                self.done(event_id, holder, own)
+                self.complete(event_id, holder, own)
             return
-        changed = sa.update(self._table).where(self._claimed(event_id, holder))
-        if connection.execute(changed.values(until=None, at=self._clock())).rowcount != 1:
-            raise lost(event_id)
+        update = sa.update(self._table).where(self._build_claim_filter(event_id, holder))
+        if connection.execute(update.values(until=None, at=self._clock())).rowcount != 1:
+            raise make_claim_lost_error(event_id)
 
     def release(self, event_id: str, holder: str) -> None:
         with self._engine.begin() as connection:
-            connection.execute(sa.delete(self._table).where(self._claimed(event_id, holder)))
+            connection.execute(
+                sa.delete(self._table).where(self._build_claim_filter(event_id, holder))
+            )
 
     def pause(self, event_id: str, seconds: float) -> None:  # noqa: ARG002 - the protocol's
         self._sleep(min(seconds, POLL))
@@ -72,35 +76,37 @@ class SqlStore(Store):
             old = self._table.c.at < self._clock() - seconds
             return connection.execute(sa.delete(self._table).where(old)).rowcount
 
-    def _claimed(self, event_id: str, holder: str) -> sa.ColumnElement[bool]:
-        rows = self._table.c
-        return sa.and_(rows.event_id == event_id, rows.holder == holder, rows.until.is_not(None))
+    def _build_claim_filter(self, event_id: str, holder: str) -> sa.ColumnElement[bool]:
+        columns = self._table.c
+        return sa.and_(
+            columns.event_id == event_id, columns.holder == holder, columns.until.is_not(None)
+        )
 
-    def _standing(self, event_id: str) -> Standing | None:
-        """Where the event stands; MINE: its claim ran out, None: nobody has claimed it."""
-        rows = self._table.c
+    def _get_claim_status(self, event_id: str) -> ClaimStatus | None:
+        """The event's status; MINE: its claim ran out, None: nobody has claimed it."""
+        columns = self._table.c
         with self._engine.connect() as connection:
-            chosen = sa.select(rows.until).where(rows.event_id == event_id)
-            row = connection.execute(chosen).first()
+            query = sa.select(columns.until).where(columns.event_id == event_id)
+            row = connection.execute(query).first()
         if row is None:
             return None
         if row.until is None:
-            return Standing.DONE
-        return Standing.HELD if row.until >= self._clock() else Standing.MINE
+            return ClaimStatus.DONE
+        return ClaimStatus.HELD if row.until >= self._clock() else ClaimStatus.MINE
 
-    def _insert(self, event_id: str, holder: str, lease: float) -> Standing:
+    def _insert_claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         now = self._clock()
         row = {"event_id": event_id, "holder": holder, "at": now, "until": now + lease}
         try:
             with self._engine.begin() as connection:
                 connection.execute(sa.insert(self._table).values(row))
         except sa.exc.IntegrityError:
-            return Standing.HELD
-        return Standing.MINE
+            return ClaimStatus.HELD
+        return ClaimStatus.MINE
 
-    def _take_over(self, event_id: str, holder: str, lease: float) -> Standing:
-        now, rows = self._clock(), self._table.c
-        over = sa.update(self._table).where(rows.event_id == event_id, rows.until < now)
+    def _take_over_claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
+        now, columns = self._clock(), self._table.c
+        update = sa.update(self._table).where(columns.event_id == event_id, columns.until < now)
         with self._engine.begin() as connection:
-            taken = connection.execute(over.values(holder=holder, at=now, until=now + lease))
-        return Standing.MINE if taken.rowcount == 1 else Standing.HELD
+            result = connection.execute(update.values(holder=holder, at=now, until=now + lease))
+        return ClaimStatus.MINE if result.rowcount == 1 else ClaimStatus.HELD

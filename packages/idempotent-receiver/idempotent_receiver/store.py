@@ -22,8 +22,8 @@ class ClaimLostError(ReceiverError):
     """Handling took longer than its lease and someone else claimed the event; undo the work."""
 
 
-class Standing(Enum):
-    """Where an event stands for who asks to handle it."""
+class ClaimStatus(Enum):
+    """An event's status, for a caller that wants to handle it."""
 
     MINE = "mine"
     """The caller has claimed it."""
@@ -39,26 +39,26 @@ class Store(Protocol):
     `holder` names one claim and no other. An event is claimed by at most one holder at a time.
     """
 
-    def claim(self, event_id: str, holder: str, lease: float) -> Standing:
+    def claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         """Claim an event for `lease` seconds, unless it is done or another's claim is valid.
 
         Raises StoreFullError if it may hold no more.
         """
 
-    def done(self, event_id: str, holder: str) -> None:
+    def complete(self, event_id: str, holder: str) -> None:
         """Record that the event was handled. Raises ClaimLostError if `holder` has no claim."""
 
     def release(self, event_id: str, holder: str) -> None:
-        """Give up a claim, so that the event can be handled again; nothing if it has none."""
+        """Give up a claim, so that the event can be handled again; does nothing without one."""
 
     def pause(self, event_id: str, seconds: float) -> None:
-        """Wait until the event may have moved on, at most so many seconds."""
+        """Wait until the event's status may have changed, at most `seconds`."""
 
     def forget(self, seconds: float) -> int:
-        """Forget what was claimed or done longer ago; returns how many events."""
+        """Forget events claimed or done longer ago than `seconds`; returns how many."""
 
 
-def lost(event_id: str) -> ClaimLostError:
+def make_claim_lost_error(event_id: str) -> ClaimLostError:
     return ClaimLostError(
         f"The claim of event {event_id} ran out, and another holds it or has handled it; undo what "
         "was done for it, and raise lease= above the time that handling takes."

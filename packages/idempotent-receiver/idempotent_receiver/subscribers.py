@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 
-class Newest:
+class NewestPositions:
     """The newest position of each key; what is not newer was taken before.
 
     A position is a change's `ts_timestamp`, as text or integer: within one key it grows with each
@@ -18,37 +18,37 @@ class Newest:
     def __len__(self) -> int:
         return len(self._newest)
 
-    def takes(self, key: Hashable, ts_timestamp: str | int) -> bool:
+    def accept(self, key: Hashable, ts_timestamp: str | int) -> bool:
         """Whether the change is newer than all taken of its key; it then counts as taken.
 
-        Raises ValueError for a timestamp that is no whole number.
+        Raises ValueError for a timestamp that is not a whole number.
         """
-        position = _position(ts_timestamp)
+        position = _parse_position(ts_timestamp)
         if position <= self._newest.get(key, -1):
             return False
         self._newest[key] = position
         return True
 
     def reset(self) -> None:
-        """Forget every key: a snapshot follows, and whatever it says holds."""
+        """Forget every key: a snapshot follows, and its rows are current."""
         self._newest.clear()
 
-    def settle(self, ts_timestamp: str | int) -> int:
+    def forget_upto(self, ts_timestamp: str | int) -> int:
         """Forget keys that are at or before a position; returns how many.
 
-        Right once a cursor is saved after which nothing at or before that position is told.
+        Call it once a cursor is saved after which nothing at or before that position is sent.
         """
-        position = _position(ts_timestamp)
+        position = _parse_position(ts_timestamp)
         settled = [key for key, newest in self._newest.items() if newest <= position]
         for key in settled:
             del self._newest[key]
         return len(settled)
 
 
-def _position(said: str | int) -> int:
+def _parse_position(position: str | int) -> int:
     # As text, "9" would be newer than "10".
-    if isinstance(said, int) and not isinstance(said, bool):
-        return said
-    if isinstance(said, str) and said.isascii() and said.isdigit():
-        return int(said)
-    raise ValueError(f"ts_timestamp is {said!r}, not a whole number of nanoseconds, as sent.")
+    if isinstance(position, int) and not isinstance(position, bool):
+        return position
+    if isinstance(position, str) and position.isascii() and position.isdigit():
+        return int(position)
+    raise ValueError(f"ts_timestamp is {position!r}, not a whole number of nanoseconds, as sent.")

@@ -16,9 +16,9 @@ from idempotent_receiver import (
     MemoryStore,
     SqlStore,
 )
-from idempotent_receiver.store import Standing
+from idempotent_receiver.store import ClaimStatus
 
-MINE, HELD, DONE = Standing.MINE, Standing.HELD, Standing.DONE
+MINE, HELD, DONE = ClaimStatus.MINE, ClaimStatus.HELD, ClaimStatus.DONE
 WEEK = timedelta(days=7).total_seconds()
 
 
@@ -56,7 +56,7 @@ def test_a_claim_is_done_or_released(store):
     assert store.claim("e", "b", 60) is HELD
     store.release("e", "a")
     assert store.claim("e", "b", 60) is MINE
-    store.done("e", "b")
+    store.complete("e", "b")
     assert store.claim("e", "a", 60) is DONE
     store.release("e", "b")
     assert store.claim("e", "a", 60) is DONE
@@ -67,18 +67,18 @@ def test_a_claim_runs_out_and_its_holder_is_told(store, clock):
     clock.now += 61
     assert store.claim("e", "b", 60) is MINE
     with pytest.raises(ClaimLostError, match="claim of event e ran out"):
-        store.done("e", "a")
-    store.done("e", "b")
+        store.complete("e", "a")
+    store.complete("e", "b")
     with pytest.raises(ClaimLostError):
-        store.done("e", "b")
+        store.complete("e", "b")
 
 
 def test_what_is_older_than_the_window_is_forgotten(store, clock):
     assert store.claim("old", "a", 60) is MINE
-    store.done("old", "a")
+    store.complete("old", "a")
     clock.now += 10
     assert store.claim("new", "a", 60) is MINE
-    store.done("new", "a")
+    store.complete("new", "a")
     clock.now += WEEK - 5
     assert store.forget(WEEK) == 1
     assert store.claim("old", "b", 60) is MINE
@@ -146,7 +146,7 @@ def test_a_receivers_own_transaction_records_the_event_or_undoes_both(store, eng
                 deliver()
             with engine.begin() as connection:
                 connection.execute(sa.text("INSERT INTO effects VALUES ('e')"))
-                claim.done(connection=connection)
+                claim.complete(connection=connection)
                 if fail:
                     raise KeyError
 
@@ -169,7 +169,7 @@ def test_a_receivers_own_transaction_records_the_event_or_undoes_both(store, eng
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["claim", "done", "release", "pass", "forget"]),
+        st.sampled_from(["claim", "complete", "release", "pass", "forget"]),
         st.sampled_from("ef"),
         st.sampled_from("abc"),
     ),
@@ -194,7 +194,7 @@ class Model:
         self.held[event] = (holder, self.clock.now, self.clock.now + 60)
         return MINE
 
-    def done(self, event, holder):
+    def complete(self, event, holder):
         if not self.owns(event, holder):
             return ClaimLostError
         self.held[event] = (holder, self.clock.now, None)

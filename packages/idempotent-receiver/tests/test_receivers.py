@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idempotent_receiver import Deduplicator, MemoryStore, Newest, StoreFullError, retry_horizon
+from idempotent_receiver import (
+    Deduplicator,
+    MemoryStore,
+    NewestPositions,
+    StoreFullError,
+    retry_horizon,
+)
 from idempotent_receiver.receivers import HORIZON, WINDOW
 
 
@@ -60,9 +66,9 @@ POSITIONS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120)), max_
 
 @given(POSITIONS, st.booleans())
 def test_the_newest_position_of_a_key_wins(told, as_text):
-    newest, model = Newest(), {}
+    newest, model = NewestPositions(), {}
     for key, position in told:
-        taken = newest.takes(key, str(position) if as_text else position)
+        taken = newest.accept(key, str(position) if as_text else position)
         assert taken == (position > model.get(key, -1))
         model[key] = max(position, model.get(key, -1))
 
@@ -71,38 +77,38 @@ def test_the_newest_position_of_a_key_wins(told, as_text):
 def test_connecting_again_at_an_older_cursor_takes_nothing_twice(steps, data):
     """Changes with growing timestamps are told, some of them again after each reconnection."""
     changes = [(key, at) for at, (key, _) in enumerate(steps, start=1)]
-    newest, taken, start = Newest(), [], 0
+    newest, taken, start = NewestPositions(), [], 0
     while start < len(changes):
         end = data.draw(st.integers(start + 1, len(changes)))
         again = data.draw(st.integers(0, start))
-        taken += [each for each in changes[again:end] if newest.takes(*each)]
+        taken += [each for each in changes[again:end] if newest.accept(*each)]
         start = end
     assert taken == changes
 
 
 def test_positions_are_compared_as_integers():
-    newest = Newest()
-    assert newest.takes("a", "9")
-    assert newest.takes("a", "10")
-    assert not newest.takes("a", "9")
+    newest = NewestPositions()
+    assert newest.accept("a", "9")
+    assert newest.accept("a", "10")
+    assert not newest.accept("a", "9")
 
 
 def test_a_snapshot_resets_what_is_known():
-    newest = Newest()
-    assert newest.takes("a", 10)
+    newest = NewestPositions()
+    assert newest.accept("a", 10)
     newest.reset()
-    assert newest.takes("a", 7)
-    assert not newest.takes("a", 7)
+    assert newest.accept("a", 7)
+    assert not newest.accept("a", 7)
 
 
 def test_what_a_saved_cursor_settles_is_forgotten():
-    newest = Newest()
-    assert all(newest.takes(key, at) for key, at in {"a": 1, "b": 2, "c": 3}.items())
-    assert newest.settle("2") == 2
-    assert (len(newest), newest.takes("c", 3), newest.takes("c", 4)) == (1, False, True)
+    newest = NewestPositions()
+    assert all(newest.accept(key, at) for key, at in {"a": 1, "b": 2, "c": 3}.items())
+    assert newest.forget_upto("2") == 2
+    assert (len(newest), newest.accept("c", 3), newest.accept("c", 4)) == (1, False, True)
 
 
 @pytest.mark.parametrize("said", ["", "1.5", "-1", 1.5, None, True, "٣"])
 def test_a_position_that_is_no_integer_is_refused(said):
     with pytest.raises(ValueError, match="not a whole number of nanoseconds"):
-        Newest().takes("a", said)
+        NewestPositions().accept("a", said)

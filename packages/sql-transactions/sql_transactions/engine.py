@@ -25,7 +25,7 @@ DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
+class DatabaseRole:
     """What a program uses a database for, the setting that names it, and the errors to raise."""
 
     name: str
@@ -36,10 +36,10 @@ class Role:
     """For a database that does not answer, or lacks tables."""
 
 
-def open_engine(url: str | sa.URL, role: Role, *, kept: bool = False) -> sa.Engine:
+def open_engine(url: str | sa.URL, role: DatabaseRole, *, keep_open: bool = False) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
-    With `kept` a connection stays open between transactions, for processes that are not forked.
+    With `keep_open` a connection stays open between transactions; not for processes that fork.
 
     Raises the role's `invalid` for a URL that is malformed, of another database, or of a SQLite
     database in memory, and where PostgreSQL's driver is not installed.
@@ -50,7 +50,7 @@ def open_engine(url: str | sa.URL, role: Role, *, kept: bool = False) -> sa.Engi
             f"The {role.name} on PostgreSQL needs psycopg: pip install 'sql-transactions[postgres]'"
         )
     options: dict[str, Any] = {"hide_parameters": True, "execution_options": {_ROLE: role}}
-    if kept:
+    if keep_open:
         return sa.create_engine(
             parsed, poolclass=QueuePool, pool_size=1, pool_pre_ping=True, **options
         )
@@ -58,26 +58,26 @@ def open_engine(url: str | sa.URL, role: Role, *, kept: bool = False) -> sa.Engi
     return sa.create_engine(parsed, poolclass=NullPool, **options)
 
 
-def parse_url(url: str | sa.URL, role: Role) -> sa.URL:
+def parse_url(url: str | sa.URL, role: DatabaseRole) -> sa.URL:
     """The URL with its driver. Raises the role's `invalid`."""
     try:
         parsed = sa.make_url(url)
         driver = DRIVERS[parsed.drivername.partition("+")[0]]
-    except (exc.ArgumentError, ValueError):  # the latter for a port that is no number
+    except (exc.ArgumentError, ValueError):  # the latter for a port that is not a number
         raise role.invalid(
             f"{role.setting} is not a database URL; give sqlite:///file or "
             "postgresql://user:password@host/database."
         ) from None
     except KeyError:
         raise role.invalid(
-            f"{role.setting} {shown(parsed)}: the {role.name} needs sqlite or postgresql."
+            f"{role.setting} {render_url(parsed)}: the {role.name} needs sqlite or postgresql."
         ) from None
     if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
         raise role.invalid(f"{role.setting} names no file; give sqlite:///file.")
     return parsed.set(drivername=driver)
 
 
-def prepare(engine: sa.Engine, role: Role) -> sa.Engine:
+def prepare_engine(engine: sa.Engine, role: DatabaseRole) -> sa.Engine:
     """Make SQLite wait for other writers and lock before it reads what it will write.
 
     An engine of the caller's own gets the role. Idempotent.
@@ -90,72 +90,75 @@ def prepare(engine: sa.Engine, role: Role) -> sa.Engine:
     return engine
 
 
-def shown(url: sa.URL) -> str:
+def render_url(url: sa.URL) -> str:
     """The URL without its password and options."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 @contextmanager
-def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
+def begin_transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
     """One transaction; committed at the end, rolled back by any error.
 
     Raises the role's `unavailable`.
     """
-    with answering(engine), engine.execution_options(**{_WRITES: writes}).begin() as connection:
+    with (
+        translate_errors(engine),
+        engine.execution_options(**{_WRITES: writes}).begin() as connection,
+    ):
         yield connection
 
 
 @contextmanager
-def answering(engine: sa.Engine) -> Iterator[None]:
+def translate_errors(engine: sa.Engine) -> Iterator[None]:
     """Raise failures of the database as the role's `unavailable`, without its secrets."""
     try:
         yield
     except (exc.OperationalError, exc.InterfaceError, exc.ProgrammingError) as error:
-        raise _unavailable(engine, error.orig) from None
+        raise _make_unavailable_error(engine, error.orig) from None
 
 
 def use_wal(engine: sa.Engine) -> None:
     """Let SQLite's readers and writer work side by side; the file keeps this mode. Idempotent."""
     for _ in range(WAL_ATTEMPTS):
-        if _switched_to_wal(engine):
+        if _try_switch_to_wal(engine):
             return
         # The switch never waits for other processes; a transaction does.
-        with transaction(engine, writes=True):
+        with begin_transaction(engine, writes=True):
             pass
-    role = _role(engine)
+    role = _get_role(engine)
     raise role.unavailable(
-        f"{role.name} {shown(engine.url)}: other processes keep the file locked; try again."
+        f"{role.name} {render_url(engine.url)}: other processes keep the file locked; try again."
     )
 
 
-def _switched_to_wal(engine: sa.Engine) -> bool:
+def _try_switch_to_wal(engine: sa.Engine) -> bool:
     with engine.connect() as connection:
         cursor = connection.connection.cursor()
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
-                raise _unavailable(engine, error) from None
+                raise _make_unavailable_error(engine, error) from None
             return False
         finally:
             cursor.close()
     return True
 
 
-def _unavailable(engine: sa.Engine, error: BaseException | None) -> Exception:
-    reason, role = _without_secrets(str(error).strip(), engine.url), _role(engine)
+def _make_unavailable_error(engine: sa.Engine, error: BaseException | None) -> Exception:
+    reason, role = _mask_secrets(str(error).strip(), engine.url), _get_role(engine)
     return role.unavailable(
-        f"{role.name} {shown(engine.url)}: {reason}. Check {role.setting} and that the database "
-        "is up and set up."
+        f"{role.name} {render_url(engine.url)}: {reason}. Check {role.setting} and that the "
+        "database is up and set up."
     )
 
 
-def _role(engine: sa.Engine) -> Role:
-    role: Role = engine.get_execution_options()[_ROLE]
+def _get_role(engine: sa.Engine) -> DatabaseRole:
+    role: DatabaseRole = engine.get_execution_options()[_ROLE]
     return role
 
 
-def _without_secrets(text: str, url: sa.URL) -> str:
+def _mask_secrets(text: str, url: sa.URL) -> str:
     secrets = [url.password, url.query.get("password")]
     for secret in secrets:
         text = text.replace(str(secret), "***") if secret else text

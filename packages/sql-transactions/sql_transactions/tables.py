@@ -1,21 +1,21 @@
-"""Makes tables that are missing, whoever else does so at the same time."""
+"""Makes missing tables, even if other processes do so at the same time."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from sql_transactions.engine import transaction, use_wal
+from sql_transactions.engine import begin_transaction, use_wal
 
 
 def find_missing_column(engine: sa.Engine, metadata: sa.MetaData) -> tuple[str, str] | None:
     """The first table and column that an existing table lacks; None if all have theirs."""
-    with transaction(engine, writes=False) as connection:
+    with begin_transaction(engine, writes=False) as connection:
         inspector = sa.inspect(connection)
-        there = set(inspector.get_table_names())
-        for table in (each for each in metadata.sorted_tables if each.name in there):
-            kept = {column["name"] for column in inspector.get_columns(table.name)}
-            if missing := sorted({column.name for column in table.columns} - kept):
+        existing = set(inspector.get_table_names())
+        for table in (table for table in metadata.sorted_tables if table.name in existing):
+            columns = {column["name"] for column in inspector.get_columns(table.name)}
+            if missing := sorted({column.name for column in table.columns} - columns):
                 return table.name, missing[0]
     return None
 
@@ -25,13 +25,13 @@ def ensure_tables(engine: sa.Engine, metadata: sa.MetaData, *, lock: int) -> Non
 
     `lock` is the PostgreSQL advisory lock under which they are made.
     """
-    with transaction(engine, writes=False) as connection:
-        there = set(sa.inspect(connection).get_table_names())
-    if there.issuperset(metadata.tables):
+    with begin_transaction(engine, writes=False) as connection:
+        existing = set(sa.inspect(connection).get_table_names())
+    if existing.issuperset(metadata.tables):
         return
     if engine.dialect.name == "sqlite":
         use_wal(engine)
-    with transaction(engine, writes=True) as connection:
+    with begin_transaction(engine, writes=True) as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))
         for table in metadata.sorted_tables:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 
 @contextmanager
-def running_postgres(runtime: Path) -> Iterator[Any]:
+def run_postgres(runtime: Path) -> Iterator[Any]:
     """Run it with its locks in `runtime`, its data in a temporary folder (the extra `testing`)."""
     os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
     # Outside pytest's folder, which each pytest closes to other users: root's server runs as one.
@@ -32,16 +32,18 @@ def running_postgres(runtime: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def new_databases(url: str) -> Iterator[Callable[[], str]]:
+def make_database_factory(url: str) -> Iterator[Callable[[], str]]:
     """Yield a function that makes an empty database on that server and returns its URL."""
-    at, numbers = sa.make_url(url), itertools.count()
-    admin = sa.create_engine(at.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    server_url, numbers = sa.make_url(url), itertools.count()
+    admin = sa.create_engine(
+        server_url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
+    )
 
     def make() -> str:
         name = f"tests_{next(numbers)}"
         with admin.connect() as connection:
             connection.execute(sa.text(f"CREATE DATABASE {name}"))
-        return at.set(database=name).render_as_string(hide_password=False)
+        return server_url.set(database=name).render_as_string(hide_password=False)
 
     try:
         yield make

@@ -3,15 +3,15 @@
 import pytest
 import sqlalchemy as sa
 
-from sql_transactions.engine import Role, open_engine, prepare
-from sql_transactions.testing import running_postgres
+from sql_transactions.engine import DatabaseRole, open_engine, prepare_engine
+from sql_transactions.testing import run_postgres
 
 
 class AwayError(Exception):
     """What the shop raises while its database does not answer."""
 
 
-SHOP = Role(name="shop", setting="SHOP_URL", unavailable=AwayError)
+SHOP = DatabaseRole(name="shop", setting="SHOP_URL", unavailable=AwayError)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def shop():
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory):
     """Run a PostgreSQL, and return its URL."""
-    with running_postgres(tmp_path_factory.mktemp("runtime")) as server:
+    with run_postgres(tmp_path_factory.mktemp("runtime")) as server:
         yield server.get_uri()
 
 
@@ -34,7 +34,7 @@ def engine(request, tmp_path):
         url = f"sqlite:///{tmp_path}/shop.db"
     else:
         url = request.getfixturevalue("postgres")
-    made = prepare(open_engine(url, SHOP), SHOP)
+    made = prepare_engine(open_engine(url, SHOP), SHOP)
     yield made
     tables = sa.MetaData()
     tables.reflect(made)

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 import sqlalchemy as sa
 
-from sql_transactions.engine import transaction
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.engine import begin_transaction
+from sql_transactions.given import build_rows_table, escape_nul, insert_into
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 LOCK = 7_001
@@ -30,8 +30,8 @@ ROWS = [
 
 def rows_of(engine, rows, names=NAMES):
     columns = [PRICES.c[name] for name in names]
-    with transaction(engine, writes=False) as connection:
-        table = given(connection.dialect, columns, rows)
+    with begin_transaction(engine, writes=False) as connection:
+        table = build_rows_table(connection.dialect, columns, rows)
         return [dict(row) for row in connection.execute(sa.select(table)).mappings()]
 
 
@@ -52,12 +52,12 @@ def test_many_rows_are_one_parameter(engine):
 def test_rows_are_inserted_unless_they_are_there(engine):
     ensure_tables(engine, METADATA, lock=LOCK)
     for rows in (ROWS[:1], [ROWS[0] | {"price": 9}, ROWS[1]]):
-        with transaction(engine, writes=True) as connection:
-            table = given(connection.dialect, [PRICES.c[name] for name in NAMES], rows)
+        with begin_transaction(engine, writes=True) as connection:
+            table = build_rows_table(connection.dialect, [PRICES.c[name] for name in NAMES], rows)
             insert = insert_into(connection.dialect, PRICES)
             insert = insert.from_select(NAMES, sa.select(table).where(sa.true()))
             connection.execute(insert.on_conflict_do_nothing())
-    with transaction(engine, writes=False) as connection:
+    with begin_transaction(engine, writes=False) as connection:
         kept = connection.execute(sa.select(PRICES.c.item, PRICES.c.price)).all()
     assert sorted(kept) == [("pear", 3), ("plüm '\"\\", None)]
 
@@ -66,16 +66,16 @@ def test_a_time_of_any_zone_is_compared_with_those_that_are_kept(engine):
     ensure_tables(engine, METADATA, lock=LOCK)
     noon = datetime(2025, 6, 18, 12, 0, 0, 5, tzinfo=timezone.utc)
     there = noon.astimezone(timezone(timedelta(hours=2)))
-    with transaction(engine, writes=True) as connection:
+    with begin_transaction(engine, writes=True) as connection:
         kept = noon if engine.dialect.name == "postgresql" else noon.replace(tzinfo=None)
         connection.execute(sa.insert(PRICES), {"item": "pear", "at": kept})
-        table = given(connection.dialect, [PRICES.c.at], [{"at": there}])
+        table = build_rows_table(connection.dialect, [PRICES.c.at], [{"at": there}])
         found = sa.select(PRICES.c.item).join(table, table.c.at == PRICES.c.at)
         assert connection.scalars(found).all() == ["pear"]
 
 
 def test_a_nul_is_written_out():
-    assert without_nul("a\0b\\") == "a\\0b\\"
+    assert escape_nul("a\0b\\") == "a\\0b\\"
 
 
 def test_tables_and_indexes_are_made_by_whoever_comes_first(engine):
@@ -91,10 +91,10 @@ def test_tables_and_indexes_are_made_by_whoever_comes_first(engine):
 
 def test_a_column_that_another_version_had_not_is_found(engine):
     assert find_missing_column(engine, METADATA) is None
-    with transaction(engine, writes=True) as connection:
+    with begin_transaction(engine, writes=True) as connection:
         connection.exec_driver_sql("CREATE TABLE prices (item TEXT, price INTEGER, at TEXT)")
     assert find_missing_column(engine, METADATA) == ("prices", "share")
-    with transaction(engine, writes=True) as connection:
+    with begin_transaction(engine, writes=True) as connection:
         connection.exec_driver_sql("ALTER TABLE prices ADD COLUMN share REAL")
     assert find_missing_column(engine, METADATA) is None
 

@@ -22,13 +22,13 @@ from smalldisk import small_disk
 from stackfixture import Stack, copied_project, running_stack
 from tables import COLUMNS, FEED, Table
 
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.local.services.settings import CLICKHOUSE, SERVICES
-from iscp_dagster.local.stack.ports import free_port
-from iscp_dagster.spark.session import disconnect, shared
+from iscp_dagster.local.stack.ports import find_free_port
+from iscp_dagster.spark.session import disconnect, get_shared_session
 from iscp_dagster.sync.deployment import Deployment
-from sql_transactions.testing import running_postgres
+from sql_transactions.testing import run_postgres
 
 DECLARED = """
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
@@ -85,7 +85,7 @@ MINE = """
 import time
 from pathlib import Path
 
-from iscp_dagster.planning.triggers import iteration_of
+from iscp_dagster.planning.triggers import plan_iteration
 
 
 class Gate:
@@ -111,7 +111,7 @@ class Broken:
 
 
 def each_by_itself(jobs, latest, now):
-    return tuple(i for job in jobs for i in iteration_of([job], latest))
+    return tuple(i for job in jobs for i in plan_iteration([job], latest))
 """
 # The part of `resources/` that is replaced, to give up sooner on a silent ClickHouse.
 MADE = "resources_from_environment()"
@@ -161,12 +161,12 @@ def replaced(file: Path, old: str, new: str) -> None:
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ground")
-    hooks, services = free_port(), free_port()
+    hooks, services = find_free_port(), find_free_port()
     project = project_of(folder / "project", hooks, services)
     with ExitStack() as held:
         clickhouse = held.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
         proxy = held.enter_context(faulty(clickhouse.clickhouse_url))
-        postgres = held.enter_context(running_postgres(tmp_path_factory.mktemp("runtime")))
+        postgres = held.enter_context(run_postgres(tmp_path_factory.mktemp("runtime")))
         disk = held.enter_context(small_disk())
         extra = {
             "CLICKHOUSE_URL": proxy.url,
@@ -183,7 +183,7 @@ def ground(tmp_path_factory):
         lake = {"ISCP_LAKE": str(stack.home / "lake")}
         client = held.enter_context(httpx.Client(timeout=60))
         # Runs use the stack's Spark; the tests write without it.
-        deployment = served(deployment_of(environment | direct | lake), NearSpark())
+        deployment = served(open_deployment(environment | direct | lake), NearSpark())
         declared = runpy.run_path(str(project / "assets" / "rows.py"))
         for name, columns in TABLES.items():
             Table(deployment, declared[name]).create(columns, FEED)
@@ -208,7 +208,7 @@ def on_spark(stack: Stack, table: Table) -> Callable[[str], object]:
     """Return what runs the table's SQL on the stack's Spark."""
 
     def run(statement: str) -> object:
-        spark = shared(stack.spark_remote)
+        spark = get_shared_session(stack.spark_remote)
         return spark.sql(statement.replace("{t}", f"delta.`{table.path}`")).collect()
 
     return run

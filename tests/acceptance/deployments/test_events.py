@@ -28,11 +28,11 @@ from tradeflow import QUIET, Key, Sent, Told, Trades
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.client.client import Client
-from idempotent_receiver import Newest
+from idempotent_receiver import NewestPositions
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import GRAPHQL, INVOCATIONS
 from iscp_dagster.model.states import Event
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -115,18 +115,18 @@ class Flow:
         wait_for(have_all, SECONDS, self.told)
 
     def in_step(self) -> bool:
-        found = positions(self.table.deployment, self.table.source)
+        found = read_positions(self.table.deployment, self.table.source)
         return len(found) >= len(tradeflow.TENANTS) and all(each.in_step for each in found)
 
     def taken(self) -> tuple[dict[Key, Any], dict[Key, list[Told]]]:
         """Return the rows of the snapshot, and the changes after it, that the deduplicator took."""
-        newest, base = Newest(), int(self.trades.timestamp(BASE))
+        newest, base = NewestPositions(), int(self.trades.timestamp(BASE))
         rows: dict[Key, Any] = {}
         changes: dict[Key, list[Told]] = defaultdict(list)
         for each in list(self.follower.messages):
             data, at = each["data"], each["ts_timestamp"]
             key = data["tenant"], int(data["id"])
-            if not newest.takes(key, at):
+            if not newest.accept(key, at):
                 continue
             if int(at) <= base:
                 rows[key] = data
@@ -171,7 +171,7 @@ class Flow:
 
     def commits_together(self) -> int:
         """Return how many commits an iteration has read, at the most."""
-        entries = self.table.deployment.log.history(tenant=tradeflow.TENANTS[0])
+        entries = self.table.deployment.log.read_history(tenant=tradeflow.TENANTS[0])
         ends = [each for each in entries if each.event is Event.COMPLETE]
         mine = [each for each in ends if each.name.table == self.table.source.table]
         return max((each.to.version - each.from_.version for each in mine), default=0)
@@ -297,7 +297,7 @@ def test_a_services_side_effects_are_there_once_after_its_run_is_killed(ground: 
     url = ground.stack.service(INVOCATIONS).address
 
     def in_step() -> bool:
-        found = positions(table.deployment, table.source)
+        found = read_positions(table.deployment, table.source)
         return len(found) == 4 and all(each.in_step for each in found)
 
     def told() -> str:

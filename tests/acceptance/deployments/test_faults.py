@@ -35,14 +35,14 @@ from stackfixture import Stack, wait_for
 from tables import Table
 
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.joblog.history import ENDS, Entry
+from iscp_dagster.joblog.history import ENDS, HistoryEntry
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS, SPARK
-from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, sync_job_name
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, get_sync_job_name
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = pytest.mark.timeout(900)
@@ -107,7 +107,7 @@ class Followed:
         self.sizes[tenant] -= FEW // REMOVED
 
     def in_step(self) -> bool:
-        found = positions(self.table.deployment, self.table.source)
+        found = read_positions(self.table.deployment, self.table.source)
         jobs = len(self.sizes) * len(self.table.source.indexes)
         return len(found) == jobs and all(each.in_step for each in found)
 
@@ -129,13 +129,13 @@ class Followed:
         """Return the runs that have begun an iteration."""
         return {job.run_id for job in self.table.jobs() if job.state is JobState.RUNNING}
 
-    def ended(self, tenant: str, since: datetime) -> list[Entry]:
+    def ended(self, tenant: str, since: datetime) -> list[HistoryEntry]:
         """Return the ends of the tenant's iterations that ended by themselves."""
-        entries = self.table.deployment.log.history(tenant=tenant, since=since)
+        entries = self.table.deployment.log.read_history(tenant=tenant, since=since)
         mine = [each for each in entries if each.name.table == self.table.source.table]
         return [each for each in mine if each.event in ENDS]
 
-    def failed(self, tenant: str, since: datetime) -> list[Entry]:
+    def failed(self, tenant: str, since: datetime) -> list[HistoryEntry]:
         return [each for each in self.ended(tenant, since) if each.event is not Event.COMPLETE]
 
 
@@ -222,7 +222,7 @@ class Faulty(Deployed):
         """Launch as the runner's sensor does."""
         (tenant,) = iteration.tenants
         tags = {DISPATCH_TAG: dispatch, TENANT_TAG: tenant, "dagster/partition": tenant}
-        return self.dagster.launch(sync_job_name(followed.table.source), tags)
+        return self.dagster.launch(get_sync_job_name(followed.table.source), tags)
 
     def status(self, run: str) -> str:
         query = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
@@ -337,7 +337,7 @@ INSERTS = {
 
 @pytest.mark.parametrize("read", ["snapshot", "tail"])
 def test_inserts_that_fail_until_the_next_iteration_and_once_in_that(world, injected, read):
-    tenant, since = {"snapshot": "fails", "tail": BUILT}[read], utc_now()
+    tenant, since = {"snapshot": "fails", "tail": BUILT}[read], get_utc_now()
     coming = {table: [fault] * (ATTEMPTS + 1) for table, fault in INSERTS.items()}
     world.proxy.coming_to |= coming
     world.events.put(tenant)
@@ -350,7 +350,7 @@ def test_inserts_that_fail_until_the_next_iteration_and_once_in_that(world, inje
 
 
 def test_refused_for_half_a_minute(world, injected):
-    since, until = utc_now(), time.monotonic() + REFUSED_SECONDS
+    since, until = get_utc_now(), time.monotonic() + REFUSED_SECONDS
     with world.proxy.refusing():
         world.events.put(BUILT)
         wait_for(
@@ -387,7 +387,7 @@ def one_goes_on(world: Faulty, runs: set[str], since: datetime) -> tuple[str, st
     assert world.status(inside) not in FINISHED
     world.proxy.release()
     assert world.end_of(inside) == "SUCCESS"
-    assert {each.who for each in world.rows.ended(BUILT, since)} == {inside}
+    assert {each.actor for each in world.rows.ended(BUILT, since)} == {inside}
     return other, ended
 
 
@@ -403,7 +403,7 @@ def paused(world: Faulty) -> Iterator[None]:
 
 
 def test_two_runs_of_one_iteration_at_once(world, injected):
-    rows, since = world.rows, utc_now()
+    rows, since = world.rows, get_utc_now()
     with paused(world):
         rows.change(BUILT)
         iteration = rows.table.iteration(BUILT)
@@ -419,7 +419,7 @@ def test_two_runs_of_one_iteration_at_once(world, injected):
 
 
 def test_two_people_who_materialize_at_once(world, injected):
-    rows, since = world.rows, utc_now()
+    rows, since = world.rows, get_utc_now()
     with paused(world):
         rows.change(BUILT)
         world.proxy.hold()

@@ -22,8 +22,8 @@ from tables import Table
 from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.spark.session import shared
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.spark.session import get_shared_session
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = pytest.mark.timeout(900)
@@ -110,7 +110,7 @@ class Campaign:
 
     def in_step(self) -> bool:
         try:
-            found = positions(self.table.deployment, self.table.source)
+            found = read_positions(self.table.deployment, self.table.source)
         except IscpError:
             return False
         return len(found) == TENANTS * 2 and all(each.in_step for each in found)
@@ -164,7 +164,7 @@ class Campaign:
     def use_python(self) -> None:
         """Run a query that needs a Python worker."""
         # A lambda is sent by value; a function of this module, which Spark cannot import, is not.
-        spark = shared(self.stack.spark_remote)
+        spark = get_shared_session(self.stack.spark_remote)
         same = spark.range(3).mapInArrow(lambda batches: batches, "id bigint")
         assert same.count() == 3
 

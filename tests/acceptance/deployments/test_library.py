@@ -15,12 +15,12 @@ from deltalake import write_deltalake
 from stackfixture import clean_environment
 from wheelfixture import install_wheels
 
-from iscp_dagster.local.services.settings import repository
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.services.settings import get_repository
+from iscp_dagster.local.stack.ports import find_free_port
 
 pytestmark = pytest.mark.timeout(1_200)
 
-DOCS = (repository() / "docs" / "library.md").read_text(encoding="utf-8")
+DOCS = (get_repository() / "docs" / "library.md").read_text(encoding="utf-8")
 STOP_SECONDS = 60
 
 
@@ -39,7 +39,9 @@ def example(language, number=0):
 def run(tmp_path, installed):
     """Run a command in a project's folder with these settings; return its output."""
     (tmp_path / "home").mkdir()
-    instance = (repository() / "dagster.yaml").read_text() + example('yaml title="dagster.yaml"')
+    instance = (get_repository() / "dagster.yaml").read_text() + example(
+        'yaml title="dagster.yaml"'
+    )
     (tmp_path / "home" / "dagster.yaml").write_text(instance)
     environment = clean_environment(tmp_path / "no stack") | {
         "PATH": f"{installed}:{os.environ['PATH']}",
@@ -84,7 +86,16 @@ def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(
     configuration = {"delta.enableChangeDataFeed": "true"}
     orders = pa.table({"id": pa.array(range(3), pa.int64()), "what": ["a", "b", "c"]})
     write_deltalake(tmp_path / "lake" / "shop" / "orders", orders, configuration=configuration)
-    command = ("dagster", "dev", "-m", "definitions", "-h", "127.0.0.1", "-p", str(free_port()))
+    command = (
+        "dagster",
+        "dev",
+        "-m",
+        "definitions",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(find_free_port()),
+    )
     with (
         (tmp_path / "dagster.log").open("w") as log,
         subprocess.Popen(
@@ -171,8 +182,16 @@ def test_a_table_in_yaml_is_made_checked_and_listed_by_dg(tmp_path, installed, r
 
 
 def test_this_repository_is_a_project_of_dg_too():
-    listed = ("-m", "dagster_dg_cli.cli", "list", "defs", "--json", "--target-path", repository())
-    environment = clean_environment(repository()) | {"DAGSTER_DISABLE_TELEMETRY": "yes"}
+    listed = (
+        "-m",
+        "dagster_dg_cli.cli",
+        "list",
+        "defs",
+        "--json",
+        "--target-path",
+        get_repository(),
+    )
+    environment = clean_environment(get_repository()) | {"DAGSTER_DISABLE_TELEMETRY": "yes"}
     done = subprocess.run(
         [sys.executable, *listed], check=True, capture_output=True, text=True, env=environment
     )

@@ -15,8 +15,8 @@ from walk import Reader, blocks_of, section
 from wheelfixture import install_wheels
 
 from chdb_http import Account, launch
-from iscp_dagster.local.stack.ports import free_port
-from sql_transactions.testing import running_postgres
+from iscp_dagster.local.stack.ports import find_free_port
+from sql_transactions.testing import run_postgres
 
 pytestmark = pytest.mark.timeout(1_800)
 
@@ -43,7 +43,7 @@ def table():
 @pytest.fixture
 def postgres_of_its_own(tmp_path):
     """Run a server for the walk alone, since roles are server-wide; it asks for passwords."""
-    with running_postgres(tmp_path / "runtime") as server:
+    with run_postgres(tmp_path / "runtime") as server:
         rules = Path(server.pgdata) / "pg_hba.conf"
         rules.write_text(f"local all iscp scram-sha-256\n{rules.read_text()}")
         server.psql("SELECT pg_reload_conf()")
@@ -78,8 +78,8 @@ def reader(tmp_path, installed, postgres_of_its_own, spark_remote):
                 "127.0.0.1:5432/iscp_log": f"/iscp_log?host={where}",
                 "127.0.0.1:8123": f"127.0.0.1:{clickhouse.port}",
                 "sc://localhost:15002/;token=change-me-3": spark_remote,
-                "4266": str(free_port()),
-                "3000": str(free_port()),
+                "4266": str(find_free_port()),
+                "3000": str(find_free_port()),
                 ".venv/bin/": f"{shlex.quote(str(installed))}/",
                 "/srv/lake": str(tmp_path / "lake"),
                 "/tmp/lake": str(tmp_path / "lake"),

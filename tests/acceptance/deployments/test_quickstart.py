@@ -38,9 +38,9 @@ from walk import Reader, blocks_of, section
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS
-from iscp_dagster.local.services.state import running_stack as current
+from iscp_dagster.local.services.state import find_running_stack as current
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.moment import START
 
 pytestmark = pytest.mark.timeout(2400)
@@ -86,7 +86,7 @@ def with_nothing_fetched(home: Path, clone: Path) -> dict[str, str]:
     environ = clean_environment(home / "unused") | free_ports()
     for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
         environ.pop(name, None)
-    environ["ISCP_DEMO_PORT"] = str(free_port())
+    environ["ISCP_DEMO_PORT"] = str(find_free_port())
     # The demo has enough rows to gain from generated code, which other tests turn off.
     environ[JAVA_OPTIONS_VARIABLE] = QUICK
     return environ | {"HOME": str(home), "COLUMNS": "80", "PYTHONPATH": str(clone)}
@@ -118,7 +118,7 @@ def test_every_partition_of_every_index_is_in_step_and_verified(newcomer):
 
 
 def test_the_change_reached_every_distribution_but_one(newcomer):
-    held = SqlLog(f"sqlite:///{newcomer.home / 'iscp_log.sqlite'}").jobs()
+    held = SqlLog(f"sqlite:///{newcomer.home / 'iscp_log.sqlite'}").list_jobs()
     jobs = [job for job in held if job.key.job_name in {"mirror", "text", "vector"}]
     assert len(jobs) == 30
     untouched = loaded_by(newcomer.clone)[-1]
@@ -137,7 +137,7 @@ def test_the_change_reached_every_distribution_but_one(newcomer):
 
 def loaded_by(clone):
     """Return the distributions that the clone's demo loads, in its order."""
-    code = "from iscp_dagster.demo.load import installed; print(*installed())"
+    code = "from iscp_dagster.demo.load import list_installed; print(*list_installed())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
     return done.stdout.split()
@@ -221,7 +221,7 @@ def test_after_the_demo_the_walk_as_written_then_down_and_up_again(newcomer, tmp
 
 def reader(newcomer, lake, stack):
     """Return a reader in the clone, with this machine's addresses and no proxy before them."""
-    python, desk = shlex.quote(sys.executable), free_port()
+    python, desk = shlex.quote(sys.executable), find_free_port()
     # Each block has a shell of its own, where a reader goes on in the same one.
     shell = newcomer.shell()
     addresses = {name: shell[name] for name in ("CLICKHOUSE_URL", "DAGSTER_URL")}

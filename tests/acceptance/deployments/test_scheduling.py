@@ -26,15 +26,15 @@ from tables import Table, rows
 
 from durable_invocations import Context, Service, service_app
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
-from iscp_dagster.local.spark.server import default_cores
-from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
+from iscp_dagster.local.spark.server import get_default_cores
+from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, get_clickhouse_pool
 from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.declared import name_of
-from iscp_dagster.spark.session import shared
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.spark.session import get_shared_session
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = pytest.mark.timeout(900)
@@ -127,12 +127,12 @@ class Scheduled(Deployed):
 
     def job(self, name: str, tenant: str, table: str = "rows") -> Job | None:
         named = JobID(db="sched", table=table, job=name)
-        return next(iter(self.table.deployment.log.jobs(tenant=tenant, name=named)), None)
+        return next(iter(self.table.deployment.log.list_jobs(tenant=tenant, name=named)), None)
 
     def began(self, name: str, tenant: str) -> datetime:
         """Return when the job's first iteration began; it may have begun before there were rows."""
         named = JobID(db="sched", table="rows", job=name)
-        entries = self.table.deployment.log.history(tenant=tenant, name=named)
+        entries = self.table.deployment.log.read_history(tenant=tenant, name=named)
         return min(entry.at for entry in entries if entry.after is JobState.RUNNING)
 
     def await_state(self, name: str, tenant: str, state: JobState, table: str = "rows") -> None:
@@ -145,14 +145,14 @@ class Scheduled(Deployed):
     def in_step(self, *tenants: str, but: tuple[str, ...] = (), table: Table | None = None) -> bool:
         found = [
             each
-            for each in positions(self.table.deployment, (table or self.table).source)
+            for each in read_positions(self.table.deployment, (table or self.table).source)
             if each.tenant in tenants and each.index not in but
         ]
         return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)
 
     def ask(self, statement: str) -> None:
         """Execute a statement on ClickHouse."""
-        self.table.deployment.endpoint.client().command(statement)
+        self.table.deployment.endpoint.get_client().command(statement)
 
     def statuses(self, table: str, tenant: str | None = None) -> list[str]:
         """Return the statuses of the runs of a table's iterations, or only one tenant's."""
@@ -170,7 +170,7 @@ class Scheduled(Deployed):
     @contextmanager
     def pool_limit(self, number: int) -> Iterator[None]:
         """Set how many runs may write to ClickHouse at once, as a person does."""
-        pool = clickhouse_pool(self.environment["CLICKHOUSE_URL"])
+        pool = get_clickhouse_pool(self.environment["CLICKHOUSE_URL"])
         command = [sys.executable, "-m", "dagster", "instance", "concurrency", "set"]
         subprocess.run([*command, pool, str(number)], env=self.stack.environment, check=True)
         try:
@@ -188,7 +188,7 @@ class Scheduled(Deployed):
             "sensorName": name,
         }
         found = self.dagster.query(SENSOR, {"selector": selector})["sensorOrError"]
-        self.dagster.mutate(STOP, {"id": found["id"]}, {"StopSensorMutationResult"})
+        self.dagster.run_mutation(STOP, {"id": found["id"]}, {"StopSensorMutationResult"})
 
         def ended() -> bool:
             (tick,) = self.dagster.query(SENSOR, {"selector": selector})["sensorOrError"][
@@ -200,7 +200,7 @@ class Scheduled(Deployed):
         try:
             yield
         finally:
-            self.dagster.mutate(START_AGAIN, {"selector": selector}, {"Sensor"})
+            self.dagster.run_mutation(START_AGAIN, {"selector": selector}, {"Sensor"})
 
     def backfill(self, index: str, partitions: Sequence[str]) -> dict[str, Any]:
         """Materialize these partitions of an index asset; return the ended backfill."""
@@ -208,7 +208,9 @@ class Scheduled(Deployed):
             "assetSelection": [{"path": ["sched", index]}],
             "partitionNames": sorted(partitions),
         }
-        launched = self.dagster.mutate(BACKFILL, {"params": wanted}, {"LaunchBackfillSuccess"})
+        launched = self.dagster.run_mutation(
+            BACKFILL, {"params": wanted}, {"LaunchBackfillSuccess"}
+        )
 
         def now() -> dict[str, Any]:
             asked = {"id": launched["backfillId"]}
@@ -260,12 +262,12 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
 
 
 def running(world, tenant):
-    jobs = world.table.deployment.log.jobs(tenant=tenant, state=JobState.RUNNING)
+    jobs = world.table.deployment.log.list_jobs(tenant=tenant, state=JobState.RUNNING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
 def waiting(world, tenant):
-    jobs = world.table.deployment.log.jobs(tenant=tenant, state=JobState.PENDING)
+    jobs = world.table.deployment.log.list_jobs(tenant=tenant, state=JobState.PENDING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
@@ -347,9 +349,11 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
             assert log.pause("cut", name)
         world.terminate(run)
         world.await_state("mirror", "cut", JobState.CANCELED)
-        meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", default_cores())
+        meet_on_all_cores(
+            get_shared_session(world.stack.spark_remote), tmp_path / "met", get_default_cores()
+        )
         assert not gate.opened, "its insert still waits"
-    assert Event.CANCEL in {each.event for each in log.history(tenant="cut", name=both[0])}
+    assert Event.CANCEL in {each.event for each in log.read_history(tenant="cut", name=both[0])}
     stopped = world.job("mirror", "cut")
     assert (stopped.watermark, stopped.batch.phase) == (before, Phase.BEFORE)
     for name in both:
@@ -464,8 +468,8 @@ def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
     for name in names:
         ended = world.job(name, "end")
         assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
-        history = world.table.deployment.log.history(tenant="end", name=ended.name)
+        history = world.table.deployment.log.read_history(tenant="end", name=ended.name)
         begun = [Event.START] if name in ran else []
         assert [e.event for e in history] == [Event.REGISTER, Event.ENQUEUE, *begun, Event.CANCEL]
     assert len(ran) == A_TENANTS_SLOTS < len(names)
-    assert not world.table.deployment.log.active_runs()
+    assert not world.table.deployment.log.list_active_runs()

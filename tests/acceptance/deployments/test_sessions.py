@@ -21,8 +21,8 @@ from iscp_dagster.local.services.settings import SPARK
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.spark.session import disconnect, private, shared
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.spark.session import create_private_session, disconnect, get_shared_session
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 ITERATIONS, VERIFIES = 24, 8
 SOAK = 1000
@@ -31,8 +31,8 @@ MIB = 2**20
 TIME_ZONE = "spark.sql.session.timeZone"
 COUNTS = """
 import os
-from iscp_dagster.spark.session import shared
-frame = shared(os.environ["SPARK_REMOTE"]).range(10)
+from iscp_dagster.spark.session import get_shared_session
+frame = get_shared_session(os.environ["SPARK_REMOTE"]).range(10)
 print(frame.mapInArrow(lambda batches: batches, "id bigint").count())
 """
 
@@ -83,7 +83,7 @@ def work(table, iterations, verifies, every=lambda: None):
     for tenant in tenants:
         disconnect()
         (outcome,) = table.run(table.iteration(tenant), f"run of {tenant}")
-        assert isinstance(outcome, Delivery), outcome
+        assert isinstance(outcome, PendingCommit), outcome
         assert outcome.plan.kind is ReadKind.SNAPSHOT
         every()
     for _ in range(verifies):
@@ -135,25 +135,25 @@ def test_processes_share_one_session_and_its_workers(deployment, stack):
 
 
 def test_a_session_that_the_server_closed_is_followed_by_another(stack):
-    first = shared(stack.spark_remote)
+    first = get_shared_session(stack.spark_remote)
     name = first.session_id
     first.client.release_session()
-    second = shared(stack.spark_remote)
+    second = get_shared_session(stack.spark_remote)
     assert second.session_id != name
     assert second.range(3).count() == 3
     disconnect()
-    assert shared(stack.spark_remote).session_id == second.session_id
+    assert get_shared_session(stack.spark_remote).session_id == second.session_id
 
 
 def test_stopping_the_shared_session_leaves_it_to_the_others(stack):
-    name = shared(stack.spark_remote).session_id
-    shared(stack.spark_remote).stop()
-    assert shared(stack.spark_remote).session_id == name
+    name = get_shared_session(stack.spark_remote).session_id
+    get_shared_session(stack.spark_remote).stop()
+    assert get_shared_session(stack.spark_remote).session_id == name
 
 
 def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stack):
     before = deployment.spark().conf.get(TIME_ZONE)
-    with deployment.users_session() as session:
+    with deployment.open_private_session() as session:
         session.conf.set(TIME_ZONE, "Asia/Tokyo")
         session.range(1).createOrReplaceTempView("mine")
         assert deployment.spark().conf.get(TIME_ZONE) == before
@@ -164,17 +164,17 @@ def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stac
 @pytest.mark.parametrize("remote", ["sc://localhost:{}", "sc://localhost:{}/;token=guessed"])
 def test_whoever_lacks_the_token_is_refused(stack, remote):
     address = remote.format(port_of(stack))
-    for session in (shared, private):
+    for session in (get_shared_session, create_private_session):
         with pytest.raises(UnavailableError, match=r"localhost:\d+ got no token") as said:
             session(address)
         assert "guessed" not in str(said.value)
-    assert "authentication token" in asyncio.run(SparkHealth(address).problem(0))
+    assert "authentication token" in asyncio.run(SparkHealth(address).find_problem(0))
 
 
 async def test_a_spark_that_answers_runs_a_job_to_show_its_health(stack):
     health = SparkHealth(stack.spark_remote)
     for _ in range(3):
-        assert await health.problem(0) == ""
+        assert await health.find_problem(0) == ""
     assert health.jobs == 1
 
 
@@ -234,7 +234,7 @@ def test_workers_begin_with_what_tasks_import(stack):
             yield type(batch).from_pydict({"said": [" ".join(absent)] * batch.num_rows})
 
     # A new session, whose workers have imported nothing by themselves yet.
-    session = private(stack.spark_remote)
+    session = create_private_session(stack.spark_remote)
     try:
         found = session.range(0, 2, 1, 2).mapInArrow(missing, "said string").collect()
     finally:
@@ -244,7 +244,7 @@ def test_workers_begin_with_what_tasks_import(stack):
 
 @pytest.mark.soak
 def test_a_private_sessions_workers_end_with_it(stack):
-    session = private(stack.spark_remote)
+    session = create_private_session(stack.spark_remote)
     before = {each.pid for each in daemons(stack)}
     session.range(10).mapInArrow(lambda batches: batches, "id bigint").count()
     (mine,) = [each for each in daemons(stack) if each.pid not in before]

@@ -16,8 +16,8 @@ from stackfixture import clean_environment, iscp, running_stack, wait_for
 
 from iscp_dagster.local.services.settings import CLICKHOUSE, GRAPHQL, INVOCATIONS
 from iscp_dagster.local.services.state import Condition, ServiceState
-from iscp_dagster.local.services.state import running_stack as state_of
-from iscp_dagster.local.stack.environment import addresses
+from iscp_dagster.local.services.state import find_running_stack as state_of
+from iscp_dagster.local.stack.environment import get_shell_variables
 
 
 def asked(url: str, **headers: str) -> tuple[int, str]:
@@ -44,7 +44,7 @@ def restarted(home: Path, name: str) -> None:
     """Kill a service, and wait until the stack has it up again."""
 
     def service() -> ServiceState:
-        return state_of(home).service(name)
+        return state_of(home).get_service(name)
 
     first = service().pid
     os.kill(first, signal.SIGKILL)
@@ -54,8 +54,8 @@ def restarted(home: Path, name: str) -> None:
 
 
 def test_the_stack_keeps_the_graphql_server_up(home: Path) -> None:
-    url = addresses({"ISCP_HOME": str(home)})["ISCP_GRAPHQL_URL"]
-    assert url == state_of(home).service(GRAPHQL).address
+    url = get_shell_variables({"ISCP_HOME": str(home)})["ISCP_GRAPHQL_URL"]
+    assert url == state_of(home).get_service(GRAPHQL).address
     assert asked(url) == (200, '{"data":{"_tables":[]}}')
     assert asked(url, Origin="https://elsewhere.example")[0] == 403
     restarted(home, GRAPHQL)
@@ -64,8 +64,8 @@ def test_the_stack_keeps_the_graphql_server_up(home: Path) -> None:
 
 def test_the_stack_keeps_the_runtime_of_invocations_up(home: Path) -> None:
     """It serves the stack's own services, whose handlers it invokes after a restart, too."""
-    url = addresses({"ISCP_HOME": str(home)})["ISCP_INVOCATIONS_URL"]
-    assert url == state_of(home).service(INVOCATIONS).address
+    url = get_shell_variables({"ISCP_HOME": str(home)})["ISCP_INVOCATIONS_URL"]
+    assert url == state_of(home).get_service(INVOCATIONS).address
     nobody = {"job": "shop.nothing/none", "tenant": "a"}
     for _ in range(2):
         # The own services are registered once the server answers.
@@ -73,7 +73,7 @@ def test_the_stack_keeps_the_runtime_of_invocations_up(home: Path) -> None:
         status, told = invoked(url, "Iscp/status", nobody)
         assert (status, told["code"]) == (404, 404), told
         assert "There is no table 'shop.nothing'" in told["message"]
-        if state_of(home).service(INVOCATIONS).restarts == 0:
+        if state_of(home).get_service(INVOCATIONS).restarts == 0:
             restarted(home, INVOCATIONS)
     assert invoked(url, "Iscp/status", nobody, Origin="https://elsewhere.example")[0] == 403
     listed = iscp(clean_environment(home), home, "invocations", "deploy", "--json")

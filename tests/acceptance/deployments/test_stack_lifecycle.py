@@ -28,7 +28,7 @@ from stackfixture import (
 
 from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.settings import CLICKHOUSE, SERVICES
-from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.local.stack.environment import add_stack_variables
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -86,7 +86,10 @@ def test_the_usual_port_when_taken_gives_way_to_a_free_one(tmp_path: Path) -> No
     try:
         assert up.returncode == 0, up.stderr
         assert "Port 8123 is taken: clickhouse gets port" in up.stdout
-        assert query(with_stack({"ISCP_HOME": str(home)})["CLICKHOUSE_URL"], "SELECT 1") == "1"
+        assert (
+            query(add_stack_variables({"ISCP_HOME": str(home)})["CLICKHOUSE_URL"], "SELECT 1")
+            == "1"
+        )
     finally:
         command(home, "down")
 
@@ -96,7 +99,7 @@ def test_a_killed_supervisor_does_not_keep_the_next_from_coming_up(tmp_path: Pat
     with running_stack(home, (CLICKHOUSE,)) as first:
         query(first.clickhouse_url, "CREATE TABLE t (n Int64) ENGINE = MergeTree ORDER BY n")
         os.kill(first.supervisor, signal.SIGKILL)
-        wait_for(lambda: not HomeLocks(home).supervised(), GONE_SECONDS)
+        wait_for(lambda: not HomeLocks(home).is_supervised(), GONE_SECONDS)
         with running_stack(home, (CLICKHOUSE,)) as second:
             assert query(second.clickhouse_url, "EXISTS TABLE t") == "1"
 

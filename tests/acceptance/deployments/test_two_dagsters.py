@@ -90,7 +90,7 @@ class Dagsters:
         return "\n".join([str(self.job()), *lines, *logs])
 
     def job(self) -> Job:
-        (job,) = self.table.deployment.log.jobs()
+        (job,) = self.table.deployment.log.list_jobs()
         return job
 
     def in_step(self) -> bool:
@@ -141,7 +141,7 @@ def world(stack, new_postgres, tmp_path):
     )  # fmt: skip
     spec = JobSpec(trigger=TriggerSpec(job_type="greedy"), detail=IterationDetail(consumer=info))
     table.insert(1)
-    assert log.register("a", name, deployment.delta_log(table.source).table_id(), spec)
+    assert log.register("a", name, deployment.make_delta_log(table.source).get_table_id(), spec)
     yield world
     for child in world.started:
         child.kill()
@@ -179,7 +179,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     heir = next(each for each in children if each is not busy)
     world.held(heir).unlink()
     world.until(world.in_step)
-    lost = [e for e in table.deployment.log.history() if e.event is Event.RECOVER]
+    lost = [e for e in table.deployment.log.read_history() if e.event is Event.RECOVER]
     assert [(each.code, each.cut) for each in lost] == [(RunGoneError.code, True)]
     assert {each["pid"] for each in world.told("takes", ends=ends)} == {heir.pid}
     name = "one" if busy is one else "two"

@@ -13,9 +13,9 @@ from tables import Table, deployment_at
 from iscp_dagster import Endpoint, Trigger, View
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.io_manager import shown
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.joblog.iterations import FailedStep
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 
 HOOK = Endpoint("hook", url="https://example.com/hook", secrets=["S"])
@@ -54,22 +54,22 @@ def expected(model, name, rule, moments, upto, first=FIRST):
         for version in range(first, upto + 1):
             now = bool(rule(model.states[version].get((tenant, k)), active=active))
             if now != active and (version > first or name == "seen"):
-                at = SourceTimestamp.of_micros(moments(version).micros, version=version)
-                event_id = IdScheme().event_id(name, key, at)
+                at = SourceTimestamp.from_micros(moments(version).micros, version=version)
+                event_id = IdScheme().make_event_id(name, key, at)
                 found.add((event_id, "MATCH" if now else "UNMATCH"))
             active = now
     return found
 
 
 def outbox(table):
-    with table.deployment.log.reading() as connection:
+    with table.deployment.log.begin_read() as connection:
         found = connection.execute(sa.select(ISCP_OUTBOX).order_by(ISCP_OUTBOX.c.number))
         return [dict(row) for row in found.mappings()]
 
 
 def run(table, upto):
     outcomes = table.run(table.iteration(*TENANTS, to=upto))
-    assert not [each for each in outcomes if isinstance(each, Failed)]
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
     return {(each.job_name, each.tenant): each for each in outcomes}
 
 
@@ -94,7 +94,7 @@ def followed(clickhouse_url, spark_remote, tmp_path_factory):
 
 def test_one_iteration_and_several_give_the_events_of_the_model_under_the_same_ids(followed):
     model, tables = followed
-    moments = tables[0].deployment.delta_log(tables[0].source).moment
+    moments = tables[0].deployment.make_delta_log(tables[0].source).get_moment
     for name, rule in (("high", high), ("seen", seen)):
         wanted = expected(model, name, rule, moments, model.gap[0])
         assert len(wanted) > 9
@@ -120,7 +120,7 @@ def test_a_gap_and_then_a_changed_condition_give_no_event_and_are_shown(followed
     outcomes = run(table, after)
     assert len(outbox(table)) == events
     for tenant in TENANTS:
-        metadata = shown(outcomes["high", tenant], {})
+        metadata = build_outcome_metadata(outcomes["high", tenant], {})
         assert metadata["gap"].startswith(f"versions {before + 1} to {after}: ")
         held = [row for key, row in model.states[after].items() if key[0] == tenant]
         assert metadata["active"] >= sum(high(row, active=False) for row in held)
@@ -133,7 +133,7 @@ def test_a_gap_and_then_a_changed_condition_give_no_event_and_are_shown(followed
     kinds = {(each.job_name, each.plan.kind.value) for each in outcomes.values()}
     assert kinds == {("high", "snapshot"), ("seen", "tail")}
     why = f"versions {after + 1} to {after + 1}: the definition of trigger 'high' changed"
-    assert {each.told.get("gap") for each in outcomes.values()} == {why, None}
+    assert {each.report.get("gap") for each in outcomes.values()} == {why, None}
     here, there = (
         {key for key, row in model.states[version].items() if seen(row, active=False)}
         for version in (after, after + 1)
@@ -156,20 +156,20 @@ def test_what_cannot_be_evaluated_stops_its_own_trigger_and_newcomers_fire_from_
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path, lake=lake)
     source = replace(on, triggers=[*triggers(on), *broken])
     table = replace(table, deployment=deployment, source=source)
-    log = deployment.delta_log(source)
+    log = deployment.make_delta_log(source)
     # As the runner registers the jobs of tenants that it finds in the second commit.
-    new = new_jobs(log.table_id(), TENANTS, declared(source, source.consumers))
-    deployment.log.register_many([replace(each, watermark=log.moment(0)) for each in new])
+    new = make_new_jobs(log.get_table_id(), TENANTS, make_job_specs(source, source.consumers))
+    deployment.log.register_many([replace(each, watermark=log.get_moment(0)) for each in new])
     outcomes = table.run(table.iteration(*TENANTS, to=upto))
     failed = {
-        each.claim.key.job_name: each.message for each in outcomes if isinstance(each, Failed)
+        each.claim.key.job_name: each.message for each in outcomes if isinstance(each, FailedStep)
     }
     assert failed.keys() == {"astray", "lacking"}
     assert "nowhere" in failed["astray"]
     assert "names 'absent', which" in failed["lacking"]
     found = {(each["event_id"], each["event_type"]) for each in outbox(table)}
     wanted = [
-        expected(model, name, rule, log.moment, upto, first=0)
+        expected(model, name, rule, log.get_moment, upto, first=0)
         for name, rule in (("high", high), ("seen", seen))
     ]
     assert all(wanted)

@@ -8,7 +8,7 @@ from tables import Table, deployment_at
 
 from iscp_dagster import Changes, Endpoint, Mirror, Trigger, View
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
@@ -37,7 +37,7 @@ def events(table, trigger):
     """Return type, event key and version of each of the trigger's events, in order."""
     columns = ISCP_OUTBOX.c
     chosen = sa.select(columns.event_type, columns.event_key, columns.source_version)
-    with table.deployment.log.reading() as connection:
+    with table.deployment.log.begin_read() as connection:
         found = chosen.where(columns.trigger_name == trigger).order_by(columns.number)
         return [tuple(row) for row in connection.execute(found)]
 
@@ -54,10 +54,10 @@ def outcomes_of(table, tenant):
         source=table.source,
         run_id="by hand",
         tenants=["acme", "globex"],
-        chosen=table.source.consumers,
+        consumers=table.source.consumers,
         warn=pytest.fail,
     )
-    found = [each for some in its.outcomes() for each in some if hasattr(each, "claim")]
+    found = [each for some in its.iterate_jobs() for each in some if hasattr(each, "claim")]
     return {each.claim.key.job_name: each for each in found if each.claim.key.tenant == tenant}
 
 
@@ -76,7 +76,7 @@ def test_rows_that_one_job_cannot_take_and_commits_that_are_gone_cost_no_other_e
     # A value that one view's index cannot hold stops it alone, not the trigger beside it.
     insert(table, ("acme", 2, 900, "no number"), ("globex", 2, 900, NUMBER))
     found = outcomes_of(table, "acme")
-    assert [job for job, each in found.items() if isinstance(each, Failed)] == ["narrow"]
+    assert [job for job, each in found.items() if isinstance(each, FailedStep)] == ["narrow"]
     assert found["narrow"].code == SchemaError.code
     for trigger in ("plain", "beside", "sticky"):
         assert sorted(events(table, trigger)) == [
@@ -130,7 +130,7 @@ def test_rows_that_one_job_cannot_take_and_commits_that_are_gone_cost_no_other_e
     why = f"versions 9 to {last}: VACUUM removed files of the changes of versions 9 to {last}"
     assert {gone[job].plan.kind for job in KEPT} == {ReadKind.SNAPSHOT}
     assert {gone[job].gap for job in ("big", "changes")} == {why}
-    assert {gone[job].told["gap"] for job in ("plain", "sticky")} == {why}
+    assert {gone[job].reported["gap"] for job in ("plain", "sticky")} == {why}
     assert {trigger: events(table, trigger) for trigger in before} == before
     held = "SELECT k, amount, _change, _version FROM {changes} WHERE tenant = 'globex' ORDER BY k"
     assert table.query(held) == [(1, 700, 0, last), (2, 20, 0, last)]

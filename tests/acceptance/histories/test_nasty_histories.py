@@ -19,11 +19,11 @@ from nastyhistories import LOOK, history, live
 from tables import FEED, deployment_at
 
 from iscp_dagster import FullText, Mirror, Vector
-from iscp_dagster.api.jobs import EVERY, Jobs
+from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark import quoting
-from iscp_dagster.spark.session import private
+from iscp_dagster.spark.session import create_private_session
 
 AT_ONCE = 4
 SETTINGS = {
@@ -179,7 +179,7 @@ def declare_and_rebuild(**declared):
         table.runner = None
         jobs = Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=pytest.fail)
         name = JobID(db=table.source.database, table=table.source.table, job="mirror")
-        assert jobs.rebuild_job(EVERY, name)
+        assert jobs.rebuild_job(ALL_TENANTS, name)
 
     return rebuild
 
@@ -644,7 +644,7 @@ HISTORIES = {
             "UPDATE {t} SET `a b` = -1, `;` = -2",
             "INSERT INTO {t} SELECT 'b', * EXCEPT (tenant) FROM {t}",
             more="`s.t` STRUCT<`x y`: INT, `Ä`: INT>, `a.r.r` ARRAY<INT>, "
-            + ", ".join(f"{quoting.ident(name)} INT" for name in ODD_COLUMNS),
+            + ", ".join(f"{quoting.quote_identifier(name)} INT" for name in ODD_COLUMNS),
             properties=MAPPED,
         ),
         history(
@@ -832,7 +832,7 @@ ELSEWHERE = {
 @pytest.fixture(scope="module")
 def running(request, spark_remote, clickhouse_url, tmp_path_factory):
     """Start the histories that were asked for, some at a time; give the future of each."""
-    writer = private(spark_remote, SETTINGS)
+    writer = create_private_session(spark_remote, SETTINGS)
     of_mine = [item for item in request.session.items if item.path == request.path]
     asked = [item.callspec.params["history"] for item in of_mine if hasattr(item, "callspec")]
 

@@ -5,7 +5,7 @@ from tables import Table, kinds
 
 from iscp_dagster import Changes, Mirror, Vector, View
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import SchemaError
 
@@ -58,7 +58,9 @@ def test_images_have_null_parts_by_their_indexes_rules(spark_deployment):
     for name in ("empty", "flag", "json"):
         fields = images(name, "arraySort(_fields)")
         assert [list(row[2]) for row in fields] == [["m", "s", "tags"]] * 4, name
-        assert table.query(f"SELECT id FROM {table.view(table.source.index(name))} LIMIT 0") == []
+        assert (
+            table.query(f"SELECT id FROM {table.view(table.source.get_index(name))} LIMIT 0") == []
+        )
 
 
 @pytest.mark.parametrize("vector", ["keyed", "appended"])
@@ -91,7 +93,7 @@ def test_rows_wait_in_a_vector_index_for_their_vectors(deployment, vector):
 def test_a_rule_for_a_column_that_is_not_there_stops_the_jobs(deployment):
     table = Table.make(deployment, Mirror(), nulls={"tagz": "json"})
     table.insert(1)
-    failed = [each for each in table.follow() if isinstance(each, Failed)]
+    failed = [each for each in table.follow() if isinstance(each, FailedStep)]
     assert [each.code for each in failed] == [SchemaError.code]
     assert "nulls names the column 'tagz'" in failed[0].message
     assert {job.status.message for job in table.jobs()} == {failed[0].message}

@@ -10,7 +10,7 @@ from mortal import Crash, Life, Mortal
 from tables import Table
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.states import JobState
@@ -98,7 +98,7 @@ class World:
         if fault is not None and self.is_begun(tenant):
             # What a dead run began is replayed as it was, with the row; a repair reads it whole.
             outcomes = self.table.materialize(tenant, run_id=self.run_id)
-            assert {e.code for e in outcomes if isinstance(e, Failed)} <= {FAULTS[fault]}
+            assert {e.code for e in outcomes if isinstance(e, FailedStep)} <= {FAULTS[fault]}
 
     def is_begun(self, tenant):
         """Whether the log has a batch of the tenant that is not confirmed."""
@@ -108,7 +108,7 @@ class World:
     def iterate(self, tenants):
         """Materialize by hand; then all tenants without a bad row are in step."""
         outcomes = self.table.materialize(*sorted(tenants), run_id=self.run_id)
-        failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, Failed)}
+        failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, FailedStep)}
         wrong = {tenant: self.spoilt[tenant] for tenant in tenants & self.spoilt.keys()}
         assert failed == {tenant: FAULTS[fault] for tenant, fault in wrong.items()}
         for job in self.table.jobs():
@@ -155,7 +155,7 @@ class World:
             if gone:
                 self.iterate(gone)
             for each in slow:
-                assert isinstance(each, Failed) or each.claim.key not in taken
+                assert isinstance(each, FailedStep) or each.claim.key not in taken
         self.agree(gone - self.spoilt.keys())
 
     def pause(self, tenants):

@@ -12,7 +12,7 @@ from tables import Table, kinds, one_by_one, publish_one
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.failures import DoubledRowsError
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.moment import START
 
@@ -173,7 +173,7 @@ def test_whatever_company_tenants_have_and_whoever_dies_each_row_is_there_once(d
                 add(table, *[f"new {number}"] * 3, tenant=tenant)
             continue
         if what == "iterate":
-            assert not [e for e in table.materialize(*sorted(tenants)) if isinstance(e, Failed)]
+            assert not [e for e in table.materialize(*sorted(tenants)) if isinstance(e, FailedStep)]
         elif alike := behind(table, tenants):
             begun(table, *alike, run_id=f"dies {number}")
     assert set(kinds(table.follow())) <= {ReadKind.TAIL}
@@ -203,7 +203,7 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, errors):
         "INSERT INTO {t} VALUES ('b', 300, 'odd', map('n', 1)), ('b', 1, 'even', map('n', 1))"
     )
     outcomes = table.run(table.iteration(*SOME))
-    failed = {each.claim.key.tenant: each for each in outcomes if isinstance(each, Failed)}
+    failed = {each.claim.key.tenant: each for each in outcomes if isinstance(each, FailedStep)}
     held = dict(table.query("SELECT tenant, count() FROM {mirror} GROUP BY tenant"))
     whole = dict.fromkeys(SOME, 3)
     if errors == "stop":
@@ -214,7 +214,7 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, errors):
         assert not failed
         assert held == whole | {"b": 4}
     table.sql("DELETE FROM {t} WHERE at = 300")
-    assert not [each for each in table.materialize("b") if isinstance(each, Failed)]
+    assert not [each for each in table.materialize("b") if isinstance(each, FailedStep)]
     check(table)
 
 
@@ -225,11 +225,11 @@ def test_rows_that_stand_twice_are_noticed_and_the_tenant_is_built_anew(events):
     begun(events)
     mirror = events.view(ALL[0], "__rows")
     # As if the table had forgotten the tokens when the rows came again.
-    events.deployment.endpoint.client().command(
+    events.deployment.endpoint.get_client().command(
         f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE _version > 1", settings=ANYWAY
     )
     outcomes = events.follow()
-    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    (failed,) = [each for each in outcomes if isinstance(each, FailedStep)]
     assert failed.code == DoubledRowsError.code
     assert "2 rows of versions" in failed.message
     assert "4 are there" in failed.message

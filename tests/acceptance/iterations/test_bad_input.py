@@ -4,14 +4,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from stackfixture import free_port
+from stackfixture import find_free_port
 from tables import FEED, Table, kinds
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector, View
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import (
@@ -24,7 +24,7 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.states import JobState
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.session import get_shared_session
 
 
 def refused(table):
@@ -34,7 +34,7 @@ def refused(table):
     except IscpError as error:
         code, message = error.code, str(error)
     else:
-        failed = [each for each in outcomes if isinstance(each, Failed)]
+        failed = [each for each in outcomes if isinstance(each, FailedStep)]
         assert failed, outcomes
         code, message = failed[0].code, failed[0].message
     in_error = [job for job in table.jobs() if job.status.code]
@@ -47,7 +47,7 @@ def refused(table):
 
 def mended(table):
     """Materialize by hand, as a person does after repairing the source."""
-    assert not [each for each in table.materialize() if isinstance(each, Failed)]
+    assert not [each for each in table.materialize() if isinstance(each, FailedStep)]
     table.check()
 
 
@@ -164,13 +164,13 @@ def test_a_table_without_a_change_feed(spark_deployment):
 
 
 def without_clickhouse(deployment):
-    nowhere = f"http://me:hidden@127.0.0.1:{free_port()}"
+    nowhere = f"http://me:hidden@127.0.0.1:{find_free_port()}"
     return replace(deployment, endpoint=Endpoint.parse(nowhere))
 
 
 def without_spark(deployment):
-    nowhere = f"sc://127.0.0.1:{free_port()}/;token=hidden"
-    return replace(deployment, spark=lambda: shared(nowhere))
+    nowhere = f"sc://127.0.0.1:{find_free_port()}/;token=hidden"
+    return replace(deployment, spark=lambda: get_shared_session(nowhere))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_row_that_the_server_refuses_is_mended_by_deleting_it(deployment, erro
     table.sql("INSERT INTO {t} VALUES ('a', 1, 1), ('a', 2, 2), ('b', 1, 1)")
     table.follow()
     rows = table.view(table.source.indexes[0], "__rows")
-    deployment.endpoint.client().command(f"ALTER TABLE {rows} ADD CONSTRAINT pos CHECK x > 0")
+    deployment.endpoint.get_client().command(f"ALTER TABLE {rows} ADD CONSTRAINT pos CHECK x > 0")
     table.sql("INSERT INTO {t} VALUES ('a', 3, -1)")
     table.sql("UPDATE {t} SET x = -1 WHERE tenant = 'a' AND id = 2")
     table.sql("INSERT INTO {t} VALUES ('b', 2, 1)")
@@ -240,7 +240,7 @@ def test_a_row_that_the_server_refuses_is_mended_by_deleting_it(deployment, erro
         code, message = refused(table)
         assert (code, "row {'id': 2} is refused" in message) == (RefusedRowsError.code, True)
     else:
-        assert not [each for each in table.follow() if isinstance(each, Failed)]
+        assert not [each for each in table.follow() if isinstance(each, FailedStep)]
     table.sql("DELETE FROM {t} WHERE x = -1")
     mended(table)
 
@@ -254,7 +254,7 @@ def test_a_vector_that_is_set_aside_holds_up_nobody(deployment, odd):
         f"INSERT INTO {{t}} VALUES ('a', 2, 'x', array('{odd}', 1.0)), "
         "('a', 3, 'x', array(1.0, 1.0))"
     )
-    assert not [each for each in table.follow() if isinstance(each, Failed)]
+    assert not [each for each in table.follow() if isinstance(each, FailedStep)]
     (held,) = table.query("SELECT groupArray(id) FROM (SELECT id FROM {vector} ORDER BY id)")
     assert list(held[0]) == [1, 3]
     table.sql("DELETE FROM {t} WHERE id = 2")
@@ -375,7 +375,7 @@ def test_whatever_else_spark_cannot_read_of_changes(deployment, monkeypatch, num
         raise ReadError("Spark could not read the table (SomeException): so it is.")
 
     monkeypatch.setattr("iscp_dagster.delta.feedscan.plan_feed", fail)
-    monkeypatch.setattr("iscp_dagster.delta.reader.changes", fail)
+    monkeypatch.setattr("iscp_dagster.delta.reader.read_changes", fail)
     for tenant in SEVERAL[:number]:
         table.insert(2, tenant=tenant)
     outcomes = table.follow()
@@ -384,7 +384,7 @@ def test_whatever_else_spark_cannot_read_of_changes(deployment, monkeypatch, num
         assert "so it is" in outcomes[0].plan.reason
     table.check()
     monkeypatch.setattr("iscp_dagster.delta.filescan.plan_tasks", fail)
-    monkeypatch.setattr("iscp_dagster.delta.reader.snapshot", fail)
+    monkeypatch.setattr("iscp_dagster.delta.reader.read_snapshot", fail)
     table.insert(3)
     code, message = refused(table)
     assert (code, "so it is" in message) == (ReadError.code, True)

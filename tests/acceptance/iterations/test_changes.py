@@ -14,21 +14,21 @@ from tables import Table, deployment_at, kinds
 
 from iscp_dagster import Changes, Mirror, Trigger, View
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY
+from iscp_dagster.api.names import ALL_TENANTS
 from iscp_dagster.cli.jobs import json as job_json
 from iscp_dagster.cli.jobs import show as job_show
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.joblog.iterations import FailedStep
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.model import errors
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
 from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.session import get_shared_session
 
 BEGIN = 4
 """The version as of which the tests' histories begin."""
@@ -70,29 +70,29 @@ GROSS = "amount * 1.19"
 def dealt(spark_remote, tmp_path_factory):
     path = tmp_path_factory.mktemp("lake") / "dealings"
     log = DeltaLog(str(path), "tenant")
-    spark = shared(spark_remote)
+    spark = get_shared_session(spark_remote)
 
     def run(statement):
         spark.sql(statement.replace("{t}", f"delta.`{path}`")).collect()
 
-    return Dealt(str(path), dealings(path, run, lambda: log.latest().version))
+    return Dealt(str(path), dealings(path, run, lambda: log.get_latest_moment().version))
 
 
 def reached(table, *versions):
     """Run iterations of both tenants to these versions, one after the other; none may fail."""
     found = [table.run(table.iteration(*TENANTS, to=version)) for version in versions]
-    assert [each for some in found for each in some if isinstance(each, Failed)] == []
+    assert [each for some in found for each in some if isinstance(each, FailedStep)] == []
     return found
 
 
 def images_in(table, name, after=BEGIN):
     """Return the index's image rows after a version as the model writes them, in order."""
-    view = table.view(table.source.index(name))
-    client = table.deployment.endpoint.client()
+    view = table.view(table.source.get_index(name))
+    client = table.deployment.endpoint.get_client()
     query = f"SELECT * FROM {view} WHERE _version > {after} ORDER BY tenant, _version, _ordinal"
-    log, rows = table.deployment.delta_log(table.source), []
+    log, rows = table.deployment.make_delta_log(table.source), []
     for row in client.query(f"{query}, _image").named_results():
-        assert row["_timestamp"] == log.moment(row["_version"]).at.replace(tzinfo=None)
+        assert row["_timestamp"] == log.get_moment(row["_version"]).at.replace(tzinfo=None)
         system = {"_version", "_timestamp", *IMAGE_COLUMNS}
         kept = {column: value for column, value in row.items() if column not in system}
         place = row["tenant"], row["_version"], row["_ordinal"], row["_image"]
@@ -106,7 +106,7 @@ def modelled(model, name, upto):
 
 
 def rows_in(table, name, suffix="", where=""):
-    view = table.view(table.source.index(name), suffix)
+    view = table.view(table.source.get_index(name), suffix)
     columns = "tenant, k" if suffix else "tenant, k, _change, _image, _version"
     return table.query(f"SELECT {columns} FROM {view}{where} ORDER BY ALL")
 
@@ -170,7 +170,7 @@ def test_a_run_that_dies_anywhere_leaves_the_same_rows(
             *_, change, fields, row = changes[place]
             assert message.operation == ChangeKind(change).name
             assert (int(message.data["k"]), list(message.fields)) == (row["k"], fields)
-            moment = deployment.delta_log(table.source).moment(place[1])
+            moment = deployment.make_delta_log(table.source).get_moment(place[1])
             assert message.ts_timestamp == str(moment.micros * 1_000)
 
 
@@ -183,14 +183,16 @@ def test_a_gap_begins_a_history_anew_and_is_told(
     _, outcomes = reached(table, after, upto)
     assert kinds(outcomes) == [ReadKind.SNAPSHOT] * 2
     told = f"versions {after + 1} to {upto}: the change data feed was off at version {after + 1}"
-    assert {shown(each, {})["gap"].text for each in outcomes} == {told}
+    assert {build_outcome_metadata(each, {})["gap"].text for each in outcomes} == {told}
     keys = keys_of(dealt.model, "big", upto)
     assert rows_in(table, "big") == [(*key, 0, 1, upto) for key in keys]
     for job in table.jobs():
-        begun = consumer_kind(job.spec.detail.consumer.type).history(table.source, job, deployment)
+        begun = get_consumer_kind(job.spec.detail.consumer.type).find_history_start(
+            table.source, job, deployment
+        )
         assert (begun.at.version, begun.gap) == (upto, (told,))
-        assert job_json.history(begun)["gap"] == told
-        job_show.status([job], {}, {}, (), {job.key: begun})
+        assert job_json.describe_history(begun)["gap"] == told
+        job_show.print_status([job], {}, {}, (), {job.key: begun})
     printed = " ".join(capsys.readouterr().out.split())
     assert f"changes since {upto} of" in printed
     assert f"gap {told}" in printed
@@ -209,7 +211,7 @@ def test_a_gap_begins_a_history_anew_and_is_told(
     before = rows_in(table, "big")
     jobs = Jobs(deployment=deployment, sources=[changed.source], cancel_runs=lambda _: None)
     name = JobID(db=table.source.database, table=table.source.table, job="big")
-    assert jobs.rebuild_job(EVERY, name) is True
+    assert jobs.rebuild_job(ALL_TENANTS, name) is True
     for tenant, shows in (("acme", before), ("globex", None)):
         (built,) = changed.run(changed.iteration(tenant, to=end))
         assert (built.plan.reason, built.gap) == ("first synchronization", "")
@@ -249,8 +251,10 @@ def test_a_tenant_with_a_key_twice_waits_alone_and_begins_anew(
 
 def store_of(table, name) -> IndexStore:
     (info,) = {j.spec.detail.consumer for j in table.jobs() if j.name.job == name}
-    schema = table.deployment.delta_log(table.source).facts().fields
-    return table.deployment.store(table.source, index_of(table.source, info), schema)
+    schema = table.deployment.make_delta_log(table.source).get_facts().fields
+    return table.deployment.make_index_store(
+        table.source, resolve_index(table.source, info), schema
+    )
 
 
 def test_what_cannot_be_followed_stops_only_changes(clickhouse_url, spark_remote, dealt, tmp_path):

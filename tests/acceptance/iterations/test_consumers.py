@@ -16,11 +16,11 @@ from places import DOCS
 from tables import Table
 
 from iscp_dagster import Mirror
-from iscp_dagster.joblog.iterations import Failed, Iteration
+from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.names import SERVICES_TAG
 from iscp_dagster.location.sensor.runner import run_request
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
@@ -28,7 +28,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.look import Dispatch
-from iscp_dagster.upkeep.comparison import compared
+from iscp_dagster.upkeep.comparison import compare_tables
 
 PAGE = DOCS / "custom-consumers.md"
 
@@ -105,13 +105,13 @@ def register(table, kind, *, job="kept", tenant="a", columns=(), **options):
         columns=columns,
         options=options,
     )
-    table_id = table.deployment.delta_log(table.source).table_id()
+    table_id = table.deployment.make_delta_log(table.source).get_table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
     assert table.deployment.log.register(tenant, name(table, job), table_id, spec)
 
 
 def job_of(table, job="kept"):
-    (found,) = table.deployment.log.jobs(name=name(table, job))
+    (found,) = table.deployment.log.list_jobs(name=name(table, job))
     return found
 
 
@@ -130,7 +130,7 @@ def test_a_snapshot_has_all_columns_with_version_and_time_and_no_deletes(deploym
     found = rows(kept.inserts)
     assert [row["id"] for row in found] == [1, 2]
     assert list(found[0]) == ["tenant", "id", "name", "v", "_version", "_timestamp"]
-    latest = deployment.delta_log(table.source).latest()
+    latest = deployment.make_delta_log(table.source).get_latest_moment()
     assert {(row["_version"], row["_timestamp"]) for row in found} == {(latest.version, latest.at)}
     assert job_of(table).status.counts["inserted"] == 2
 
@@ -159,8 +159,8 @@ def test_a_consumer_that_has_nothing_yet_is_no_index_that_is_not_built(deploymen
     table.insert(1)
     table.follow()
     register(table, "Keep")
-    found = compared(deployment, [(table.source, None)])
-    assert (found.whole, found.unbuilt) == (True, [])
+    found = compare_tables(deployment, [(table.source, None)])
+    assert (found.complete, found.unbuilt) == (True, [])
 
 
 def test_a_job_gets_the_columns_that_it_asks_for_and_key_and_tenant(deployment):
@@ -189,7 +189,7 @@ def test_one_failing_consumer_stops_and_rolls_back_no_sibling(deployment):
     register(table, "Keep")
     Keep.failures.append(UnavailableError("not now"))
     outcomes = table.follow()
-    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    (failed,) = [each for each in outcomes if isinstance(each, FailedStep)]
     assert (failed.code, failed.message) == (UnavailableError.code, "not now")
     assert table.query("SELECT count() FROM {mirror}") == [(1,)]
     job = job_of(table)
@@ -287,7 +287,7 @@ def test_an_index_that_nobody_declared_is_kept_by_its_spec(deployment):
         columns=("name",),
         options={"text": ["name"]},
     )
-    table_id = deployment.delta_log(table.source).table_id()
+    table_id = deployment.make_delta_log(table.source).get_table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
     assert deployment.log.register("a", name(table, "words"), table_id, spec)
     table.follow()
@@ -352,15 +352,15 @@ def installed(tmp_path, monkeypatch):
     header, offered = line.replace("project.entry-points.", "").replace('"', "").splitlines()
     (told / "entry_points.txt").write_text(f"{header}\n{offered}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    consumer_kind.cache_clear()
+    get_consumer_kind.cache_clear()
     yield
     sys.modules.pop("my_audit", None)
-    consumer_kind.cache_clear()
+    get_consumer_kind.cache_clear()
 
 
 def is_tagged_as_slow(table, job):
     """Whether the job's run takes one of the few places of runs that wait for others."""
-    iteration = Iteration.of([job], replace(job.watermark, version=99))
+    iteration = Iteration.from_jobs([job], replace(job.watermark, version=99))
     return (
         SERVICES_TAG
         in run_request(Dispatch(source=table.source, iteration=iteration, name="d")).tags

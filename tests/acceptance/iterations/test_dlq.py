@@ -16,11 +16,11 @@ from iscp_dagster.cli.main import app
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.reading.reader import SourceReader
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def dlq(monkeypatch):
 
 def guarded(table, index, action):
     name = table.view(index, "__rows")
-    table.deployment.endpoint.client().command(f"ALTER TABLE {name} {action}")
+    table.deployment.endpoint.get_client().command(f"ALTER TABLE {name} {action}")
 
 
 def test_a_row_that_is_refused_waits_until_it_is_replayed(spark_deployment, dlq):
@@ -53,7 +53,7 @@ def test_a_row_that_is_refused_waits_until_it_is_replayed(spark_deployment, dlq)
     table.sql("UPDATE {t} SET name = 'odd too' WHERE id = 2")
     table.insert(4)
     outcomes = table.follow()
-    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
     assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (4,)]
     assert table.query("SELECT count() FROM {text}") == [(4,)]
     (verdict,) = [each for each in table.verdicts() if each.index == "mirror"]
@@ -87,12 +87,12 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
     table = Table.make(deployment, index, columns="tenant STRING, id BIGINT, d DATE")
     table.sql("INSERT INTO {t} VALUES ('a', 1, DATE'2026-01-01'), ('a', 2, DATE'2026-01-02')")
     table.follow()
-    deployment.endpoint.client().command(
+    deployment.endpoint.get_client().command(
         f"ALTER TABLE {table.view(index, '__rows')} ADD CONSTRAINT early CHECK d < '2026-06-01'"
     )
     table.sql("INSERT INTO {t} VALUES ('b', 1, DATE'2026-01-01'), ('b', 2, DATE'2027-01-01')")
     (outcome,) = table.follow()
-    assert isinstance(outcome, Delivery)
+    assert isinstance(outcome, PendingCommit)
     assert (outcome.tenant, outcome.inserted) == ("b", 1)
     assert table.query("SELECT id FROM {mirror} WHERE tenant = 'b'") == [(1,)]
     (letter,) = json.loads(dlq(table, "list", "--json")[1])
@@ -119,9 +119,9 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     table.follow()
     table.insert(2, 3)
     iteration = table.iteration("a")
-    layout = Reader(
-        deployment, table.source, frozenset({"a"}), table.deployment.delta_log(table.source)
-    ).layout(iteration.range)
+    layout = SourceReader(
+        deployment, table.source, frozenset({"a"}), table.deployment.make_delta_log(table.source)
+    ).plan_layout(iteration.range)
     deployment.log.begin(iteration, "dies", layout)
     deployment.log.recover({"dies"})
     lose_files(table)
@@ -271,7 +271,7 @@ def test_without_dead_letters_the_job_stops_and_names_the_row(deployment):
     table.insert(2, 3, 4)
     table.insert(5, name="odd")
     outcomes = table.follow()
-    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    (failed,) = [each for each in outcomes if isinstance(each, FailedStep)]
     assert failed.code == RefusedRowsError.code
     assert "row {'id': 5} is refused" in failed.message
     assert {job.state for job in table.jobs()} == {JobState.ERROR, JobState.COMPLETED}

@@ -8,7 +8,7 @@ from logs import fail
 from tables import Table, one_by_one
 
 from iscp_dagster import FullText, Mirror, Vector
-from iscp_dagster.api.jobs import EVERY, Jobs
+from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.iterations import Iteration
@@ -19,8 +19,8 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.writing import writer
-from iscp_dagster.sync.writing.serving import serve_all, unserved
-from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.sync.writing.serving import find_unserved, serve_all
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
 
 WIDER = SpecUpdate(columns=("name", "v"))
 
@@ -52,7 +52,7 @@ def data(table):
 def build_one(table):
     """Run the due iteration for its first tenant alone, drop the rest; return that tenant."""
     (due,) = table.look().dispatches
-    tenant, keys = min(due.iteration.by_tenant().items())
+    tenant, keys = min(due.iteration.group_by_tenant().items())
     first = replace(due.iteration, tenants=frozenset({tenant}), jobs=tuple(keys))
     table.run(first, queued_as=due.name)
     table.deployment.log.recover([due.name])
@@ -66,20 +66,20 @@ def columns(table):
 
 
 def test_other_columns_are_served_when_every_tenant_has_them(table):
-    assert api(table).update_job_spec(EVERY, mirror(table), WIDER) is True
+    assert api(table).update_job_spec(ALL_TENANTS, mirror(table), WIDER) is True
     build_one(table)
     assert columns(table) == ["tenant", "id", "name"]
     assert table.query("SELECT count() FROM {mirror}") == [(2,)]
-    assert data(table).served() == 0
-    assert unserved(table.deployment, table.jobs()) == {mirror(table)}
+    assert data(table).find_served_generation() == 0
+    assert find_unserved(table.deployment, table.jobs()) == {mirror(table)}
     # The new tables agree with their source, although readers do not see them yet.
     (verdict,) = table.verdicts()
     assert (verdict.agrees, verdict.rows) == (True, 1)
     table.follow()
     assert columns(table) == ["tenant", "id", "name", "v"]
-    assert data(table).served() == 1
-    assert unserved(table.deployment, table.jobs()) == frozenset()
-    assert set(data(table).tables().values()) == {1}
+    assert data(table).find_served_generation() == 1
+    assert find_unserved(table.deployment, table.jobs()) == frozenset()
+    assert set(data(table).list_tables().values()) == {1}
     table.check()
     table.sql("UPDATE {t} SET name = 'other' WHERE id = 1")
     table.follow()
@@ -89,7 +89,7 @@ def test_other_columns_are_served_when_every_tenant_has_them(table):
 def test_a_commit_is_not_searchable_before_what_has_it_is_served(table):
     jobs = api(table)
     assert jobs.wait(table.source.name, timeout=0) == table.version
-    jobs.update_job_spec(EVERY, mirror(table), WIDER)
+    jobs.update_job_spec(ALL_TENANTS, mirror(table), WIDER)
     tenant = build_one(table)
     with pytest.raises(WaitError, match="is being rebuilt, and will be served once every"):
         jobs.wait(table.source.name, tenant=tenant, timeout=0)
@@ -98,7 +98,7 @@ def test_a_commit_is_not_searchable_before_what_has_it_is_served(table):
 
 
 def test_a_tenant_that_comes_meanwhile_is_built_in_the_new_generation(table):
-    api(table).update_job_spec(EVERY, mirror(table), WIDER)
+    api(table).update_job_spec(ALL_TENANTS, mirror(table), WIDER)
     table.insert(3, tenant="c")
     table.follow()
     generations = {job.spec.detail.consumer.generation for job in table.jobs()}
@@ -107,16 +107,16 @@ def test_a_tenant_that_comes_meanwhile_is_built_in_the_new_generation(table):
 
 
 def test_tenants_that_come_one_after_the_other_do_not_hold_up_the_new_generation(table):
-    api(table).update_job_spec(EVERY, mirror(table), WIDER)
+    api(table).update_job_spec(ALL_TENANTS, mirror(table), WIDER)
     first = table.look().dispatches
     table.insert(3, tenant="c")
     last = table.look().dispatches
-    assert table.deployment.log.unbuilt(mirror(table)) == {"a", "b", "c"}
+    assert table.deployment.log.find_unbuilt_tenants(mirror(table)) == {"a", "b", "c"}
     for due in first:
         table.run(due.iteration, queued_as=due.name)
     # Tenant c was not served before, and is not yet.
-    assert table.deployment.log.unbuilt(mirror(table)) == {"c"}
-    assert data(table).served() == 1
+    assert table.deployment.log.find_unbuilt_tenants(mirror(table)) == {"c"}
+    assert data(table).find_served_generation() == 1
     for due in last:
         table.run(due.iteration, queued_as=due.name)
     table.check()
@@ -136,7 +136,7 @@ def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(spar
     remedy = f"iscp job rebuild {table.source.name}/mirror"
     assert remedy in job.status.message
     assert table.query("SELECT id, name FROM {mirror} ORDER BY id")[0] == (1, "some words 1")
-    assert api(table).rebuild_job(EVERY, mirror(table)) is True
+    assert api(table).rebuild_job(ALL_TENANTS, mirror(table)) is True
     table.follow()
     assert table.query("SELECT id, name FROM {mirror} ORDER BY id") == [(1, [1]), (2, [2])]
     table.check()
@@ -155,14 +155,16 @@ def test_a_rebuild_has_the_columns_that_the_table_has_gained_whatever_its_siblin
     table = old.with_indexes(Mirror(columns=["name", "prio"]), FullText("name"))
     texts = [job for job in table.jobs() if job.key.job_name == "text"]
     if sibling == "written":
-        latest = deployment.delta_log(table.source).latest()
-        log.begin(Iteration.of(texts, latest), "another run", {})
-    assert api(table).rebuild_job(EVERY, mirror(table)) is True
+        latest = deployment.make_delta_log(table.source).get_latest_moment()
+        log.begin(Iteration.from_jobs(texts, latest), "another run", {})
+    assert api(table).rebuild_job(ALL_TENANTS, mirror(table)) is True
     if sibling == "tried before":
         mirrors = [job for job in table.jobs() if job.key.job_name == "mirror"]
-        past = Iteration.of(mirrors, deployment.delta_log(table.source).moment(before))
+        past = Iteration.from_jobs(
+            mirrors, deployment.make_delta_log(table.source).get_moment(before)
+        )
         assert {each.code for each in table.run(past)} == {ConfigError.code}
-        api(table).rebuild_job(EVERY, mirror(table))
+        api(table).rebuild_job(ALL_TENANTS, mirror(table))
     table.follow()
     assert columns(table) == ["tenant", "id", "name", "prio"]
     log.recover(["another run"])
@@ -184,7 +186,7 @@ def test_an_index_that_is_declared_otherwise_stops_until_it_is_built_anew(deploy
     assert "tokenizer was 'splitByNonAlpha'" in job.status.message
     assert "is 'ngrams(3)' now" in job.status.message
     assert trigrams.query("SELECT id FROM {mirror}") == [(1,)]
-    api(trigrams).rebuild_job(EVERY, mirror(trigrams))
+    api(trigrams).rebuild_job(ALL_TENANTS, mirror(trigrams))
     trigrams.follow()
     found = trigrams.query("SELECT id FROM {mirror} WHERE hasAllTokens(name, 'wor') ORDER BY id")
     assert found == [(1,), (2,)]
@@ -194,7 +196,7 @@ def test_one_tenant_is_built_anew_in_its_place(table):
     table.query(f"TRUNCATE TABLE {table.view(table.source.indexes[0], '__rows')}")
     assert api(table).rebuild_job("a", mirror(table)) is True
     table.follow()
-    assert data(table).served() == 0
+    assert data(table).find_served_generation() == 0
     assert [each.tenant for each in table.verdicts() if each.agrees] == ["a"]
 
 
@@ -217,11 +219,11 @@ def test_one_tenant_of_several_has_no_columns_of_its_own(table):
 
 
 def test_what_is_built_when_its_run_dies_is_served_within_the_hour(table, monkeypatch):
-    api(table).update_job_spec(EVERY, mirror(table), WIDER)
+    api(table).update_job_spec(ALL_TENANTS, mirror(table), WIDER)
     with monkeypatch.context() as patched:
         patched.setattr(writer, "serve_when_built", lambda *_: None)
         table.follow()
-    assert data(table).served() == 0
+    assert data(table).find_served_generation() == 0
     assert serve_all(table.deployment, [table.source]).indexes == [mirror(table)]
     assert serve_all(table.deployment, [table.source]).indexes == []
     table.check()
@@ -236,12 +238,12 @@ def test_what_a_tenant_built_in_its_place_has_lost_comes_again(table):
     both.follow()
     assert api(both).rebuild_job("a", mirror(both)) is True
     # From the start up to the other job's earlier watermark, then on by the change feed.
-    log = both.deployment.delta_log(two)
+    log = both.deployment.make_delta_log(two)
     iteration = replace(
         both.iteration("a"),
         jobs=(next(job.key for job in both.jobs() if job.watermark == START),),
         from_=START,
-        to=log.moment(both.version - 1),
+        to=log.get_moment(both.version - 1),
     )
     both.run(iteration)
     assert both.query("SELECT id FROM {mirror} WHERE tenant = 'a'") == [(1,)]
@@ -258,11 +260,13 @@ def test_views_of_an_earlier_version_are_renewed_within_the_hour(deployment):
     query = "SELECT as_select FROM system.tables WHERE database = {d:String} AND name = {t:String}"
     made = table.query(query, d=database, t=view)
     rows = f"{database}.{table.source.table}_mirror__rows"
-    deployment.endpoint.client().command(
+    deployment.endpoint.get_client().command(
         f"CREATE OR REPLACE VIEW {database}.{view} AS SELECT id FROM {rows} FINAL"
     )
     plain = f"{database}.{table.source.table}_mirror"
-    deployment.endpoint.client().command(f"CREATE OR REPLACE VIEW {plain} AS SELECT * FROM {rows}")
+    deployment.endpoint.get_client().command(
+        f"CREATE OR REPLACE VIEW {plain} AS SELECT * FROM {rows}"
+    )
     assert serve_all(deployment, [table.source]).problems == []
     assert table.query(query, d=database, t=view) == made
     table.check()
@@ -273,8 +277,8 @@ def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, d
     table = Table.make(deployment, Vector("v", dimension=2, name="mirror"))
     table.insert(1)
     table.follow()
-    api(table).rebuild_job(EVERY, mirror(table))
-    real = IndexStore._run
+    api(table).rebuild_job(ALL_TENANTS, mirror(table))
+    real = IndexStore._run_statement
 
     class DiedError(Exception):
         """As a run that is killed."""
@@ -289,12 +293,15 @@ def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, d
         if died == "before the drop":
             patched.setattr(IndexData, "drop_before", lambda *_: (_ for _ in ()).throw(DiedError))
         else:
-            patched.setattr(IndexStore, "_run", run)
+            patched.setattr(IndexStore, "_run_statement", run)
         with pytest.raises(DiedError):
             table.follow()
-    assert 0 in data(table).tables().values()
+    assert 0 in data(table).list_tables().values()
     serve_all(deployment, [table.source])
-    assert (data(table).served(), set(data(table).tables().values())) == (1, {1})
+    assert (data(table).find_served_generation(), set(data(table).list_tables().values())) == (
+        1,
+        {1},
+    )
     nearest = table.query(
         "SELECT as_select FROM system.tables WHERE database = {d:String} AND name = {t:String}",
         d=table.source.database,
@@ -314,7 +321,7 @@ def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(deploy
     due = other.look().dispatches[0]
     found = one_by_one(deployment, other.source, due.iteration, run_id="r", queued_as=due.name)
     (claim,) = deployment.log.begin(due.iteration, "r", {}, queued_as=due.name)
-    api(other).rebuild_job(EVERY, mirror(other))
+    api(other).rebuild_job(ALL_TENANTS, mirror(other))
     fail(deployment.log, claim, SchemaError.code, "as before")
     found.close()
     (job,) = other.jobs()
@@ -332,7 +339,7 @@ def test_an_index_that_is_declared_as_another_kind_is_built_as_that(deployment):
     words.follow()
     (job,) = words.jobs()
     assert "is declared as a text index, and its jobs keep a mirror index" in job.status.message
-    assert api(words).rebuild_job(EVERY, mirror(words)) is True
+    assert api(words).rebuild_job(ALL_TENANTS, mirror(words)) is True
     words.follow()
     assert words.query("SELECT id FROM {mirror} WHERE hasAllTokens(name, 'words 2')") == [(2,)]
     words.check()
@@ -340,13 +347,13 @@ def test_an_index_that_is_declared_as_another_kind_is_built_as_that(deployment):
 
 def test_tables_of_every_generation_go_with_the_last_job(table):
     jobs = api(table)
-    jobs.update_job_spec(EVERY, mirror(table), WIDER)
+    jobs.update_job_spec(ALL_TENANTS, mirror(table), WIDER)
     build_one(table)
-    assert set(data(table).tables().values()) == {0, 1}
-    jobs.unregister_job(EVERY, mirror(table))
+    assert set(data(table).list_tables().values()) == {0, 1}
+    jobs.unregister_job(ALL_TENANTS, mirror(table))
     collect(
         table.deployment,
         [table.source],
-        garbage(table.deployment, [table.source], timedelta(hours=-1)),
+        find_garbage(table.deployment, [table.source], timedelta(hours=-1)),
     )
-    assert data(table).tables() == {}
+    assert data(table).list_tables() == {}

@@ -31,24 +31,24 @@ from tables import (
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.staging import new_attempt
-from iscp_dagster.delta.failures import reading
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
+from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.spark.guard import interruptible
-from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.spark.guard import interrupt_when_lost
+from iscp_dagster.sync.bounds import IterationBounds
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep import verify as verification
-from iscp_dagster.upkeep.maintenance import collect, garbage
-from iscp_dagster.upkeep.position import positions
-from iscp_dagster.upkeep.progress import Progress, progress
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from iscp_dagster.upkeep.position import read_positions
+from iscp_dagster.upkeep.progress import Progress, read_progress
 
 ALL = (Mirror(), FullText("name"), Vector("v", dimension=2, metric="l2"))
 SETTINGS = {
@@ -286,7 +286,9 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(spark_depl
     table.insert(3)
     outcomes = table.follow()
     assert kinds(outcomes) == [ReadKind.TAIL] * 6
-    told = {tuple(shown(each, {}).get("lost_columns", ())) for each in outcomes[3:]}
+    told = {
+        tuple(build_outcome_metadata(each, {}).get("lost_columns", ())) for each in outcomes[3:]
+    }
     assert told == {("note",)}
     for index in ALL:
         found = table.query(f"SELECT id, note FROM {{{index.name}}} ORDER BY id")
@@ -343,7 +345,10 @@ def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_on
     table.sql("ALTER TABLE {t} RENAME COLUMN name TO title")
     table.insert(3)
     for outcome in table.follow():
-        assert (outcome.plan.kind, outcome.store.lost()) == (ReadKind.SNAPSHOT, ["name"])
+        assert (outcome.plan.kind, outcome.store.list_lost_columns()) == (
+            ReadKind.SNAPSHOT,
+            ["name"],
+        )
         assert "'name' was renamed to 'title'" in outcome.plan.reason
     rows = table.query("SELECT tenant, id, title, name FROM {mirror} ORDER BY tenant, id")
     titles = [("a", key, f"some words {key}", None) for key in (1, 2, 3)]
@@ -358,7 +363,7 @@ def test_an_array_column_that_the_source_gains_must_be_filled(spark_deployment):
     table.sql("ALTER TABLE {t} ADD COLUMNS (n ARRAY<INT>)")
     table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2), array(1))")
     (failed,) = table.follow()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedStep)
     assert "column 'n' is null in row" in failed.message
     table.sql("UPDATE {t} SET n = array() WHERE n IS NULL")
     assert kinds(table.materialize()) == [ReadKind.SNAPSHOT]
@@ -415,7 +420,7 @@ def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(deployment,
     for first in (10, 20, 30, 40):
         table.insert(*range(first, first + 4))
     # The Delta log has the number of rows of each commit.
-    split = replace(table, deployment=replace(deployment, bounds=Bounds(rows=9)))
+    split = replace(table, deployment=replace(deployment, bounds=IterationBounds(rows=9)))
     watermarks = []
     while dispatches := split.look().dispatches:
         (due,) = dispatches
@@ -433,8 +438,8 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
     table.follow()
     for id_ in (2, 3, 4, 5):
         table.insert(id_)
-    written = dict(deployment.delta_log(table.source).written(1, 5, {"a"}))
-    two = replace(deployment, bounds=Bounds(bytes=written[2].bytes + written[3].bytes))
+    written = dict(deployment.make_delta_log(table.source).list_written_volumes(1, 5, {"a"}))
+    two = replace(deployment, bounds=IterationBounds(bytes=written[2].bytes + written[3].bytes))
     small = replace(table, deployment=two)
     watermarks = []
     while dispatches := small.look().dispatches:
@@ -446,17 +451,17 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
 
 
 def test_a_backlog_is_worked_off_in_steps_by_hand_too(deployment):
-    deployment = replace(deployment, bounds=Bounds(versions=2))
+    deployment = replace(deployment, bounds=IterationBounds(versions=2))
     table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1)
     table.follow()
     for id_ in (2, 3, 4, 5, 6):
         table.insert(id_)
     log = deployment.log
-    before = len(log.history())
+    before = len(log.read_history())
     # A person sees each index once, at the end.
     assert kinds(table.materialize()) == [ReadKind.TAIL] * 2
-    done = [each for each in log.history()[before:] if each.event is Event.COMPLETE]
+    done = [each for each in log.read_history()[before:] if each.event is Event.COMPLETE]
     steps = [(each.from_.version, each.to.version) for each in done]
     assert sorted(steps) == [(1, 3), (1, 3), (3, 5), (3, 5), (5, 6), (5, 6)]
     table.check()
@@ -473,7 +478,7 @@ def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(deployment, mo
         away = UnavailableError("the log does not answer")
         patched.setattr(type(deployment.log), "complete", lambda *_: (_ for _ in ()).throw(away))
         (failed,) = table.materialize()
-    assert (type(failed), failed.code) == (Failed, UnavailableError.code)
+    assert (type(failed), failed.code) == (FailedStep, UnavailableError.code)
     assert table.query("SELECT DISTINCT _version FROM " + table.view(Mirror(), "__rows")) == [(3,)]
     (again,) = table.materialize()
     assert (again.plan.kind, again.claim.case) == (ReadKind.SNAPSHOT, Case.SAME)
@@ -492,9 +497,9 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monke
 
     monkeypatch.setattr(IndexStore, "replace", refuse)
     found = {type(each): each for each in table.materialize()}
-    assert found[Failed].code == UnavailableError.code
-    assert found[Failed].claim.key.job_name == "mirror"
-    assert found[Delivery].claim.key.job_name == "text"
+    assert found[FailedStep].code == UnavailableError.code
+    assert found[FailedStep].claim.key.job_name == "mirror"
+    assert found[PendingCommit].claim.key.job_name == "text"
     assert table.query("SELECT count() FROM {text}") == [(2,)]
     states = {job.key.job_name: job.watermark.version for job in table.jobs()}
     assert states == {"mirror": -1, "text": 1}
@@ -539,7 +544,7 @@ def test_an_index_is_not_served_before_it_is_built_and_says_how_far_it_is(deploy
         "SELECT name FROM system.tables WHERE database = {db:String} AND name NOT LIKE '%\\_\\_%'"
     )
     assert table.query(there, db=table.source.database) == []
-    assert progress(deployment, table.source, job) == Progress(done=3, of=3)
+    assert read_progress(deployment, table.source, job) == Progress(done=3, total=3)
     publish_one(deployment, delivery)
     found.close()
     assert table.query(there, db=table.source.database) == [("rows_mirror",)]
@@ -552,7 +557,7 @@ def test_what_is_registered_again_while_garbage_is_cleared_stays(deployment):
     table.follow()
     (job,) = table.jobs()
     deployment.log.unregister("a", job.name)
-    found = garbage(deployment, [table.source], kept=timedelta(seconds=-60))
+    found = find_garbage(deployment, [table.source], retention=timedelta(seconds=-60))
     assert [each.drops for each in found] == ["table"]
     table.materialize()
     assert collect(deployment, [table.source], found) == 0
@@ -574,8 +579,8 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(spark_deployment, tmp_path):
 
     with (
         pytest.raises(FenceError, match="its Spark work was interrupted"),
-        interruptible(spark, held, every=0.05),
-        reading("nothing"),
+        interrupt_when_lost(spark, held, every=0.05),
+        wrap_spark_errors("nothing"),
     ):
         spark.range(0, cores, 1, cores).mapInArrow(stuck, "id bigint").collect()
     meet_on_all_cores(spark, tmp_path / "met", cores)
@@ -633,7 +638,7 @@ def test_rows_of_tenants_that_a_recreated_table_lacks_cease_to_be_served(deploym
     jobs = Jobs(deployment=deployment, sources=[table.source], cancel_runs=pytest.fail)
     for index in ALL:
         name = JobID(db=table.source.database, table=table.source.table, job=index.name)
-        jobs.register_job("*", name, jobs.plain_spec(name))
+        jobs.register_job("*", name, jobs.get_default_spec(name))
     table.follow()
     assert table.query("SELECT id FROM {mirror}") == [(each,) for each in rows]
     assert jobs.wait(table.source.name, timeout=0) == table.version
@@ -680,13 +685,15 @@ def crash_of_three(table, point, iteration):
             assert job.watermark == (iteration.to if ended else iteration.from_)
             found.setdefault(job.key.tenant.split()[0], []).append((job.state, job.batch.phase))
     assert {who: sorted(each, key=lambda one: one[0].value) for who, each in found.items()} == left
-    assert log.active_runs() == {"dead"}
+    assert log.list_active_runs() == {"dead"}
     assert len(log.recover({"dead"})) == (2 if point == "completed" else 4)
 
 
 def check_of_three(table, dead):
     """Check that all indexes agree; the mirrors lack `dead` rows of `odd`, each set aside once."""
-    assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
+    assert [
+        each for each in read_positions(table.deployment, table.source) if not each.in_step
+    ] == []
     for each in table.verdicts():
         aside = dead if each.index == "mirror" and each.tenant.startswith("odd") else 0
         wrong = (each.missing, each.extra, each.different, each.dead)
@@ -813,12 +820,12 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(deployment):
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     dying = table.iteration("a")
     outcomes = one_by_one(deployment, table.source, dying, run_id="dead")
-    store = replace(next(outcomes).store, attempt=new_attempt("dead"))
+    store = replace(next(outcomes).store, attempt=make_attempt_id("dead"))
     outcomes.close()
     store.stage()
     deployment.log.recover({"dead"})
     table.follow()
-    assert store.data.stagings() == []
+    assert store.data.list_staging_tables() == []
     table.check()
 
 
@@ -849,7 +856,7 @@ def test_verify_sees_what_is_missing_or_extra_or_different(spark_deployment, mon
     rows = table.view(table.source.indexes[0], "__rows")
     for tenant, (values, _) in TAMPERED.items():
         if values:
-            spark_deployment.endpoint.client().command(
+            spark_deployment.endpoint.get_client().command(
                 f"INSERT INTO {rows} (tenant, id, name, x, _deleted, _version) "
                 f"VALUES ('{tenant}', {values}, 99)",
                 settings=ANYWAY,

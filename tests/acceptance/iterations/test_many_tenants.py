@@ -19,7 +19,7 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.files import LocalFiles
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model import errors
 from iscp_dagster.model.jobs import JobID
@@ -27,8 +27,8 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.narrowing import TENANTS_TRIED, UntriedError
-from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing import scan
 
 MANY = [f"t{number:03d}" for number in range(130)]
@@ -53,7 +53,7 @@ def table(deployment):
 def counted(deployment, monkeypatch):
     """Count the statements sent to the ISCP log and to ClickHouse."""
     found = Counter()
-    client = Endpoint.client
+    client = Endpoint.get_client
 
     class Counting:
         def __init__(self, held):
@@ -68,7 +68,7 @@ def counted(deployment, monkeypatch):
         found["log"] += 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(Endpoint, "client", lambda endpoint: Counting(client(endpoint)))
+        patched.setattr(Endpoint, "get_client", lambda endpoint: Counting(client(endpoint)))
         sa.event.listen(deployment.log.engine, "before_cursor_execute", executed)
         try:
             yield found
@@ -86,7 +86,7 @@ def asked(deployment, monkeypatch, tenants):
         with counted(deployment, monkeypatch) as found:
             outcomes = list(iterate(deployment, table.source, iteration, run_id="run"))
         assert len(outcomes) == 2 * len(tenants)
-        assert not [each for each in outcomes if isinstance(each, Failed)]
+        assert not [each for each in outcomes if isinstance(each, FailedStep)]
         counts.append(dict(found))
     table.check()
     return counts
@@ -94,7 +94,7 @@ def asked(deployment, monkeypatch, tenants):
 
 def test_the_number_of_statements_depends_on_indexes_and_not_on_tenants(deployment, monkeypatch):
     # Off: the guard of a scan asks every two seconds, so its statements depend on the time taken.
-    monkeypatch.setattr(scan, "interruptible", lambda *_: nullcontext())
+    monkeypatch.setattr(scan, "interrupt_when_lost", lambda *_: nullcontext())
     asked(deployment, monkeypatch, MANY[:1])
     few = asked(deployment, monkeypatch, MANY[:3])
     # A request takes a hundred names.
@@ -107,7 +107,7 @@ def ended(table, outcomes):
     wrong = {
         (each.claim.key.tenant, each.claim.key.job_name): each.code
         for each in outcomes
-        if isinstance(each, Failed)
+        if isinstance(each, FailedStep)
     }
     behind = {
         (job.key.tenant, job.key.job_name)
@@ -123,7 +123,7 @@ def plans(outcomes):
     """Return how each tenant that was delivered was read."""
     found = {}
     for each in outcomes:
-        if isinstance(each, Delivery):
+        if isinstance(each, PendingCommit):
             found.setdefault(each.tenant, set()).add(each.plan.kind)
     return found
 
@@ -160,14 +160,14 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, fault, read):
     wrong = ended(table, outcomes)
     names = {index.name} if values else {index.name, "text"}
     assert wrong == {(BAD, name): code for name in names}
-    message = next(each.message for each in outcomes if isinstance(each, Failed))
+    message = next(each.message for each in outcomes if isinstance(each, FailedStep))
     assert table.source.name in message
     # Each tenant is charged its own rows.
     held = {job.key.tenant: job.status.counts for job in table.jobs() if job.key.tenant != BAD}
     assert {counts["inserted"] for counts in held.values()} == {1}
     assert len({counts["bytes"] for counts in held.values()}) == 1
     table.sql("DELETE FROM {t} WHERE tenant = 't4' AND id = 2")
-    assert not [each for each in table.materialize(BAD) if isinstance(each, Failed)]
+    assert not [each for each in table.materialize(BAD) if isinstance(each, FailedStep)]
     table.follow()
     table.check()
 
@@ -213,7 +213,7 @@ def test_what_clickhouse_refuses_without_saying_whose_it_is_stops_that_tenant_al
     """The error code is not among those known to concern a row."""
     table.run(table.iteration(*SOME))
     rows = table.view(table.source.indexes[0], "__rows")
-    deployment.endpoint.client().command(
+    deployment.endpoint.get_client().command(
         f"ALTER TABLE {rows} ADD CONSTRAINT odd CHECK "
         f"throwIf(tenant = '{BAD}' AND id = 2, 'not this one') = 0"
     )
@@ -230,7 +230,7 @@ def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment, table):
     whole = {
         each.tenant
         for each in outcomes
-        if isinstance(each, Delivery) and each.plan.kind is ReadKind.SNAPSHOT
+        if isinstance(each, PendingCommit) and each.plan.kind is ReadKind.SNAPSHOT
     }
     # The tenant then has one key twice.
     assert whole == set()
@@ -284,7 +284,7 @@ def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(t
     left_out = next(key for key in iteration.jobs if (key.tenant, key.job_name) == (BAD, "text"))
     keys = tuple(key for key in iteration.jobs if key != left_out)
     outcomes = table.run(
-        type(iteration).of([j for j in table.jobs() if j.key in keys], iteration.to)
+        type(iteration).from_jobs([j for j in table.jobs() if j.key in keys], iteration.to)
     )
     assert len(outcomes) == 2 * len(SOME) - 1
     assert table.query("SELECT count() FROM {mirror}") == [(2 * len(SOME),)]
@@ -298,7 +298,7 @@ def unreadable(monkeypatch):
     """Give a function that makes reads of some tenants fail; it returns each read's tenants."""
 
     def make(tenants, error):
-        read, scans = Reader.rows, []
+        read, scans = SourceReader.make_frame, []
 
         def rows(reader, *args, **named):
             scans.append(reader.tenants)
@@ -306,7 +306,7 @@ def unreadable(monkeypatch):
                 raise error("a file is broken")
             return read(reader, *args, **named)
 
-        monkeypatch.setattr(Reader, "rows", rows)
+        monkeypatch.setattr(SourceReader, "make_frame", rows)
         return scans
 
     return make
@@ -330,8 +330,8 @@ def test_a_tenant_that_cannot_be_read_stops_no_other_where_each_has_an_index_alo
     only = {(BAD, "mirror"), (good, "text")}
     keys = [key for key in iteration.jobs if (key.tenant, key.job_name) in only]
     unreadable({BAD}, errors.ReadError)
-    outcomes = table.run(iteration.only(keys))
-    wrong = {each.claim.key.tenant for each in outcomes if isinstance(each, Failed)}
+    outcomes = table.run(iteration.select_jobs(keys))
+    wrong = {each.claim.key.tenant for each in outcomes if isinstance(each, FailedStep)}
     assert (wrong, len(outcomes)) == ({BAD}, 2)
 
 
@@ -376,7 +376,7 @@ def test_a_service_that_is_down_is_not_asked_for_each_tenant(deployment, unreada
 def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, monkeypatch):
     table = Table.make(deployment, Mirror())
     fill(table, SOME, 1)
-    read = Reader.rows
+    read = SourceReader.make_frame
 
     def rows(reader, *args, **named):
         if reader.tenants == {BAD}:
@@ -386,7 +386,7 @@ def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, 
             raise errors.ReadError("a file is broken")
         return read(reader, *args, **named)
 
-    monkeypatch.setattr(Reader, "rows", rows)
+    monkeypatch.setattr(SourceReader, "make_frame", rows)
     outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == {(BAD, "mirror"): errors.FenceError.code}
 
@@ -410,7 +410,7 @@ def test_a_data_file_at_fault_stops_its_tenant_alone(deployment, fault):
     table = Table.make(deployment, Mirror(), FullText("name"))
     for tenant in SOME:
         fill(table, [tenant], 1)
-    for file in deployment.delta_log(table.source).data_files(table.version, [BAD]):
+    for file in deployment.make_delta_log(table.source).list_data_files(table.version, [BAD]):
         spoil(Path(table.path, file.path))
     outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == dict.fromkeys([(BAD, "mirror"), (BAD, "text")], code)
@@ -426,7 +426,7 @@ def test_a_feed_file_that_turns_out_to_be_gone_makes_its_tenant_alone_be_read_wh
     held = DeltaTable(table.path)
     held.optimize.compact(partition_filters=[("tenant", "=", BAD)])
     held.vacuum(0, enforce_retention_duration=False, dry_run=False)
-    monkeypatch.setattr(LocalFiles, "missing", lambda *_: None)
+    monkeypatch.setattr(LocalFiles, "find_missing", lambda *_: None)
     outcomes = table.run(table.iteration(*SOME))
     kinds = {tenant: {ReadKind.TAIL} for tenant in SOME} | {BAD: {ReadKind.SNAPSHOT}}
     assert plans(outcomes) == kinds
@@ -439,7 +439,7 @@ def test_rows_without_a_key_are_not_doubled_when_tenants_are_tried_in_smaller_se
     fill(table, SOME, 1)
     table.run(table.iteration(*SOME))
     rows = table.view(table.source.indexes[0], "__rows")
-    deployment.endpoint.client().command(
+    deployment.endpoint.get_client().command(
         f"ALTER TABLE {rows} ADD CONSTRAINT odd CHECK "
         f"throwIf(tenant = '{BAD}' AND id = 2, 'not this one') = 0"
     )
@@ -468,7 +468,7 @@ class Particular:
         found, done = Counter(), False
         while not done:
             upserts, _, done = retriever.next()
-            for tenant, rows in retriever.by_tenant(upserts).items():
+            for tenant, rows in retriever.split_by_tenant(upserts).items():
                 if self.dislikes in {tenant, "*"}:
                     error = self.error(f"no rows of {tenant}, please")
                     if not self.says:
@@ -495,7 +495,7 @@ def particular(deployment, monkeypatch):
         )
         spec = JobSpec(detail=IterationDetail(consumer=info))
         name = JobID(db=source.database, table=source.table, job="own")
-        table_id = deployment.delta_log(source).table_id()
+        table_id = deployment.make_delta_log(source).get_table_id()
         for tenant in tenants:
             deployment.log.register(tenant, name, table_id, spec)
         return table
@@ -508,7 +508,7 @@ def particular(deployment, monkeypatch):
 def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(particular, says, error):
     table = particular(SOME, says=says, error=error)
     outcomes = list(iterate(table.deployment, table.source, table.iteration(*SOME), run_id="run"))
-    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    (failed,) = [each for each in outcomes if isinstance(each, FailedStep)]
     assert (failed.claim.key.tenant, failed.claim.key.job_name) == (BAD, "own")
     assert "no rows of t4, please" in failed.message
     assert {tenant for tenant, rows in Particular.held.items() if rows == 2} >= set(SOME) - {BAD}
@@ -522,7 +522,7 @@ def test_a_consumer_that_fails_for_all_is_tried_with_few(particular, error):
     table = particular(tenants, dislikes="*", error=error)
     iteration = table.iteration(*tenants)
     outcomes = list(iterate(table.deployment, table.source, iteration, run_id="run"))
-    failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, Failed)}
+    failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, FailedStep)}
     assert set(ended(table, outcomes)) == {(tenant, "own") for tenant in tenants}
     assert Particular.calls == 1 + TENANTS_TRIED
     assert Counter(failed.values())[UntriedError.code] == len(tenants) - TENANTS_TRIED
@@ -565,7 +565,9 @@ class InOneTransaction:
         rows, done = Counter(), False
         while not done:
             upserts, _, done = retriever.next()
-            rows.update({t: each.num_rows for t, each in retriever.by_tenant(upserts).items()})
+            rows.update(
+                {t: each.num_rows for t, each in retriever.split_by_tenant(upserts).items()}
+            )
         type(self).lose()
         with self.engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS mine (tenant TEXT, n INTEGER)")
@@ -603,11 +605,11 @@ def test_a_tenant_that_has_values_of_an_earlier_column_stops_alone(deployment, m
         raise errors.UnavailableError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Reader, "_given_again", lambda *_: {})
-        patched.setattr(IndexStore, "kept", kept)
+        patched.setattr(SourceReader, "_find_readded", lambda *_: {})
+        patched.setattr(IndexStore, "find_filled_columns", kept)
         outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == {(BAD, "mirror"): errors.UnavailableError.code}
-    (told,) = [each.message for each in outcomes if isinstance(each, Failed)]
+    (told,) = [each.message for each in outcomes if isinstance(each, FailedStep)]
     assert "earlier column 'w'" in told
     # In truth it has none, so it goes on.
     table.run(table.iteration(BAD))

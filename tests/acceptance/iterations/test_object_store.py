@@ -12,10 +12,10 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta import filescan
 from iscp_dagster.delta.log.deltalog import STANDS_SECONDS, DeltaLog
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.joblog.iterations import FailedStep
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.errors import FeedGoneError, UnavailableError
-from iscp_dagster.spark.quoting import ident
+from iscp_dagster.spark.quoting import quote_identifier
 
 ODD = ("a", "b c", "ü#%41?", "x=y+z")
 
@@ -35,7 +35,7 @@ def lake(store, monkeypatch):
 
 def follow(table):
     outcomes = table.follow()
-    assert not [each for each in outcomes if isinstance(each, Failed)]
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
     return set(kinds(outcomes))
 
 
@@ -113,7 +113,7 @@ def test_spark_reads_in_the_store_what_is_left_to_it_and_compares(stack, spark_d
     put(table, *ODD, ids=range(20))
     assert follow(table) == {ReadKind.SNAPSHOT}
     table.check()
-    where = f"delta.{ident(table.path)}"
+    where = f"delta.{quote_identifier(table.path)}"
     asked = table.deployment.spark().sql
     asked(f"ALTER TABLE {where} SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
     # Neither change has files of its own, and Arrow does not read changes from vectors.
@@ -129,8 +129,8 @@ def test_spark_reads_in_the_store_what_is_left_to_it_and_compares(stack, spark_d
 def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):
     table = declared(deployment, lake)
     put(table, "a", ids=range(3))
-    log = table.deployment.delta_log(table.source)
-    (file,) = log.data_files(0, ["a"])
+    log = table.deployment.make_delta_log(table.source)
+    (file,) = log.list_data_files(0, ["a"])
     store.remove(f"{table.path.removeprefix('s3://lake/')}/{file.path}")
     (one, other) = table.run(table.iteration("a"))
     assert {one.code, other.code} == {FeedGoneError.code}
@@ -139,7 +139,7 @@ def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):
 
 
 def test_a_store_that_is_away_is_tried_again(deployment, tmp_path, monkeypatch):
-    with running_store(tmp_path, free_port()) as store:
+    with running_store(tmp_path, find_free_port()) as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
         table = declared(deployment, store.lake)
@@ -207,4 +207,4 @@ def test_a_table_that_took_another_ones_place_is_noticed_within_a_minute(deploym
     assert log.poll(before) == before
     now[0] = STANDS_SECONDS
     after = log.poll(before)
-    assert not after.same_table(before)
+    assert not after.is_same_table(before)

@@ -13,10 +13,10 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep.maintenance import clear_staging
 
 COLUMNS = "tenant STRING, id BIGINT, name STRING"
@@ -48,7 +48,7 @@ def dies(proxy, table, into):
         (failed,) = behind(proxy, table).run(table.iteration("a"), "dies")
     finally:
         proxy.coming_to.clear()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedStep)
     assert failed.code == UnavailableError.code
 
 
@@ -177,10 +177,10 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
         outcomes = behind(proxy, table).run(table.iteration("a"), "sends again")
     finally:
         proxy.coming_to.clear()
-    assert {type(each) for each in outcomes} == {Delivery}
+    assert {type(each) for each in outcomes} == {PendingCommit}
     # As after many blocks of other tenants.
     rows = table.view(table.source.indexes[0], "__rows")
-    table.deployment.endpoint.client().command(
+    table.deployment.endpoint.get_client().command(
         f"ALTER TABLE {rows} MODIFY SETTING non_replicated_deduplication_window = 0"
     )
     (said,) = proxy.land()
@@ -283,8 +283,8 @@ def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(deployment, p
         outcomes = behind(proxy, table).run(table.iteration("a"), "dies")
     finally:
         proxy.coming_to.clear()
-    assert {type(each) for each in outcomes} == {Delivery, Failed}
-    data = deployment.data(table.jobs()[0].spec.detail.consumer)
+    assert {type(each) for each in outcomes} == {PendingCommit, FailedStep}
+    data = deployment.get_index_data(table.jobs()[0].spec.detail.consumer)
     data.drop_tenants("tenant", ["a"])
     assert all("iscp_barrier_" in each for each in proxy.land())
     assert table.query("SELECT count() FROM {mirror}") == [(0,)]

@@ -12,15 +12,15 @@ from tables import Table, deployment_at, ledger_of, one_by_one, publish_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.batches.keepermap import KeeperMapStates
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.ledger import state_key
-from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.sync.bounds import IterationBounds
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.ledger import make_state_key
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def states(keeper, tmp_path):
     states = KeeperMapStates(keeper.endpoint, database=database, path=f"/{database}")
     states.ensure()
     yield states
-    keeper.endpoint.client().command(f"DROP DATABASE {ident(database)}")
+    keeper.endpoint.get_client().command(f"DROP DATABASE {quote_identifier(database)}")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def crash(table, iteration, point):
     dies(table, iteration, Life(*CRASHES[point], meanwhile={"begin": lambda: log.cancel(taken)}))
     log.recover({"dead"})
     jobs = [job for job in table.jobs() if job.key in iteration.jobs]
-    found = store.read([state_key(job) for job in jobs])
+    found = store.read([make_state_key(job) for job in jobs])
     now = {key.tenant: each.record for key, each in found.items()}
     written = point in {"after", "not completed", "completed"}
     for tenant in iteration.tenants:
@@ -123,7 +123,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_
         crash(events, iteration, point)
     add(events, 7, tenant="plain written")
     outcomes = events.follow()
-    assert not [each for each in outcomes if isinstance(each, Failed)]
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
     # The store decides: it has AFTER where the log has no end, and nothing where nothing began.
     found = {each.tenant: (each.claim.case, each.claim.previous.phase) for each in outcomes}
     nothing, unsure = (Case.NEW, Phase.AFTER), (Case.OVERLAPPING, Phase.BEFORE)
@@ -142,7 +142,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_
     of_taken = {f"taken {point}": nothing if point in begun else unsure for point in CRASHES}
     assert found == alike | of_taken
     check(dead=2)
-    held = events.deployment.states().read([state_key(job) for job in events.jobs()])
+    held = events.deployment.states().read([make_state_key(job) for job in events.jobs()])
     assert {each.record.phase for each in held.values()} == {Phase.AFTER}
 
 
@@ -153,17 +153,17 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     iteration = events.iteration("a")
     zombie = one_by_one(events.deployment, events.source, iteration, run_id="zombie")
     late = next(zombie)
-    assert isinstance(late, Delivery)
+    assert isinstance(late, PendingCommit)
     events.deployment.log.recover({"zombie"})
     events.follow()
     (job,) = events.jobs()
-    before = events.deployment.states().read([state_key(job)])
-    (error,) = ledger_of(late).after([late.claim]).values()
+    before = events.deployment.states().read([make_state_key(job)])
+    (error,) = ledger_of(late).record_after([late.claim]).values()
     assert "run zombie saw fence" in str(error)
     with pytest.raises(FenceError):
         publish_one(events.deployment, late)
     zombie.close()
-    assert events.deployment.states().read([state_key(job)]) == before
+    assert events.deployment.states().read([make_state_key(job)]) == before
     check(events)
 
 
@@ -173,7 +173,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
     add(events, 2)
     (job,) = events.jobs()
     store = events.deployment.states()
-    (seen,) = store.read([state_key(job)]).values()
+    (seen,) = store.read([make_state_key(job)]).values()
 
     class Late:
         """A store where another run writes between this run's look and its first write."""
@@ -182,7 +182,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
             return getattr(store, name)
 
         def write_many(self, writes):
-            store.write(state_key(job), seen.record, holder="quicker", seen=seen)
+            store.write(make_state_key(job), seen.record, holder="quicker", expected=seen)
             return store.write_many(writes)
 
     late = replace(events, deployment=replace(events.deployment, states=Late))
@@ -224,7 +224,9 @@ def test_what_a_log_that_was_put_back_has_forgotten_is_not_written_twice(put_bac
 
 
 def test_a_range_before_its_record_stops_the_job_until_it_is_repaired(put_back):
-    small = replace(put_back, deployment=replace(put_back.deployment, bounds=Bounds(versions=1)))
+    small = replace(
+        put_back, deployment=replace(put_back.deployment, bounds=IterationBounds(versions=1))
+    )
     (failed,) = small.follow()
     assert failed.code == BatchError.code
     said = r"\(2, 3\] lies before .* \(4, 5\].*ISCP_TOLERATE_STATE_MISMATCH"
@@ -237,7 +239,7 @@ def test_a_range_before_its_record_stops_the_job_until_it_is_repaired(put_back):
 
 
 def test_a_range_before_its_record_is_passed_over_where_that_is_tolerated(put_back):
-    changes = {"bounds": Bounds(versions=1), "tolerate_state_mismatch": True}
+    changes = {"bounds": IterationBounds(versions=1), "tolerate_state_mismatch": True}
     tolerant = replace(put_back, deployment=replace(put_back.deployment, **changes))
     outcomes = tolerant.follow()
     assert [(each.claim.case, each.inserted) for each in outcomes] == [
@@ -281,8 +283,8 @@ def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
     add(events, 1)
     events.follow()
     (job,) = events.jobs()
-    assert events.deployment.states().read([state_key(job)])
+    assert events.deployment.states().read([make_state_key(job)])
     events.deployment.log.unregister(job.key.tenant, job.name, job.key.table_id)
-    found = garbage(events.deployment, [events.source], kept=timedelta(seconds=-60))
+    found = find_garbage(events.deployment, [events.source], retention=timedelta(seconds=-60))
     collect(events.deployment, [events.source], found)
-    assert events.deployment.states().read([state_key(job)]) == {}
+    assert events.deployment.states().read([make_state_key(job)]) == {}

@@ -38,17 +38,17 @@ from ticks import RUNNER, Ticks
 from watches import NOON
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.local.services.settings import repository
+from iscp_dagster.local.services.settings import get_repository
 from iscp_dagster.location.assets import index_assets
-from iscp_dagster.location.assets.reporting import iterated
+from iscp_dagster.location.assets.reporting import sync_tenants
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import (
     TENANT_TAG,
     TENANTS_TAG,
-    index_key,
-    partitions_name,
-    source_key,
-    sync_job_name,
+    get_index_asset_key,
+    get_partitions_name,
+    get_source_asset_key,
+    get_sync_job_name,
 )
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
@@ -57,7 +57,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
+from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
 
 ADDRESSES = {
     "CLICKHOUSE_URL": "http://127.0.0.1:9",
@@ -104,7 +104,7 @@ def python(home, *arguments):
     log = {"ISCP_LOG_URL": f"sqlite:///{home / 'log.sqlite'}", "DAGSTER_HOME": str(home)}
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=repository(),
+        cwd=get_repository(),
         env=clean_environment(home) | ADDRESSES | log,
         capture_output=True,
         text=True,
@@ -143,7 +143,7 @@ class Location:
 
     @property
     def keys(self) -> list[dg.AssetKey]:
-        return [index_key(self.source, index) for index in self.source.indexes]
+        return [get_index_asset_key(self.source, index) for index in self.source.indexes]
 
     def tick(self) -> Any:
         """Evaluate both sensors once, and record their reports as the daemon does."""
@@ -284,18 +284,18 @@ def test_the_graph_shows_lineage_tenants_kinds_and_owners(locate):
     )
     source, graph = location.source, location.defs.resolve_asset_graph()
     specs = {spec.key: spec for spec in location.defs.resolve_all_asset_specs()}
-    assert set(specs) == {source_key(source), *location.keys}
-    above = specs[source_key(source)]
+    assert set(specs) == {get_source_asset_key(source), *location.keys}
+    above = specs[get_source_asset_key(source)]
     assert (above.kinds, above.description) == ({"deltalake"}, "People.")
     assert above.metadata["primary_key"] == "id"
     mirror, text, vector = (specs[key] for key in location.keys)
     for spec in specs.values():
         assert spec.group_name == source.database
         assert spec.tags["domain"] == "people"
-        assert spec.partitions_def.name == partitions_name(source)
+        assert spec.partitions_def.name == get_partitions_name(source)
     for spec in (mirror, text, vector):
         assert spec.kinds == {"clickhouse"}
-        assert graph.get(spec.key).parent_keys == {source_key(source)}
+        assert graph.get(spec.key).parent_keys == {get_source_asset_key(source)}
         assert spec.metadata["dagster/table_name"] == ".".join(spec.key.path)
     assert (mirror.description, mirror.owners) == ("The people as they are.", ["team:people"])
     assert (text.owners, vector.tags["model"]) == (["team:words"], "toy")
@@ -314,10 +314,10 @@ def test_from_loading_the_source_to_served_indexes(spark_locate):
     offered = location.tick()
     assert offered.run_requests == []
     assert "There is no Delta table at" in offered.skip_message
-    name = partitions_name(location.source)
+    name = get_partitions_name(location.source)
     assert location.instance.get_dynamic_partitions(name) == ["a", "b"]
     for tenant in ("a", "b"):
-        loaded = location.run([source_key(location.source)], tenant)
+        loaded = location.run([get_source_asset_key(location.source)], tenant)
     (event,) = loaded.asset_materializations_for_node(f"load_{location.source.database}_people")
     columns = event.metadata["dagster/column_schema"].schema.columns
     assert [column.name for column in columns] == ["tenant", "id", "name", "v"]
@@ -410,15 +410,15 @@ def test_a_load_that_leaves_a_tenant_as_it_was_leaves_its_indexes_fresh(locate):
     location = locate(load=load, tenants=lambda: ["a", "b"])
     location.tick()
     for tenant in ("a", "b"):
-        location.run([source_key(location.source)], tenant)
+        location.run([get_source_asset_key(location.source)], tenant)
     location.follow()
     location.table.insert(9, tenant="b")
     location.follow()
     before = location.table.version
-    location.run([source_key(location.source)], "a")
+    location.run([get_source_asset_key(location.source)], "a")
     assert location.table.version > before
     location.table.sql("OPTIMIZE {t}")
-    location.run([source_key(location.source)], "a")
+    location.run([get_source_asset_key(location.source)], "a")
     location.follow()
     assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
     location.table.check()
@@ -508,7 +508,7 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_a_run_that_begins_or_ends
         return begun.run_id, {each.partition_key for each in found}
 
     taken = [waiting(mine, "c"), waiting(mine, "e", "f")]
-    tenants = partitions_name(location.table.source)
+    tenants = get_partitions_name(location.table.source)
     location.instance.add_dynamic_partitions(tenants, ["gone"])
     left = [run_of(mine, "b", of="another's").run_id, waiting(fewer, "d"), waiting(mine, "gone")]
     # Dagster itself reports partitions that no longer exist.
@@ -539,9 +539,9 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_a_run_that_begins_or_ends
         for tenants in more:
             run_of(mine, *tenants, of="fourth")
             break
-        return iterated(*given)
+        return sync_tenants(*given)
 
-    monkeypatch.setattr(index_assets, "iterated", meanwhile)
+    monkeypatch.setattr(index_assets, "sync_tenants", meanwhile)
     assert executed("b", "c", of="fourth")[1] == set("abcde")
 
 
@@ -601,7 +601,7 @@ def test_a_run_executed_again_does_what_materializing_by_hand_does(location):
 def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
     location = locate(load=load)
     location.table.create()
-    loading = [source_key(location.source)]
+    loading = [get_source_asset_key(location.source)]
     for keys in (location.keys, loading):
         failed = location.run(keys, None, fails=True)
         (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
@@ -609,7 +609,7 @@ def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
     location.table.insert(1)
     # Once data versions exist, Dagster asks for a run's input versions before any of its steps.
     location.tick()
-    for job_name in (IMPLICIT_ASSET_JOB_NAME, sync_job_name(location.source)):
+    for job_name in (IMPLICIT_ASSET_JOB_NAME, get_sync_job_name(location.source)):
         assert "names no tenant" in location.launched(job_name)
 
 
@@ -648,7 +648,7 @@ def test_an_asset_downstream_gets_the_served_rows(location):
 
     @dg.asset(
         ins={"people": dg.AssetIn(location.keys[0])},
-        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(location.source)),
+        partitions_def=dg.DynamicPartitionsDefinition(name=get_partitions_name(location.source)),
     )
     def counted(context, people):
         seen[context.partition_key] = (people.column_names, people["id"].to_pylist())
@@ -700,7 +700,7 @@ def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(l
     assert checks(range_tags("a")) == dict.fromkeys(of_a, True)
     assert unchecked() == set()
     of_text = location.table.view(INDEXES[1], "__rows")
-    location.table.deployment.endpoint.client().command(
+    location.table.deployment.endpoint.get_client().command(
         f"INSERT INTO {of_text} (tenant, id, name, v, _version) VALUES ('a', 1, 'else', [1,1], 99)",
         settings=ANYWAY,
     )
@@ -748,12 +748,12 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     location.table.create()
     for tenant in "ab":
         location.table.insert(1, tenant=tenant)
-    log, name = location.table.deployment.log, partitions_name(location.source)
+    log, name = location.table.deployment.log, get_partitions_name(location.source)
     tried = evaluated(location, None)
     (request,) = tried.run_requests
     assert (request.job_name, request.partition_key) == (tenants_name(location), None)
     assert (tried.cursor, tried.asset_events) == (None, [])
-    assert (log.jobs(include_dropped=True), log.history()) == ([], [])
+    assert (log.list_jobs(include_dropped=True), log.read_history()) == ([], [])
     assert location.instance.get_dynamic_partitions(name) == []
     # Launching the request that it shows makes a run by hand.
     done = location.run(None, None, request.tags, job_name=request.job_name)
@@ -762,11 +762,11 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     location.table.insert(2, tenant="b")
     ticked = evaluated(location, ["repository", "iscp_runner", "7"])
     assert [each.partition_key for each in ticked.run_requests] == ["b"]
-    pending = log.jobs(state=JobState.PENDING)
+    pending = log.list_jobs(state=JobState.PENDING)
     assert {job.key.tenant for job in pending} == {"b"}
     again = evaluated(location, None)
     assert again.run_requests == []
-    assert log.jobs(state=JobState.PENDING) == pending
+    assert log.list_jobs(state=JobState.PENDING) == pending
 
 
 def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_are_fresh(location):
@@ -842,7 +842,7 @@ def register(location, job, kind, **options):
     source = location.source
     info = ConsumerInfo(type=kind, db=source.database, table=source.table, job=job, options=options)
     log = location.table.deployment.log
-    table_id = location.table.deployment.delta_log(source).table_id()
+    table_id = location.table.deployment.make_delta_log(source).get_table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
     assert log.register("a", name_of(location, job), table_id, spec)
 
@@ -896,7 +896,7 @@ def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(loc
         location.table.insert(number)
         location.follow()
     by_hand = location.run(location.keys, "b")
-    instance, name = location.instance, partitions_name(location.source)
+    instance, name = location.instance, get_partitions_name(location.source)
     before = {key: instance.get_materialized_partitions(key) for key in location.keys}
     runs = [each for each in instance.get_runs() if DISPATCH_TAG in each.tags]
     many, first, latest = reversed(runs)
@@ -917,16 +917,16 @@ def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(loc
 def test_events_that_ended_are_collected_after_their_days_and_none_by_a_dry_run(locate):
     location = locate()
     outbox = Outbox(location.table.deployment.log.engine)
-    with outbox.writing() as connection:
+    with outbox.begin_write() as connection:
         outbox.put(connection, [event(1), event(2)])
-        ended = {"state": int(State.DELIVERED), "ended_at": NOON}
+        ended = {"state": int(DeliveryState.DELIVERED), "ended_at": NOON}
         connection.execute(sa.update(ISCP_OUTBOX).where(OUTBOX.number == 1).values(**ended))
     days = (datetime.now(timezone.utc) - NOON) / timedelta(days=1)
     for kept, dry_run, left in ((days - 1, True, 2), (days + 1, False, 2), (days - 1, False, 1)):
         config = {"dry_run": dry_run, "events_days": kept}
         ops = {"ops": {"iscp_collect_garbage_op": {"config": config}}}
         assert location.job("iscp_collect_garbage", ops).success
-        assert len(outbox.listed()) == left
+        assert len(outbox.list_deliveries()) == left
 
 
 def test_garbage_is_collected_a_day_after_with_its_data(location):
@@ -939,10 +939,10 @@ def test_garbage_is_collected_a_day_after_with_its_data(location):
         log.unregister(tenant, name_of(location, "text"))
     counted = "SELECT count() FROM {mirror}"
     assert location.job("iscp_collect_garbage").success
-    assert len(log.jobs(include_dropped=True)) == 6, "a day has not passed"
+    assert len(log.list_jobs(include_dropped=True)) == 6, "a day has not passed"
     config = {"ops": {"iscp_collect_garbage_op": {"config": {"keep_hours": 0, "dry_run": True}}}}
     assert location.job("iscp_collect_garbage", config).success
-    assert (len(log.jobs(include_dropped=True)), table.query(counted)) == (6, [(2,)])
+    assert (len(log.list_jobs(include_dropped=True)), table.query(counted)) == (6, [(2,)])
     config["ops"]["iscp_collect_garbage_op"]["config"]["dry_run"] = False
     register(location, "copy", "mirror")
     location.follow()
@@ -950,10 +950,10 @@ def test_garbage_is_collected_a_day_after_with_its_data(location):
     for number in range(2):
         assert location.job("iscp_collect_garbage", config).success
         # Jobs that would register themselves again keep their rows, so that they do not.
-        assert len(log.jobs(include_dropped=True)) == 6
+        assert len(log.list_jobs(include_dropped=True)) == 6
         location.table.insert(9 + number)
         location.follow()
-        assert len(log.jobs()) == 3
+        assert len(log.list_jobs()) == 3
         assert table.query("SELECT tenant FROM {mirror}") == [("b",)]
         tables = table.query(
             f"SELECT count() FROM system.tables WHERE database = '{location.source.database}' "

@@ -17,7 +17,7 @@ from stackfixture import clean_environment, wait_for
 from tables import Table, deployment_at
 
 from iscp_dagster import Mirror
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
@@ -76,7 +76,7 @@ class OwnDagster:
     running: dict[str, psutil.Popen] = field(default_factory=dict)
 
     def start_dev(self) -> None:
-        self._start("dev", "dagster", "dev", "-m", "definitions", "-p", str(free_port()))
+        self._start("dev", "dagster", "dev", "-m", "definitions", "-p", str(find_free_port()))
 
     def start_code_server(self) -> None:
         self._start(
@@ -117,11 +117,11 @@ class OwnDagster:
     def job(self, name: str = "gate") -> Job | None:
         source = self.table.source
         named = JobID(db=source.database, table=source.table, job=name)
-        return next(iter(self.table.deployment.log.jobs(tenant="a", name=named)), None)
+        return next(iter(self.table.deployment.log.list_jobs(tenant="a", name=named)), None)
 
     def events(self) -> list[Event]:
         job = self.job()
-        history = self.table.deployment.log.history(tenant="a", name=job.name)
+        history = self.table.deployment.log.read_history(tenant="a", name=job.name)
         return [each.event for each in history]
 
     def await_state(self, state: JobState, name: str = "gate") -> None:
@@ -172,7 +172,7 @@ def own(clickhouse_url, spark_remote, tmp_path):
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
     table = Table.make(deployment, Mirror(), writer=NearSpark())
     (tmp_path / "definitions.py").write_text(DEFINITIONS.format(name=table.source.name))
-    port = free_port()
+    port = find_free_port()
     (tmp_path / "workspace.yaml").write_text(WORKSPACE.format(port=port))
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + STORAGE)
@@ -193,7 +193,9 @@ def own(clickhouse_url, spark_remote, tmp_path):
         options={"folder": str(tmp_path)},
     )  # fmt: skip
     spec = JobSpec(trigger=TriggerSpec(job_type="greedy"), detail=IterationDetail(consumer=info))
-    assert deployment.log.register("a", name, deployment.delta_log(source).table_id(), spec)
+    assert deployment.log.register(
+        "a", name, deployment.make_delta_log(source).get_table_id(), spec
+    )
     yield own
     for each in own.processes():
         each.kill()

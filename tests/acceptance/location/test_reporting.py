@@ -19,12 +19,12 @@ from test_location import INDEXES, again_tags, load, locating, range_tags, tenan
 
 from iscp_dagster import Mirror
 from iscp_dagster.location.assets import reporting
-from iscp_dagster.location.assets.data_versions import event_type
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.assets.data_versions import get_version_event_type
+from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import joining
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 
 REPORT = "iscp_report_indexes"
 FRESH, STALE, MISSING = {StaleStatus.FRESH}, {StaleStatus.STALE}, {StaleStatus.MISSING}
@@ -74,7 +74,7 @@ def one_tenant_a_scan(monkeypatch):
 
 def failing_to_read(tenant):
     """Return a `Reader.rows` that fails for a scan of the tenant alone."""
-    read = Reader.rows
+    read = SourceReader.make_frame
 
     def failing(reader, *arguments, **named):
         if reader.tenants == {tenant}:
@@ -89,7 +89,7 @@ def test_who_was_served_before_a_later_scan_fails_is_reported(
 ):
     location = locate(indexes=INDEXES[:2])
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "rows", failing_to_read("b"))
+        patch.setattr(SourceReader, "make_frame", failing_to_read("b"))
         _, failed = of_many(location, fails=True)
     assert materialized(location, failed) == {"a": 2}
     assert statuses(location, "ab") == {"a": FRESH, "b": MISSING}
@@ -98,7 +98,7 @@ def test_who_was_served_before_a_later_scan_fails_is_reported(
 def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
     location = locate()
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         request, failed = of_many(location, fails=True)
     location.table.check()
     assert location.tick().run_requests == [], "all are in step"
@@ -115,7 +115,7 @@ def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
 def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypatch, declared):
     location = locate(indexes=INDEXES[:2], **declared)
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         of_many(location, "abcd", fails=True)
     location.table.sql(f"INSERT INTO {{t}} VALUES {rows(2, tenant='b')}")
     location.run(location.keys, "c")
@@ -135,7 +135,7 @@ def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypat
 def test_what_is_reported_late_of_a_tenant_that_changed_since_shows_as_behind(locate, monkeypatch):
     location = locate()
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         of_many(location, "ab", fails=True)
     location.table.sql("INSERT INTO {t} VALUES ('b', 3, 'x', array(1, 2, 3))")
     (request,) = location.tick().run_requests
@@ -154,9 +154,9 @@ def test_what_is_reported_late_of_a_tenant_that_changed_since_shows_as_behind(lo
 def test_a_run_at_work_reports_for_itself(locate, monkeypatch):
     location = locate(indexes=[Mirror()])
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         _, failed = of_many(location, fails=True)
-    monkeypatch.setattr(reporting, "WORKED", [dg.DagsterRunStatus.FAILURE])
+    monkeypatch.setattr(reporting, "ACTIVE_STATUSES", [dg.DagsterRunStatus.FAILURE])
     assert materialized(location, location.job(REPORT)) == {}
     monkeypatch.undo()
     assert materialized(location, location.job(REPORT)) == dict.fromkeys("abc", 1)
@@ -222,12 +222,12 @@ def test_dagster_stores_the_same_of_a_tenant_whether_its_run_was_of_many_or_of_o
 
 def facts(location, run, made):
     """Return a materialization's fields, without what names its location or run, or measures."""
-    source, tags = source_key(location.source), dict(made.tags)
+    source, tags = get_source_asset_key(location.source), dict(made.tags)
     pointer = tags.pop(get_input_event_pointer_tag(source))
     version = tags.pop(get_input_data_version_tag(source))
     found = location.instance.event_log_storage.get_latest_tags_by_partition(
         source,
-        event_type(location.source),
+        get_version_event_type(location.source),
         [DATA_VERSION_TAG],
         [made.partition],
         before_cursor=int(pointer) + 1,
@@ -303,7 +303,7 @@ def test_a_job_that_another_run_takes_meanwhile_stops_no_other(locate, monkeypat
         location.table.insert(2, tenant=tenant)
     log = location.table.deployment.log
     taken = location.table.iteration("b")
-    flush = joining.Due.flush
+    flush = joining.DueIteration.flush
 
     def taking(due, joblog):
         flush(due, joblog)
@@ -311,7 +311,7 @@ def test_a_job_that_another_run_takes_meanwhile_stops_no_other(locate, monkeypat
         start = {job.key: job.watermark for job in location.table.jobs()}[taken.jobs[0]]
         log.begin(type(taken)(**vars(taken) | {"from_": start}), "another run", {})
 
-    monkeypatch.setattr(joining.Due, "flush", taking)
+    monkeypatch.setattr(joining.DueIteration, "flush", taking)
     failed = location.run(location.keys, None, range_tags("a", "c"), fails=True)
     assert "tenant 'b': left out, since run another run" in message_of(failed)
     assert materialized(location, failed) == {"a": 1, "c": 1}

@@ -13,7 +13,7 @@ from stackfixture import wait_for
 from tables import Table
 
 from iscp_dagster import FullText, Mirror, ServiceConsumer
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.states import JobState
 
@@ -89,7 +89,7 @@ def test_indexes_and_new_tenants_go_on_while_a_handler_works(table, gate):
             gate.opened.set()
         outcomes = [outcome for run in runs for outcome in run.result(SECONDS)]
     outcomes += table.follow()
-    assert not [each for each in outcomes if isinstance(each, Failed)]
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
     assert gate.done == {("a", 1): 1, ("a", 2): 1, ("b", 3): 1}
     assert {job.watermark.version for job in told(table).values()} == {table.version}
     table.check()
@@ -104,17 +104,17 @@ def test_a_run_by_hand_brings_the_indexes_in_step_before_it_waits_for_a_handler(
         source=source,
         run_id="by hand",
         tenants=("a", "b"),
-        chosen=source.consumers,
+        consumers=source.consumers,
         warn=pytest.fail,
     )
     with ThreadPoolExecutor(1) as pool:
         try:
-            run = pool.submit(lambda: [each for some in by_hand.outcomes() for each in some])
+            run = pool.submit(lambda: [each for some in by_hand.iterate_jobs() for each in some])
             assert gate.entered.wait(SECONDS)
             assert places(table, "a", "b") == {table.version}
         finally:
             gate.opened.set()
         outcomes = run.result(SECONDS)
-    assert not [each for each in outcomes if isinstance(each, Failed)]
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
     assert gate.done == {("a", 1): 1, ("b", 1): 1}
     table.check()

@@ -19,7 +19,7 @@ BYTES = {1: {UP: 2_500, DOWN: 1_200}, 2: {UP: 600, DOWN: 700}}
 async def test_a_journey_ends_the_same_wherever_its_wire_is_cut(
     request, tmp_path, record_property, served_by, http
 ):
-    engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+    engine = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
     chance, effects = Random(http), {}
     there = request.getfixturevalue(served_by).url
     async with wired(there) as (wire, url), running(engine, url, http=http) as caller:

@@ -10,7 +10,7 @@ from mortals import SILENT_SECONDS
 from mortalstack import DATABASE, ENDPOINT, RUNTIME, MortalStack
 from soaking import soak_seconds
 
-from sql_transactions.testing import running_postgres
+from sql_transactions.testing import run_postgres
 
 SLEEP, LONG_SLEEP = 0.2, 3.0
 """The long one is still to come once its entry is stored; else it is completed with that, and
@@ -31,7 +31,7 @@ def stack(tmp_path_factory):
     """Run them for the whole module; whoever is killed comes back."""
     folder = tmp_path_factory.mktemp("mortals")
     with ExitStack() as exits:
-        database = exits.enter_context(running_postgres(folder))
+        database = exits.enter_context(run_postgres(folder))
         stack = MortalStack(folder, database)
         exits.callback(stack.end)
         stack.start()

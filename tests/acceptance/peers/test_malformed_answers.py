@@ -14,7 +14,7 @@ from ourruntime import running
 from scenarios import until
 from wire import ACK, packet
 
-from durable_invocations.runtime.driving.attempts import Attempt
+from durable_invocations.runtime.driving.attempts import AttemptDriver
 from durable_invocations.runtime.sql.database import open_database
 
 EACH = 50
@@ -33,7 +33,7 @@ def _left(tasks, files):
 def test_runtime_outlives_malformed_answers(tmp_path, caplog, record_property, http):
     chance = Random(http)
     liar = Liar([lie(chance) for _ in range(EACH) for lie in LIES])
-    engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+    engine = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
 
     async def drive(url):
         async with running(engine, url, http=http) as caller:
@@ -57,7 +57,7 @@ def test_runtime_outlives_malformed_answers(tmp_path, caplog, record_property, h
 
             await until(settled)
             gc.collect()
-            assert not [each for each in gc.get_objects() if isinstance(each, Attempt)]
+            assert not [each for each in gc.get_objects() if isinstance(each, AttemptDriver)]
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scene())
@@ -98,7 +98,7 @@ async def test_entries_that_come_during_the_replay_are_not_stored(tmp_path):
     liar = Hasty([Answer(body=packed(packet("Run", ACK, name="r", value=b"1")), broken=True)])
     # More than a window holds, so that the replay is still under way when the answer comes.
     argument = b"0" + b" " * WINDOW
-    engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+    engine = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
 
     async with lying(liar, http=2) as url, running(engine, url, http=2) as caller:
         told = {"content-type": "application/json"}

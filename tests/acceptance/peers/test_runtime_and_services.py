@@ -23,7 +23,7 @@ WAYS = pytest.mark.parametrize("http", MODES, ids=["exchange", "duplex"])
 
 @pytest.fixture
 def engine(tmp_path):
-    made = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+    made = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
     yield made
     made.dispose()
 

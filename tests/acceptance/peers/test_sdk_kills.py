@@ -32,7 +32,7 @@ def mortal_sdk(tmp_path):
 async def test_journeys_of_restate_sdk_end_once_while_it_is_killed(
     mortal_sdk, tmp_path, http, record_property
 ):
-    engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+    engine = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
     chance, done, kills, journeys = Random(http), Counter(), 0, 0
 
     async def one(caller, number):

@@ -31,11 +31,11 @@ from stackfixture import Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
 from durable_invocations.client.client import Client
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, INVOCATIONS, SPARK
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 SECONDS = soak_seconds(240)
 HEALS_SECONDS = 300.0
@@ -175,7 +175,7 @@ class Campaign:
         wait_for(lambda: rows <= self.books.past, BOOKED_SECONDS, partial(self.told, rows))
 
     def in_step(self) -> bool:
-        found = positions(self.table.deployment, self.table.source)
+        found = read_positions(self.table.deployment, self.table.source)
         return len(found) == 2 * len(TENANTS) and all(each.in_step for each in found)
 
     def told(self, rows: set[Row] | None = None) -> str:
@@ -189,7 +189,7 @@ class Campaign:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def campaign(request, tmp_path) -> Iterator[Campaign]:
-    port, file = free_port(), tmp_path / "books"
+    port, file = find_free_port(), tmp_path / "books"
     file.touch()
     project = copied_project(tmp_path / "project")
     (project / "assets" / "docs.py").unlink()
@@ -209,7 +209,7 @@ def campaign(request, tmp_path) -> Iterator[Campaign]:
         held.callback(endpoint.kill)
         stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
         lake = {"ISCP_LAKE": str(stack.home / "lake")}
-        deployment = without_spark(deployment_of(stack.environment | extra | lake), NearSpark())
+        deployment = without_spark(open_deployment(stack.environment | extra | lake), NearSpark())
         source = runpy.run_path(str(project / "assets" / "rows.py"))["booked"]
         table = Table(deployment, source)
         table.create("tenant STRING, id BIGINT", FEED)
@@ -249,7 +249,7 @@ def test_every_row_is_booked_once_and_no_job_needs_a_person(campaign, record_pro
 
 def needing_a_person(campaign: Campaign) -> list[str]:
     """Return the jobs that ended in an error at any time, and the invocations that wait."""
-    entries = campaign.table.deployment.log.history(most=1_000_000)
+    entries = campaign.table.deployment.log.read_history(most=1_000_000)
     failed = [str(each) for each in entries if each.event is Event.FAIL_PERMANENT]
     states = [str(job) for job in campaign.table.jobs() if job.state is JobState.ERROR]
     with Client(campaign.stack.service(INVOCATIONS).address) as client:

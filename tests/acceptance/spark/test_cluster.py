@@ -17,8 +17,8 @@ from tables import Table, deployment_at, one_by_one
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.spark.session import count_cores, disconnect, shared
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.spark.session import count_cores, disconnect, get_shared_session
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="a host has one loopback address only"
@@ -86,7 +86,7 @@ def check(table):
         assert [each for each in seen.verdicts() if not each.agrees] == []
         held = seen.sql("SELECT count(*) FROM {t}")[0][0]
     view = f"{table.source.database}.{table.source.table}_mirror"
-    client = table.deployment.endpoint.client()
+    client = table.deployment.endpoint.get_client()
     assert client.query(f"SELECT count() FROM {view}").result_rows == [(held,)]
     assert client.query(f"SELECT count() FROM {view}__rows").result_rows == [(held,)]
 
@@ -94,7 +94,7 @@ def check(table):
 def followed(table):
     """Follow the table; return the one delivery."""
     (outcome,) = table.follow()
-    assert isinstance(outcome, Delivery), outcome
+    assert isinstance(outcome, PendingCommit), outcome
     return outcome
 
 
@@ -133,14 +133,14 @@ def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
 ):
     """The number of tasks is recorded with the batch: a smaller Spark forms the same chunks."""
     table, kind = made(append_only)
-    wait_for(lambda: count_cores(shared(cluster.remote)) == len(HOSTS), 60)
+    wait_for(lambda: count_cores(get_shared_session(cluster.remote)) == len(HOSTS), 60)
     monkeypatch.setattr("iscp_dagster.sync.reading.reader.SMALL_BYTES", 1)
     large = behind(proxy, table)
     iteration = large.iteration("a")
     found = one_by_one(large.deployment, large.source, iteration, run_id="dies")
     written = next(found)
     found.close()
-    assert isinstance(written, Delivery), written
+    assert isinstance(written, PendingCommit), written
     assert (written.plan.kind, written.inserted) == (kind, 50)
     large.deployment.log.recover({"dies"})
     (job,) = table.jobs()
@@ -148,7 +148,7 @@ def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
     first = {token: count for token, count in proxy.tokens.items() if token}
     assert len(first) == len(HOSTS)
     disconnect()
-    small = replace(large.deployment, spark=lambda: shared(spark_remote))
+    small = replace(large.deployment, spark=lambda: get_shared_session(spark_remote))
     assert count_cores(small.spark()) < len(HOSTS)
     followed(replace(large, deployment=small))
     again = {token: count for token, count in proxy.tokens.items() if token}

@@ -10,7 +10,7 @@ from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
 NTZ = "'delta.feature.timestampNtz' = 'supported'"
@@ -58,7 +58,7 @@ def test_idle_tenants_read_what_the_source_says(deployment, history):
     for statement in statements:
         table.sql(f"ALTER TABLE {{t}} {statement}")
     # Nobody says that it is in step before it is, and what is compared is what was built.
-    behind = [each.watermark.version for each in positions(deployment, table.source)]
+    behind = [each.watermark.version for each in read_positions(deployment, table.source)]
     assert behind == [before, before]
     outcomes = table.follow()
     index, source = served(table, columns)
@@ -117,7 +117,7 @@ def test_a_comparison_says_that_the_log_has_lost_a_version_and_compares_what_the
     for version in range(5):
         Path(table.path, commit_name(version)).unlink()
     told = []
-    found = verify(deployment, table.source, tell=told.append)
+    found = verify(deployment, table.source, report=told.append)
     lost = "at version 5: the index has version 1, which is no longer in the table's log"
     assert told
     assert [each for each in told if not each.endswith(lost)] == []

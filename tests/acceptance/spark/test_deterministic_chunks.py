@@ -6,11 +6,11 @@ from nearspark import NearSpark
 from tables import Table
 
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.write.chunks import chunks, digest
+from iscp_dagster.clickhouse.write.chunks import cut_chunks, hash_rows
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.batch import Range
-from iscp_dagster.sync.reading.reader import Reader
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.reader import SourceReader
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 LAYOUT = {"rows_per_chunk": 7, "partitions": 2}
 COLUMNS = ("tenant", "id", "name", "v")
@@ -39,24 +39,24 @@ def chunked(table, *others):
         from pyspark import TaskContext
 
         task = TaskContext.get().partitionId()
-        cuts = chunks(batches, 7, apart="tenant" if append else None)
+        cuts = cut_chunks(batches, 7, apart="tenant" if append else None)
         mine = [chunk for chunk in cuts if chunk["tenant"][0].as_py() == "a"]
         for number, chunk in enumerate(mine):
-            found = {"task": [task], "number": [number], "digest": [digest(chunk)]}
+            found = {"task": [task], "number": [number], "digest": [hash_rows(chunk)]}
             yield pa.RecordBatch.from_pydict(found)
 
-    reader = Reader(
+    reader = SourceReader(
         table.deployment,
         table.source,
         frozenset({"a", *others}),
-        table.deployment.delta_log(table.source),
+        table.deployment.make_delta_log(table.source),
     )
     log = reader.delta_log
-    range_ = Range(from_=log.moment(1), to=log.moment(5))
-    (plan,) = reader.plans(range_)
+    range_ = Range(from_=log.get_moment(1), to=log.get_moment(5))
+    (plan,) = reader.plan_tenants(range_)
     assert plan.kind is ReadKind.TAIL
-    wanted = Reading(plan=plan, range=range_, layout=LAYOUT)
-    frame = reader.rows(table.deployment.spark(), wanted, COLUMNS, through_spark=True).frame
+    wanted = ReadRequest(plan=plan, range=range_, layout=LAYOUT)
+    frame = reader.make_frame(table.deployment.spark(), wanted, COLUMNS, through_spark=True).frame
     found = frame.mapInArrow(cut, "task long, number long, digest string").collect()
     return sorted(tuple(row) for row in found)
 

@@ -8,11 +8,11 @@ import pytest
 from tables import Table
 
 from iscp_dagster import Mirror
-from iscp_dagster.delta.comparing import comparable, orderable
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.delta.comparing import to_comparable, to_orderable
+from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import KeyColumnError
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.session import get_shared_session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ OTHERS = {
 
 
 def failures(outcomes):
-    return {each.claim.key.tenant: each for each in outcomes if isinstance(each, Failed)}
+    return {each.claim.key.tenant: each for each in outcomes if isinstance(each, FailedStep)}
 
 
 def test_rows_are_one_where_spark_holds_their_keys_equal_and_two_elsewhere(spark_deployment):
@@ -169,12 +169,12 @@ def values(types, number):
 
 
 def test_values_are_told_apart_and_equal_ones_are_not(spark_remote):
-    spark = shared(spark_remote)
+    spark = get_shared_session(spark_remote)
     rows = [spark.sql(values(MAPS, number)) for number in (1, 2, 1)]
     types = {field.name: field.type for field in parse_schema(rows[0].schema.json())}
 
     def form(frame, number):
-        parts = (comparable(frame[name], types[name]).alias(f"{name}{number}") for name in MAPS)
+        parts = (to_comparable(frame[name], types[name]).alias(f"{name}{number}") for name in MAPS)
         return frame.select(*parts)
 
     first, second, again = (form(frame, number) for number, frame in enumerate(rows))
@@ -187,12 +187,12 @@ def test_values_are_told_apart_and_equal_ones_are_not(spark_remote):
 
 
 def test_the_order_is_total(spark_remote):
-    spark, types = shared(spark_remote), {**MAPS, **OTHERS}
+    spark, types = get_shared_session(spark_remote), {**MAPS, **OTHERS}
     rows = spark.sql(
         f"{values(types, 1)} UNION ALL {values(types, 2)} UNION ALL {values(types, 1)}"
     )
     fields = parse_schema(rows.schema.json())
-    found = rows.select(*(orderable(rows[f.name], f.type).alias(f.name) for f in fields))
+    found = rows.select(*(to_orderable(rows[f.name], f.type).alias(f.name) for f in fields))
     for name in types:
         first, second, third = (row[0] for row in found.select(name).sort(name).collect())
         # Equal values lie together, and the other one apart from them.
@@ -211,5 +211,5 @@ def test_an_index_with_such_maps_agrees(spark_deployment, append):
     table.sql(f"INSERT INTO {{t}} SELECT 'a', 1, * FROM ({values(MAPS, 1)})")
     table.follow()
     table.sql(f"INSERT INTO {{t}} SELECT 'a', 2, * FROM ({values(MAPS, 2)})")
-    assert not [each for each in table.follow() if isinstance(each, Failed)]
+    assert not [each for each in table.follow() if isinstance(each, FailedStep)]
     assert table.agreed() == {"mirror": 2}

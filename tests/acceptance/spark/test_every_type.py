@@ -8,7 +8,7 @@ from tables import TYPES, Table, kinds, typed_columns, typed_rows
 from iscp_dagster import Mirror
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.reading.reader import MOST_ROWS
 from iscp_dagster.upkeep.verify import verify
 
@@ -128,11 +128,13 @@ def test_every_type_is_kept_as_it_is_and_as_declared(deployment):
 
 def verify_sees_what_was_changed(table):
     """Check that verify notices changes, also of values that only ClickHouse distinguishes."""
-    rows = table.view(table.source.index("kept")).replace("_kept`", "_kept__rows`")
+    rows = table.view(table.source.get_index("kept")).replace("_kept`", "_kept__rows`")
     for change, key in (("generateUUIDv4() AS u", 2), ("'{\"n\":3}' AS vo", 12), ("999 AS id", 3)):
         picked = f"SELECT * FROM {rows} FINAL WHERE id = {key}"
         changed = f"SELECT * REPLACE ({change}, _version + 1 AS _version) FROM ({picked})"
-        table.deployment.endpoint.client().command(f"INSERT INTO {rows} {changed}", settings=ANYWAY)
+        table.deployment.endpoint.get_client().command(
+            f"INSERT INTO {rows} {changed}", settings=ANYWAY
+        )
     (verdict,) = verify(table.deployment, table.source, indexes=["kept"])
     assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
 
@@ -178,7 +180,7 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     table.sql("INSERT INTO {t} VALUES ('a', 1, 255), ('a', 2, NULL)")
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 3, 256)")
-    failed = [each for each in table.follow() if not isinstance(each, Delivery)]
+    failed = [each for each in table.follow() if not isinstance(each, PendingCommit)]
     assert [each.code for each in failed] == [SchemaError.code]
     said = "column 'n' is 256 in row {'id': 3}, but UInt8 holds whole numbers within its range"
     assert said in failed[0].message

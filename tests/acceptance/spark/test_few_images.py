@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 from tables import TYPES, typed_columns, typed_rows
 
-from iscp_dagster.delta.expressions import analyzed
+from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.feedscan import plan_rows
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.reader import Selection
-from iscp_dagster.delta.transitions import ViewRead, images, images_of
-from iscp_dagster.model.declared.images import Condition, Stage, Transitions
-from iscp_dagster.spark.session import shared
+from iscp_dagster.delta.reader import TableSelection
+from iscp_dagster.delta.transitions import ViewRead, build_images, read_images
+from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
+from iscp_dagster.spark.session import get_shared_session
 
 MOST = 1_000_000
 ODD = TYPES | {
@@ -32,11 +32,13 @@ VIEW = Transitions(
             ),
         ),
     )
-).with_conditions(
+).replace_conditions(
     [
-        Condition(name="isNaN", match="d > 1e300", unmatch="d = 0 OR s = ''"),
-        Condition(name="late", match="ts > TIMESTAMP'1970-01-01 00:00:00' OR st.a = 1"),
-        Condition(name="lower", match="lower(`U per`) = 'ab' AND bo", unmatch="array_size(ar) > 1"),
+        TriggerConditions(name="isNaN", match="d > 1e300", unmatch="d = 0 OR s = ''"),
+        TriggerConditions(name="late", match="ts > TIMESTAMP'1970-01-01 00:00:00' OR st.a = 1"),
+        TriggerConditions(
+            name="lower", match="lower(`U per`) = 'ab' AND bo", unmatch="array_size(ar) > 1"
+        ),
     ]
 )
 NARROW = Transitions(columns=("s", "mp", "d"))
@@ -45,7 +47,7 @@ BOTH = {"a", "é/%20"}
 
 @pytest.fixture(scope="module")
 def spark(spark_remote):
-    return shared(spark_remote)
+    return get_shared_session(spark_remote)
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +80,9 @@ def rows(tenant, shift):
 
 
 def read_of(spark, table, transitions, tenants, version):
-    fields = table.log.facts(version).fields
+    fields = table.log.get_facts(version).fields
     types = {each.name: each.type for each in fields}
-    selection = Selection(
+    selection = TableSelection(
         path=table.path,
         columns=(),
         keys=("id",),
@@ -88,14 +90,16 @@ def read_of(spark, table, transitions, tenants, version):
         types=types,
         tenants=frozenset(tenants),
     )
-    return ViewRead.of(selection, fields, transitions, analyzed(spark, "v", fields, transitions))
+    return ViewRead.from_schema(
+        selection, fields, transitions, analyze_expressions(spark, "v", fields, transitions)
+    )
 
 
 def fed(table, read, after, upto):
     """Return how the log says that the range is read, which must be possible without Spark."""
     files = table.log.feed_files(after, upto, read.selection.tenants)
-    feed = [(table.log.moment(version), file) for version, file in files]
-    facts = table.log.facts(upto)
+    feed = [(table.log.get_moment(version), file) for version, file in files]
+    facts = table.log.get_facts(upto)
     found = plan_rows(table.path, facts, feed, read.selection.output, "tenant")
     assert found is not None
     return found
@@ -109,7 +113,7 @@ def told(frame):
 
 
 def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
-    last, met = table.log.latest().version, set()
+    last, met = table.log.get_latest_moment().version, set()
     for transitions, tenants, ranges in (
         (VIEW, BOTH, [(0, last), *((at - 1, at) for at in range(2, last + 1))]),
         (NARROW, BOTH, [(1, last)]),
@@ -117,12 +121,14 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
     ):
         for after, upto in ranges:
             read = read_of(spark, table, transitions, tenants, upto)
-            expected = told(images(spark, read, table.log.moment(after), table.log.moment(upto)))
+            expected = told(
+                read_images(spark, read, table.log.get_moment(after), table.log.get_moment(upto))
+            )
             rows = fed(table, read, after, upto)
             if not rows.parts:
                 assert expected[1] == []
                 continue
-            assert told(images_of(spark, read, rows.few(MOST))) == expected
+            assert told(build_images(spark, read, rows.read_if_small(MOST))) == expected
             met |= {
                 change
                 for change in (1, 2, 3)
@@ -133,9 +139,9 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
 
 
 def test_spark_reads_what_is_no_text_and_what_is_too_much(spark, table):
-    read = read_of(spark, table, NARROW, BOTH, table.log.latest().version)
-    last = table.log.latest().version
-    assert fed(table, read, 0, last).few(100) is None
-    version = table.log.latest().version
+    read = read_of(spark, table, NARROW, BOTH, table.log.get_latest_moment().version)
+    last = table.log.get_latest_moment().version
+    assert fed(table, read, 0, last).read_if_small(100) is None
+    version = table.log.get_latest_moment().version
     table.sql("UPDATE {t} SET ar = array(CAST(X'ff61' AS STRING)) WHERE id = 1")
-    assert fed(table, read, version, version + 1).few(MOST) is None
+    assert fed(table, read, version, version + 1).read_if_small(MOST) is None

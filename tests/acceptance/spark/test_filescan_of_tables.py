@@ -5,14 +5,14 @@ import pytest
 from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.delta.checks import CHANGE_COLUMNS
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.delta.reader import Selection, snapshot
+from iscp_dagster.delta.reader import TableSelection, read_snapshot
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.moment import START
-from iscp_dagster.sync.reading.reader import Reader, as_they_are
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.reader import SourceReader, pass_through
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 SNAPSHOT = ReadPlan(kind=ReadKind.SNAPSHOT, reason="asked for")
 PLAIN = TYPES | {
@@ -40,28 +40,31 @@ def deployment(stack, tmp_path):
 
 def arrow_rows(table, columns, tenants):
     """Return the rows as an iteration's tasks read them; None where Spark reads them."""
-    source = Reader(
-        table.deployment, table.source, frozenset(tenants), table.deployment.delta_log(table.source)
+    source = SourceReader(
+        table.deployment,
+        table.source,
+        frozenset(tenants),
+        table.deployment.make_delta_log(table.source),
     )
-    log = table.deployment.delta_log(table.source)
-    at = log.latest()
-    wanted = Reading(plan=SNAPSHOT, range=Range(from_=START, to=at))
-    rows = source.rows(table.deployment.spark(), wanted, columns, through_spark=False)
-    if rows.unpack is as_they_are:
+    log = table.deployment.make_delta_log(table.source)
+    at = log.get_latest_moment()
+    wanted = ReadRequest(plan=SNAPSHOT, range=Range(from_=START, to=at))
+    rows = source.make_frame(table.deployment.spark(), wanted, columns, through_spark=False)
+    if rows.unpack is pass_through:
         return None
     return pa.Table.from_batches(list(rows.unpack(rows.frame.toArrow().to_batches())))
 
 
 def spark_rows(table, columns, tenants):
-    at = table.deployment.delta_log(table.source).latest()
-    selection = Selection(
+    at = table.deployment.make_delta_log(table.source).get_latest_moment()
+    selection = TableSelection(
         path=table.path,
         columns=columns,
         keys=table.source.keys,
         tenant_column=table.source.tenant,
         tenants=frozenset(tenants),
     )
-    return snapshot(table.deployment.spark(), selection, at).drop(*CHANGE_COLUMNS).toArrow()
+    return read_snapshot(table.deployment.spark(), selection, at).drop(*CHANGE_COLUMNS).toArrow()
 
 
 def plain(table):
@@ -76,7 +79,7 @@ def test_every_type_is_the_same(deployment):
     columns = f"tenant STRING, id INT, {typed_columns(PLAIN)}"
     table = Table.make(deployment, Mirror(), columns=columns)
     for tenant in ("a", OTHER):
-        table.sql(f"INSERT INTO {{t}} {typed_rows(PLAIN, text(tenant))}")
+        table.sql(f"INSERT INTO {{t}} {typed_rows(PLAIN, quote_string(tenant))}")
     names = ["id", *PLAIN, "tenant"]
     for tenants in (("a",), ("a", OTHER)):
         found = arrow_rows(table, names, tenants)
@@ -114,8 +117,8 @@ def test_rows_that_went_columns_that_are_mapped_and_fields_that_came(deployment,
     table = Table.make(deployment, Mirror(), columns=columns, properties=properties)
     of = "named_struct('a', {0}), array(named_struct('a', {0}))"
     for tenant in ("a", OTHER):
-        rows = ", ".join(f"({text(tenant)}, {n}, {of.format(n)})" for n in range(200))
-        table.sql(f"INSERT INTO {{t}} VALUES {rows}, ({text(tenant)}, 200, NULL, NULL)")
+        rows = ", ".join(f"({quote_string(tenant)}, {n}, {of.format(n)})" for n in range(200))
+        table.sql(f"INSERT INTO {{t}} VALUES {rows}, ({quote_string(tenant)}, 200, NULL, NULL)")
     table.sql("DELETE FROM {t} WHERE id % 3 = 0")
     table.sql("ALTER TABLE {t} ADD COLUMNS (st.b STRING, many.element.b STRING AFTER a)")
     table.sql(
@@ -126,7 +129,7 @@ def test_rows_that_went_columns_that_are_mapped_and_fields_that_came(deployment,
     if "Mapping" in properties:
         table.sql("ALTER TABLE {t} RENAME COLUMN st TO `other name`")
         table.sql("INSERT INTO {t} (tenant, id) VALUES ('a', 202)")
-    columns = [each.name for each in deployment.delta_log(table.source).facts().fields]
+    columns = [each.name for each in deployment.make_delta_log(table.source).get_facts().fields]
     for tenants in (("a",), ("a", OTHER)):
         found = arrow_rows(table, columns, tenants)
         assert plain(found) == plain(spark_rows(table, columns, tenants))

@@ -16,14 +16,14 @@ import pytest
 from histories import Kept, Written, to_be_written
 from nearspark import run_sql
 
-from iscp_dagster.delta.failures import reading
-from iscp_dagster.delta.feed import read_range
+from iscp_dagster.delta.failures import wrap_spark_errors
+from iscp_dagster.delta.feed import plan_read
 from iscp_dagster.delta.feedscan import plan_feed
 from iscp_dagster.delta.filescan import plan_tasks
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.delta.reader import Selection, changes, snapshot
+from iscp_dagster.delta.reader import TableSelection, read_changes, read_snapshot
 from iscp_dagster.model.declared.schema import Primitive
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -104,10 +104,10 @@ class Table:
 
     @property
     def version(self):
-        return self.log.latest().version
+        return self.log.get_latest_moment().version
 
     def selection(self, tenants=None, columns=("k", "v")):
-        return Selection(
+        return TableSelection(
             path=self.path,
             columns=columns,
             keys=self.keys,
@@ -117,16 +117,16 @@ class Table:
 
     def frame(self, after, upto, tenants=None, **more):
         selection = self.selection(tenants)
-        return changes(self.spark, selection, Moment(after), Moment(upto), **more)
+        return read_changes(self.spark, selection, Moment(after), Moment(upto), **more)
 
     def changes(self, after, upto, tenants=None, **more):
-        with reading(self.path):
+        with wrap_spark_errors(self.path):
             return self.frame(after, upto, tenants, **more).collect()
 
     def snapshot(self, version, tenants=None):
-        with reading(self.path):
-            at = self.log.moment(version)
-            return snapshot(self.spark, self.selection(tenants), at).collect()
+        with wrap_spark_errors(self.path):
+            at = self.log.get_moment(version)
+            return read_snapshot(self.spark, self.selection(tenants), at).collect()
 
     def state(self, version, tenants=None):
         return {(row.tenant, row.k): row.v for row in self.snapshot(version, tenants)}
@@ -310,19 +310,19 @@ def test_changes_lead_from_each_version_to_each_later_one(table, seed, propertie
             read_by_arrow += 1
             assert applied(model.states[version - 1], direct) == model.states[version]
         touched = {t for t, _ in differing(model.states[version - 1], model.states[version])}
-        assert touched <= log.changed_tenants(version - 1, version), model.log[version]
+        assert touched <= log.list_changed_tenants(version - 1, version), model.log[version]
         if model.log[version] == "optimize":
-            assert log.changed_tenants(version - 1, version) == set()
+            assert log.list_changed_tenants(version - 1, version) == set()
     pairs = [(0, last), *chance.sample(list(combinations(range(last + 1), 2)), 3)]
     for number, (after, upto) in enumerate(pairs):
-        assert read_range(log, after, upto).kind is ReadKind.TAIL
+        assert plan_read(log, after, upto).kind is ReadKind.TAIL
         found = table.changes(after, upto)
         where = (after, upto, model.log[after + 1 : upto + 1])
         assert applied(model.states[after], found) == model.states[upto], where
         assert not any(row["_repeats"] for row in found), where
         assert len({(row.tenant, row.k) for row in found}) == len(found), where
         assert {row["_timestamp"] for row in found} <= {
-            log.moment(version).micros for version in range(after + 1, upto + 1)
+            log.get_moment(version).micros for version in range(after + 1, upto + 1)
         }
         some = set(chance.sample(TENANTS, 1 + number % 2))
         for tenants in (set(TENANTS), some):
@@ -339,7 +339,7 @@ def test_changes_lead_from_each_version_to_each_later_one(table, seed, propertie
     for version in range(1, last + 1):
         held = {(row["tenant"], row["k"]): row["v"] for row in held_by_arrow(table, version)}
         assert held == model.states[version], model.log[version]
-    assert sorted(log.tenants()) == sorted({tenant for tenant, _ in model.states[-1]})
+    assert sorted(log.list_tenants()) == sorted({tenant for tenant, _ in model.states[-1]})
 
 
 def written(table, name, seed, properties, chance):
@@ -361,10 +361,10 @@ def written(table, name, seed, properties, chance):
 def held_by_arrow(table, version):
     """Return the snapshot as tasks read it themselves."""
     log, columns = table.log, ("tenant", "k", "v")
-    files = log.data_files(version, set(TENANTS))
-    scan = plan_tasks(log.location, log.facts(version), files, columns, 2)
+    files = log.list_data_files(version, set(TENANTS))
+    scan = plan_tasks(log.location, log.get_facts(version), files, columns, 2)
     numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
-    return [row for batch in scan.rows(numbers) for row in batch.to_pylist()]
+    return [row for batch in scan.read_batches(numbers) for row in batch.to_pylist()]
 
 
 def by_arrow(table, after, upto, tenants):
@@ -375,8 +375,8 @@ def by_arrow(table, after, upto, tenants):
     if files is not None:
         scan = plan_feed(
             log.location,
-            log.facts(upto),
-            [(log.moment(version), file) for version, file in files],
+            log.get_facts(upto),
+            [(log.get_moment(version), file) for version, file in files],
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
             tenant=selection.tenant_column,
@@ -387,7 +387,7 @@ def by_arrow(table, after, upto, tenants):
     number = pa.record_batch({"id": [0]})
     return [
         row
-        for batch in pickle.loads(pickle.dumps(scan)).rows([number])
+        for batch in pickle.loads(pickle.dumps(scan)).read_batches([number])
         for row in batch.to_pylist()
     ]
 
@@ -421,7 +421,7 @@ class TestRows:
         table.insert(("a", 1, "x"), ("a", 2, "x"))
         table.write("DELETE FROM {t} WHERE k = 2")
         log = table.log
-        first, second = log.moment(1), log.moment(2)
+        first, second = log.get_moment(1), log.get_moment(2)
         kept, gone = sorted(table.changes(0, 2), key=lambda row: row["k"])
         written = {"tenant": "a", "k": 1, "v": "x"}
         system = {"_version": 1, "_timestamp": first.micros, "_deleted": False}
@@ -458,7 +458,7 @@ class TestRows:
         table.sql("UPDATE {t} SET b = X'FF' WHERE `k.2` = date'2024-01-02'")
         selection = table.selection(columns=("m", "b"))
         log = table.log
-        rows = changes(spark, selection, log.moment(0), log.moment(2)).collect()
+        rows = read_changes(spark, selection, log.get_moment(0), log.get_moment(2)).collect()
         assert sorted((row["k.2"].day, row.m, bytes(row.b)) for row in rows) == [
             (1, {"x": [1]}, b"\0"),
             (2, {"x": [2]}, b"\xff"),
@@ -487,18 +487,20 @@ class TestRows:
         table.create(columns="tenant INT, k BIGINT, v STRING")
         table.insert((1, 1, "x"), (10, 1, "y"))
         log = table.log
-        selection = Selection(
+        selection = TableSelection(
             path=table.path,
             columns=("v",),
             keys=("k",),
             tenant_column="tenant",
             types={"tenant": Primitive("integer")},
-            tenants=frozenset(log.tenants()[:1]),
+            tenants=frozenset(log.list_tenants()[:1]),
         )
-        assert log.changed_tenants(0, 1) == {"1", "10"}
-        frame = changes(spark, selection, log.moment(0), log.moment(1))
+        assert log.list_changed_tenants(0, 1) == {"1", "10"}
+        frame = read_changes(spark, selection, log.get_moment(0), log.get_moment(1))
         assert [row.v for row in frame.collect()] == ["x"]
-        assert [row.v for row in snapshot(spark, selection, log.moment(1)).collect()] == ["x"]
+        assert [row.v for row in read_snapshot(spark, selection, log.get_moment(1)).collect()] == [
+            "x"
+        ]
 
     def test_rows_without_a_tenant_are_left_out(self, table):
         table.by_spark = True
@@ -506,8 +508,8 @@ class TestRows:
         table.insert(("a", 1, "x"), ("", 2, "x"), (None, 3, "x"))
         assert [row.k for row in table.changes(0, 1)] == [1]
         assert [row.k for row in table.snapshot(1)] == [1]
-        assert table.log.changed_tenants(0, 1) == {"a"}
-        assert table.log.unnamed().rows == 2
+        assert table.log.list_changed_tenants(0, 1) == {"a"}
+        assert table.log.get_unnamed_size().rows == 2
 
     def test_no_tenants_and_no_versions(self, table):
         table.create()
@@ -611,7 +613,7 @@ class TestTwins:
 class TestFeedGone:
     def gone(self, table, after, upto, reason, condition):
         """Check that the plan predicts it, and that Spark's refusal becomes this error."""
-        plan = read_range(table.log, after, upto)
+        plan = plan_read(table.log, after, upto)
         assert plan.kind is ReadKind.SNAPSHOT
         assert reason in plan.reason
         with pytest.raises(FeedGoneError, match=condition):
@@ -623,7 +625,7 @@ class TestFeedGone:
         table.insert(("a", 1, "x"), ("a", 2, "x"))
         table.write("UPDATE {t} SET v = 'y' WHERE k = 1")
         table.sql("VACUUM {t} RETAIN 0 HOURS")
-        assert table.log.changed_tenants(2, table.version) == set()
+        assert table.log.list_changed_tenants(2, table.version) == set()
         self.gone(table, 0, 2, "VACUUM removed", "FILE_NOT_EXIST")
         with pytest.raises(FeedGoneError, match="FILE_NOT_EXIST"):
             table.snapshot(1)
@@ -653,7 +655,7 @@ class TestFeedGone:
         table.sql("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)")
         table.insert(("a", 2, "x"))
         self.gone(table, 0, 3, "was off at version 1", "DELTA_MISSING_CHANGE_DATA")
-        assert read_range(table.log, 1, 3).kind is ReadKind.TAIL
+        assert plan_read(table.log, 1, 3).kind is ReadKind.TAIL
         assert [row.k for row in table.changes(1, 3)] == [2]
 
     @pytest.mark.parametrize(
@@ -671,7 +673,7 @@ class TestFeedGone:
         table.sql("UPDATE {t} SET v = 'y'")
         assert [row.v for row in table.changes(2, 3)] == ["y"]
         dropped = "DROP" in statement
-        assert read_range(table.log, 1, 3).kind is (ReadKind.TAIL if dropped else ReadKind.SNAPSHOT)
+        assert plan_read(table.log, 1, 3).kind is (ReadKind.TAIL if dropped else ReadKind.SNAPSHOT)
         if dropped:
             assert [row.v for row in table.changes(1, 3)] == ["y"]
             assert [row.v for row in table.changes(1, 2)] == []
@@ -699,9 +701,9 @@ class TestFeedGone:
         table.sql("ALTER TABLE {t} ADD COLUMN w INT COMMENT 'new'")
         table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', 5)")
         log = table.log
-        assert read_range(log, 0, 3).kind is ReadKind.TAIL
+        assert plan_read(log, 0, 3).kind is ReadKind.TAIL
         selection = table.selection(columns=("k", "w"))
-        rows = changes(table.spark, selection, log.moment(0), log.moment(3)).collect()
+        rows = read_changes(table.spark, selection, log.get_moment(0), log.get_moment(3)).collect()
         assert {row.k: row.w for row in rows} == {1: None, 2: 5}
         assert len(rows) == 2
         assert [row.k for row in table.changes(0, 1)] == [1]
@@ -710,25 +712,31 @@ class TestFeedGone:
 class TestFailures:
     def test_no_table(self, table):
         at, selection = Moment(1), table.selection()
-        with pytest.raises(SourceError, match="PATH_NOT_FOUND"), reading(table.path):
-            changes(table.spark, selection, Moment(0), at).collect()
-        with pytest.raises(SourceError, match="FileNotFoundException"), reading(table.path):
-            snapshot(table.spark, selection, at).collect()
+        with pytest.raises(SourceError, match="PATH_NOT_FOUND"), wrap_spark_errors(table.path):
+            read_changes(table.spark, selection, Moment(0), at).collect()
+        with (
+            pytest.raises(SourceError, match="FileNotFoundException"),
+            wrap_spark_errors(table.path),
+        ):
+            read_snapshot(table.spark, selection, at).collect()
 
     @pytest.mark.parametrize("host", ["127.0.0.1:9", "nohost.invalid:9"])
     def test_a_store_that_does_not_answer(self, table, host):
         path = f"hdfs://{host}/orders"
         selection = replace(table.selection(), path=path)
-        with pytest.raises(UnavailableError, match="does not answer") as error, reading(path):
-            snapshot(table.spark, selection, Moment(1)).collect()
+        with (
+            pytest.raises(UnavailableError, match="does not answer") as error,
+            wrap_spark_errors(path),
+        ):
+            read_snapshot(table.spark, selection, Moment(1)).collect()
         assert not error.value.permanent
 
     def test_no_such_column(self, table):
         table.create()
         table.insert(("a", 1, "x"))
         selection = table.selection(columns=("nothing",))
-        with pytest.raises(SourceError, match="nothing"), reading(table.path):
-            snapshot(table.spark, selection, Moment(1)).collect()
+        with pytest.raises(SourceError, match="nothing"), wrap_spark_errors(table.path):
+            read_snapshot(table.spark, selection, Moment(1)).collect()
 
     def test_a_table_created_anew_with_fewer_versions(self, table):
         table.create()
@@ -737,13 +745,16 @@ class TestFailures:
         known = table.log.poll()
         shutil.rmtree(table.path)
         table.create()
-        assert not table.log.poll(known).same_table(known)
-        assert "went back" in read_range(table.log, 2, 0).reason
-        with pytest.raises(FeedGoneError), reading(table.path):
-            changes(table.spark, table.selection(), Moment(1), Moment(2)).collect()
+        assert not table.log.poll(known).is_same_table(known)
+        assert "went back" in plan_read(table.log, 2, 0).reason
+        with pytest.raises(FeedGoneError), wrap_spark_errors(table.path):
+            read_changes(table.spark, table.selection(), Moment(1), Moment(2)).collect()
 
     def test_what_spark_fails_over_is_told_in_its_words(self, table):
-        with pytest.raises(ReadError, match=r"^/a: Spark could not .*odd") as error, reading("/a"):
+        with (
+            pytest.raises(ReadError, match=r"^/a: Spark could not .*odd") as error,
+            wrap_spark_errors("/a"),
+        ):
             table.spark.sql("SELECT raise_error('odd')").collect()
         assert "\n" not in str(error.value)
 
@@ -751,11 +762,14 @@ class TestFailures:
         def fail(_):
             raise UnavailableError("ClickHouse is not there.")
 
-        with pytest.raises(UnavailableError, match=r"^ClickHouse is not there\.$"), reading("/a"):
+        with (
+            pytest.raises(UnavailableError, match=r"^ClickHouse is not there\.$"),
+            wrap_spark_errors("/a"),
+        ):
             table.spark.range(1).mapInArrow(fail, "id bigint").collect()
 
     def test_other_errors_pass(self, table):
-        with pytest.raises(ZeroDivisionError), reading(table.path):
+        with pytest.raises(ZeroDivisionError), wrap_spark_errors(table.path):
             raise ZeroDivisionError
 
     def test_no_server(self):
@@ -767,7 +781,7 @@ class TestFailures:
         with (
             pytest.warns(UserWarning, match="RETRIES_EXCEEDED"),
             pytest.raises(UnavailableError, match=r"/a: .*Spark"),
-            reading("/a"),
+            wrap_spark_errors("/a"),
         ):
             client.get_configs("spark.sql.session.timeZone")
         client.close()

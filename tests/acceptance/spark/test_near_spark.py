@@ -49,27 +49,27 @@ def unordered(found):
 
 @pytest.mark.parametrize("keys", [("id",), ()], ids=["keyed", "append-only"])
 def test_each_range_and_each_version(table, spark_deployment, keys):
-    spark, log = spark_deployment.spark(), table.deployment.delta_log(table.source)
-    selection = reader.Selection(
+    spark, log = spark_deployment.spark(), table.deployment.make_delta_log(table.source)
+    selection = reader.TableSelection(
         path=table.path, columns=("tenant", "id", "name"), keys=keys, tenant_column="tenant"
     )
     chosen = replace(selection, tenants=frozenset({OTHER}))
-    last = log.latest().version
+    last = log.get_latest_moment().version
     kinds = set()
     for after in range(0, last, 3):
-        from_, to = log.moment(after), log.moment(last)
-        wanted = told(reader.changes(spark, selection, from_, to))
+        from_, to = log.get_moment(after), log.get_moment(last)
+        wanted = told(reader.read_changes(spark, selection, from_, to))
         found = told(changes(NearSpark(), selection, from_, to))
         if keys:
             assert found == wanted
         assert unordered(found) == unordered(wanted)
         kinds |= {(row["_deleted"], row["_repeats"]) for row in wanted}
         some = told(changes(NearSpark(), chosen, from_, to, partitions=3))
-        assert unordered(some) == unordered(told(reader.changes(spark, chosen, from_, to)))
+        assert unordered(some) == unordered(told(reader.read_changes(spark, chosen, from_, to)))
     assert len(kinds) > 1
     for version in (0, last // 2, last):
         at = Moment(version, 7)
-        wanted = told(reader.snapshot(spark, selection, at))
+        wanted = told(reader.read_snapshot(spark, selection, at))
         assert unordered(told(snapshot(NearSpark(), selection, at))) == unordered(wanted)
 
 
@@ -83,13 +83,13 @@ def test_comparisons(clickhouse_url, spark_deployment, append):
         table.insert(1, 2, tenant=OTHER)
         table.follow()
         if append:
-            table.deployment.endpoint.client().command(
+            table.deployment.endpoint.get_client().command(
                 f"INSERT INTO {table.view(table.source.indexes[0], '__rows')} (tenant, id, name, v)"
                 " VALUES ('a', 1, 'some words 1', [1, 1]), ('a', 9, 'extra', [1, 1])",
                 settings=ANYWAY,
             )
         else:
-            table.deployment.endpoint.client().command(
+            table.deployment.endpoint.get_client().command(
                 f"INSERT INTO {table.view(table.source.indexes[0], '__rows')} "
                 "(tenant, id, name, v, _deleted, _version) VALUES ('a', 1, 'other', [1, 1], 0, 99),"
                 " ('a', 2, 'some words 2', [2, 1], 1, 99), ('a', 9, 'extra', [1, 1], 0, 99)",

@@ -16,8 +16,8 @@ from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
 from iscp_dagster.clickhouse.tables.parts import NULL
 from iscp_dagster.delta.checks import is_reserved
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.spark.quoting import ident, text
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.spark.quoting import quote_identifier, quote_string
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep.verify import verify
 
 MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"
@@ -59,7 +59,7 @@ class Names:
 
     @property
     def types(self) -> dict[str, str]:
-        nested = ", ".join(f"{ident(name)}: STRING" for name in self.fields)
+        nested = ", ".join(f"{quote_identifier(name)}: STRING" for name in self.fields)
         return {
             self.tenant: "STRING",
             **dict.fromkeys(self.keys, "STRING"),
@@ -142,10 +142,12 @@ class Rows:
             indexes=indexes,
         )
         self.table = Table(deployment, source)
-        listed = ", ".join(f"{ident(name)} {type_}" for name, type_ in names.types.items())
+        listed = ", ".join(
+            f"{quote_identifier(name)} {type_}" for name, type_ in names.types.items()
+        )
         self.sql(
             f"CREATE TABLE {self.delta} ({listed}) USING delta "
-            f"PARTITIONED BY ({ident(names.tenant)}) "
+            f"PARTITIONED BY ({quote_identifier(names.tenant)}) "
             f"TBLPROPERTIES ({MAPPED if names.mapped else FEED})"
         )
 
@@ -154,7 +156,7 @@ class Rows:
 
     @property
     def delta(self):
-        return ident("delta", self.table.path)
+        return quote_identifier("delta", self.table.path)
 
     def put(self, *rows):
         """Insert rows of (tenant, number), each column with a different value."""
@@ -163,31 +165,34 @@ class Rows:
 
     def row(self, tenant, number):
         names = self.names
-        nested = ", ".join(text(f"{name} {number}") for name in names.fields)
+        nested = ", ".join(quote_string(f"{name} {number}") for name in names.fields)
         return [
-            text(tenant),
-            *(text(KEY.format(number)) for _ in names.keys),
+            quote_string(tenant),
+            *(quote_string(KEY.format(number)) for _ in names.keys),
             f"array({number}F, 1F)",
             f"struct({nested})",
-            *(text(f"{name} {number}") for name in names.others),
+            *(quote_string(f"{name} {number}") for name in names.others),
         ]
 
     def change(self):
         """Update a row, delete one and insert one."""
-        first, last = (f"{ident(self.names.keys[0])} = {text(KEY.format(n))}" for n in (1, 2))
+        first, last = (
+            f"{quote_identifier(self.names.keys[0])} = {quote_string(KEY.format(n))}"
+            for n in (1, 2)
+        )
         if any("`" in name for name in self.names.types):
             # Delta refuses to update a table with a backtick in a column's name.
             self.sql(f"DELETE FROM {self.delta} WHERE {first}")
             self.put(*((tenant, 1) for tenant in self.names.tenants))
         else:
-            changed = ident(self.names.others[0])
+            changed = quote_identifier(self.names.others[0])
             self.sql(f"UPDATE {self.delta} SET {changed} = 'other' WHERE {first}")
         self.sql(f"DELETE FROM {self.delta} WHERE {last}")
 
     def follow(self, kind):
         outcomes = self.table.follow()
         assert outcomes
-        assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+        assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
         assert {each.plan.kind for each in outcomes} == {kind}
 
     def check(self):
@@ -198,13 +203,15 @@ class Rows:
     def search(self):
         """Check that a word finds the new row, and that the row is nearest to its vector."""
         word, tenant = self.names.others[0], self.names.tenants[0]
-        mine = f"{clickhouse.ident(self.names.tenant)} = {clickhouse.text(tenant)}"
-        found = f"{mine} AND hasAllTokens({clickhouse.ident(word)}, '9')"
-        key = clickhouse.ident(self.names.keys[0])
+        mine = (
+            f"{clickhouse.quote_identifier(self.names.tenant)} = {clickhouse.quote_string(tenant)}"
+        )
+        found = f"{mine} AND hasAllTokens({clickhouse.quote_identifier(word)}, '9')"
+        key = clickhouse.quote_identifier(self.names.keys[0])
         new = (KEY.format(9),)
         assert new in self.table.query(f"SELECT {key} FROM {{text}} WHERE {found}")
-        nearest = self.table.view(self.table.source.index("vector"), "_nearest")
-        near = f"{nearest}(query=[9,1], tenant={clickhouse.text(tenant)}, k=1)"
+        nearest = self.table.view(self.table.source.get_index("vector"), "_nearest")
+        near = f"{nearest}(query=[9,1], tenant={clickhouse.quote_string(tenant)}, k=1)"
         assert self.table.query(f"SELECT {key} FROM {near}") == [new]
 
 
@@ -256,7 +263,7 @@ def test_any_names_are_built_changed_and_verified(deployment, names):
 
 def test_rows_without_a_key_are_told_apart_by_all_their_columns(deployment):
     typed = {"te.nant": "STRING", "b\\": "STRING", "m.ap": "MAP<STRING, INT>", "_rank": "INT"}
-    listed = ", ".join(f"{ident(name)} {type_}" for name, type_ in typed.items())
+    listed = ", ".join(f"{quote_identifier(name)} {type_}" for name, type_ in typed.items())
     table = Table.make(deployment, Mirror(append=True), columns=listed, tenant="te.nant", key=())
     table.sql("INSERT INTO {t} VALUES ('a', 'x', map('y', 1), 7)")
     table.follow()
@@ -264,7 +271,7 @@ def test_rows_without_a_key_are_told_apart_by_all_their_columns(deployment):
     (tail,) = table.follow()
     assert tail.plan.kind is ReadKind.TAIL
     told = []
-    verdicts = verify(deployment, table.source, tell=told.append)
+    verdicts = verify(deployment, table.source, report=told.append)
     assert [(each.agrees, each.rows) for each in verdicts] == [(True, 3)]
     assert told == [f"comparing {table.source.name}/mirror, a, at version {table.version}"]
 

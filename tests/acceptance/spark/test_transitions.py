@@ -8,19 +8,19 @@ from types import SimpleNamespace
 import pytest
 from dealings import all_of, big, dealings, huge, seen
 
-from iscp_dagster.delta.expressions import analyzed
+from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.reader import Selection
-from iscp_dagster.delta.transitions import ViewRead, base, images
-from iscp_dagster.model.declared.images import Condition, Stage, Transitions
+from iscp_dagster.delta.reader import TableSelection
+from iscp_dagster.delta.transitions import ViewRead, read_base, read_images
+from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.session import get_shared_session
 
 BIG = Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),))
 HUGE = Stage(where="gross > 150", columns=(("shout", "upper(note)"),))
-HOT = Condition(name="hot", match="amount > 140", unmatch="amount < 120")
-COLD = Condition(name="cold", match="amount < 60 OR size(tags) > 1")
+HOT = TriggerConditions(name="hot", match="amount > 140", unmatch="amount < 120")
+COLD = TriggerConditions(name="cold", match="amount < 60 OR size(tags) > 1")
 
 
 def amounts(row):
@@ -29,7 +29,7 @@ def amounts(row):
 
 @pytest.fixture(scope="module")
 def spark(spark_remote):
-    return shared(spark_remote)
+    return get_shared_session(spark_remote)
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +40,30 @@ def table(spark, tmp_path_factory):
     def run(statement):
         spark.sql(statement.replace("{t}", f"delta.`{path}`")).collect()
 
-    model = dealings(path, run, lambda: log.latest().version)
+    model = dealings(path, run, lambda: log.get_latest_moment().version)
     return SimpleNamespace(path=str(path), log=log, model=model)
 
 
 def read_of(spark, table, transitions, tenants=None):
-    selection = Selection(
+    selection = TableSelection(
         path=table.path,
         columns=(),
         keys=("k",),
         tenant_column="tenant",
         tenants=tenants,
     )
-    schema = table.log.facts(table.model.gap[0]).fields
-    calculated = analyzed(spark, "the view", schema, transitions)
-    return ViewRead.of(selection, schema, transitions, calculated)
+    schema = table.log.get_facts(table.model.gap[0]).fields
+    calculated = analyze_expressions(spark, "the view", schema, transitions)
+    return ViewRead.from_schema(selection, schema, transitions, calculated)
 
 
 def rows_of(spark, table, read, after, upto, **more):
     """Return the image rows as the model writes them, checking each row's time and marks."""
-    found = images(spark, read, Moment(after), Moment(upto), **more).collect()
+    found = read_images(spark, read, Moment(after), Moment(upto), **more).collect()
     rows = []
     for each in found:
         row = each.asDict()
-        assert row["_timestamp"] == table.log.moment(row["_version"]).micros
+        assert row["_timestamp"] == table.log.get_moment(row["_version"]).micros
         assert (row["_repeats"], row["_deleted"]) == (False, False)
         kept = {name: row[name] for name in read.output}
         place = row["tenant"], row["_version"], row["_ordinal"], row["_image"]
@@ -108,10 +108,10 @@ def test_only_the_rows_of_the_tenants_asked_for_are_read(spark, table):
 
 
 def test_images_say_which_conditions_they_meet(spark, table):
-    read = read_of(spark, table, Transitions().with_conditions([HOT, COLD]))
+    read = read_of(spark, table, Transitions().replace_conditions([HOT, COLD]))
     last = table.model.gap[0]
     met = set()
-    for each in images(spark, read, Moment(0), Moment(last)).collect():
+    for each in read_images(spark, read, Moment(0), Moment(last)).collect():
         amount = each["amount"]
         hot = amount is not None and amount > 140
         cold = (amount is not None and amount < 60) or len(each["tags"]) > 1
@@ -123,10 +123,10 @@ def test_images_say_which_conditions_they_meet(spark, table):
 
 
 def test_a_history_begins_with_the_rows_of_the_view(spark, table):
-    transitions = Transitions(stages=(BIG, HUGE)).with_conditions([HOT])
+    transitions = Transitions(stages=(BIG, HUGE)).replace_conditions([HOT])
     read = read_of(spark, table, transitions)
-    at = table.log.moment(table.model.gap[0])
-    found = base(spark, read, at).collect()
+    at = table.log.get_moment(table.model.gap[0])
+    found = read_base(spark, read, at).collect()
     held = {(row["tenant"], row["k"]): {n: row[n] for n in read.output} for row in found}
     assert held == seen(table.model.states[at.version], huge)
     assert held
@@ -149,9 +149,11 @@ def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark,
     )
     sql("INSERT INTO {t} VALUES (1, 1), (1, 2), (2, 5), (NULL, 1), (NULL, 2)")
     sql("INSERT INTO {t} VALUES (2, 6), (3, 7)")
-    selection = Selection(path=str(path), columns=(), keys=("k",))
-    read = ViewRead.of(selection, DeltaLog(str(path)).facts().fields, Transitions(), ())
-    found = images(spark, read, Moment(0), Moment(2)).collect()
+    selection = TableSelection(path=str(path), columns=(), keys=("k",))
+    read = ViewRead.from_schema(
+        selection, DeltaLog(str(path)).get_facts().fields, Transitions(), ()
+    )
+    found = read_images(spark, read, Moment(0), Moment(2)).collect()
     marked = {(row["k"], row["v"]) for row in found if row["_repeats"]}
     assert marked == {(1, 1), (1, 2), (2, 6)}
     fresh = {(row["k"], row["v"]) for row in found if row["_fresh"]}
@@ -159,47 +161,47 @@ def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark,
     assert {row["v"] for row in found if row["k"] is None} == {1, 2}
     # Rows without a key are told only while some are there.
     sql("DELETE FROM {t} WHERE k IS NULL")
-    found = images(spark, read, Moment(0), Moment(3)).collect()
+    found = read_images(spark, read, Moment(0), Moment(3)).collect()
     assert {row["k"] for row in found} == {1, 2, 3}
     # Rows that the view does not have do not count.
     outside = replace(read, transitions=Transitions(stages=(Stage(where="v > 5"),)))
-    found = images(spark, outside, Moment(0), Moment(2)).collect()
+    found = read_images(spark, outside, Moment(0), Moment(2)).collect()
     assert {(row["k"], row["_repeats"]) for row in found} == {(2, False), (3, False)}
 
 
 FAULTS = {
-    "amont > 1": "names a column amont that is not there; it can use: tenant, k, amount",
+    "amont > 1": "names a column amont that does not exist; it can use: tenant, k, amount",
     "amount": "is of type decimal(10,2), not boolean",
     "NULL": "is of type void, not boolean",
     "amount >": "is not Spark SQL that can be evaluated here: [PARSE_SYNTAX_ERROR]",
     "frobnicate(k)": "calls a function that Spark does not have",
     "sum(amount) > 1": "is an aggregate",
     "row_number() OVER (ORDER BY k) > 1": "is a window function",
-    "explode(array(k)) > 1": "makes several rows of one",
+    "explode(array(k)) > 1": "makes several rows from one",
     "exists(SELECT 1)": "has a subquery",
     "k IN (/* all */ VALUES 1)": "has a subquery",
     "rand() > 0.5": "gives another value each time",
-    "now() > '2020-01-01'": "calls now, whose value is not the row's",
-    "current_date = DATE'2020-01-01'": "calls current_date, whose value is not the row's",
+    "now() > '2020-01-01'": "calls now, whose value does not depend on the row",
+    "current_date = DATE'2020-01-01'": "calls current_date, whose value does not depend on the row",
     "note > timestamp 'now'": "depends on the time it is evaluated",
     "note > timestamp /* of */ r'now'": "depends on the time it is evaluated",
-    "`now`() > note": "calls now, whose value is not the row's",
+    "`now`() > note": "calls now, whose value does not depend on the row",
     "IDENTIFIER('now')() > note": "hides a name in identifier()",
-    "current_path() = note": "calls current_path, whose value is not the row's",
-    "window(note, '5 minutes').start > note": "puts rows into windows of time",
+    "current_path() = note": "calls current_path, whose value does not depend on the row",
+    "window(note, '5 minutes').start > note": "puts rows into time windows",
     "*": "is not Spark SQL that can be evaluated here: [WRONG_NUM_ARGS",
-    "_version > 1": "names _version, which is beside the row and not in it",
-    "_timestamp > 1": "names _timestamp, which is beside the row and not in it",
-    "_change = 1": "names _change, which is beside the row and not in it",
+    "_version > 1": "names _version, a system column outside the row",
+    "_timestamp > 1": "names _timestamp, a system column outside the row",
+    "_change = 1": "names _change, a system column outside the row",
 }
 
 
 def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table, capfd):
-    fields = table.log.facts().fields
+    fields = table.log.get_facts().fields
 
     def check(*stages, conditions=()):
-        transitions = Transitions(stages=stages).with_conditions(conditions)
-        return analyzed(spark, "View shop.trades/big", fields, transitions)
+        transitions = Transitions(stages=stages).replace_conditions(conditions)
+        return analyze_expressions(spark, "View shop.trades/big", fields, transitions)
 
     for text, fault in FAULTS.items():
         with pytest.raises(ConfigError) as caught:
@@ -216,7 +218,7 @@ def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table,
     with pytest.raises(ConfigError, match="the column 'n' `NULL` is always NULL"):
         check(Stage(columns=(("n", "NULL"),)))
     with pytest.raises(ConfigError, match="unmatch= of trigger 'warm' `tags` is of type map"):
-        check(conditions=[Condition(name="warm", match="k > 1", unmatch="tags")])
+        check(conditions=[TriggerConditions(name="warm", match="k > 1", unmatch="tags")])
     within = Stage(columns=(("s", "named_struct('user', note, 'version', k)"),))
     assert check(within, Stage(where="s.user = 'x' AND s . version > 1")) != ()
     good = "note LIKE '%select now()%' AND extract(YEAR FROM DATE'1999-01-01') > 1 -- rand()"
@@ -225,7 +227,9 @@ def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table,
 
 
 def test_the_calculated_columns_have_types(spark, table):
-    found = analyzed(spark, "the view", table.log.facts().fields, Transitions(stages=(BIG, HUGE)))
+    found = analyze_expressions(
+        spark, "the view", table.log.get_facts().fields, Transitions(stages=(BIG, HUGE))
+    )
     assert {each.name: str(each.type) for each in found} == {
         "gross": "decimal(14,4)",
         "shout": "string",

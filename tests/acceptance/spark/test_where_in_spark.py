@@ -3,8 +3,8 @@
 from wherecases import EDGES, clickhouse_says, conditions
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.serve.comparing import SQL
-from iscp_dagster.spark.session import shared
+from iscp_dagster.serve.comparing import SQL_OPERATORS
+from iscp_dagster.spark.session import get_shared_session
 
 OURS_ALONE = ({"_in": []}, {"_nin": []})
 """What SQL cannot say."""
@@ -29,8 +29,8 @@ def spark_sql(edge, where):
 def compared(edge, operator, given):
     if operator == "_is_null":
         return f"v IS {'' if given else 'NOT '}NULL"
-    if operator in SQL:
-        return f"v {SQL[operator]} {literal(edge, given)}"
+    if operator in SQL_OPERATORS:
+        return f"v {SQL_OPERATORS[operator]} {literal(edge, given)}"
     listed = ", ".join(literal(edge, each) for each in given)
     return f"v {'IN' if operator == '_in' else 'NOT IN'} ({listed})"
 
@@ -51,7 +51,7 @@ def question(edge):
 
 
 def test_spark_finds_what_clickhouse_finds(spark_remote, clickhouse_url):
-    spark, endpoint = shared(spark_remote), Endpoint.parse(clickhouse_url)
+    spark, endpoint = get_shared_session(spark_remote), Endpoint.parse(clickhouse_url)
     rows = spark.sql(" UNION ALL ".join(map(question, EDGES))).collect()
     found = {(row["edge"], row["place"]): row["said"] for row in rows}
     for edge in EDGES:

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from processes import PATIENCE, at_once
 
-from iscp_dagster.batches import Held, StateKey, StateStore, StateWrite, state_store
-from iscp_dagster.batches.compare import same, to_text
-from iscp_dagster.batches.factory import opener
+from iscp_dagster.batches import StateKey, StateStore, StateWrite, StoredState, make_state_store
+from iscp_dagster.batches.compare import is_same, to_text
+from iscp_dagster.batches.factory import make_opener
 from iscp_dagster.batches.sql import STATES_METADATA
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
@@ -71,7 +71,7 @@ def key() -> StateKey:
 
 def opened(kind: str, url: str) -> StateStore:
     endpoint = Endpoint.parse(url) if kind == "keepermap" else None
-    store = state_store(kind, log_url=url, endpoint=endpoint)
+    store = make_state_store(kind, log_url=url, endpoint=endpoint)
     store.ensure()
     return store
 
@@ -110,7 +110,7 @@ def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
         "names": ["a\0b", "\ud800", "ü", "it's \\ \n", None, True],
         "deep": {"a": {"b": []}},
     }
-    written = make().write(key, batch(3, 7, Phase.AFTER, **layout), holder="r'1\\", seen=None)
+    written = make().write(key, batch(3, 7, Phase.AFTER, **layout), holder="r'1\\", expected=None)
     assert (written.fence, written.holder) == (1, "r'1\\")
     found = make().read([key])[key]
     assert found == written
@@ -127,46 +127,46 @@ def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
 def test_any_name_is_a_key_of_its_own(store, parts):
     odd = a_key(**parts)
     plain = replace(odd, tenant="acme", job_name="mirror", registration=7)
-    first = store.write(odd, batch(to=1), holder="r1", seen=None)
+    first = store.write(odd, batch(to=1), holder="r1", expected=None)
     assert store.read([odd, plain]) == {odd: first}
-    second = store.write(odd, batch(to=2), holder="r1", seen=first)
+    second = store.write(odd, batch(to=2), holder="r1", expected=first)
     assert store.read([odd]) == {odd: second}
     assert store.forget([odd]) == 1
 
 
 def test_names_that_read_alike_when_joined_are_apart(store, key):
     other = replace(key, tenant="acme" + key.table_id[:1], table_id=key.table_id[1:])
-    store.write(key, batch(), holder="r1", seen=None)
+    store.write(key, batch(), holder="r1", expected=None)
     assert store.read([other]) == {}
 
 
 def test_each_write_grows_the_fence_by_one(store, key):
     held = None
     for number in range(1, 6):
-        held = store.write(key, batch(number, number + 1), holder=f"r{number % 2}", seen=held)
+        held = store.write(key, batch(number, number + 1), holder=f"r{number % 2}", expected=held)
         assert (held.fence, held.holder) == (number, f"r{number % 2}")
         assert store.read([key]) == {key: held}
 
 
 def test_a_write_onto_what_is_no_longer_there_is_refused_and_changes_nothing(store, key):
-    first = store.write(key, batch(to=1), holder="old", seen=None)
-    heir = store.write(key, batch(to=2), holder="heir", seen=first)
+    first = store.write(key, batch(to=1), holder="old", expected=None)
+    heir = store.write(key, batch(to=2), holder="heir", expected=first)
     said = (
         rf"State of job 'mirror' \(registration 1\) of tenant 'acme' on table {key.table_id}: run "
         r"old saw fence 1 of run old, but found fence 2 of run heir; .* stop here"
     )
     with pytest.raises(FenceError, match=said) as caught:
-        store.write(key, batch(to=3), holder="old", seen=first)
+        store.write(key, batch(to=3), holder="old", expected=first)
     assert not caught.value.permanent
     with pytest.raises(FenceError, match="saw nothing, but found fence 2"):
-        store.write(key, batch(to=3), holder="old", seen=None)
+        store.write(key, batch(to=3), holder="old", expected=None)
     assert store.read([key]) == {key: heir}
 
 
 def test_a_write_onto_what_was_never_there_is_refused(store, key):
-    imagined = Held(record=batch(), fence=1, holder="old")
+    imagined = StoredState(record=batch(), fence=1, holder="old")
     with pytest.raises(FenceError, match="saw fence 1 of run old, but found nothing"):
-        store.write(key, batch(to=6), holder="old", seen=imagined)
+        store.write(key, batch(to=6), holder="old", expected=imagined)
     assert store.read([key]) == {}
 
 
@@ -182,24 +182,24 @@ def test_a_write_onto_what_was_never_there_is_refused(store, key):
     ids=["holder", "fence", "phase", "layout", "microseconds"],
 )
 def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key, other):
-    held = store.write(key, batch(n=1), holder="r1", seen=None)
+    held = store.write(key, batch(n=1), holder="r1", expected=None)
     with pytest.raises(FenceError):
-        store.write(key, batch(to=9), holder="r1", seen=replace(held, **other))
-    assert same(store.read([key])[key], held)
+        store.write(key, batch(to=9), holder="r1", expected=replace(held, **other))
+    assert is_same(store.read([key])[key], held)
 
 
 def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
     """A run that was presumed dead wakes up after each step of its heir."""
-    before = store.write(key, batch(to=5), holder="zombie", seen=None)
+    before = store.write(key, batch(to=5), holder="zombie", expected=None)
 
     def wakes_up():
         for record in (batch(to=5, phase=Phase.AFTER), batch(5, 9), batch(to=5)):
             with pytest.raises(FenceError):
-                store.write(key, record, holder="zombie", seen=before)
+                store.write(key, record, holder="zombie", expected=before)
 
-    held = store.write(key, batch(to=5), holder="heir", seen=before)
+    held = store.write(key, batch(to=5), holder="heir", expected=before)
     wakes_up()
-    held = store.write(key, batch(to=5, phase=Phase.AFTER), holder="heir", seen=held)
+    held = store.write(key, batch(to=5, phase=Phase.AFTER), holder="heir", expected=held)
     wakes_up()
     assert store.read([key]) == {key: held}
     store.forget([key])
@@ -210,7 +210,7 @@ def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
 def test_a_write_may_be_made_again_when_its_answer_was_lost(make, key):
     held = None
     for to in (1, 2):
-        write = {"record": batch(to=to, n=[to]), "holder": "r1", "seen": held}
+        write = {"record": batch(to=to, n=[to]), "holder": "r1", "expected": held}
         first = make().write(key, **write)
         assert make().write(key, **write) == first
         assert make().read([key]) == {key: first}
@@ -219,24 +219,24 @@ def test_a_write_may_be_made_again_when_its_answer_was_lost(make, key):
 
 
 def test_what_differs_from_a_write_that_went_through_is_another_write(store, key):
-    store.write(key, batch(n=1), holder="r1", seen=None)
+    store.write(key, batch(n=1), holder="r1", expected=None)
     for record, holder in ((batch(n=2), "r1"), (batch(n=1), "r2")):
         with pytest.raises(FenceError):
-            store.write(key, record, holder=holder, seen=None)
+            store.write(key, record, holder=holder, expected=None)
 
 
 def test_a_repeated_write_loses_against_who_came_between(store, key):
-    first = store.write(key, batch(to=1), holder="r1", seen=None)
-    store.write(key, batch(to=2), holder="r2", seen=first)
+    first = store.write(key, batch(to=1), holder="r1", expected=None)
+    store.write(key, batch(to=2), holder="r2", expected=first)
     with pytest.raises(FenceError, match="found fence 2 of run r2"):
-        store.write(key, batch(to=1), holder="r1", seen=None)
+        store.write(key, batch(to=1), holder="r1", expected=None)
 
 
 def test_two_registrations_of_a_job_are_apart(store, key):
     later = replace(key, registration=2)
-    first = store.write(key, batch(to=9, phase=Phase.AFTER), holder="r1", seen=None)
+    first = store.write(key, batch(to=9, phase=Phase.AFTER), holder="r1", expected=None)
     assert store.read([key, later]) == {key: first}
-    second = store.write(later, batch(to=1), holder="r2", seen=None)
+    second = store.write(later, batch(to=1), holder="r2", expected=None)
     assert second.fence == 1
     assert store.forget([key]) == 1
     assert store.read([key, later]) == {later: second}
@@ -245,24 +245,24 @@ def test_two_registrations_of_a_job_are_apart(store, key):
 def test_what_is_forgotten_is_gone_and_may_begin_anew(store, key):
     assert store.forget([key]) == 0
     assert store.forget([]) == 0
-    held = store.write(key, batch(), holder="r1", seen=None)
+    held = store.write(key, batch(), holder="r1", expected=None)
     assert store.forget([key, key]) == 1
     assert store.forget([key]) == 0
     with pytest.raises(FenceError):
-        store.write(key, batch(to=9), holder="r1", seen=held)
-    assert store.write(key, batch(to=9), holder="r2", seen=None).fence == 1
+        store.write(key, batch(to=9), holder="r1", expected=held)
+    assert store.write(key, batch(to=9), holder="r2", expected=None).fence == 1
 
 
 def test_many_keys_are_written_read_and_forgotten_at_once(store, key):
     keys = [replace(key, tenant=f"tenant {number}") for number in range(1_000)]
-    fresh = [StateWrite(key=each, record=batch(), holder="r1", seen=None) for each in keys]
+    fresh = [StateWrite(key=each, record=batch(), holder="r1", expected=None) for each in keys]
     first = store.write_many(fresh)
     assert set(first) == set(keys)
     assert all(held.fence == 1 for held in first.values())
     after = batch(phase=Phase.AFTER, rows=[1, 2, 3])
-    later = [StateWrite(key=each, record=after, holder="r1", seen=first[each]) for each in keys]
+    later = [StateWrite(key=each, record=after, holder="r1", expected=first[each]) for each in keys]
     second = store.write_many(later)
-    assert {to_text(held) for held in second.values()} == {to_text(later[0].held)}
+    assert {to_text(held) for held in second.values()} == {to_text(later[0].new_state)}
     assert store.read([*keys, key]) == second
     assert store.forget(keys[:-1]) == 999
     assert store.read(keys) == {keys[-1]: second[keys[-1]]}
@@ -273,7 +273,7 @@ def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, 
     keys = [replace(key, tenant=f"tenant {number}") for number in range(8)]
 
     def write(number, to, seen, holder="r1"):
-        return StateWrite(key=keys[number], record=batch(to=to), holder=holder, seen=seen)
+        return StateWrite(key=keys[number], record=batch(to=to), holder=holder, expected=seen)
 
     there = store.write_many([write(number, 1, None) for number in range(1, 7)])
     store.write_many([write(number, 2, there[keys[number]], "heir") for number in (3, 6)])
@@ -309,7 +309,7 @@ def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, 
 
 def test_what_no_store_could_give_back_is_refused_before_anything_is_written(store, key):
     other = replace(key, tenant="other")
-    fine = StateWrite(key=other, record=batch(), holder="r1", seen=None)
+    fine = StateWrite(key=other, record=batch(), holder="r1", expected=None)
     for layout in ({"a": {1}}, {"a": float("nan")}, {"a": (1, 2)}, {"a": {1: 2}}):
         with pytest.raises(ConfigError, match=r"tenant 'acme' on table .* layout"):
             store.write_many([fine, replace(fine, key=key, record=batch(**layout))])
@@ -325,11 +325,11 @@ def test_a_key_is_made_of_what_can_be_stored(parts):
     with pytest.raises(ConfigError):
         a_key(**parts)
     with pytest.raises(ConfigError, match="holder"):
-        StateWrite(key=a_key(), record=batch(), holder="", seen=None)
+        StateWrite(key=a_key(), record=batch(), holder="", expected=None)
 
 
 def test_making_it_ready_again_keeps_what_is_there(make, key):
-    held = make().write(key, batch(), holder="r1", seen=None)
+    held = make().write(key, batch(), holder="r1", expected=None)
     store = make()
     store.ensure()
     assert store.read([key]) == {key: held}
@@ -342,7 +342,7 @@ def test_threads_of_one_store_take_each_fence_once(store, key):
         for _ in range(ROUNDS):
             try:
                 seen = store.read([key]).get(key)
-                won.append(store.write(key, batch(), holder=holder, seen=seen).fence)
+                won.append(store.write(key, batch(), holder=holder, expected=seen).fence)
             except FenceError:
                 continue
 
@@ -366,9 +366,12 @@ def contend(wait, number, place, keys) -> list[tuple[str, int, str]]:
         seen = store.read(keys)
         record = batch(turn, turn + 1, by=number)
         outcomes = store.write_many(
-            [StateWrite(key=key, record=record, holder=holder, seen=seen.get(key)) for key in keys]
+            [
+                StateWrite(key=key, record=record, holder=holder, expected=seen.get(key))
+                for key in keys
+            ]
         )
-        held = {key: each for key, each in outcomes.items() if isinstance(each, Held)}
+        held = {key: each for key, each in outcomes.items() if isinstance(each, StoredState)}
         won += [(key.tenant, each.fence, each.holder) for key, each in held.items()]
     return won
 
@@ -393,40 +396,40 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
 
 def test_the_setting_names_a_kind_and_where_it_lives(caplog):
     with pytest.raises(ConfigError, match=r"'redis' is unknown: it is none of sql, keepermap, mem"):
-        state_store("redis")
+        make_state_store("redis")
     for wrong in ("keepermap:", "keepermap:path", "keepermap:/", "keepermap:a:/b", "sql:x"):
         with pytest.raises(ConfigError, match="keepermap:database/path"):
-            state_store(wrong)
+            make_state_store(wrong)
         with pytest.raises(ConfigError, match="keepermap:database/path"):
-            opener(wrong, log_url="", endpoint=None)
+            make_opener(wrong, log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="ISCP_LOG_URL"):
-        state_store("sql")
+        make_state_store("sql")
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
-        state_store("keepermap")
+        make_state_store("keepermap")
     with caplog.at_level(logging.WARNING):
-        state_store("memory")
+        make_state_store("memory")
     assert "memory is for tests only" in caplog.text
 
 
 def test_deployments_on_one_keeper_have_states_of_their_own(keeper, key):
     one, other = (
-        state_store(f"keepermap:{name}/states_{name}", endpoint=keeper.endpoint)
+        make_state_store(f"keepermap:{name}/states_{name}", endpoint=keeper.endpoint)
         for name in ("one", "other")
     )
     for store in (one, other):
         store.ensure()
-    one.write(key, batch(), holder="r1", seen=None)
+    one.write(key, batch(), holder="r1", expected=None)
     assert (len(one.read([key])), len(other.read([key]))) == (1, 0)
-    moved = state_store("keepermap:one/states_other", endpoint=keeper.endpoint)
+    moved = make_state_store("keepermap:one/states_other", endpoint=keeper.endpoint)
     with pytest.raises(SetupError, match="does not have the path '/states_other'"):
         moved.ensure()
 
 
 def test_a_store_that_does_not_answer_is_unavailable_and_says_what_it_is(tmp_path, key):
-    gone = state_store("keepermap", endpoint=Endpoint.parse("http://127.0.0.1:9"))
+    gone = make_state_store("keepermap", endpoint=Endpoint.parse("http://127.0.0.1:9"))
     with pytest.raises(UnavailableError, match=r"ClickHouse at http://127\.0\.0\.1:9"):
-        gone.write(key, batch(), holder="r1", seen=None)
-    broken = state_store("sql", log_url=f"sqlite:///{tmp_path}/none/log.db")
+        gone.write(key, batch(), holder="r1", expected=None)
+    broken = make_state_store("sql", log_url=f"sqlite:///{tmp_path}/none/log.db")
     with pytest.raises(
         UnavailableError, match=r"state store sqlite:///.*log\.db.*ISCP_STATE_STORE"
     ):

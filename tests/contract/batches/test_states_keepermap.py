@@ -17,7 +17,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from keeperfixture import START_SECONDS
 from stackfixture import wait_for
 
-from iscp_dagster.batches import Held, StateKey, StateWrite
+from iscp_dagster.batches import StateKey, StateWrite, StoredState
 from iscp_dagster.batches.keepermap import KeeperMapStates
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
@@ -54,7 +54,7 @@ def store(keeper) -> KeeperMapStates:
 @pytest.fixture
 def table(keeper) -> Iterator[Callable[..., str]]:
     """Give a function that runs a statement on a fresh table :t and returns answer or error."""
-    client = keeper.endpoint.client()
+    client = keeper.endpoint.get_client()
     name = f"facts_{uuid.uuid4().hex}"
 
     def run(sql: str, **settings) -> str:
@@ -196,7 +196,7 @@ def test_a_write_whose_answer_is_lost_is_found_done(store, proxy):
     held = None
     for to in (1, 2):
         proxy.cut = 1
-        held = through.write(key, batch(to), holder="r1", seen=held)
+        held = through.write(key, batch(to), holder="r1", expected=held)
         assert (held.fence, proxy.cut) == (to, 0)
         assert store.read([key]) == {key: held}
 
@@ -206,20 +206,20 @@ def test_a_write_whose_answer_and_outcome_are_lost_may_be_made_again(store, prox
     held = None
     for to in (1, 2):
         with broken(proxy), pytest.raises(UnavailableError, match=proxy.url):
-            through.write(key, batch(to), holder="r1", seen=held)
+            through.write(key, batch(to), holder="r1", expected=held)
         (there,) = store.read([key]).values()
         assert there.fence == to
-        held = through.write(key, batch(to), holder="r1", seen=held)
+        held = through.write(key, batch(to), holder="r1", expected=held)
         assert held == there
 
 
 def test_of_a_lost_write_an_heir_is_told(store, proxy):
     key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
     with broken(proxy), pytest.raises(UnavailableError):
-        through.write(key, batch(1), holder="r1", seen=None)
-    heir = store.write(key, batch(2), holder="heir", seen=store.read([key])[key])
+        through.write(key, batch(1), holder="r1", expected=None)
+    heir = store.write(key, batch(2), holder="heir", expected=store.read([key])[key])
     with pytest.raises(FenceError, match="found fence 2 of run heir"):
-        through.write(key, batch(1), holder="r1", seen=None)
+        through.write(key, batch(1), holder="r1", expected=None)
     assert store.read([key]) == {key: heir}
 
 
@@ -248,7 +248,7 @@ def test_a_server_that_answers_500_is_unavailable(proxy, header):
     for call in (
         lambda: through.read([a_key()]),
         lambda: through.forget([a_key()]),
-        lambda: through.write(a_key(), batch(), holder="r1", seen=None),
+        lambda: through.write(a_key(), batch(), holder="r1", expected=None),
     ):
         with pytest.raises(UnavailableError, match=proxy.url):
             call()
@@ -256,13 +256,13 @@ def test_a_server_that_answers_500_is_unavailable(proxy, header):
 
 def test_without_its_zookeeper_it_is_unavailable_and_with_it_goes_on(keeper, store):
     key = a_key()
-    held = store.write(key, batch(1), holder="r1", seen=None)
+    held = store.write(key, batch(1), holder="r1", expected=None)
     keeper.zookeeper.stop()
     try:
         calls = [
             lambda: store.read([key]),
-            lambda: store.write(key, batch(2), holder="r1", seen=held),
-            lambda: store.write(a_key(), batch(2), holder="r1", seen=None),
+            lambda: store.write(key, batch(2), holder="r1", expected=held),
+            lambda: store.write(a_key(), batch(2), holder="r1", expected=None),
         ]
         for call in calls:
             with pytest.raises(UnavailableError, match=r"ZooKeeper.*check that it is up") as caught:
@@ -272,7 +272,7 @@ def test_without_its_zookeeper_it_is_unavailable_and_with_it_goes_on(keeper, sto
         keeper.zookeeper.start()
     wait_for(lambda: reads(store, key), START_SECONDS)
     assert store.read([key]) == {key: held}
-    assert store.write(key, batch(2), holder="r1", seen=held).fence == 2
+    assert store.write(key, batch(2), holder="r1", expected=held).fence == 2
 
 
 def reads(store: KeeperMapStates, key: StateKey) -> bool:
@@ -296,7 +296,7 @@ def test_a_table_that_was_never_made_is_an_error_for_a_person(keeper):
 
 
 def test_paths_are_apart_and_one_path_is_shared_by_all_its_tables(keeper, store):
-    client = keeper.endpoint.client()
+    client = keeper.endpoint.get_client()
     for name in ("it's `another`", "a third"):
         client.command(f"CREATE DATABASE IF NOT EXISTS `{name.replace('`', '``')}`")
     other = KeeperMapStates(keeper.endpoint, database="it's `another`", path="/o'ther \\ states")
@@ -304,14 +304,16 @@ def test_paths_are_apart_and_one_path_is_shared_by_all_its_tables(keeper, store)
     for each in (other, third):
         each.ensure()
     key = a_key()
-    held = other.write(key, batch(), holder="r1", seen=None)
+    held = other.write(key, batch(), holder="r1", expected=None)
     assert store.read([key]) == {}
     assert third.read([key]) == {key: held}
 
 
 def test_a_state_that_keeper_would_not_take_is_refused_by_name(store):
-    long = StateWrite(key=a_key("long"), record=batch(names="x" * 60_000), holder="r1", seen=None)
-    fine = StateWrite(key=a_key(), record=batch(), holder="r1", seen=None)
+    long = StateWrite(
+        key=a_key("long"), record=batch(names="x" * 60_000), holder="r1", expected=None
+    )
+    fine = StateWrite(key=a_key(), record=batch(), holder="r1", expected=None)
     with pytest.raises(ConfigError, match=r"tenant 'long' on table .* 60\d{3} characters"):
         store.write_many([fine, long])
     assert store.read([fine.key, long.key]) == {}
@@ -320,10 +322,10 @@ def test_a_state_that_keeper_would_not_take_is_refused_by_name(store):
 def test_large_states_are_sent_in_as_many_statements_as_it_takes(store):
     odd = batch(names="\\'\"\n" * 3_000)
     keys = [a_key(f"tenant {number}") for number in range(12)]
-    held: dict[StateKey, Held | FenceError] = dict.fromkeys(keys)
+    held: dict[StateKey, StoredState | FenceError] = dict.fromkeys(keys)
     for fence in (1, 2):
         held = store.write_many(
-            [StateWrite(key=each, record=odd, holder="r1", seen=held[each]) for each in keys]
+            [StateWrite(key=each, record=odd, holder="r1", expected=held[each]) for each in keys]
         )
         assert {each.fence for each in held.values()} == {fence}
     assert store.read(keys) == held

@@ -20,8 +20,8 @@ from iscp_dagster.clickhouse.connect.failures import (
     ClickHouseError,
     OvertakenError,
 )
-from iscp_dagster.clickhouse.connect.gate import EVERYWHERE, RACES, Gate
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.gate import ALL_REPLICAS_SETTINGS, RACES, TableBarrier
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.write.inserts import insert
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ NAMES = ["a", "b", "", "it's \\ `odd`, (x)", "ä\0\n", "x" * 300]
 @pytest.fixture(scope="module")
 def endpoint(clickhouse_url):
     found = Endpoint.parse(clickhouse_url)
-    found.client().command("CREATE DATABASE IF NOT EXISTS barred")
+    found.get_client().command("CREATE DATABASE IF NOT EXISTS barred")
     return found
 
 
@@ -43,11 +43,14 @@ def endpoint(clickhouse_url):
 def make(endpoint):
     def build(*, column=COLUMN, first=FIRST, **named):
         table = f"t{next(NUMBERS)}"
-        endpoint.client().command(
-            f"CREATE TABLE barred.{table} ({ident(COLUMN)} String, n Int64, {first.sql(column)}) "
-            f"ENGINE = MergeTree PARTITION BY {ident(COLUMN)} ORDER BY n"
+        endpoint.get_client().command(
+            f"CREATE TABLE barred.{table} ({quote_identifier(COLUMN)} String, n Int64, "
+            f"{first.render_constraint(column)}) "
+            f"ENGINE = MergeTree PARTITION BY {quote_identifier(COLUMN)} ORDER BY n"
         )
-        return Gate(endpoint=endpoint, database="barred", table=table, column=column, **named)
+        return TableBarrier(
+            endpoint=endpoint, database="barred", table=table, column=column, **named
+        )
 
     return build
 
@@ -77,12 +80,12 @@ RAISED = st.lists(st.sets(st.sampled_from(NAMES), max_size=3), min_size=1, max_s
 @given(raised=RAISED, first=st.sampled_from([0, 5]))
 def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(make, raised, first):
     gate = make(first=Barrier(epoch=first, floor=first))
-    least, epochs = dict.fromkeys(NAMES, first), [gate.epoch()]
+    least, epochs = dict.fromkeys(NAMES, first), [gate.read_epoch()]
     for tenants in raised:
         epochs.append(gate.shut_out(tenants))
         least |= dict.fromkeys(tenants, epochs[-1])
     assert epochs == sorted(set(epochs))
-    assert gate.epoch() == epochs[-1]
+    assert gate.read_epoch() == epochs[-1]
     for epoch in [0, *epochs]:
         found = {name for name in NAMES if lets_in(gate, epoch, name)}
         assert found == {name for name in NAMES if epoch >= least[name]}
@@ -93,8 +96,8 @@ def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(m
 
 def test_a_table_of_no_tenants_has_one(make):
     gate = make(column=None)
-    assert lets_in(gate, gate.epoch(), "a")
-    before = gate.epoch()
+    assert lets_in(gate, gate.read_epoch(), "a")
+    before = gate.read_epoch()
     after = gate.shut_out({"default"})
     assert (lets_in(gate, before, "a"), lets_in(gate, after, "a")) == (False, True)
 
@@ -105,7 +108,7 @@ def test_it_is_raised_on_every_replica_whatever_the_profile_says(make, clickhous
         proxy.profile |= {"alter_sync": "0", "replication_wait_for_inactive_replica_timeout": "0"}
         replace(gate, endpoint=Endpoint.parse(proxy.url)).shut_out({"a"})
         sent = proxy.altered[f"barred.{gate.table}"]
-    assert {name: sent[name] for name in EVERYWHERE} == {
+    assert {name: sent[name] for name in ALL_REPLICAS_SETTINGS} == {
         "alter_sync": "2",
         "replication_wait_for_inactive_replica_timeout": "60",
     }
@@ -125,10 +128,10 @@ def test_those_that_race_are_all_heard(make):
 @pytest.mark.parametrize("found", [0, 2])
 def test_a_table_whose_barrier_somebody_changed_is_refused(make, found):
     gate = make()
-    name = ident("barred", gate.table)
+    name = quote_identifier("barred", gate.table)
     change = "ADD CONSTRAINT iscp_barrier_9 CHECK 1" if found else f"DROP CONSTRAINT {FIRST.name}"
-    gate.endpoint.client().command(f"ALTER TABLE {name} {change}")
-    for look in (gate.epoch, lambda: gate.shut_out({"a"})):
+    gate.endpoint.get_client().command(f"ALTER TABLE {name} {change}")
+    for look in (gate.read_epoch, lambda: gate.shut_out({"a"})):
         with pytest.raises(ClickHouseError, match=f"barred.{gate.table} has {found} constraints"):
             look()
 
@@ -137,10 +140,10 @@ def test_of_too_many_those_taken_over_long_ago_are_not_told_apart(monkeypatch):
     monkeypatch.setattr(barrier, "MOST_TENANTS", 3)
     found = Barrier(epoch=10, floor=10)
     for name in "abcde":
-        found = found.raised({name})
+        found = found.raise_epochs({name})
     assert (found.epoch, found.floor, found.tenants) == (15, 12, {"c": 13, "d": 14, "e": 15})
     monkeypatch.setattr(barrier, "MOST_BYTES", 10)
-    found = found.raised({"long" * 10})
+    found = found.raise_epochs({"long" * 10})
     assert (found.floor, found.tenants) == (16, {})
 
 
@@ -159,7 +162,7 @@ def at_work(gate, into):
 
     def run():
         try:
-            write(gate, gate.epoch(), "a")
+            write(gate, gate.read_epoch(), "a")
             done.append("written")
         except (OvertakenError, ClickHouseBusyError) as error:
             done.append(type(error))
@@ -173,7 +176,7 @@ def at_work(gate, into):
 
 def test_what_was_let_in_before_is_awaited(make):
     gate = make()
-    with insert_gate(gate.endpoint.client().command, f"barred.{gate.table}") as into:
+    with insert_gate(gate.endpoint.get_client().command, f"barred.{gate.table}") as into:
         done, ended = at_work(gate, into)
         waits = []
 
@@ -189,7 +192,7 @@ def test_what_was_let_in_before_is_awaited(make):
 
 def test_what_does_not_end_is_killed_and_nothing_is_published_before_it_has(make):
     gate = make(sleep=lambda _: None)
-    with insert_gate(gate.endpoint.client().command, f"barred.{gate.table}") as into:
+    with insert_gate(gate.endpoint.get_client().command, f"barred.{gate.table}") as into:
         done, ended = at_work(gate, into)
         with pytest.raises(ClickHouseBusyError, match="do not end"):
             gate.shut_out({"a"})

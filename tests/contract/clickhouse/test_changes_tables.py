@@ -11,11 +11,11 @@ from shipping import built, check_staged, put_in_place, write
 
 from iscp_dagster import Changes, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.clickhouse.tables.owned import read_definition
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
-from iscp_dagster.model.moment import Beginning, Moment
+from iscp_dagster.model.moment import HistoryStart, Moment
 
 FIELDS = (
     DeltaField(name="desk", type=Primitive("string")),
@@ -79,7 +79,7 @@ HISTORY = (
 
 
 def asked(store, sql):
-    return [tuple(row) for row in store.endpoint.client().query(sql).result_rows]
+    return [tuple(row) for row in store.endpoint.get_client().query(sql).result_rows]
 
 
 def begun(store, *base, at=4, gap=()):
@@ -89,7 +89,7 @@ def begun(store, *base, at=4, gap=()):
     store.enter().begin(["acme", "globex"], Moment(at, 1_700_000_000_000_000 + at), gap)
     put_in_place(store, "acme", rows=len(base), version=at)
     put_in_place(store, "globex", rows=0, version=at)
-    store.unstage()
+    store.drop_staging_table()
 
 
 def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
@@ -98,7 +98,7 @@ def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
     for _ in range(2):
         receipts = write(store, rows(*HISTORY), since=4, upto=7)
         assert [each.code for each in receipts] == [0]
-    view = store.shape.name(store.shape.view)
+    view = store.shape.qualify_name(store.shape.view)
     order = "ORDER BY _version, _ordinal, _image"
     columns = "_version, _ordinal, id, _change, _image, _fields, gross"
     found = asked(store, f"SELECT {columns} FROM {view} WHERE _change > 0 {order}")
@@ -111,7 +111,7 @@ def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
     ]
     names = [row[0] for row in asked(store, f"DESCRIBE {view}")]
     assert names[3:] == ["_change", "_fields", "_version", "_timestamp", "_ordinal", "_image"]
-    as_of = store.shape.name(f"{store.shape.view}_as_of")
+    as_of = store.shape.qualify_name(f"{store.shape.view}_as_of")
     held = {
         v: asked(store, f"SELECT id, toInt32(gross) FROM {as_of}(version = {v}) ORDER BY id")
         for v in (3, 4, 5, 6, 7)
@@ -127,19 +127,19 @@ def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
 
 def test_a_history_has_a_beginning_even_without_rows(make):
     store = make()
-    assert store.begins() == {}
+    assert store.read_beginnings() == {}
     begun(store, image(2, 4, 0, 1))
     at = Moment(4, 1_700_000_000_000_004)
-    assert store.begins() == {"acme": Beginning(at=at), "globex": Beginning(at=at)}
-    view = store.shape.name(store.shape.view)
+    assert store.read_beginnings() == {"acme": HistoryStart(at=at), "globex": HistoryStart(at=at)}
+    view = store.shape.qualify_name(store.shape.view)
     assert asked(store, f"SELECT desk, id, _change FROM {view}") == [("acme", 2, 0)]
     later = make(store.shape.source.name)
     begun(later, image(7, 9, 0, 1), at=9, gap=["versions 5 to 9: why"])
-    found = later.begins(["acme"])
+    found = later.read_beginnings(["acme"])
     assert (found.keys(), found["acme"].gap) == ({"acme"}, ("versions 5 to 9: why",))
     assert asked(later, f"SELECT desk, id, _version FROM {view}") == [("acme", 7, 9)]
-    assert later.replaced_after(["acme", "globex"], 8) == {"acme", "globex"}
-    assert later.replaced_after(["acme", "globex"], 9) == frozenset()
+    assert later.find_replaced_tenants(["acme", "globex"], 8) == {"acme", "globex"}
+    assert later.find_replaced_tenants(["acme", "globex"], 9) == frozenset()
 
 
 def test_a_table_without_tenants_has_one_history(make):
@@ -147,7 +147,7 @@ def test_a_table_without_tenants_has_one_history(make):
     write(store, rows(image(1, 4, 0, 1)), staged=True, upto=4)
     store.enter().begin(["default"], Moment(4, 5))
     put_in_place(store, "default", rows=1, version=4)
-    assert store.begins() == {"default": Beginning(at=Moment(4, 5))}
+    assert store.read_beginnings() == {"default": HistoryStart(at=Moment(4, 5))}
 
 
 def test_a_key_that_is_inserted_while_it_is_in_the_view_is_found(make):
@@ -163,14 +163,14 @@ def test_a_key_that_is_inserted_while_it_is_in_the_view_is_found(make):
 
 def test_types_of_calculated_columns_are_kept_with_the_table(make):
     store = make()
-    definition = stored_definition(store.endpoint, store.shape)
+    definition = read_definition(store.endpoint, store.shape)
     assert [each["type"] for each in definition["calculated"]] == ["decimal(10,2)"]
     assert definition["view"] == VIEW
     json.dumps(definition)
     wider = DeltaField(name="gross", type=Decimal(12, 2))
     with pytest.raises(SchemaError, match=r"calculated was .*decimal\(10,2\).*Rebuild the index"):
         make(store.shape.source.name, gross=wider)
-    assert make(store.shape.source.name, generation=1, gross=wider).begins() == {}
+    assert make(store.shape.source.name, generation=1, gross=wider).read_beginnings() == {}
 
 
 def test_the_queries_of_the_page_on_views_give_changes(make):

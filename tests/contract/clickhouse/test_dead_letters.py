@@ -41,8 +41,9 @@ def make(clickhouse_url):
     def build(index, *, key="id", tenant="tenant", fields=FIELDS):
         source = SourceTable(f"dead{next(NUMBERS)}.t", key=key, tenant=tenant, indexes=[index])
         store = built(Endpoint.parse(clickhouse_url), source, index, fields)
-        store.endpoint.client().command(
-            f"ALTER TABLE {store.shape.name(store.shape.rows)} ADD CONSTRAINT small CHECK n < 100"
+        store.endpoint.get_client().command(
+            f"ALTER TABLE {store.shape.qualify_name(store.shape.rows)} ADD CONSTRAINT small CHECK "
+            "n < 100"
         )
         return store
 
@@ -64,8 +65,8 @@ def rows(values, *, version=1, tenant="a", deleted=()):
 
 
 def served(store):
-    query = f"SELECT id, n FROM {store.shape.name(store.shape.view)} ORDER BY id"
-    return dict(store.endpoint.client().query(query).result_rows)
+    query = f"SELECT id, n FROM {store.shape.qualify_name(store.shape.view)} ORDER BY id"
+    return dict(store.endpoint.get_client().query(query).result_rows)
 
 
 def letters(store):
@@ -87,7 +88,7 @@ def test_refused_rows_are_set_aside_and_the_rest_is_delivered(store):
     assert receipt.code == 0, receipt.message
     assert receipt.inserted == 120 - len(bad)
     assert set(served(store)) == set(range(100)) - {3}
-    found = letters(store).found()
+    found = letters(store).list_letters()
     assert {json.loads(each.row)["id"] for each in found} == bad
     first = found[0]
     assert (first.index, first.tenant, first.registration) == (
@@ -105,7 +106,7 @@ def test_a_replay_sets_the_same_rows_aside_once(store):
     for _ in range(2):
         (receipt,) = write(store, rows({1: 1, 2: 200, 3: 3}))
         assert receipt.inserted == 2
-    assert [json.loads(each.row)["id"] for each in letters(store).found()] == [2]
+    assert [json.loads(each.row)["id"] for each in letters(store).list_letters()] == [2]
     assert served(store) == {1: 1, 3: 3}
 
 
@@ -116,7 +117,7 @@ def test_no_older_row_is_served_for_one_that_is_set_aside(store):
     # A deleted row is not served either, even if the delete cannot be written.
     write(store, rows({1: 500}, version=3, deleted={1}), since=2, upto=3)
     assert served(store) == {}
-    assert [(each.version, each.deleted) for each in letters(store).found()] == [
+    assert [(each.version, each.deleted) for each in letters(store).list_letters()] == [
         (2, False),
         (3, True),
     ]
@@ -124,14 +125,14 @@ def test_no_older_row_is_served_for_one_that_is_set_aside(store):
 
 def test_of_a_row_that_does_not_fit_the_key_is_hidden_without_passing_over_the_table(make):
     store = make(Mirror(errors="dead_letter", types={"n": "UInt8"}))
-    name = store.shape.name(store.shape.rows)
-    store.endpoint.client().command(f"ALTER TABLE {name} DROP CONSTRAINT small")
+    name = store.shape.qualify_name(store.shape.rows)
+    store.endpoint.get_client().command(f"ALTER TABLE {name} DROP CONSTRAINT small")
     write(store, rows({1: 1, 2: 2}))
     write(store, rows({2: 300, 3: 300}, version=2), since=1, upto=2)
     assert served(store) == {1: 1}
     query = "SELECT table, command FROM system.mutations WHERE database = {db:String}"
     asked = {"db": store.shape.database}
-    assert store.endpoint.client().query(query, asked).result_rows == []
+    assert store.endpoint.get_client().query(query, asked).result_rows == []
     # What is written later under the same version counts, as in a replay of the letter.
     write(store, rows({2: 5}, version=2), since=1, upto=2)
     assert served(store) == {1: 1, 2: 5}
@@ -170,8 +171,8 @@ def test_a_key_of_any_type_is_not_served_on(make, kind, asked, values):
             table = table.append_column(name, pa.array([value] * table.num_rows))
         (receipt, *_) = [*write(store, table, since=version - 1, upto=version), None]
         assert receipt is None or receipt.code == 0, receipt.message
-    query = f"SELECT n FROM {store.shape.name(store.shape.view)}"
-    assert store.endpoint.client().query(query).result_rows == [(1,)]
+    query = f"SELECT n FROM {store.shape.qualify_name(store.shape.view)}"
+    assert store.endpoint.get_client().query(query).result_rows == [(1,)]
 
 
 def test_a_vector_index_serves_no_older_vector_either(make):
@@ -187,7 +188,7 @@ def test_rows_that_are_alike_are_set_aside_each(make):
     two = pa.concat_tables([rows({1: 200}), rows({1: 200}), rows({2: 2})])
     (receipt,) = write(store, two)
     assert receipt.inserted == 1
-    assert [json.loads(each.row)["id"] for each in letters(store).found()] == [1, 1]
+    assert [json.loads(each.row)["id"] for each in letters(store).list_letters()] == [1, 1]
 
 
 def test_pieces_of_a_chunk_that_are_alike_are_all_written(make):
@@ -198,15 +199,17 @@ def test_pieces_of_a_chunk_that_are_alike_are_all_written(make):
         (receipt,) = write(store, table)
         assert receipt.inserted == 6
         assert list(served(store).values()) == [5]
-        name = store.shape.name(store.shape.rows)
-        assert store.endpoint.client().query(f"SELECT count() FROM {name}").result_rows == [(6,)]
-    assert len(letters(store).found()) == 2
+        name = store.shape.qualify_name(store.shape.rows)
+        assert store.endpoint.get_client().query(f"SELECT count() FROM {name}").result_rows == [
+            (6,)
+        ]
+    assert len(letters(store).list_letters()) == 2
 
 
 def test_rows_that_are_alike_in_two_chunks_are_set_aside_each(make):
     store = make(Mirror(append=True, errors="dead_letter"), key=())
     write(store, pa.concat_tables([rows({1: 200})] * 3), rows_per_chunk=2)
-    assert len(letters(store).found()) == 3
+    assert len(letters(store).list_letters()) == 3
 
 
 def test_a_row_of_bytes_that_are_not_utf_8_is_set_aside_too(make):
@@ -214,7 +217,7 @@ def test_a_row_of_bytes_that_are_not_utf_8_is_set_aside_too(make):
     store = make(BURYING, fields=fields)
     odd = pa.array([b"\xff"], pa.binary()).view(pa.string())
     write(store, rows({1: 200}).append_column("s", odd))
-    (letter,) = letters(store).found()
+    (letter,) = letters(store).list_letters()
     assert "ff" in letter.row.lower()
 
 
@@ -223,7 +226,7 @@ def test_a_row_without_a_key_is_set_aside_too(store):
     null = null.set_column(1, "id", pa.array([None], pa.int64()))
     (receipt,) = write(store, pa.concat_tables([rows({1: 1}), null]))
     assert receipt.inserted == 1
-    (letter,) = letters(store).found()
+    (letter,) = letters(store).list_letters()
     assert letter.code == KeyColumnError.code
 
 
@@ -232,7 +235,7 @@ def test_without_dead_letters_the_row_is_named_and_the_job_stops(make):
     (receipt,) = write(store, rows({n: n for n in range(90)} | {77: 200}))
     assert receipt.code == RefusedRowsError.code
     assert "row {'id': 77} is refused" in receipt.message
-    assert letters(store).found() == []
+    assert letters(store).list_letters() == []
 
 
 def test_so_many_that_nobody_could_look_at_them_stop_the_job(store, monkeypatch):
@@ -246,26 +249,26 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
     write(store, rows({1: 200, 2: 200}))
     write(store, rows({1: 200}, tenant="b", version=2), since=1, upto=2)
     kept = letters(store)
-    assert len(kept.found(tenant="a")) == 2
-    assert kept.found(index="other.t/mirror") == []
-    (last,) = kept.found(tenant="b")
-    assert kept.found(ids=[last.id[:8]]) == [last]
-    (row,) = kept.rows([last])
+    assert len(kept.list_letters(tenant="a")) == 2
+    assert kept.list_letters(index="other.t/mirror") == []
+    (last,) = kept.list_letters(tenant="b")
+    assert kept.list_letters(ids=[last.id[:8]]) == [last]
+    (row,) = kept.read_rows([last])
     assert row.to_pylist()[0]["n"] == 200
     kept.drop([last])
-    assert kept.found(tenant="b") == []
+    assert kept.list_letters(tenant="b") == []
     target = store.target(staged=False)
     kept.drop_staged(target, {"a": 7}, version=1)
     kept.drop_older(target, {"a": 8}, version=1)
     # The letters have later epochs than this store.
-    assert len(kept.found()) == 2
+    assert len(kept.list_letters()) == 2
     target = store.enter().target(staged=False)
     kept.drop_staged(target, {"b": 7}, version=1)
     kept.drop_staged(target, {"a": 8}, version=1)
     kept.drop_older(target, {"a": 7}, version=1)
-    assert len(kept.found()) == 2
+    assert len(kept.list_letters()) == 2
     kept.drop_older(target, {"a": 8}, version=1)
-    assert kept.found() == []
+    assert kept.list_letters() == []
 
 
 def test_a_tenant_that_is_built_anew_has_no_older_letters(store):
@@ -273,7 +276,7 @@ def test_a_tenant_that_is_built_anew_has_no_older_letters(store):
     store = store.enter()
     store.stage()
     staged = store.target(staged=True)
-    store.endpoint.client().insert_arrow(
+    store.endpoint.get_client().insert_arrow(
         staged.table,
         rows({1: 1, 2: 2}, version=4).set_column(
             5, "_timestamp", pa.array([0, 0], pa.timestamp("us", tz="UTC"))
@@ -283,7 +286,7 @@ def test_a_tenant_that_is_built_anew_has_no_older_letters(store):
     )
     put_in_place(store, "a", rows=2, version=4, registration=7)
     assert served(store) == {1: 1, 2: 2}
-    assert letters(store).found() == []
+    assert letters(store).list_letters() == []
 
 
 def behind(store, proxy):
@@ -309,7 +312,7 @@ def built_anew(store, table, *, version):
     (receipt,) = write(heir, table, staged=True, upto=version)
     assert receipt.code == 0, receipt.message
     put_in_place(heir, "a", rows=receipt.inserted, version=version, registration=7)
-    heir.unstage()
+    heir.drop_staging_table()
 
 
 def test_a_letter_that_lands_after_its_tenant_was_built_anew_is_kept_out(store, proxy):
@@ -321,7 +324,7 @@ def test_a_letter_that_lands_after_its_tenant_was_built_anew_is_kept_out(store, 
     said = proxy.land()
     assert len(said) == ATTEMPTS
     assert all("iscp_barrier_" in each for each in said), said
-    assert letters(store).found() == []
+    assert letters(store).list_letters() == []
 
 
 def test_a_letter_that_lands_after_its_heirs_was_dropped_does_not_come_back(store, proxy):
@@ -329,9 +332,9 @@ def test_a_letter_that_lands_after_its_heirs_was_dropped_does_not_come_back(stor
         write(behind(store, proxy), rows({1: 200}))
     store.take_over({"a"}, list)
     write(store, rows({1: 200}))
-    letters(store).drop(letters(store).found())
+    letters(store).drop(letters(store).list_letters())
     assert all("iscp_barrier_" in each for each in proxy.land())
-    assert letters(store).found() == []
+    assert letters(store).list_letters() == []
 
 
 DROPS = {
@@ -339,7 +342,7 @@ DROPS = {
     "after a build": lambda store: letters(store).drop_older(
         store.target(staged=False), {"a": 6}, version=3
     ),
-    "by hand": lambda store: letters(store).drop(letters(store).found()),
+    "by hand": lambda store: letters(store).drop(letters(store).list_letters()),
     "with the job": lambda store: letters(store).drop_tenants(
         store.target(staged=False).name, ["a"]
     ),
@@ -357,6 +360,6 @@ def test_what_drops_letters_drops_none_that_came_after_it(store, proxy, what):
     finally:
         proxy.late_statements.clear()
     built_anew(store, rows({1: 200, 2: 2}, version=4), version=4)
-    (letter,) = letters(store).found()
+    (letter,) = letters(store).list_letters()
     proxy.land()
-    assert letters(store).found() == [letter]
+    assert letters(store).list_letters() == [letter]

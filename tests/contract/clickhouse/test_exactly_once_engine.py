@@ -20,20 +20,20 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.staging import new_attempt
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.model.batch import Action
+from iscp_dagster.model.batch import BatchAction
 from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, Primitive
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.sync.executors.retriever import Share
-from iscp_dagster.sync.executors.writer import Writer
-from iscp_dagster.sync.writing.sink import Sink
+from iscp_dagster.sync.executors.retriever import ConsumerScan
+from iscp_dagster.sync.executors.writer import TaskWriter
+from iscp_dagster.sync.writing.sink import ConsumerClaims
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ class OneJob:
 
     def deliver(self, to: int, point: str | None, cut: int) -> None:
         """Run once, up to `point`."""
-        run, held = f"run-{next(self.runs)}", self.log.job(KEY)
+        run, held = f"run-{next(self.runs)}", self.log.find_job(KEY)
         if held.watermark.version >= to:
             return
         if held.watermark == START:
@@ -107,14 +107,14 @@ class OneJob:
             layout = {"rows_per_chunk": 1 + cut % 4, "build": secrets.token_hex(4)}
             (claim,) = self.log.begin(self.iteration(held.watermark, to), run, layout)
             at("after BEFORE")
-            sink = Sink(log=self.log, claims=[claim])
+            sink = ConsumerClaims(log=self.log, claims=[claim])
             if before := sink.left_unconfirmed:
-                self.entered = self.store.take_over(before, sink.alive)
+                self.entered = self.store.take_over(before, sink.list_live_runs)
             else:
                 self.entered = self.store.enter()
             while True:
                 step = claim.step
-                if step.action is not Action.SKIP:
+                if step.action is not BatchAction.SKIP:
                     self.attempts.append((step.range, step.layout, self.entered))
                     self.write(*self.attempts[-1], cut if point == "mid-chunk" else None)
                 at("after write")
@@ -134,9 +134,9 @@ class OneJob:
         self.log.rebuild([KEY])
         run = f"run-{next(self.runs)}"
         (claim,) = self.log.begin(self.iteration(START, self.written), run, {})
-        sink = Sink(log=self.log, claims=[claim])
-        store = replace(self.store, attempt=new_attempt(run))
-        store = store.take_over(sink.written_before(), sink.alive)
+        sink = ConsumerClaims(log=self.log, claims=[claim])
+        store = replace(self.store, attempt=make_attempt_id(run))
+        store = store.take_over(sink.list_written_tenants(), sink.list_live_runs)
         store.stage()
         count = self.written * ROWS - len(self.gone)
         try:
@@ -149,7 +149,7 @@ class OneJob:
             return
         put_in_place(store, "a", rows=count, version=self.written, registration=claim.registration)
         complete(self.log, claim, Moment(self.written), {})
-        store.unstage()
+        store.drop_staging_table()
 
     def write(
         self, range_, layout, store: IndexStore, cut: int | None = None, *, staged: bool = False
@@ -157,9 +157,9 @@ class OneJob:
         """Write as a Spark task does, but only the first `cut` batches if given."""
         target = store.target(staged=staged)
         endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
-        share = Share(
+        share = ConsumerScan(
             job=target.job,
-            registrations={KEY.tenant: self.log.job(KEY).registration},
+            registrations={KEY.tenant: self.log.find_job(KEY).registration},
             range=range_,
             data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
             columns=target.columns,
@@ -168,7 +168,7 @@ class OneJob:
             build=layout["build"],
             consumer=IndexConsumer(endpoint=endpoint, target=target, sleep=lambda _: None),
         )
-        writer = Writer(
+        writer = TaskWriter(
             shares=[share],
             keys=target.keys,
             rows_per_chunk=layout.get("rows_per_chunk"),
@@ -209,8 +209,8 @@ class OneJob:
         there = set(range(ROWS, (self.written + 1) * ROWS)) - self.gone
         expected = Counter((n, f"value {n}") for n in there)
         final = "" if self.store.shape.index.append else "FINAL"
-        name = self.store.shape.name(self.store.shape.rows)
-        client = self.store.endpoint.client()
+        name = self.store.shape.qualify_name(self.store.shape.rows)
+        client = self.store.endpoint.get_client()
         found = client.query(f"SELECT n, v FROM {name} {final}").result_rows
         assert Counter(map(tuple, found)) == expected
         counted = client.query(f"SELECT count(), uniqExact(n) FROM {name} {final}").result_rows

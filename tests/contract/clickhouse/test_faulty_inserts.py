@@ -22,15 +22,15 @@ from iscp_dagster.clickhouse.connect.failures import (
     LostRowsError,
     TooManyPartsError,
 )
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import (
     ATTEMPTS,
-    EXACTLY,
+    INSERT_SETTINGS,
     UnconfirmedError,
+    call_with_retries,
     insert,
-    patiently,
 )
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import Placement
@@ -40,7 +40,7 @@ from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.errors import IscpError, SchemaError, UnavailableError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.sync.executors.rows import IndexRead
-from iscp_dagster.sync.executors.writer import Writer, writing
+from iscp_dagster.sync.executors.writer import TaskWriter, make_scan_task
 
 pytestmark = pytest.mark.slow
 
@@ -83,9 +83,9 @@ def rows(count):
 
 
 def counted(store, clickhouse_url):
-    name = store.shape.name(store.shape.rows)
+    name = store.shape.qualify_name(store.shape.rows)
     query = f"SELECT count(), uniqExact(n) FROM {name}"
-    return Endpoint.parse(clickhouse_url).client().query(query).result_rows[0]
+    return Endpoint.parse(clickhouse_url).get_client().query(query).result_rows[0]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -101,8 +101,8 @@ def test_an_insert_that_fails_is_sent_again_and_stands_there_once(
 
 
 def staged(store):
-    name = store.shape.name(store.staging)
-    return store.endpoint.client().query(f"SELECT count() FROM {name}").result_rows[0][0]
+    name = store.shape.qualify_name(store.staging)
+    return store.endpoint.get_client().query(f"SELECT count() FROM {name}").result_rows[0][0]
 
 
 def alike(count):
@@ -123,7 +123,7 @@ def test_chunks_of_a_snapshot_that_are_alike_are_all_there(make, proxy, fault):
         proxy.coming[:] = [None, fault, None, fault]
         (receipt,) = shipping.write(store, alike(35), staged=True)
         assert (receipt.code, receipt.inserted, staged(store)) == (0, 35, 35)
-        store.unstage()
+        store.drop_staging_table()
 
 
 @settings(max_examples=12)
@@ -173,14 +173,14 @@ def reads(store):
     """Return the counts that verify, and Dagster's checks and assets, read."""
     whole = IndexRead(
         endpoint=store.endpoint,
-        rows=store.reads(),
+        rows=store.find_read_source(),
         columns=("n",),
         bucket="0",
         tenant="tenant",
         tenants=("t0", "t1", "t2"),
     )
     return (
-        lambda: sum(batch.num_rows for batch in whole.batches(0)),
+        lambda: sum(batch.num_rows for batch in whole.read_slice(0)),
         lambda: sum(count(store, tenant) for tenant in ("t0", "t1", "t2")),
         lambda: placed(store),
     )
@@ -197,12 +197,12 @@ def answer(count):
 def placed(store):
     """Count the rows that belong to either of two shards."""
     by = Sharding(hash_function="cityHash64", key=["n"])
-    stored = {"n": store.shape.stored["n"]}
+    stored = {"n": store.shape.stored_types["n"]}
     shards = [
-        Placement(endpoint=store.endpoint, name="x", sharding=each, stored=stored)
-        for each in by.spread(2)
+        Placement(endpoint=store.endpoint, name="x", sharding=each, stored_types=stored)
+        for each in by.make_shards(2)
     ]
-    return sum(each.mine(rows(35)).num_rows for each in shards)
+    return sum(each.select_rows(rows(35)).num_rows for each in shards)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -241,9 +241,9 @@ def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f != "silent"])
 def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault):
     store = make(errors="dead_letter", quorum="1")
-    name = store.shape.name(store.shape.rows)
+    name = store.shape.qualify_name(store.shape.rows)
     direct = Endpoint.parse(clickhouse_url)
-    direct.client().command(f"ALTER TABLE {name} ADD CONSTRAINT small CHECK n < 10")
+    direct.get_client().command(f"ALTER TABLE {name} ADD CONSTRAINT small CHECK n < 10")
     proxy.coming_to["iscp_dead_letters"] = [fault] * 2
     try:
         with profile(proxy, CARELESS):
@@ -252,7 +252,7 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
         proxy.coming_to.clear()
     assert {each.code for each in receipts} == {0}, receipts
     letters = DeadLetters(endpoint=direct, database=store.shape.database)
-    (letter,) = letters.found(index=store.target(staged=False).name)
+    (letter,) = letters.list_letters(index=store.target(staged=False).name)
     assert json.loads(letter.row)["n"] == 10
     sent = [
         proxy.settings[table]
@@ -261,7 +261,7 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
             f"{store.shape.database}.{store.shape.rows}",
         )
     ]
-    for of_all in (*EXACTLY, "insert_quorum", "insert_quorum_parallel"):
+    for of_all in (*INSERT_SETTINGS, "insert_quorum", "insert_quorum_parallel"):
         assert sent[0][of_all] == sent[1][of_all], of_all
 
 
@@ -272,13 +272,13 @@ def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_u
     letters = DeadLetters(endpoint=endpoint, database=store.shape.database)
     letters.ensure()
     name = f"{store.shape.database}.iscp_dead_letters"
-    client = Endpoint.parse(clickhouse_url).client()
+    client = Endpoint.parse(clickhouse_url).get_client()
     client.command(f"ALTER TABLE {name} MODIFY SETTING non_replicated_deduplication_window = 100")
     range_, target = Range(from_=Moment(0), to=Moment(1)), store.enter().target(staged=False)
     for _ in range(2):
         errors = {"a": SchemaError("gone")}
         letters.write_range(target, errors, registrations={"a": 7}, range_=range_)
-        found = letters.found(index=target.name)
+        found = letters.list_letters(index=target.name)
         assert len(found) == 1
         letters.drop(found)
 
@@ -307,7 +307,7 @@ def test_receipts_tell_whether_rows_were_sent_more_than_once(
     task._partitionId, task._attemptNumber = 0, attempt
     monkeypatch.setattr(TaskContext, "_taskContext", task)
     proxy.coming[:] = [fault]
-    (receipts,) = writing(Writer(shares=[index]))(rows(5).to_batches())
+    (receipts,) = make_scan_task(TaskWriter(shares=[index]))(rows(5).to_batches())
     assert receipts["again"].to_pylist() == [again] * 3
 
 
@@ -321,9 +321,9 @@ def test_too_many_parts_are_waited_out_for_a_minute(refusals, waited):
 
     if waited is None:
         with pytest.raises(TooManyPartsError):
-            patiently(ask, waits.append)
+            call_with_retries(ask, waits.append)
         return
-    patiently(ask, waits.append)
+    call_with_retries(ask, waits.append)
     assert sum(waits) == waited
 
 
@@ -334,12 +334,12 @@ def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhous
     check_appended(store, "t0", range_=range_, rows=3)
     with pytest.raises(LostRowsError, match=r"4 rows .* were sent, 3 are there"):
         check_appended(store, "t0", range_=range_, rows=4)
-    name = store.shape.name(store.shape.rows)
-    store.endpoint.client().command(
+    name = store.shape.qualify_name(store.shape.rows)
+    store.endpoint.get_client().command(
         f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1", settings=shipping.ANYWAY
     )
     (doubled,) = (
-        store.endpoint.client()
+        store.endpoint.get_client()
         .query(f"SELECT tenant FROM {name} GROUP BY tenant HAVING count() > 3")
         .first_row
     )
@@ -351,9 +351,9 @@ def test_a_statement_may_be_longer_than_a_url(clickhouse_url):
     """Beyond 64 kB a parser of URLs gives up; 1 MiB is what ClickHouse takes."""
     names = [f"{'ä`' * 60}{number}" for number in range(1_000)]
     endpoint = Endpoint.parse(clickhouse_url)
-    client, table = endpoint.client(), f"faults.wide{next(NUMBERS)}"
+    client, table = endpoint.get_client(), f"faults.wide{next(NUMBERS)}"
     client.command("CREATE DATABASE IF NOT EXISTS faults")
-    columns = ", ".join(f"{ident(name)} Int64" for name in names)
+    columns = ", ".join(f"{quote_identifier(name)} Int64" for name in names)
     client.command(
         f"CREATE TABLE {table} ({columns}) ENGINE = MergeTree ORDER BY tuple() "
         "SETTINGS non_replicated_deduplication_window = 10"

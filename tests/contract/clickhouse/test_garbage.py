@@ -17,8 +17,8 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
-from iscp_dagster.planning.declared import declared
-from iscp_dagster.upkeep.maintenance import KEPT, collect, garbage
+from iscp_dagster.planning.declared import make_job_specs
+from iscp_dagster.upkeep.maintenance import JOB_RETENTION, collect, find_garbage
 
 NUMBERS = itertools.count()
 TENANTS = ("eu", "us")
@@ -44,18 +44,18 @@ class TwoTenants:
         self.sql(f"CREATE DATABASE {self.database}")
         self.sql(
             f"CREATE TABLE {self.database}.t_mirror__rows "
-            f"(tenant String, id Int64, {Barrier.first(NOW).sql('tenant')}) "
+            f"(tenant String, id Int64, {Barrier.create_initial(NOW).render_constraint('tenant')}) "
             "ENGINE = MergeTree PARTITION BY tenant ORDER BY id"
         )
         self.insert(*TENANTS)
 
     def sql(self, statement):
-        client = self.deployment.endpoint.client()
+        client = self.deployment.endpoint.get_client()
         return client.query(statement, settings=ANYWAY).result_rows
 
     def register(self, *tenants):
-        table_id = self.deployment.delta_log(self.source).table_id()
-        (spec,) = declared(self.source, [self.index]).values()
+        table_id = self.deployment.make_delta_log(self.source).get_table_id()
+        (spec,) = make_job_specs(self.source, [self.index]).values()
         self.deployment.log.register_many(
             NewJob(tenant=tenant, name=self.name, table_id=table_id, spec=spec)
             for tenant in tenants
@@ -73,22 +73,22 @@ class TwoTenants:
     def unregister(self, *tenants):
         for tenant in tenants:
             assert self.deployment.log.unregister(tenant, self.name)
-        self.now += KEPT + timedelta(seconds=1)
+        self.now += JOB_RETENTION + timedelta(seconds=1)
 
     def garbage(self, sources=None):
-        found = garbage(self.deployment, self.sources(sources))
+        found = find_garbage(self.deployment, self.sources(sources))
         return [(each.job.key.tenant, each.drops) for each in found]
 
     def collect(self, sources=None):
         """Collect, and return how many rows of the log were deleted."""
         given = self.sources(sources)
-        return collect(self.deployment, given, garbage(self.deployment, given))
+        return collect(self.deployment, given, find_garbage(self.deployment, given))
 
     def sources(self, given):
         return [self.source] if given is None else given
 
     def rows(self):
-        return [job.key.tenant for job in self.deployment.log.jobs(include_dropped=True)]
+        return [job.key.tenant for job in self.deployment.log.list_jobs(include_dropped=True)]
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def world(clickhouse_url, tmp_path):
 
 
 def test_what_was_dropped_less_than_a_day_ago_stays(world):
-    assert timedelta(days=1) == KEPT
+    assert timedelta(days=1) == JOB_RETENTION
     world.unregister("eu")
     world.now -= timedelta(seconds=2)
     assert world.garbage() == []
@@ -167,7 +167,7 @@ def test_a_row_stays_where_the_table_cannot_be_read_to_tell_whether_it_must(worl
 
 def test_the_number_of_statements_does_not_depend_on_tenants(world, monkeypatch):
     """Nor is any tenant's data left, nor that of a tenant whose name is like another's."""
-    ran, client = [], Endpoint.client
+    ran, client = [], Endpoint.get_client
 
     class Counting:
         def __init__(self, held):
@@ -185,7 +185,7 @@ def test_the_number_of_statements_does_not_depend_on_tenants(world, monkeypatch)
         world.unregister(*tenants)
         ran.clear()
         with monkeypatch.context() as patched:
-            patched.setattr(Endpoint, "client", lambda endpoint: Counting(client(endpoint)))
+            patched.setattr(Endpoint, "get_client", lambda endpoint: Counting(client(endpoint)))
             assert world.collect() == 0
         counts.append(len(ran))
     assert counts[0] == counts[1]

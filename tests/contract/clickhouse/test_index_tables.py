@@ -15,7 +15,7 @@ from shipping import built, check_staged, put_in_place, shipped, write
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, LostRowsError
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -27,7 +27,7 @@ from iscp_dagster.model.errors import (
     SchemaError,
     UnavailableError,
 )
-from iscp_dagster.sync.executors.writer import Writer
+from iscp_dagster.sync.executors.writer import TaskWriter
 
 SYSTEM = ("_version", "_timestamp", "_deleted")
 FIELDS = (
@@ -78,13 +78,15 @@ def rows(ids, *, tenant="a", version=1, deleted=False, body="some words", vector
 
 
 def served(store, where="1"):
-    query = f"SELECT tenant, id, body FROM {store.shape.name(store.shape.view)} WHERE {where}"
-    return sorted(store.endpoint.client().query(query).result_rows)
+    query = (
+        f"SELECT tenant, id, body FROM {store.shape.qualify_name(store.shape.view)} WHERE {where}"
+    )
+    return sorted(store.endpoint.get_client().query(query).result_rows)
 
 
 def stored(store):
-    query = f"SELECT count() FROM {store.shape.name(store.shape.rows)}"
-    return store.endpoint.client().query(query).result_rows[0][0]
+    query = f"SELECT count() FROM {store.shape.qualify_name(store.shape.rows)}"
+    return store.endpoint.get_client().query(query).result_rows[0][0]
 
 
 def test_a_replay_of_the_same_chunks_is_dropped_by_its_tokens(store):
@@ -105,8 +107,8 @@ def test_the_view_hides_deleted_rows_and_system_columns(store):
     (receipt,) = write(store, rows([1, 2], version=2, deleted=True), upto=2)
     assert (receipt.inserted, receipt.deleted) == (0, 2)
     assert [key for _, key, _ in served(store)] == [0, 3]
-    described = store.endpoint.client().query(
-        f"DESCRIBE TABLE {store.shape.name(store.shape.view)}"
+    described = store.endpoint.get_client().query(
+        f"DESCRIBE TABLE {store.shape.qualify_name(store.shape.view)}"
     )
     assert [row[0] for row in described.result_rows] == ["tenant", "id", "body", "v"]
 
@@ -126,10 +128,10 @@ def test_a_table_of_very_many_columns_is_made_widened_and_served(endpoint):
     store.ensure_views()
     store.stage()
     of(*FIELDS, *more, DeltaField(name="later", type=Primitive("long"))).ensure()
-    every = ", ".join(map(ident, [*names, "later"]))
+    every = ", ".join(map(quote_identifier, [*names, "later"]))
     assert len(every) > 256 << 10
-    query = f"SELECT {every} FROM {store.shape.name(store.shape.view)}"
-    assert store.endpoint.client().query(query).result_rows == []
+    query = f"SELECT {every} FROM {store.shape.qualify_name(store.shape.view)}"
+    assert store.endpoint.get_client().query(query).result_rows == []
 
 
 def test_an_older_change_that_comes_late_does_not_win(store):
@@ -155,8 +157,9 @@ def test_a_delete_of_a_row_that_had_no_key_is_passed_over(store):
 
 def test_timestamps_are_stored_to_the_microsecond(store):
     write(store, rows([1]))
-    query = f"SELECT toUnixTimestamp64Micro(_timestamp) FROM {store.shape.name(store.shape.rows)}"
-    assert store.endpoint.client().query(query).result_rows == [(1_700_000_000_000_001,)]
+    name = store.shape.qualify_name(store.shape.rows)
+    query = f"SELECT toUnixTimestamp64Micro(_timestamp) FROM {name}"
+    assert store.endpoint.get_client().query(query).result_rows == [(1_700_000_000_000_001,)]
 
 
 def test_a_staged_tenant_replaces_the_served_one_whole(store):
@@ -217,10 +220,14 @@ def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(store):
     everyone = pa.concat_tables([rows([1, 2], tenant=tenant, version=3) for tenant in "abc"])
     write(store, everyone)
     write(store, rows([3], tenant="b", version=1))
-    assert store.replaced_after(["a", "b", "nobody"], 2) == {"a"}
-    assert store.kept(["gone", "body"], ["a", "nobody"]) == {"a": "body"}
-    assert store.kept(["body"], ["nobody"]) == store.kept(["body"], []) == {}
-    assert store.replaced_after([], 2) == frozenset()
+    assert store.find_replaced_tenants(["a", "b", "nobody"], 2) == {"a"}
+    assert store.find_filled_columns(["gone", "body"], ["a", "nobody"]) == {"a": "body"}
+    assert (
+        store.find_filled_columns(["body"], ["nobody"])
+        == store.find_filled_columns(["body"], [])
+        == {}
+    )
+    assert store.find_replaced_tenants([], 2) == frozenset()
 
 
 @pytest.mark.parametrize(("nulls", "given"), [("flag", True), ("empty", False)])
@@ -228,13 +235,13 @@ def test_an_empty_array_is_a_value_where_a_flag_tells_it_from_null(make, nulls, 
     store = make(Mirror(nulls=nulls))
     empty = pa.array([[]], pa.list_(pa.float32()))
     write(store, rows([1]).set_column(3, "v", empty))
-    assert store.kept(["v"], ["a"]) == ({"a": "v"} if given else {})
+    assert store.find_filled_columns(["v"], ["a"]) == ({"a": "v"} if given else {})
 
 
 def test_a_generation_whose_tenants_are_in_another_column_may_have_their_rows(store):
     write(store, rows([1]))
     asked = (("tenant", "a"), ("tenant", "b"), ("org", "b"))
-    shows = [store.data.shows(0, column, [tenant]) for column, tenant in asked]
+    shows = [store.data.has_rows(0, column, [tenant]) for column, tenant in asked]
     assert shows == [True, False, True]
 
 
@@ -341,11 +348,11 @@ def test_a_decimal_key_kept_as_text_has_one_form_whatever_its_scale(endpoint, ke
     write(narrow, keys(pa.decimal128(5, 2), texts))
     wide = store_of(20, 4)
     write(wide, keys(pa.decimal128(20, 4), texts[:2], version=2), since=1, upto=2)
-    query = f"SELECT k FROM {wide.shape.name(wide.shape.view)} ORDER BY toFloat64(k)"
-    held = [row[0] for row in endpoint.client().query(query).result_rows]
+    query = f"SELECT k FROM {wide.shape.qualify_name(wide.shape.view)} ORDER BY toFloat64(k)"
+    held = [row[0] for row in endpoint.get_client().query(query).result_rows]
     assert held == ["-0.1", "0", "0.05", "1.5", "100"]
     write(wide, keys(pa.decimal128(20, 4), texts, version=3, deleted=True), since=2, upto=3)
-    assert endpoint.client().query(query).result_rows == []
+    assert endpoint.get_client().query(query).result_rows == []
 
 
 @pytest.mark.parametrize(
@@ -373,8 +380,10 @@ def test_json_text_of_appended_rows_is_the_same_when_a_chunk_comes_again(endpoin
     table = pa.concat_tables([rows(range(5), vector=each) for each in (None, [], [0.5, None])])
     for _ in range(2):
         assert not any(receipt.code for receipt in write(store, table))
-    query = f"SELECT v, count() FROM {store.shape.name(store.shape.view)} GROUP BY v ORDER BY v"
-    found = endpoint.client().query(query).result_rows
+    query = (
+        f"SELECT v, count() FROM {store.shape.qualify_name(store.shape.view)} GROUP BY v ORDER BY v"
+    )
+    found = endpoint.get_client().query(query).result_rows
     assert found == [("[0.5,null]", 5), ("[]", 5), (None, 5)]
 
 
@@ -382,7 +391,7 @@ def test_one_failing_target_leaves_the_others_whole(make):
     good, bad = make(Mirror()), make(Mirror())
     both = [shipped(bad, columns=("tenant", "id", "nowhere")), shipped(good)]
     table = rows(range(25)).append_column("nowhere", pa.array([1] * 25))
-    writer = Writer(shares=both, rows_per_chunk=10)
+    writer = TaskWriter(shares=both, rows_per_chunk=10)
     receipts = {r.target: r for r in writer(0, table.to_batches())}
     assert receipts[both[0].name].code >= 10_000
     assert "nowhere" in receipts[both[0].name].message
@@ -394,18 +403,19 @@ def test_words_use_the_text_index(make):
     store = make(FullText("body"))
     write(store, rows(range(10), body="Common text"))
     write(store, rows([99], body="a RARE bird", version=2), upto=2)
-    query = f"SELECT id FROM {store.shape.name(store.shape.view)} WHERE hasAllTokens(body, 'rare')"
-    assert store.endpoint.client().query(query).result_rows == [(99,)]
+    view = store.shape.qualify_name(store.shape.view)
+    query = f"SELECT id FROM {view} WHERE hasAllTokens(body, 'rare')"
+    assert store.endpoint.get_client().query(query).result_rows == [(99,)]
     assert "Name: body_text" in explained(store, query)
 
 
 def explained(store, sql, **parameters):
-    found = store.endpoint.client().query(f"EXPLAIN indexes = 1 {sql}", parameters=parameters)
+    found = store.endpoint.get_client().query(f"EXPLAIN indexes = 1 {sql}", parameters=parameters)
     return "\n".join(str(row[0]) for row in found.result_rows)
 
 
 def nearest(store, query, k, tenant="a"):
-    view = store.shape.name(store.shape.beside("nearest"))
+    view = store.shape.qualify_name(store.shape.format_view_name("nearest"))
     sql = (
         f"SELECT id FROM {view}(query = {{query:Array(Float32)}}, "
         "tenant = {tenant:String}, k = {k:UInt32}) ORDER BY distance"
@@ -421,7 +431,7 @@ def test_meaning_stays_within_the_tenant(make):
         write(store, table)
     write(store, rows([1000], tenant="b", vector=(7.0, 0.0)))
     sql, parameters = nearest(store, (7.1, 0.0), 3)
-    found = store.endpoint.client().query(sql, parameters=parameters)
+    found = store.endpoint.get_client().query(sql, parameters=parameters)
     assert [row[0] for row in found.result_rows] == [7, 8, 6]
 
 
@@ -439,7 +449,7 @@ def test_meaning_never_finds_what_was_deleted_or_replaced(make):
     write(store, rows([4], version=3, vector=(200.5, 0.0)), upto=3)
     sql, parameters = nearest(store, (7.9, 0.0), 4)
     found = [
-        row[0] for row in store.endpoint.client().query(sql, parameters=parameters).result_rows
+        row[0] for row in store.endpoint.get_client().query(sql, parameters=parameters).result_rows
     ]
     assert found == [12, 3, 13, 2]
 
@@ -447,17 +457,21 @@ def test_meaning_never_finds_what_was_deleted_or_replaced(make):
 def test_views_that_were_made_otherwise_are_made_anew(make):
     store = make(Vector("v", dimension=2, metric="l2"))
     write(store, rows([1]))
-    shape, command = store.shape, store.endpoint.client().command
+    shape, command = store.shape, store.endpoint.get_client().command
     made = views_of(store)
     assert len(made) == 3
     # As an earlier version made them: without a comment, and one view fewer.
     old = f"SELECT id FROM {shape.final}"
-    command(f"CREATE OR REPLACE VIEW {shape.name(shape.beside('nearest'))} AS {old}")
-    command(f"DROP VIEW {shape.name(shape.beside('distances'))}")
+    command(
+        f"CREATE OR REPLACE VIEW {shape.qualify_name(shape.format_view_name('nearest'))} AS {old}"
+    )
+    command(f"DROP VIEW {shape.qualify_name(shape.format_view_name('distances'))}")
     assert store.renew_views() is True
     assert views_of(store) == made
     assert store.renew_views() is False
-    command(f"CREATE OR REPLACE VIEW {shape.name(shape.beside('nearest'))} AS {old}")
+    command(
+        f"CREATE OR REPLACE VIEW {shape.qualify_name(shape.format_view_name('nearest'))} AS {old}"
+    )
     store.ensure()
     assert views_of(store) == made
 
@@ -465,7 +479,7 @@ def test_views_that_were_made_otherwise_are_made_anew(make):
 def test_a_vector_index_of_before_there_were_rows_without_a_vector_goes_on(make, endpoint):
     store = make(Vector("v", dimension=2))
     write(store, rows([1]))
-    client, name = endpoint.client(), store.shape.name
+    client, name = endpoint.get_client(), store.shape.qualify_name
     view, table = name(store.shape.view), name(store.shape.rows)
     for each in store.shape.views:
         client.command(f"DROP VIEW IF EXISTS {name(each)}")
@@ -487,7 +501,7 @@ def views_of(store):
         "SELECT name, as_select, comment FROM system.tables "
         "WHERE database = 'contract' AND name IN {names:Array(String)}"
     )
-    found = store.endpoint.client().query(query, {"names": list(store.shape.views)})
+    found = store.endpoint.get_client().query(query, {"names": list(store.shape.views)})
     return sorted(found.result_rows)
 
 
@@ -499,8 +513,8 @@ def data_of(store):
 def test_an_index_can_be_dropped_and_made_again(make):
     store = make(Vector("v", dimension=2))
     write(store, rows([1]))
-    data_of(store).drop()
-    data_of(store).drop()
+    data_of(store).drop_index()
+    data_of(store).drop_index()
     data_of(store).drop_tenants("tenant", ["a"])
     store.ensure()
     assert stored(store) == 0
@@ -527,19 +541,19 @@ def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(store, clickhous
         write(store, rows([3]))
         assert len(proxy.land()) == 1
     assert [row[1] for row in served(store)] == [1, 2, 3]
-    assert data_of(store).stagings() == [store.staging]
+    assert data_of(store).list_staging_tables() == [store.staging]
 
 
 def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickhouse_url):
-    store.unstage()
-    view = f"DROP VIEW IF EXISTS {store.shape.name(store.shape.view)}"
+    store.drop_staging_table()
+    view = f"DROP VIEW IF EXISTS {store.shape.qualify_name(store.shape.view)}"
     write(store, rows([1, 2]))
     with faulty(clickhouse_url) as proxy:
         behind = replace(data_of(store), endpoint=Endpoint.parse(proxy.url))
         for late in ([view], ["DROP TABLE IF EXISTS", "RENAME"]):
             proxy.late_statements[:] = late
             with pytest.raises(UnavailableError):
-                behind.drop()
+                behind.drop_index()
         proxy.late_statements.clear()
         # The next run drops the leftovers.
         store.ensure()
@@ -551,7 +565,7 @@ def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickh
     # A late DROP of a view loses no rows.
     store.ensure()
     assert [row[1] for row in served(store)] == [1, 2, 3]
-    assert data_of(store).stagings() == []
+    assert data_of(store).list_staging_tables() == []
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password():
@@ -580,7 +594,7 @@ def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
         (f"{source.table}_y", "TABLE {} (id Int8) ENGINE = Memory"),
         (f"{source.table}_z__rows_3", "TABLE {} (id Int8) ENGINE = Memory COMMENT '[not ours'"),
     ):
-        endpoint.client().command("CREATE " + what.format(held.shape.name(name)))
+        endpoint.get_client().command("CREATE " + what.format(held.shape.qualify_name(name)))
         index = Mirror(name=name.removeprefix(f"{source.table}_").removesuffix("__rows_3"))
         shape = IndexTable(source=source, index=index, fields=FIELDS)
         with pytest.raises(SchemaError, match="belongs to no index"):
@@ -590,8 +604,8 @@ def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
 @settings(max_examples=60)
 @given(names=st.lists(st.text(min_size=1), min_size=1, unique=True))
 def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
-    listed = ", ".join(f"{text(name)} AS {ident(name)}" for name in names)
-    found = endpoint.client().query(f"SELECT {listed}")
+    listed = ", ".join(f"{quote_string(name)} AS {quote_identifier(name)}" for name in names)
+    found = endpoint.get_client().query(f"SELECT {listed}")
     assert list(found.column_names) == names
     assert found.result_rows == [tuple(names)]
 
@@ -599,11 +613,13 @@ def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
 def test_the_names_that_are_refused_are_virtual_columns(store, endpoint):
     write(store, rows([1]))
     listed = ", ".join(VIRTUAL_COLUMNS)
-    endpoint.client().query(f"SELECT {listed} FROM {store.shape.name(store.shape.rows)}")
+    endpoint.get_client().query(
+        f"SELECT {listed} FROM {store.shape.qualify_name(store.shape.rows)}"
+    )
 
 
 def test_names_with_any_characters_are_only_names(make):
-    assert ident("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
+    assert quote_identifier("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
     store = make(Mirror())
     write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
     check_staged(store, "it's \\ `odd`", version=1, rows=1)

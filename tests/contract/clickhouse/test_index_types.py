@@ -19,15 +19,15 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.texts import (
-    canonical,
-    canonical_json,
-    ipv6_text,
+    format_ipv6,
     is_ipv6,
     is_json,
+    normalize_json,
+    normalize_json_columns,
 )
-from iscp_dagster.clickhouse.types.wire import respelled, restored, selected
-from iscp_dagster.clickhouse.write.inserts import EXACTLY
-from iscp_dagster.delta.arrow import arrow_type
+from iscp_dagster.clickhouse.types.wire import decode_rows, render_select_item, respell_column
+from iscp_dagster.clickhouse.write.inserts import INSERT_SETTINGS
+from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Array, DeltaField, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
 
@@ -39,7 +39,7 @@ NUMBERS = itertools.count()
 @pytest.fixture(scope="module")
 def endpoint(clickhouse_url):
     endpoint = Endpoint.parse(clickhouse_url)
-    endpoint.client().command("CREATE DATABASE IF NOT EXISTS types")
+    endpoint.get_client().command("CREATE DATABASE IF NOT EXISTS types")
     return endpoint
 
 
@@ -51,7 +51,7 @@ def arrow(type_):
         return pa.map_(arrow(type_.key), arrow(type_.value))
     if isinstance(type_, Array):
         return pa.list_(arrow(type_.element))
-    return pa.string() if str(type_) == "variant" else arrow_type(type_)
+    return pa.string() if str(type_) == "variant" else to_arrow_type(type_)
 
 
 def array(values, type_):
@@ -95,15 +95,15 @@ def write(store, table, *, deleted=False, staged=False, since=0):
 def served(store, schema):
     """Return the view's rows in the source's types."""
     shape = store.shape
-    columns = ", ".join(selected(name, each) for name, each in shape.stored.items())
-    query = f"SELECT {columns} FROM {shape.name(shape.view)} ORDER BY id"
+    columns = ", ".join(render_select_item(name, each) for name, each in shape.stored_types.items())
+    query = f"SELECT {columns} FROM {shape.qualify_name(shape.view)} ORDER BY id"
     settings = {"output_format_arrow_string_as_string": 0}
-    return restored(store.endpoint.client().query_arrow(query, settings=settings), schema)
+    return decode_rows(store.endpoint.get_client().query_arrow(query, settings=settings), schema)
 
 
 def stored_rows(store):
-    query = f"SELECT count() FROM {store.shape.name(store.shape.rows)}"
-    return store.endpoint.client().query(query).result_rows[0][0]
+    query = f"SELECT count() FROM {store.shape.qualify_name(store.shape.rows)}"
+    return store.endpoint.get_client().query(query).result_rows[0][0]
 
 
 def exact(column):
@@ -141,7 +141,7 @@ def test_what_is_held_comes_back_to_the_last_bit(endpoint, source):
     assert receipt.code == 0, receipt.message
     found = served(store, table.schema)
     for n, case in enumerate(cases):
-        wanted = respelled(table[f"c{n}"], store.shape.stored[f"c{n}"])
+        wanted = respell_column(table[f"c{n}"], store.shape.stored_types[f"c{n}"])
         assert exact(found[f"c{n}"]) == exact(wanted), case.name
 
 
@@ -168,12 +168,15 @@ def test_json_comes_back_as_the_same_value(endpoint):
     assert receipt.code == 0, receipt.message
     names = [f"c{n}" for n, _ in enumerate(cases)]
     for found, held in zip(
-        *(canonical(each, names).select(names) for each in (served(store, table.schema), table)),
+        *(
+            normalize_json_columns(each, names).select(names)
+            for each in (served(store, table.schema), table)
+        ),
         strict=True,
     ):
         assert found.to_pylist() == held.to_pylist()
     other = table.set_column(1, "c0", pa.array(['{"z":1}'] * table.num_rows))
-    assert canonical(other, names) != canonical(table, names)
+    assert normalize_json_columns(other, names) != normalize_json_columns(table, names)
 
 
 UNSHRUNK = (Phase.explicit, Phase.generate)
@@ -196,16 +199,16 @@ VALUES = st.recursive(
 def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
     texts = [text for text in map(json.dumps, values) if is_json(text)]
     column = pa.table({"c": pa.array(texts, pa.string())})
-    client, table = endpoint.client(), "types.json"
+    client, table = endpoint.get_client(), "types.json"
     client.command(
         f"CREATE OR REPLACE TABLE {table} (n UInt64, c JSON) ENGINE = MergeTree ORDER BY n"
     )
     client.insert_arrow(
-        table, column.append_column("n", pa.array(range(len(texts)))), settings=EXACTLY
+        table, column.append_column("n", pa.array(range(len(texts)))), settings=INSERT_SETTINGS
     )
     found = client.query(f"SELECT toString(c) FROM {table} ORDER BY n").result_rows
     event(f"{len(texts)} held")
-    assert [canonical_json(text) for (text,) in found] == [canonical_json(text) for text in texts]
+    assert [normalize_json(text) for (text,) in found] == [normalize_json(text) for text in texts]
 
 
 @pytest.mark.parametrize("other", ['[{"b": 1}]', "[{}]", "[[1]]", "[[{}]]"])
@@ -219,14 +222,14 @@ def test_an_array_of_nulls_would_take_the_type_of_another_rows(nulls, other):
     "text", ["[9007199254740993, 1]", "[9007199254740993, null]", "[[18446744073709551615]]"]
 )
 def test_whole_numbers_in_an_array_would_be_rounded_as_another_rows_doubles(endpoint, text):
-    client, table = endpoint.client(), "types.rounded"
+    client, table = endpoint.get_client(), "types.rounded"
     client.command(f"CREATE OR REPLACE TABLE {table} (n UInt8, c JSON) ENGINE = Memory")
     doubles = "[[1.5]]" if text.startswith("[[") else "[1.5, 2]"
     rows = [f'{{"a": {each}}}' for each in (doubles, text)]
     column = pa.table({"n": pa.array([0, 1], pa.uint8()), "c": pa.array(rows, pa.string())})
-    client.insert_arrow(table, column, settings=EXACTLY)
+    client.insert_arrow(table, column, settings=INSERT_SETTINGS)
     ((held,),) = client.query(f"SELECT toString(c) FROM {table} WHERE n = 1").result_rows
-    assert canonical_json(held) != canonical_json(rows[1]), "ClickHouse holds it by now"
+    assert normalize_json(held) != normalize_json(rows[1]), "ClickHouse holds it by now"
     assert [is_json(row) for row in rows] == [True, False]
     assert is_json('{"a": 9007199254740993}')
 
@@ -237,8 +240,8 @@ def test_an_address_is_in_its_shortest_form_when_clickhouse_writes_it_so(endpoin
     sparse = [number & (0xFFFF << 16 * (number % 8)) for number in numbers]
     packed = [number.to_bytes(16, "big") for number in [*numbers, *sparse]]
     query = "SELECT arrayMap(x -> IPv6NumToString(toFixedString(unhex(x), 16)), {n:Array(String)})"
-    found = endpoint.client().query(query, parameters={"n": [each.hex() for each in packed]})
-    assert list(found.result_rows[0][0]) == list(map(ipv6_text, packed))
+    found = endpoint.get_client().query(query, parameters={"n": [each.hex() for each in packed]})
+    assert list(found.result_rows[0][0]) == list(map(format_ipv6, packed))
     assert all(map(is_ipv6, found.result_rows[0][0]))
 
 
@@ -369,7 +372,7 @@ def test_a_column_becomes_a_wider_type_and_no_other(endpoint):
     wider.ensure()
     row = row.append_column("new", pa.array([7])).set_column(1, "n", pa.array([-1]))
     assert write(wider, row.set_column(2, "e", pa.array(["b"])), since=1)[0].code == 0
-    found = endpoint.client().query("SELECT n, e, new FROM types.altered_mirror").result_rows
+    found = endpoint.get_client().query("SELECT n, e, new FROM types.altered_mirror").result_rows
     assert found == [(-1, "b", 7)]
     with pytest.raises(
         SchemaError, match="has become Nullable\\(UInt8\\), and index 'mirror' holds"
@@ -394,9 +397,11 @@ def test_tenants_before_and_after_a_renamed_field_have_their_values_in_one_table
         return pa.table({name: array([values[name]], type_) for name, type_ in types.items()})
 
     def check(made, *whose):
-        columns = ", ".join(selected(name, each) for name, each in made.shape.stored.items())
+        columns = ", ".join(
+            render_select_item(name, each) for name, each in made.shape.stored_types.items()
+        )
         query = f"SELECT {columns} FROM types.renamed_mirror WHERE id = {whose[-1]}"
-        found = endpoint.client().query_arrow(query, use_strings=True)
+        found = endpoint.get_client().query_arrow(query, use_strings=True)
         assert found.to_pylist() == row(made, *whose).to_pylist()
 
     before, after = store("x"), store("z")
@@ -410,7 +415,9 @@ def test_tenants_before_and_after_a_renamed_field_have_their_values_in_one_table
     assert write(before, row(before, "a", 3))[0].code == 0
     for each in ((before, "a", 1), (after, "b", 2), (before, "a", 3)):
         check(*each)
-    found = endpoint.client().query("SELECT s.z, s.x, s.y FROM types.renamed_mirror ORDER BY id")
+    found = endpoint.get_client().query(
+        "SELECT s.z, s.x, s.y FROM types.renamed_mirror ORDER BY id"
+    )
     assert found.result_rows == [(None, 1, -1), (2, None, -2), (None, 3, -3)]
 
 

@@ -100,14 +100,18 @@ class Corpus:
     def query(self, sql: str, query: Any, k: int, tenant: str = "a") -> list[tuple[Any, ...]]:
         """Run SQL in which NEAREST, DISTANCES and VIEW stand for the index's views."""
         given = "query = {query:Array(Float32)}, tenant = {tenant:String}"
-        name = self.store.shape.name
+        name = self.store.shape.qualify_name
         sql = (
-            sql.replace("NEAREST", f"{name(self.store.shape.beside('nearest'))}({given}, k = {k})")
-            .replace("DISTANCES", f"{name(self.store.shape.beside('distances'))}({given})")
+            sql.replace(
+                "NEAREST", f"{name(self.store.shape.format_view_name('nearest'))}({given}, k = {k})"
+            )
+            .replace(
+                "DISTANCES", f"{name(self.store.shape.format_view_name('distances'))}({given})"
+            )
             .replace("VIEW", name(self.store.shape.view))
         )
         parameters = {"query": [float(part) for part in query], "tenant": tenant}
-        return list(self.endpoint.client().query(sql, parameters=parameters).result_rows)
+        return list(self.endpoint.get_client().query(sql, parameters=parameters).result_rows)
 
     def measure(self, query: Any, tenant: str = "a") -> dict[int, float]:
         """Return every live row's distance, measured outside ClickHouse."""
@@ -125,15 +129,15 @@ class Corpus:
         return dict(zip(rows, distances.tolist(), strict=True))
 
     def merge(self) -> None:
-        rows = self.store.shape.name(self.store.shape.rows)
-        self.endpoint.client().command(f"OPTIMIZE TABLE {rows} FINAL")
+        rows = self.store.shape.qualify_name(self.store.shape.rows)
+        self.endpoint.get_client().command(f"OPTIMIZE TABLE {rows} FINAL")
 
     def parts(self) -> int:
         query = (
             "SELECT count() FROM system.parts "
             "WHERE active AND database = 'near' AND table = {t:String}"
         )
-        found = self.endpoint.client().query(query, {"t": self.store.shape.rows}).result_rows
+        found = self.endpoint.get_client().query(query, {"t": self.store.shape.rows}).result_rows
         return int(found[0][0])
 
 
@@ -197,7 +201,7 @@ def endpoint(clickhouse_url):
 def searches(corpus: Corpus) -> int:
     """Return how often graphs were asked since the server began."""
     query = "SELECT sum(value) FROM system.events WHERE event = 'USearchSearchCount'"
-    return int(corpus.endpoint.client().query(query).result_rows[0][0])
+    return int(corpus.endpoint.get_client().query(query).result_rows[0][0])
 
 
 def test_deleted_neighbours_leave_their_places_to_live_ones(endpoint):
@@ -402,12 +406,16 @@ def test_a_query_of_no_vector_is_refused(endpoint, metric, append, number):
     corpus = Corpus(endpoint, metric, append=append)
     if number:
         corpus.put("a", range(number), np.random.default_rng(1).normal(size=(number, WIDE)))
-    name = corpus.store.shape.name
-    nearest, distances = (name(corpus.store.shape.beside(end)) for end in ("nearest", "distances"))
+    name = corpus.store.shape.qualify_name
+    nearest, distances = (
+        name(corpus.store.shape.format_view_name(end)) for end in ("nearest", "distances")
+    )
     eight = ", ".join("12345678")
     for query in ("", "1", f"{eight}, 9", eight.replace("8", "NULL")):
         for view in (f"{nearest}(k = 1, ", f"{distances}("):
             with pytest.raises(DatabaseError, match="query: a vector of 8 numbers is expected"):
-                endpoint.client().query(f"SELECT id FROM {view}query = [{query}], tenant = 'a')")
+                endpoint.get_client().query(
+                    f"SELECT id FROM {view}query = [{query}], tenant = 'a')"
+                )
     fit = f"SELECT id FROM {nearest}(k = 1, query = [{eight}], tenant = 'a')"
-    assert len(endpoint.client().query(fit).result_rows) == min(number, 1)
+    assert len(endpoint.get_client().query(fit).result_rows) == min(number, 1)

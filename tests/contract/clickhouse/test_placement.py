@@ -13,17 +13,17 @@ from servers import Server, running_servers
 from shipping import count, shipped, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.connect.external import external
+from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.clickhouse.write.placement import hash_of
+from iscp_dagster.clickhouse.write.placement import render_hash
 from iscp_dagster.model.declared.schema import DeltaField, parse_type
 from iscp_dagster.model.declared.sharding import FUNCTIONS
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import FeedGoneError, KeyColumnError, SchemaError, UnavailableError
-from iscp_dagster.sync.executors.writer import Writer
+from iscp_dagster.sync.executors.writer import TaskWriter
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def distributing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributing")
     server = Server(folder, config, allowed_paths=(folder / "data" / "store",))
     server.start()
-    yield server.endpoint.client()
+    yield server.endpoint.get_client()
     server.stop()
 
 
@@ -81,7 +81,7 @@ def stores(servers, index, *, key="id", fields=("tenant", "id"), types=None):
     """Return the store of each shard, for an index of these columns."""
     source = SourceTable(f"placed{next(NAMES)}.t", key=key, tenant="tenant", indexes=[index])
     found = []
-    for shard, each in enumerate(spread(source, len(servers)).indexes):
+    for shard, each in enumerate(expand_shards(source, len(servers)).indexes):
         shape = IndexTable(source=source, index=each, fields=delta_fields(fields, types))
         store = IndexStore(endpoint=servers[shard].endpoint, shape=shape)
         found.append(store)
@@ -127,8 +127,8 @@ def placements(servers, function, columns):
 
 def distributed(client, placement, rows):
     """Return the `n` of the rows on each shard, as a real Distributed table places them."""
-    table, columns = f"d{next(NAMES)}", list(placement.stored)
-    types = [str(placement.stored[each].type) for each in columns]
+    table, columns = f"d{next(NAMES)}", list(placement.stored_types)
+    types = [str(placement.stored_types[each].type) for each in columns]
     declared = ", ".join(
         f"`{c}` {t}" for c, t in zip([*columns, "n"], [*types, "Int64"], strict=True)
     )
@@ -139,7 +139,7 @@ def distributed(client, placement, rows):
     client.command(f"SYSTEM STOP DISTRIBUTED SENDS {table}")
     client.command(
         f"INSERT INTO {table} SELECT * FROM sent",
-        external_data=external("sent", rows, [*types, "Int64"]),
+        external_data=build_external_data("sent", rows, [*types, "Int64"]),
         settings={"distributed_foreground_insert": 0, **settings},
     )
     paths = client.query(f"SELECT data_paths[1] FROM system.tables WHERE name = '{table}'")
@@ -159,7 +159,7 @@ def distributed(client, placement, rows):
 def test_rows_are_where_a_distributed_table_puts_them(servers, distributing, function, columns):
     rows = typed(columns, 300)
     found = placements(servers, function, columns)
-    mine = {shard: each.mine(rows)["n"].to_pylist() for shard, each in enumerate(found)}
+    mine = {shard: each.select_rows(rows)["n"].to_pylist() for shard, each in enumerate(found)}
     assert mine == distributed(distributing, found[0], sent_as_kept(found[0], rows))
     assert sum(map(len, mine.values())) == 300
     if len(set(map(tuple, rows.select(columns).to_pylist()))) > 30:
@@ -182,11 +182,11 @@ def test_a_distributed_table_stands_over_the_views(distributing):
 
 
 def sent_as_kept(placement, rows):
-    from iscp_dagster.clickhouse.types.wire import sent
+    from iscp_dagster.clickhouse.types.wire import encode_column
 
-    for name, kept in placement.stored.items():
+    for name, kept in placement.stored_types.items():
         at = rows.schema.get_field_index(name)
-        rows = rows.set_column(at, name, sent(rows[name], kept))
+        rows = rows.set_column(at, name, encode_column(rows[name], kept))
     return rows
 
 
@@ -202,8 +202,8 @@ def test_each_shard_says_of_its_rows_what_the_expression_says(servers, function)
         assert receipt.code == 0, receipt.message
     held = []
     for shard, store in enumerate(found):
-        client, view = store.endpoint.client(), store.shape.name(store.shape.view)
-        hashed = hash_of(store.placement.sharding, [column])
+        client, view = store.endpoint.get_client(), store.shape.qualify_name(store.shape.view)
+        hashed = render_hash(store.placement.sharding, [column])
         strange = client.query(f"SELECT count() FROM {view} WHERE {hashed} % {SHARDS} != {shard}")
         assert strange.result_rows == [(0,)]
         held += [id_ for (id_,) in client.query(f"SELECT id FROM {view}").result_rows]
@@ -235,12 +235,12 @@ BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 )
 def test_placement_knows_neither_order_nor_chunks(servers, ids, cut, seed):
     found = [store.placement for store in stores(servers, Mirror(sharding=BY_ID))]
-    whole = [set(each.mine(rows(ids))["id"].to_pylist()) for each in found]
+    whole = [set(each.select_rows(rows(ids))["id"].to_pylist()) for each in found]
     mixed = random.Random(seed).sample(ids, len(ids))
     pieces = [mixed[at : at + cut] for at in range(0, len(mixed), cut)]
     for each, mine in zip(found, whole, strict=True):
         # Rows keep the order of their arrival.
-        kept = [each.mine(rows(piece))["id"].to_pylist() for piece in pieces]
+        kept = [each.select_rows(rows(piece))["id"].to_pylist() for piece in pieces]
         assert kept == [[id_ for id_ in piece if id_ in mine] for piece in pieces]
     assert set.union(*whole) == set(ids)
     assert sum(map(len, whole)) == len(ids)
@@ -271,11 +271,12 @@ def test_rows_without_a_key_lie_where_any_of_their_columns_says(servers):
         assert {receipt.code for receipt in write(store, table)} == {0}
     held = []
     for shard, store in enumerate(found):
-        query = f"SELECT id, n FROM {store.shape.name(store.shape.rows)}"
-        its = store.endpoint.client().query(query).result_rows
+        query = f"SELECT id, n FROM {store.shape.qualify_name(store.shape.rows)}"
+        its = store.endpoint.get_client().query(query).result_rows
         wrong = f"assumeNotNull(cityHash64(assumeNotNull(n)) % {SHARDS}) != {shard}"
-        count = f"SELECT count() FROM {store.shape.name(store.shape.rows)} WHERE n IS NOT NULL AND "
-        assert store.endpoint.client().query(count + wrong).first_row == (0,)
+        name = store.shape.qualify_name(store.shape.rows)
+        count = f"SELECT count() FROM {name} WHERE n IS NOT NULL AND "
+        assert store.endpoint.get_client().query(count + wrong).first_row == (0,)
         assert shard == 0 or all(n is not None for _, n in its)
         held += its
     assert len(found) == SHARDS
@@ -284,7 +285,7 @@ def test_rows_without_a_key_lie_where_any_of_their_columns_says(servers):
 
 def letters_of(store):
     database = store.shape.database
-    return DeadLetters(endpoint=store.endpoint, database=database).found()
+    return DeadLetters(endpoint=store.endpoint, database=database).list_letters()
 
 
 def test_a_row_that_does_not_fit_stops_its_own_shard_alone(servers):
@@ -293,7 +294,7 @@ def test_a_row_that_does_not_fit_stops_its_own_shard_alone(servers):
     table = rows(range(30), n=[300 if id_ == 7 else 1 for id_ in range(30)])
     codes = [write(store, table)[0].code for store in found]
     (stopped,) = [shard for shard, code in enumerate(codes) if code]
-    assert found[stopped].placement.mine(rows([7])).num_rows == 1
+    assert found[stopped].placement.select_rows(rows([7])).num_rows == 1
 
 
 def test_only_a_shards_own_rows_are_counted_and_their_deletes(servers):
@@ -320,8 +321,8 @@ def test_a_replay_sends_the_same_chunks_under_the_same_tokens(servers):
     for store in found:
         for _ in range(2):
             write(store, rows(range(200)), rows_per_chunk=30)
-        query = f"SELECT count(), uniqExact(id) FROM {store.shape.name(store.shape.rows)}"
-        (counts,) = store.endpoint.client().query(query).result_rows
+        query = f"SELECT count(), uniqExact(id) FROM {store.shape.qualify_name(store.shape.rows)}"
+        (counts,) = store.endpoint.get_client().query(query).result_rows
         # Without FINAL: the repeated chunk was dropped by its token.
         assert counts[0] == counts[1]
 
@@ -336,8 +337,8 @@ def test_each_shard_is_asked_for_the_keys_that_it_served(servers):
     fresh = fresh.append_column(FRESH, pa.array([True] * 6))
     both = [shipped(store, since=1, upto=2) for store in found]
     with pytest.raises(FeedGoneError, match="'id': 19"):
-        Writer(shares=both, keys=("id",), sleep=lambda _: None)(0, fresh.to_batches())
-    receipts = Writer(shares=both, keys=("id",), sleep=lambda _: None)(
+        TaskWriter(shares=both, keys=("id",), sleep=lambda _: None)(0, fresh.to_batches())
+    receipts = TaskWriter(shares=both, keys=("id",), sleep=lambda _: None)(
         0, fresh.slice(1).to_batches()
     )
     assert sum(each.inserted for each in receipts) == 5
@@ -350,7 +351,7 @@ def test_a_shard_that_is_down_fails_alone(servers, tmp_path):
     both = [shipped(each) for each in found]
     gone = replace(both[1].consumer, endpoint=nowhere, placement=down.placement)
     both[1] = replace(both[1], consumer=gone)
-    receipts = Writer(shares=both, keys=("id",), sleep=lambda _: None)(
+    receipts = TaskWriter(shares=both, keys=("id",), sleep=lambda _: None)(
         0, rows(range(50)).to_batches()
     )
     codes = {each.target: each.code for each in receipts}
@@ -377,7 +378,7 @@ def test_floats_do_not_say_where_a_row_is(servers):
 def test_an_index_that_is_spread_otherwise_is_refused_with_the_remedy(servers):
     found = made(stores(servers, Mirror(sharding=BY_ID)))
     shape = found[0].shape
-    two = spread(shape.source, 2).indexes[0]
+    two = expand_shards(shape.source, 2).indexes[0]
     otherwise = IndexTable(source=shape.source, index=two, fields=shape.fields)
     with pytest.raises(SchemaError, match=r"sharding was .*: 3.* is .*: 2.*job rebuild"):
         IndexStore(endpoint=found[0].endpoint, shape=otherwise).ensure()
@@ -395,7 +396,7 @@ def test_what_an_earlier_declaration_had_built_more_often_is_refused(servers):
     later.ensure()
     later.ensure_views()
     with pytest.raises(
-        SchemaError, match=r"serves generation 2, .* asks for 0: .*iscp job rebuild"
+        SchemaError, match=r"serves generation 2, but the ISCP log has 0: .*iscp job rebuild"
     ):
         first.ensure()
 
@@ -406,7 +407,7 @@ def test_one_server_is_one_shard_and_asks_nothing(servers):
     assert count(store, "a") == 40
     assert store.shape.view == "t_mirror"
     table = rows(range(3))
-    assert store.placement.mine(table) is table
+    assert store.placement.select_rows(table) is table
 
 
 def test_a_vector_index_is_placed_too(servers):

@@ -9,7 +9,7 @@ from shipping import built, write
 
 from iscp_dagster import FullText, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 
 NUMBERS = itertools.count()
@@ -63,9 +63,9 @@ def filled(endpoint, type_, texts, **options):
 
 
 def ids(store, condition):
-    view = store.shape.name(store.shape.view)
+    view = store.shape.qualify_name(store.shape.view)
     query = f"SELECT id FROM {view} WHERE {condition} ORDER BY id"
-    return [row[0] for row in store.endpoint.client().query(query).result_rows]
+    return [row[0] for row in store.endpoint.get_client().query(query).result_rows]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,9 @@ def ids(store, condition):
     ],
 )
 def test_words_are_found_whatever_their_case(store, word, rows, form):
-    condition = form.format(text(word)).replace("VIEW", store.shape.name(store.shape.view))
+    condition = form.format(quote_string(word)).replace(
+        "VIEW", store.shape.qualify_name(store.shape.view)
+    )
     assert ids(store, condition) == rows
 
 
@@ -114,9 +116,9 @@ def test_what_the_engine_does_not_fold_is_as_the_note_says(store):
     """If this fails, the engine has learned to fold there: say so in the note and the docs."""
     assert ids(store, "hasAllTokens(body, ['FIRE'])") == []
     assert ids(store, "hasAllTokens(body, ['fire'])") == [1, 11, 14, 15]
-    view = store.shape.name(store.shape.view)
+    view = store.shape.qualify_name(store.shape.view)
     query = f"SELECT countIf(hasAllTokens(body, 'FIRE')) FROM {view}"
-    assert store.endpoint.client().query(query).result_rows == [(1,)]
+    assert store.endpoint.get_client().query(query).result_rows == [(1,)]
     assert 14 in ids(store, "hasAllTokens(body, 'FIRE') = 0")
 
 
@@ -128,16 +130,16 @@ def test_rows_without_a_text_come_only_if_they_are_not_excluded(store):
 
 
 def test_both_sides_can_be_folded_by_hand_where_the_engine_does_not(store):
-    view = store.shape.name(store.shape.view)
+    view = store.shape.qualify_name(store.shape.view)
     fold = "normalizeUTF8NFKCCasefold"
     has = f"hasAllTokens({fold}(body), {fold}('FIRE'))"
     query = f"SELECT countIf({has}) FROM {view}"
-    assert store.endpoint.client().query(query).result_rows == [(4,)]
+    assert store.endpoint.get_client().query(query).result_rows == [(4,)]
 
 
 def test_the_comment_of_the_view_says_where_it_folds(store):
     query = "SELECT comment FROM system.tables WHERE database = 'words' AND name = {view:String}"
-    found = store.endpoint.client().query(query, {"view": store.shape.view}).result_rows
+    found = store.endpoint.get_client().query(query, {"view": store.shape.view}).result_rows
     assert "do not fold words in an array" in found[0][0]
 
 

@@ -63,7 +63,7 @@ def run(asset, manager, first=TENANTS[0], last=TENANTS[-1], **options):
 
 def stored(manager, database):
     """Return the amounts by tenant, and the names of tables in which rows are staged."""
-    query = manager.writer.deployment.endpoint.client().query
+    query = manager.writer.deployment.endpoint.get_client().query
     rows = query(f"SELECT customer, amount FROM `{database}`.totals").result_rows
     names = query(f"SELECT name FROM system.tables WHERE database = '{database}'").result_rows
     return dict(rows), [name for (name,) in names if STAGED in name]
@@ -136,7 +136,7 @@ def test_an_asset_without_partitions_loads_all_of_one_that_has_some(manager, dat
     alone = {"selection": [dg.AssetKey("below")]}
     loaded = run_below(upstream, manager, None, **alone)
     assert loaded.output_for_node("below") == [1, 1]
-    manager.writer.deployment.endpoint.client().command(f"DROP TABLE `{database}`.totals")
+    manager.writer.deployment.endpoint.get_client().command(f"DROP TABLE `{database}`.totals")
     failed = run_below(upstream, manager, None, **alone, raise_on_error=False)
     assert "ClickHouseError" in str(failed.all_node_events)
 
@@ -171,7 +171,7 @@ import os, signal, sys
 import test_frame_assets as tests
 from iscp_dagster.clickhouse.tables.frames import FrameTable
 
-command, done = FrameTable._command, []
+command, done = FrameTable._run_command, []
 
 def dying(table, statement, **settings):
     command(table, statement, **settings)
@@ -179,7 +179,7 @@ def dying(table, statement, **settings):
     if len(done) == at:
         os.kill(os.getpid(), signal.SIGKILL)
 
-FrameTable._command = dying
+FrameTable._run_command = dying
 for line in sys.stdin:
     at, child = int(line), os.fork()
     if child == 0:

@@ -40,12 +40,12 @@ def frame(*rows, **more):
 
 def rows_of(table, what="tenant, day, amount"):
     sql = f"SELECT {what} FROM `{table.database}`.`{table.name}` ORDER BY ALL"
-    return [tuple(row) for row in table.endpoint.client().query(sql).result_rows]
+    return [tuple(row) for row in table.endpoint.get_client().query(sql).result_rows]
 
 
 def staged(table):
     sql = f"SELECT name FROM system.tables WHERE database = '{table.database}'"
-    found = [name for (name,) in table.endpoint.client().query(sql).result_rows]
+    found = [name for (name,) in table.endpoint.get_client().query(sql).result_rows]
     return [name for name in found if STAGED in name]
 
 
@@ -205,7 +205,7 @@ def test_what_is_no_table_of_rows_is_refused(table, partition):
     view = replace(table, name="a view", partition=partition)
     at = f"`{table.database}`"
     sql = f"CREATE VIEW {at}.`a view` AS SELECT * FROM {at}.`{table.name}`"
-    table.endpoint.client().command(sql)
+    table.endpoint.get_client().command(sql)
     with pytest.raises(SchemaError, match="is a View, which frames do not replace"):
         view.replace(frame(*ACME), partitions=["acme"], run_id="two")
     assert rows_of(view) == ACME
@@ -226,7 +226,7 @@ def test_a_table_may_have_a_dot_in_its_name(table):
 def test_what_a_dead_attempt_staged_is_dropped_a_day_later(table, monkeypatch):
     table.replace(frame(*ACME), partitions=["acme"], run_id="one")
     left = f"`{table.database}`.`{table.name}{STAGED}r0_0`"
-    table.endpoint.client().command(f"CREATE TABLE {left} AS `{table.database}`.`{table.name}`")
+    table.endpoint.get_client().command(f"CREATE TABLE {left} AS `{table.database}`.`{table.name}`")
     table.replace(frame(*ACME), partitions=["acme"], run_id="two")
     assert len(staged(table)) == 1
     monkeypatch.setattr("iscp_dagster.clickhouse.tables.frames.LEFT_OVER_HOURS", -1)

@@ -24,7 +24,7 @@ from runtimeserver import runtime_of
 from durable_invocations.client.client import Client
 from durable_invocations.ingress import refusals, tokens
 from durable_invocations.ingress.admin import CHANGES
-from durable_invocations.ingress.invoking import Bounds
+from durable_invocations.ingress.invoking import IngressBounds
 from durable_invocations.runtime.owners import SILENT_SECONDS
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.sql import work
@@ -176,7 +176,7 @@ def test_the_runtime_runs_alone_until_it_is_told_to_end(tmp_path):
         try:
             url = process.stdout.readline().split()[-1]
             with Client(url) as client:
-                client.health()
+                client.check_health()
                 assert client.services() == []
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=DEADLINE)
@@ -224,7 +224,12 @@ def test_the_table_of_the_clients_methods_is_that_of_the_code():
         r"`(\w+)\(([^)]*)\)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
     )
     public = {name for name in vars(Client) if not name.startswith("_")}
-    assert {name for name, _ in said} == public - {"of", "close", "change", "health"}
+    assert {name for name, _ in said} == public - {
+        "of",
+        "close",
+        "change_invocation",
+        "check_health",
+    }
     for name, arguments in said:
         signature = inspect.signature(getattr(Client, name))
         keywords = set(re.findall(r"(\w+)=", arguments))
@@ -267,7 +272,7 @@ def test_every_command_and_change_is_on_the_page():
 
 
 def test_the_numbers_are_those_of_the_code():
-    policy, bounds = RetryPolicy(), Bounds()
+    policy, bounds = RetryPolicy(), IngressBounds()
     for said in (
         f"made again after {policy.initial * 1000:.0f} ms",
         {2.0: "then after twice as long each time"}[policy.factor],

@@ -4,11 +4,11 @@ import pytest
 from lyingruntimes import LIES, http, lied_to
 
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.serviceconsumers.runtime import RuntimeServices
+from iscp_dagster.serviceconsumers.runtime import RuntimeClient
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_what_is_no_answer_of_a_runtime_is_told_so(lie):
-    told = pytest.raises(UnavailableError, match="none of a runtime")
+    told = pytest.raises(UnavailableError, match="not a runtime")
     with lied_to(http(LIES[lie])) as client, told:
-        RuntimeServices(client).keyed("http://127.0.0.1:1", "A", "b")
+        RuntimeClient(client).is_keyed("http://127.0.0.1:1", "A", "b")

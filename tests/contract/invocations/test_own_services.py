@@ -18,12 +18,18 @@ from durable_invocations import Context, Service, VirtualObject, service_app
 from durable_invocations.client.client import Client
 from durable_invocations.client.errors import InvocationRefusedError
 from iscp_dagster.api.invocations import open_invocations_client
-from iscp_dagster.cli.checkup import careful
-from iscp_dagster.cli.checkup import invocations as checked
-from iscp_dagster.jobservices.server import OWN, SERVICES, check_host, services_path, settings_of
+from iscp_dagster.cli.checkup import inspect_invocations as checked
+from iscp_dagster.cli.checkup import run_inspection
+from iscp_dagster.jobservices.server import (
+    OWN,
+    SERVICES,
+    build_settings,
+    check_host,
+    derive_services_path,
+)
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL, LOG_URL
-from iscp_dagster.serviceconsumers.runtime import runtime_at
+from iscp_dagster.serviceconsumers.runtime import open_runtime
 
 TOKEN = "a-token-of-this-test"
 desk = Service("Desk")
@@ -67,7 +73,7 @@ def test_the_checkup_tells_of_what_is_paused(client, tmp_path):
     environ = {INVOCATIONS_URL: client.url, INVOCATIONS_TOKEN: TOKEN}
     id_, _ = asked_for(client, tmp_path)
     until(lambda: client.invocation(id_)["status"] == "suspended")
-    assert client.change(id_, "pause")
+    assert client.change_invocation(id_, "pause")
     (finding,) = checked(environ)
     assert f"paused: 1, such as {id_} of Desk/approve" in finding.problem
     assert client.resume(id_)
@@ -86,14 +92,14 @@ def test_the_checkup_tells_of_a_runtime_that_does_not_answer():
 
 def test_the_checkup_goes_on_after_what_is_no_answer_of_a_runtime():
     with lying(http(b'{"invocations":[{}]}')) as url:
-        findings = list(careful("invocations", lambda: checked({INVOCATIONS_URL: url})))
+        findings = list(run_inspection("invocations", lambda: checked({INVOCATIONS_URL: url})))
     assert [each.code for each in findings] == [UnavailableError.code]
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:4080", "http://me:secret@host"])
 def test_a_job_is_told_which_setting_names_the_runtime(url):
     with pytest.raises(ConfigError, match=INVOCATIONS_URL):
-        runtime_at(url)
+        open_runtime(url)
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:4080", "http://me:secret@host"])
@@ -109,7 +115,7 @@ def test_the_own_services_are_registered_under_one_id_and_out_of_reach_of_others
     """Whoever has the token can learn their path; nobody else can invoke them past the runtime."""
     (own,) = client.deployments()
     assert own["id"] == OWN
-    assert own["uri"] == f"{url}{services_path(TOKEN)}"
+    assert own["uri"] == f"{url}{derive_services_path(TOKEN)}"
     assert [each["name"] for each in own["services"]] == ["Counter", "Desk"]
     discover = {"accept": "application/vnd.restate.endpointmanifest.v1+json"}
     for path, status in ((SERVICES, 401), (f"{SERVICES}/{'0' * 64}", 401)):
@@ -142,7 +148,7 @@ def test_what_the_own_services_began_goes_on_at_another_port_and_token(tmp_path)
         until(client.services)
         id_, awakeable = asked_for(client, tmp_path)
     with runtime_of(log, token=TOKEN, services=own) as second, Client(second, TOKEN) as client:
-        uri = f"{second}{services_path(TOKEN)}"
+        uri = f"{second}{derive_services_path(TOKEN)}"
         until(lambda: [each["uri"] for each in client.deployments()] == [uri])
         assert client.resolve(awakeable, "at last")
         assert client.attach(id_, seconds=DEADLINE) == "at last"
@@ -156,7 +162,7 @@ def test_what_stands_for_the_token_in_the_own_services_path_is_not_told(tmp_path
         app = PlainTextResponse("busy", 503) if "/invoke/" in scope["path"] else own
         await app(scope, receive, send)
 
-    secret = services_path(TOKEN).rpartition("/")[2]
+    secret = derive_services_path(TOKEN).rpartition("/")[2]
     with runtime_of(log, token=TOKEN, services=failing) as url, Client(url, TOKEN) as client:
         until(client.services)
         sent = client.send("Desk", "double", 2)
@@ -168,7 +174,9 @@ def test_what_stands_for_the_token_in_the_own_services_path_is_not_told(tmp_path
 
 @pytest.mark.parametrize(("kept", "prune"), [(0.1, 1.0), (5, 5.0), (86_400, 60.0)])
 def test_what_is_kept_shortly_is_forgotten_as_soon(kept, prune):
-    settings = settings_of({LOG_URL: "sqlite:///x"}, "127.0.0.1", retention=timedelta(seconds=kept))
+    settings = build_settings(
+        {LOG_URL: "sqlite:///x"}, "127.0.0.1", retention=timedelta(seconds=kept)
+    )
     assert settings.runtime.prune == prune
 
 
@@ -179,14 +187,14 @@ def test_another_address_than_loopback_needs_a_token():
     for host in ("0.0.0.0", "::", "10.0.0.7", "example.org"):
         with pytest.raises(ConfigError, match=f"{INVOCATIONS_TOKEN} is not set"):
             check_host(host, "")
-    with pytest.raises(ConfigError, match=f"{INVOCATIONS_TOKEN} is no secret"):
-        settings_of({LOG_URL: "sqlite:///x", INVOCATIONS_TOKEN: "short"}, "127.0.0.1")
+    with pytest.raises(ConfigError, match=f"{INVOCATIONS_TOKEN} is invalid"):
+        build_settings({LOG_URL: "sqlite:///x", INVOCATIONS_TOKEN: "short"}, "127.0.0.1")
     with pytest.raises(ConfigError, match=f"{LOG_URL} is not set"):
-        settings_of({}, "127.0.0.1")
+        build_settings({}, "127.0.0.1")
 
 
 def test_settings_show_no_secrets():
     environ = {LOG_URL: "postgresql://me:pass-word@host/db", INVOCATIONS_TOKEN: TOKEN}
-    shown_ = repr(settings_of(environ, "127.0.0.1"))
+    shown_ = repr(build_settings(environ, "127.0.0.1"))
     assert TOKEN not in shown_
     assert "pass-word" not in shown_

@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 from logs import T0, add, key, name
 
-from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep
+from iscp_dagster.joblog.sql.active import (
+    ActiveSet,
+    read_active_keys,
+    read_active_sets,
+    store_active_set,
+)
 
 JOB = key("alerts")
 OTHER = key("alerts", tenant="globex")
@@ -15,25 +20,27 @@ EVERY = {"a", "b", "b'\"%", "c", LONG, NUL, "n\\0", "zz"}
 
 
 def kept(log, *jobs):
-    with log.reading() as connection:
-        return active_sets(connection, jobs)
+    with log.begin_read() as connection:
+        return read_active_sets(connection, jobs)
 
 
 def keys(log, job, among=EVERY):
-    with log.reading() as connection:
-        return set(active_keys(connection, job, among))
+    with log.begin_read() as connection:
+        return set(read_active_keys(connection, job, among))
 
 
 def test_active_rows_are_added_and_removed_by_key_and_keep_to_their_job(log):
-    with log.writing() as connection:
-        keep(connection, JOB, HELD, added=["a", "b'\"%", LONG, NUL])
-        keep(connection, OTHER, replace(HELD, registration=2), added=["a"])
-        keep(connection, JOB, replace(HELD, number=3, gap="why"), added=["a", "c"], removed=["zz"])
+    with log.begin_write() as connection:
+        store_active_set(connection, JOB, HELD, added=["a", "b'\"%", LONG, NUL])
+        store_active_set(connection, OTHER, replace(HELD, registration=2), added=["a"])
+        store_active_set(
+            connection, JOB, replace(HELD, number=3, gap="why"), added=["a", "c"], removed=["zz"]
+        )
     assert keys(log, JOB) == {"a", "b'\"%", "c", LONG, NUL}
     assert keys(log, JOB, ["a", LONG, "nowhere"]) == {"a", LONG}
     assert keys(log, JOB, []) == set()
-    with log.writing() as connection:
-        keep(connection, JOB, HELD, removed=["a", LONG, NUL])
+    with log.begin_write() as connection:
+        store_active_set(connection, JOB, HELD, removed=["a", LONG, NUL])
     assert keys(log, JOB) == {"b'\"%", "c"}
     assert keys(log, OTHER) == {"a"}
     assert kept(log, JOB, OTHER, key("new")) == {
@@ -43,16 +50,16 @@ def test_active_rows_are_added_and_removed_by_key_and_keep_to_their_job(log):
 
 
 def test_a_set_that_is_put_anew_has_only_what_it_was_given(log):
-    with log.writing() as connection:
-        keep(connection, JOB, HELD, added=["a", "b"])
-        keep(connection, JOB, HELD, added=["b", "c"], anew=True)
+    with log.begin_write() as connection:
+        store_active_set(connection, JOB, HELD, added=["a", "b"])
+        store_active_set(connection, JOB, HELD, added=["b", "c"], replace_all=True)
     assert keys(log, JOB) == {"b", "c"}
 
 
 def test_an_error_in_the_transaction_leaves_the_set_as_it_was(log):
     def fail():
-        with log.writing() as connection:
-            keep(connection, JOB, HELD, added=["a"])
+        with log.begin_write() as connection:
+            store_active_set(connection, JOB, HELD, added=["a"])
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -62,25 +69,27 @@ def test_an_error_in_the_transaction_leaves_the_set_as_it_was(log):
 
 def test_many_rows_go_through_few_statements(log):
     many = {f"tenant/{n}" for n in range(12_000)}
-    with log.writing() as connection:
-        keep(connection, JOB, HELD, added=many)
+    with log.begin_write() as connection:
+        store_active_set(connection, JOB, HELD, added=many)
     assert keys(log, JOB, many | {"another"}) == many
 
 
 def test_what_a_dropped_job_kept_goes_with_its_row_unless_it_was_registered_again(log):
     add(log, JOB, OTHER)
-    with log.writing() as connection:
-        for job in log.jobs():
+    with log.begin_write() as connection:
+        for job in log.list_jobs():
             held = ActiveSet(registration=job.registration, definition="d")
-            keep(connection, job.key, held, added=["a"])
+            store_active_set(connection, job.key, held, added=["a"])
     assert log.unregister(None, name("alerts"))
-    gone = log.jobs(include_dropped=True)
+    gone = log.list_jobs(include_dropped=True)
     add(log, OTHER)
-    with log.writing() as connection:
-        (again,) = log.jobs()
-        keep(connection, OTHER, ActiveSet(registration=again.registration, definition="d"))
-    log.forget(gone)
+    with log.begin_write() as connection:
+        (again,) = log.list_jobs()
+        store_active_set(
+            connection, OTHER, ActiveSet(registration=again.registration, definition="d")
+        )
+    log.delete_dropped(gone)
     assert kept(log, JOB, OTHER).keys() == {OTHER}
     assert (keys(log, JOB), keys(log, OTHER)) == (set(), {"a"})
-    assert [job.drop_at for job in log.jobs(include_dropped=True)] == [None]
+    assert [job.drop_at for job in log.list_jobs(include_dropped=True)] == [None]
     assert all(job.drop_at is not None and job.create_at > T0 for job in gone)

@@ -18,7 +18,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.errors import FenceError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -51,7 +51,7 @@ def jobs_of(url: str, orders: str) -> Jobs:
     source = SourceTable(
         "shop.orders", key="id", tenant="region", path=orders, indexes=[Mirror(auto_register=False)]
     )
-    deployment = replace(in_memory(utc_now), log=SqlLog(url))
+    deployment = replace(in_memory(get_utc_now), log=SqlLog(url))
     return Jobs(deployment=deployment, sources=[source], cancel_runs=len)
 
 
@@ -121,10 +121,10 @@ def look(jobs: Jobs) -> bool:
 def iterate(jobs: Jobs, number: int) -> bool:
     """Run an iteration of the job; return whether it began and completed."""
     job = jobs.get_job("eu", NAME)
-    to = jobs.deployment.delta_log(jobs.sources[0]).latest()
+    to = jobs.deployment.make_delta_log(jobs.sources[0]).get_latest_moment()
     if job.watermark.version >= to.version:
         return False
-    for claim in jobs.deployment.log.begin(Iteration.of([job], to), f"run-{number}", {}):
+    for claim in jobs.deployment.log.begin(Iteration.from_jobs([job], to), f"run-{number}", {}):
         complete(jobs.deployment.log, claim, to, {})
     return True
 
@@ -144,12 +144,12 @@ def share(wait, number: int, url: str, orders: str) -> None:
 def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes_them(url, orders):
     log = jobs_of(url, orders).deployment.log
     log.ensure()
-    log.stand(NAME, spec(NAME))
+    log.register_standing(NAME, spec(NAME))
     at_once(share, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
-    jobs = log.jobs(name=NAME)
+    jobs = log.list_jobs(name=NAME)
     assert len(jobs) == PROCESSES // 2 * ROUNDS
     (consumer,) = {job.spec.detail.consumer for job in jobs}
-    assert consumer == log.standing()[NAME].detail.consumer
+    assert consumer == log.list_standing()[NAME].detail.consumer
     assert consumer.generation == PROCESSES // 2 * ROUNDS
 
 
@@ -162,12 +162,12 @@ def test_of_many_processes_every_call_takes_effect_once(url, orders):
         assert truths == (PROCESSES if what == "update" else 1), (what, told)
     done = sum((each for _, each in told), Counter())
     log = jobs.deployment.log
-    everyones = log.jobs(name=EVERYONES)
+    everyones = log.list_jobs(name=EVERYONES)
     assert sorted(each.key.tenant for each in everyones) == sorted(TENANTS)
     assert not any(each.paused_at for each in everyones)
-    there = len(log.jobs(tenant="eu", name=NAME))
+    there = len(log.list_jobs(tenant="eu", name=NAME))
     assert 1 + done["register"] - done["unregister"] == there
-    history = log.history(name=NAME)
+    history = log.read_history(name=NAME)
     counted = Counter(each.event.value for each in history)
     assert counted["register"] == 1 + done["register"]
     assert counted["unregister"] == done["unregister"]

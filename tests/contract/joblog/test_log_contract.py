@@ -8,7 +8,7 @@ from logs import LAYOUT, T0, add, advance, at, complete, fail, key, moment, name
 
 from iscp_dagster.joblog.sql import statements
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Action, Case, Phase, Range
+from iscp_dagster.model.batch import BatchAction, Case, Phase, Range
 from iscp_dagster.model.errors import (
     BatchError,
     ConfigError,
@@ -23,7 +23,7 @@ from iscp_dagster.model.states import JobState
 
 def test_a_registered_job_is_completed_at_the_start_with_its_creation_time(log):
     assert log.register("acme", name(), "t-1", spec(priority=3, schedule={"interval": "10s"}))
-    job = log.job(key())
+    job = log.find_job(key())
     assert job is not None
     assert (job.key, job.name) == (key(), name())
     assert job.spec == spec(priority=3, schedule={"interval": "10s"})
@@ -35,18 +35,18 @@ def test_a_registered_job_is_completed_at_the_start_with_its_creation_time(log):
 
 def test_registering_a_live_name_is_false_and_changes_nothing(log):
     add(log, key())
-    before = log.job(key())
+    before = log.find_job(key())
     assert not log.register("acme", name(), "t-1", spec(priority=9))
-    assert log.job(key()) == before
+    assert log.find_job(key()) == before
 
 
 def test_a_dropped_name_is_replaced_with_a_new_registration_from_the_start(log):
     at(log, 5, key())
-    old = log.job(key())
+    old = log.find_job(key())
     assert log.unregister("acme", name(), "t-1")
-    assert log.job(key()) is None
+    assert log.find_job(key()) is None
     assert log.register("acme", name(), "t-1", spec(priority=1))
-    new = log.job(key())
+    new = log.find_job(key())
     assert new.registration != old.registration
     assert new.seq > old.seq
     assert (new.watermark, new.drop_at, new.batch, new.run_id) == (START, None, None, None)
@@ -60,9 +60,9 @@ def test_unregistering_says_whether_there_was_such_a_job(log):
     assert not log.unregister("acme", name(), "t-2")
     assert log.unregister("acme", name())
     assert not log.unregister("acme", name())
-    dropped = log.jobs(include_dropped=True)[0]
+    dropped = log.list_jobs(include_dropped=True)[0]
     assert dropped.drop_at is not None
-    assert log.jobs() == []
+    assert log.list_jobs() == []
 
 
 def test_many_are_registered_at_once_and_counted(log):
@@ -76,7 +76,7 @@ def test_many_are_registered_at_once_and_counted(log):
     assert log.register_many([*rows, rows[7]]) == 1499
     assert log.register_many(rows) == 0
     assert log.register_many([]) == 0
-    jobs = log.jobs()
+    jobs = log.list_jobs()
     assert len({job.registration for job in jobs}) == len(jobs) == 1500
     assert {job.spec.detail.consumer.job for job in jobs} == {f"j{i}" for i in range(10)}
 
@@ -85,17 +85,17 @@ def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
     keys = [key("b"), key("a"), key("a", "Zed"), key("a", "acme", "t-2"), key("ü", "ñandú")]
     add(log, *keys)
     log.begin(over(key("a"), key("b")), "r", {})
-    assert [job.key for job in log.jobs()] == sorted(keys)
-    assert [job.key for job in log.jobs(table_id="t-2")] == [key("a", "acme", "t-2")]
-    assert [job.key for job in log.jobs(tenant="Zed")] == [key("a", "Zed")]
-    assert [job.key for job in log.jobs(state=JobState.RUNNING)] == [key("a"), key("b")]
+    assert [job.key for job in log.list_jobs()] == sorted(keys)
+    assert [job.key for job in log.list_jobs(table_id="t-2")] == [key("a", "acme", "t-2")]
+    assert [job.key for job in log.list_jobs(tenant="Zed")] == [key("a", "Zed")]
+    assert [job.key for job in log.list_jobs(state=JobState.RUNNING)] == [key("a"), key("b")]
     assert log.count() == dict.fromkeys(JobState, 0) | {
         JobState.RUNNING: 2,
         JobState.COMPLETED: 3,
     }
     assert log.count("t-2")[JobState.COMPLETED] == 1
-    held = {job.key: (job.registration, job.seq) for job in log.jobs(table_id="t-1")}
-    assert log.fences("t-1", ["acme", "nobody"]) == {
+    held = {job.key: (job.registration, job.seq) for job in log.list_jobs(table_id="t-1")}
+    assert log.read_fences("t-1", ["acme", "nobody"]) == {
         each: fence for each, fence in held.items() if each.tenant == "acme"
     }
 
@@ -104,7 +104,7 @@ def test_odd_names_are_kept_exactly(log):
     odd = key("j'; DROP TABLE iscp_log --", 'q"u\\o%te', "t 1")
     assert log.register(odd.tenant, name(odd.job_name), odd.table_id, spec(odd.job_name))
     assert log.register("", name(), "t 1", spec())
-    assert [job.key for job in log.jobs()] == sorted([odd, key("mirror", "", "t 1")])
+    assert [job.key for job in log.list_jobs()] == sorted([odd, key("mirror", "", "t 1")])
     with pytest.raises(ConfigError, match="cannot be stored as a name"):
         log.register("nul\0", name(), "t-1", spec())
 
@@ -115,7 +115,7 @@ def test_odd_names_are_kept_exactly(log):
 def test_begin_records_before_and_complete_records_after(log):
     add(log, key())
     (claim,) = log.begin(over(key()), "run-1", LAYOUT)
-    job = log.job(key())
+    job = log.find_job(key())
     assert (job.state, job.run_id, job.watermark) == (JobState.RUNNING, "run-1", START)
     assert (job.batch.range, job.batch.phase, job.batch.layout) == (
         span(-1, 5),
@@ -126,10 +126,12 @@ def test_begin_records_before_and_complete_records_after(log):
     assert job.status.start_at is not None
     assert job.status.end_at is None
     assert (claim.fence, claim.registration, claim.previous) == (job.seq, job.registration, None)
-    assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, span(-1, 5))]
+    assert [(step.action, step.range) for step in claim.steps] == [
+        (BatchAction.INSERT, span(-1, 5))
+    ]
 
     complete(log, claim, moment(5), {"inserted": 7, "deleted": 1})
-    job = log.job(key())
+    job = log.find_job(key())
     assert (job.state, job.watermark) == (JobState.COMPLETED, moment(5))
     assert job.batch.phase is Phase.AFTER
     assert job.status.end_at > job.status.start_at
@@ -143,14 +145,14 @@ def test_begin_claims_every_job_in_the_iterations_order(log):
     assert [claim.key for claim in claims] == list(keys)
     fail(log, claims[0], 500, "slow")
     complete(log, claims[1], moment(5), {})
-    assert [job.state.label for job in log.jobs()] == ["running", "completed", "completed"]
+    assert [job.state.label for job in log.list_jobs()] == ["running", "completed", "completed"]
 
 
 def test_a_layout_may_have_any_json(log):
     add(log, key())
     layout = {"cuts": [1, 2.5, "ü", None, {"deep": [True]}], "big": 2**53}
     log.begin(over(key()), "run-1", layout)
-    assert log.job(key()).batch.layout == layout
+    assert log.find_job(key()).batch.layout == layout
 
 
 def test_a_tenant_may_have_a_layout_of_its_own(log):
@@ -159,7 +161,7 @@ def test_a_tenant_may_have_a_layout_of_its_own(log):
     own = {"other": {"own": 1}, "nobody": {}}
     claims = log.begin(over(*keys), "run-1", LAYOUT, layouts=own)
     assert [claim.step.layout for claim in claims] == [LAYOUT, {"own": 1}]
-    assert [log.job(each).batch.layout for each in keys] == [LAYOUT, {"own": 1}]
+    assert [log.find_job(each).batch.layout for each in keys] == [LAYOUT, {"own": 1}]
 
 
 @pytest.mark.parametrize(
@@ -195,21 +197,21 @@ def test_begin_names_the_job_that_does_not_match_and_changes_nothing(
     log, prepare, iteration, reason
 ):
     prepare(log)
-    before = log.jobs(include_dropped=True)
+    before = log.list_jobs(include_dropped=True)
     with pytest.raises(FenceError, match=reason):
         log.begin(iteration, "run-1", LAYOUT)
-    assert log.jobs(include_dropped=True) == before
+    assert log.list_jobs(include_dropped=True) == before
 
 
 def test_a_queued_job_begins_in_the_run_it_waits_for_under_either_name(log):
     add(log, key("a"), key("b"))
     log.enqueue(over(key("a")), "run-1")
     log.enqueue(over(key("b")), "ticket-2")
-    assert log.active_runs() == {"run-1", "ticket-2"}
+    assert log.list_active_runs() == {"run-1", "ticket-2"}
     assert "is pending" in str(log.enqueue(over(key("a")), "run-2")[key("a")])
     log.begin(over(key("a")), "run-1", {})
     log.begin(over(key("b")), "run-2", {}, queued_as="ticket-2")
-    assert log.active_runs() == {"run-1", "run-2"}
+    assert log.list_active_runs() == {"run-1", "run-2"}
 
 
 def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queued(log):
@@ -221,10 +223,10 @@ def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queu
     assert lost.keys() == {key("b"), key("c")}
     assert "is pending in run run-1" in str(lost[key("b")])
     assert "is not registered" in str(lost[key("c")])
-    assert log.queued("ticket") == (planned.only([key("a"), key("d")]),)
-    assert log.job(key("b")).run_id == "run-1"
-    assert lost.keys() == log.enqueue(planned.only(lost), "another").keys()
-    assert log.lapsed(["another"], 9) == frozenset()
+    assert log.list_queued("ticket") == (planned.select_jobs([key("a"), key("d")]),)
+    assert log.find_job(key("b")).run_id == "run-1"
+    assert lost.keys() == log.enqueue(planned.select_jobs(lost), "another").keys()
+    assert log.find_expired_leases(["another"], 9) == frozenset()
 
 
 def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
@@ -234,27 +236,27 @@ def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
     add(log, *other.jobs)
     log.enqueue(planned, "ticket-1")
     log.enqueue(other, "ticket-2")
-    assert of_a_run.queued("ticket-1") == (planned,)
-    assert of_a_run.queued("ticket-2") == (other,)
-    assert of_a_run.queued("ticket-3") == ()
+    assert of_a_run.list_queued("ticket-1") == (planned,)
+    assert of_a_run.list_queued("ticket-2") == (other,)
+    assert of_a_run.list_queued("ticket-3") == ()
     # Events that do not concern the iteration do not change it.
     log.pause("acme", name("a"))
     log.update("acme", name("a"), SpecUpdate(job_type="greedy"))
-    assert of_a_run.queued("ticket-1") == (planned,)
+    assert of_a_run.list_queued("ticket-1") == (planned,)
     log.cancel([key("c")])
-    assert of_a_run.queued("ticket-1") == (over(key("a"), key("b"), start=2),)
+    assert of_a_run.list_queued("ticket-1") == (over(key("a"), key("b"), start=2),)
     log.rebuild([key("b")])
     rest, anew = over(key("a"), start=2), over(key("b"))
-    assert of_a_run.queued("ticket-1") == (anew, rest)
+    assert of_a_run.list_queued("ticket-1") == (anew, rest)
     of_a_run.begin(rest, "run-1", {}, queued_as="ticket-1")
-    assert of_a_run.queued("ticket-1") == (anew,)
-    assert {each.key.job_name: each.queued_to for each in log.jobs()} == {
+    assert of_a_run.list_queued("ticket-1") == (anew,)
+    assert {each.key.job_name: each.queued_to for each in log.list_jobs()} == {
         **dict.fromkeys("ac"),
         "b": moment(5),
         "d": moment(7),
     }
     log.unregister("acme", name("b"))
-    assert log.queued("ticket-1") == ()
+    assert log.list_queued("ticket-1") == ()
 
 
 def test_only_the_last_claim_counts(log):
@@ -262,7 +264,7 @@ def test_only_the_last_claim_counts(log):
     (stale,) = log.begin(over(key()), "run-1", LAYOUT)
     assert log.recover({"run-1"}) == (key(),)
     (claim,) = log.begin(over(key()), "run-2", LAYOUT)
-    before = log.job(key())
+    before = log.find_job(key())
     for late in (
         lambda: complete(log, stale, moment(5), {}),
         lambda: fail(log, stale, 500, "late"),
@@ -270,7 +272,7 @@ def test_only_the_last_claim_counts(log):
     ):
         with pytest.raises(FenceError, match="another writer has taken it"):
             late()
-    assert log.job(key()) == before
+    assert log.find_job(key()) == before
     complete(log, claim, moment(5), {})
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
@@ -286,8 +288,8 @@ def test_a_claim_does_not_outlive_its_registration(log):
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
     with pytest.raises(FenceError):
-        complete(log, replace(claim, fence=log.job(key()).seq), moment(5), {})
-    assert log.job(key()).watermark == START
+        complete(log, replace(claim, fence=log.find_job(key()).seq), moment(5), {})
+    assert log.find_job(key()).watermark == START
 
 
 def test_completing_elsewhere_than_at_the_ranges_end_is_refused(log):
@@ -296,7 +298,7 @@ def test_completing_elsewhere_than_at_the_ranges_end_is_refused(log):
     for version in (4, 6):
         with pytest.raises(BatchError, match=f"cannot complete at version {version}"):
             complete(log, claim, moment(version), {})
-    assert log.job(key()).watermark == START
+    assert log.find_job(key()).watermark == START
 
 
 def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_error(log):
@@ -304,7 +306,7 @@ def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_e
     a, b = log.begin(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
     fail(log, a, 9_999, "down\0 \ud800" + "x" * ERROR_TEXT_LIMIT)
     fail(log, b, 10_000, "no such column")
-    first, second = log.jobs()
+    first, second = log.list_jobs()
     assert (first.state, first.status.code) == (JobState.COMPLETED, 9_999)
     assert first.status.message.startswith("down ?xxx")
     assert len(first.status.message) == ERROR_TEXT_LIMIT
@@ -321,8 +323,8 @@ def test_the_next_iteration_after_a_success_forgets_its_code_and_counts(log):
     (claim,) = log.begin(over(key(), start=5, to=6), "run-1", LAYOUT)
     fail(log, claim, 500, "slow")
     (claim,) = log.begin(over(key(), start=5, to=6), "run-2", {"other": 1})
-    assert log.job(key()).status.code == 0
-    assert [(step.action, step.layout) for step in claim.steps] == [(Action.REPLAY, LAYOUT)]
+    assert log.find_job(key()).status.code == 0
+    assert [(step.action, step.layout) for step in claim.steps] == [(BatchAction.REPLAY, LAYOUT)]
 
 
 def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(log):
@@ -332,15 +334,15 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     (claim,) = log.begin(over(key(), start=5, to=9), "run-2", {"new": 2})
     assert (claim.case, claim.previous.range) == (Case.OVERLAPPING, span(5, 7))
     assert [(s.action, s.range, s.layout) for s in claim.steps] == [
-        (Action.REPLAY, span(5, 7), {"old": 1}),
-        (Action.INSERT, span(7, 9), {"new": 2}),
+        (BatchAction.REPLAY, span(5, 7), {"old": 1}),
+        (BatchAction.INSERT, span(7, 9), {"new": 2}),
     ]
     # A run that dies here leaves the batch under replay as the record, not the whole range.
-    assert log.job(key()).batch.range == span(5, 7)
+    assert log.find_job(key()).batch.range == span(5, 7)
     with pytest.raises(BatchError, match="1 steps left"):
         complete(log, claim, moment(9), {})
     second = advance(log, claim, {"inserted": 3, "bytes": 10})
-    job = log.job(key())
+    job = log.find_job(key())
     assert (job.watermark, job.state) == (moment(7), JobState.RUNNING)
     assert (job.batch.range, job.batch.phase) == (span(7, 9), Phase.BEFORE)
     with pytest.raises(FenceError):
@@ -348,7 +350,7 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     with pytest.raises(BatchError, match="no step follows"):
         advance(log, second, {})
     complete(log, second, moment(9), {"inserted": 4, "deleted": 1})
-    job = log.job(key())
+    job = log.find_job(key())
     assert job.watermark == moment(9)
     assert job.status.counts == {"inserted": 7, "deleted": 1, "bytes": 10}
 
@@ -358,9 +360,9 @@ def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
     log.begin(over(key(), start=5, to=9), "run-1", LAYOUT)
     log.recover({"run-1"})
     (claim,) = log.begin(over(key(), start=5, to=7), "run-2", {})
-    assert (claim.range, claim.step.action) == (span(5, 9), Action.REPLAY)
+    assert (claim.range, claim.step.action) == (span(5, 9), BatchAction.REPLAY)
     complete(log, claim, moment(9), {})
-    assert log.job(key()).watermark == moment(9)
+    assert log.find_job(key()).watermark == moment(9)
 
 
 def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
@@ -368,7 +370,7 @@ def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
     log.begin(over(key(), to=5), "run-1", LAYOUT)
     log.recover({"run-1"})
     (claim,) = log.begin(over(key(), to=8), "run-2", {})
-    assert [(s.action, s.range) for s in claim.steps] == [(Action.INSERT, span(-1, 8))]
+    assert [(s.action, s.range) for s in claim.steps] == [(BatchAction.INSERT, span(-1, 8))]
     assert claim.previous.range == span(-1, 5)
 
 
@@ -382,14 +384,14 @@ def test_cancel_takes_the_active_jobs_and_their_claims(log):
     everything = [key("c"), key("b"), key("a"), key("none")]
     assert log.cancel(everything) == (key("a"), key("b"))
     assert log.cancel(everything) == ()
-    assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
-    assert log.job(key("a")).status.end_at is not None
+    assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
+    assert log.find_job(key("a")).status.end_at is not None
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
     with pytest.raises(FenceError, match="was canceled in run run-2"):
         log.begin(over(key("b")), "run-2", {})
     log.begin(over(key("b")), "run-3", {})
-    assert log.job(key("a")).batch.phase is Phase.BEFORE
+    assert log.find_job(key("a")).batch.phase is Phase.BEFORE
 
 
 def test_recover_frees_the_jobs_of_gone_runs_only(log):
@@ -397,21 +399,21 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     log.begin(over(key("a")), "gone", LAYOUT)
     log.enqueue(over(key("b")), "gone too")
     log.begin(over(key("c")), "alive", LAYOUT)
-    assert log.active_runs() == {"gone", "gone too", "alive"}
-    assert log.active_runs(JobState.PENDING) == {"gone too"}
-    assert log.active_runs(JobState.RUNNING) == {"gone", "alive"}
-    assert log.active_runs(JobState.COMPLETED) == frozenset()
+    assert log.list_active_runs() == {"gone", "gone too", "alive"}
+    assert log.list_active_runs(JobState.PENDING) == {"gone too"}
+    assert log.list_active_runs(JobState.RUNNING) == {"gone", "alive"}
+    assert log.list_active_runs(JobState.COMPLETED) == frozenset()
     assert log.recover([]) == ()
     assert log.recover(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
     assert log.recover(["gone", "gone too"]) == ()
-    assert [job.state.label for job in log.jobs()] == [
+    assert [job.state.label for job in log.list_jobs()] == [
         "completed",
         "completed",
         "running",
         "completed",
     ]
-    assert log.job(key("a")).batch.phase is Phase.BEFORE
-    assert log.active_runs() == {"alive"}
+    assert log.find_job(key("a")).batch.phase is Phase.BEFORE
+    assert log.list_active_runs() == {"alive"}
 
 
 def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
@@ -421,12 +423,14 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     everything = [key("none"), key("b"), key("a")]
     assert log.repair(everything) == (key("a"),)
     assert log.repair(everything) == ()
-    repaired = log.job(key("a"))
+    repaired = log.find_job(key("a"))
     assert (repaired.state, repaired.watermark) == (JobState.COMPLETED, moment(5))
     assert (repaired.status.code, repaired.status.message) == (0, "")
-    assert log.job(key("b")).state is JobState.RUNNING
+    assert log.find_job(key("b")).state is JobState.RUNNING
     (claim,) = log.begin(over(key("a"), start=5, to=7), "run-2", LAYOUT)
-    assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, claim.range)]
+    assert [(step.action, step.range) for step in claim.steps] == [
+        (BatchAction.INSERT, claim.range)
+    ]
     assert (claim.range.from_, claim.range.to) == (moment(5), moment(7))
 
 
@@ -449,54 +453,54 @@ def test_repairs_are_counted_until_a_range_is_done(log):
     claim = began(7, "run-4")
     assert (claim.repairs, len(claim.steps)) == (2, 2)
     second = advance(log, claim, {})
-    assert second.repairs == log.job(key("a")).status.repairs == 0
+    assert second.repairs == log.find_job(key("a")).status.repairs == 0
     complete(log, second, moment(7), {})
-    assert log.job(key("a")).status.repairs == 0
+    assert log.find_job(key("a")).status.repairs == 0
 
 
 def test_watermarks_are_told_apart_by_version_and_time(log):
-    assert log.watermarks("t-1") == ()
+    assert log.list_watermarks("t-1") == ()
     at(log, 5, key("a"), key("b"))
     add(log, key("c"), key("d", "acme", "t-2"))
     log.flush({key(each): Range(from_=moment(5), to=Moment(7, 70)) for each in "ab"})
     at(log, 7, key("e"))
     add(log, key("dropped"))
     log.unregister("acme", name("dropped"))
-    found = [str(each) for each in log.watermarks("t-1")]
+    found = [str(each) for each in log.list_watermarks("t-1")]
     assert sorted(found) == sorted({str(START), "7@70", str(moment(7))})
-    assert [str(each) for each in log.watermarks("t-2")] == [str(START)]
+    assert [str(each) for each in log.list_watermarks("t-2")] == [str(START)]
 
 
 def test_places_are_those_of_the_tables_live_jobs(log):
-    assert log.places("t-1") == frozenset()
+    assert log.list_job_versions("t-1") == frozenset()
     at(log, 5, key("a"), key("b"), key("a", "zed"))
     add(log, key("c"), key("d", "acme", "t-2"), key("dropped"))
     log.begin(over(key("b"), start=5, to=6), "run-1", LAYOUT)
     log.cancel([key("b")])
     log.unregister("acme", name("dropped"))
-    assert log.places("t-1") == {
+    assert log.list_job_versions("t-1") == {
         ("a", 5, JobState.COMPLETED),
         ("b", 5, JobState.CANCELED),
         ("c", -1, JobState.COMPLETED),
     }
-    assert log.waiting("t-1") == {"acme"}
-    assert log.waiting("t-2") == {"acme"}
-    assert log.table_ids("docs", "symbols") == {"t-1", "t-2"}
-    assert log.table_ids("docs", "others") == frozenset()
-    assert log.holders("t-1") == {("docs", "symbols")}
-    assert log.holders("t-1", ["nobody"]) == log.holders("t-1", []) == frozenset()
-    assert log.tenants("t-1") == {"acme", "zed"}
+    assert log.find_unsettled_tenants("t-1") == {"acme"}
+    assert log.find_unsettled_tenants("t-2") == {"acme"}
+    assert log.find_table_ids("docs", "symbols") == {"t-1", "t-2"}
+    assert log.find_table_ids("docs", "others") == frozenset()
+    assert log.find_table_names("t-1") == {("docs", "symbols")}
+    assert log.find_table_names("t-1", ["nobody"]) == log.find_table_names("t-1", []) == frozenset()
+    assert log.list_tenants("t-1") == {"acme", "zed"}
     names = {("acme", name) for name in ("a", "b", "c", "dropped")}
-    assert log.registered("t-1") == names | {("zed", "a")}
+    assert log.list_registered("t-1") == names | {("zed", "a")}
 
 
 def test_what_began_since_somebody_looked_is_not_canceled_by_what_they_saw(log):
     add(log, key("a"), key("b"))
     for each in "ab":
         log.enqueue(over(key(each)), f"run-{each}")
-    seen = {job.key: job.seq for job in log.jobs()}
+    seen = {job.key: job.seq for job in log.list_jobs()}
     (claim,) = log.begin(over(key("a")), "run-a", LAYOUT)
-    assert log.cancel(seen, seen=seen) == (key("b"),)
+    assert log.cancel(seen, expected_seqs=seen) == (key("b"),)
     complete(log, claim, moment(5), {})
 
 
@@ -504,7 +508,7 @@ def test_a_dropped_job_is_not_recovered_or_canceled(log):
     add(log, key())
     log.begin(over(key()), "gone", LAYOUT)
     log.unregister("acme", name())
-    assert log.active_runs() == frozenset()
+    assert log.list_active_runs() == frozenset()
     assert log.recover({"gone"}) == ()
     assert log.cancel([key()]) == ()
 
@@ -518,19 +522,19 @@ def test_idle_jobs_move_with_the_table(log):
     log.begin(over(running, start=5, to=6), "run-1", LAYOUT)
     (claim,) = log.begin(over(failed, start=5, to=6), "run-2", LAYOUT)
     fail(log, claim, 500, "slow")
-    seq = log.job(idle).seq
+    seq = log.find_job(idle).seq
     moves = dict.fromkeys([idle, behind, running, failed, key("idle", "unknown")], span(5, 9))
     assert log.flush(moves) == 1
-    assert log.job(idle).watermark == moment(9)
-    assert log.job(idle).seq > seq
+    assert log.find_job(idle).watermark == moment(9)
+    assert log.find_job(idle).seq > seq
     assert log.flush(moves) == 0
     assert log.flush({idle: span(8, 10)}) == 0
     assert log.flush({fresh: span(-1, 8)}) == 0
     assert log.flush({}) == 0
     assert log.flush({behind: span(4, 7)}) == 1
-    stands = {job.key.job_name: job.watermark.version for job in log.jobs(tenant="acme")}
+    stands = {job.key.job_name: job.watermark.version for job in log.list_jobs(tenant="acme")}
     assert stands == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
-    assert log.job(other).watermark == moment(5)
+    assert log.find_job(other).watermark == moment(5)
 
 
 def test_a_plan_made_before_an_idle_move_is_refused(log):

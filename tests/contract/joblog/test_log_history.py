@@ -14,15 +14,15 @@ def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):
     add(log, key("a"), key("b"), key("c"))
     log.unregister("acme", name("a"))
     log.unregister("acme", name("b"))
-    dropped = log.dropped(T0 + timedelta(hours=1))
+    dropped = log.list_dropped(T0 + timedelta(hours=1))
     assert [job.key for job in dropped] == [key("a"), key("b")]
-    assert log.dropped(T0) == []
+    assert log.list_dropped(T0) == []
     add(log, key("b"))
-    assert log.mark_collected([*dropped, *log.jobs()]) == 1
-    marked = {job.key: job.collected_at for job in log.jobs(include_dropped=True)}
+    assert log.mark_collected([*dropped, *log.list_jobs()]) == 1
+    marked = {job.key: job.collected_at for job in log.list_jobs(include_dropped=True)}
     assert [each for each, at in marked.items() if at is not None] == [key("a")]
-    assert log.forget([*dropped, *log.jobs()]) == 1
-    assert [job.key for job in log.jobs(include_dropped=True)] == [key("b"), key("c")]
+    assert log.delete_dropped([*dropped, *log.list_jobs()]) == 1
+    assert [job.key for job in log.list_jobs(include_dropped=True)] == [key("b"), key("c")]
 
 
 def test_history_says_who_did_what_when(log):
@@ -33,9 +33,9 @@ def test_history_says_who_did_what_when(log):
         fail(log, claim, 1_100, "away")
     log.pause("acme", name())
     log.unregister("acme", name())
-    found = log.history(tenant="acme", name=name())
+    found = log.read_history(tenant="acme", name=name())
     shown = [
-        (e.event.value, e.before and e.before.label, e.after.label, e.who, e.code) for e in found
+        (e.event.value, e.before and e.before.label, e.after.label, e.actor, e.code) for e in found
     ]
     assert shown == [
         ("register", None, "completed", "tester", 0),
@@ -50,9 +50,9 @@ def test_history_says_who_did_what_when(log):
     assert all(one.at < other.at for one, other in itertools.pairwise(found))
     assert (found[2].from_, found[2].to, found[2].inserted) == (START, moment(5), 3)
     assert found[2].seconds > 0
-    assert log.history(since=found[5].at) == found[5:]
-    assert log.history(most=2) == found[5:]
-    assert log.history(tenant="zed") == log.history(name=name("other")) == []
+    assert log.read_history(since=found[5].at) == found[5:]
+    assert log.read_history(most=2) == found[5:]
+    assert log.read_history(tenant="zed") == log.read_history(name=name("other")) == []
 
 
 def test_the_tenants_of_a_run_are_known_when_later_runs_have_their_jobs(log):
@@ -62,44 +62,44 @@ def test_the_tenants_of_a_run_are_known_when_later_runs_have_their_jobs(log):
     for run, some, start in (("second", b, 5), ("second", c, -1), ("third", a, 5)):
         log.begin(over(some, start=start, to=7), run, LAYOUT)
     log.enqueue(over(d), "a dispatch")
-    assert log.tenants_of_runs(["first"]) == {"acme", "busy"}
-    assert log.tenants_of_runs(["second", "a dispatch"]) == {"busy", "calm", "dull"}
-    assert log.tenants_of_runs(["another"]) == log.tenants_of_runs([]) == frozenset()
+    assert log.read_run_tenants(["first"]) == {"acme", "busy"}
+    assert log.read_run_tenants(["second", "a dispatch"]) == {"busy", "calm", "dull"}
+    assert log.read_run_tenants(["another"]) == log.read_run_tenants([]) == frozenset()
 
 
 def test_usage_sums_what_ended_by_tenant_and_job(log):
     at(log, 5, key("a"), key("a", "zed"))
     for claim in log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT):
         complete(log, claim, moment(7), {"inserted": 2, "deleted": 1, "bytes": 10})
-    later = log.history()[-1].at
+    later = log.read_history()[-1].at
     for claim in log.begin(over(key("a"), start=7, to=9), "run-2", LAYOUT):
         fail(log, claim, 1_100, "away")
-    acme, zed = log.usage()
+    acme, zed = log.read_usage()
     assert (acme.tenant, acme.name, acme.iterations, acme.failed) == ("acme", name("a"), 2, 1)
     assert (acme.inserted, acme.deleted, acme.bytes) == (2, 1, 10)
-    assert acme.seconds == sum(e.seconds for e in log.history(tenant="acme"))
+    assert acme.seconds == sum(e.seconds for e in log.read_history(tenant="acme"))
     assert (zed.tenant, zed.iterations, zed.failed) == ("zed", 1, 0)
-    assert log.usage(tenant="zed") == log.usage(
+    assert log.read_usage(tenant="zed") == log.read_usage(
         tenant="zed", table=f"{zed.name.db}.{zed.name.table}"
     )
-    assert log.usage(tenant="zed") == [zed]
-    assert log.usage(table="shop.nothing") == log.usage(tenant="nobody") == []
-    (since,) = log.usage(later + timedelta(microseconds=1))
+    assert log.read_usage(tenant="zed") == [zed]
+    assert log.read_usage(table="shop.nothing") == log.read_usage(tenant="nobody") == []
+    (since,) = log.read_usage(later + timedelta(microseconds=1))
     assert (since.iterations, since.failed, since.canceled) == (0, 1, 0)
 
 
 def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
     at(log, 5, *map(key, "abcd"))
-    before = {each.name: each.seconds for each in log.usage()}
+    before = {each.name: each.seconds for each in log.read_usage()}
     for each in "abc":
         log.begin(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
     log.cancel([key("a")])
     log.recover({"run-b"})
-    log.strand("t-1", 10_220, "gone")
-    cut = {each.name: each for each in log.usage() if each.canceled}
+    log.mark_stranded("t-1", 10_220, "gone")
+    cut = {each.name: each for each in log.read_usage() if each.canceled}
     assert list(cut) == [name("a"), name("b"), name("c")]
     assert all(each.seconds > before[each.name] for each in cut.values())
-    assert cut[name("a")].seconds == sum(e.seconds for e in log.history(name=name("a")))
+    assert cut[name("a")].seconds == sum(e.seconds for e in log.read_history(name=name("a")))
 
 
 def test_history_tells_of_a_run_that_is_gone(log, hand):
@@ -107,7 +107,7 @@ def test_history_tells_of_a_run_that_is_gone(log, hand):
     log.begin(over(key()), "run-1", LAYOUT)
     hand.now += log.leases.run + 1
     log.reclaim()
-    last = log.history()[-1]
+    last = log.read_history()[-1]
     assert (last.event.value, last.code, last.cut) == ("recover", 1_700, True)
     assert last.message.startswith("Run run-1 ended without a result")
 
@@ -118,8 +118,8 @@ def test_who_shares_a_scan_bears_a_part_of_its_time(log):
     complete(log, claims[0], moment(7), {"inserted": 1})
     log.cancel([key("b")])
     for each in "ab":
-        ended = log.history(name=name(each))[-1]
-        status = log.jobs(name=name(each))[0].status
+        ended = log.read_history(name=name(each))[-1]
+        status = log.list_jobs(name=name(each))[0].status
         whole = (status.end_at - status.start_at).total_seconds()
         assert ended.seconds == whole / 2 > 0
 
@@ -133,10 +133,10 @@ def test_what_was_canceled_is_charged_for_what_it_had_counted(log):
     assert len(claim.steps) == 2
     advance(log, claim, {"inserted": 3, "deleted": 1, "bytes": 20})
     log.cancel([key("a")])
-    canceled = log.history(name=name("a"))[-1]
+    canceled = log.read_history(name=name("a"))[-1]
     assert (canceled.inserted, canceled.deleted, canceled.bytes) == (3, 1, 20)
-    before = sum(each.inserted for each in log.history(name=name("a"))[:-1])
-    (used,) = log.usage()
+    before = sum(each.inserted for each in log.read_history(name=name("a"))[:-1])
+    (used,) = log.read_usage()
     assert (used.inserted, used.canceled) == (before + 3, 2)
 
 
@@ -144,48 +144,51 @@ def test_what_only_waited_has_used_nothing(log):
     add(log, key())
     log.enqueue(over(key()), "run-1")
     log.cancel([key()])
-    assert log.usage() == []
+    assert log.read_usage() == []
 
 
 def test_touched_are_the_tenants_that_something_happened_to(log):
     add(log, key())
-    start = log.touched(None)
+    start = log.read_changed_tenants(None)
     assert start.tenants == frozenset()
     add(log, key(tenant="zed"), key(tenant="zed", table_id="t-2"))
-    then = log.touched(start.upto)
+    then = log.read_changed_tenants(start.upto)
     assert then.tenants == {("t-1", "zed"), ("t-2", "zed")}
-    assert log.touched(then.upto).tenants == frozenset()
+    assert log.read_changed_tenants(then.upto).tenants == frozenset()
     log.pause("acme", name())
-    assert log.touched(then.upto).tenants == {("t-1", "acme")}
+    assert log.read_changed_tenants(then.upto).tenants == {("t-1", "acme")}
 
 
 def test_a_bookmark_is_good_for_the_log_that_gave_it(log):
-    before = log.touched(None).upto
-    assert (log.touched(None).whole, log.touched(before).whole) == (False, True)
+    before = log.read_changed_tenants(None).upto
+    assert (log.read_changed_tenants(None).complete, log.read_changed_tenants(before).complete) == (
+        False,
+        True,
+    )
     add(log, key())
-    then = log.touched(before)
-    assert (then.whole, then.tenants) == (True, {("t-1", "acme")})
+    then = log.read_changed_tenants(before)
+    assert (then.complete, then.tenants) == (True, {("t-1", "acme")})
     read = Bookmark.parse(str(then.upto))
-    assert (read, log.touched(read).whole) == (then.upto, True)
-    assert not log.touched(replace(read, sign="0")).whole
-    assert not log.touched(replace(read, number=read.number + 7)).whole
+    assert (read, log.read_changed_tenants(read).complete) == (then.upto, True)
+    assert not log.read_changed_tenants(replace(read, sign="0")).complete
+    assert not log.read_changed_tenants(replace(read, number=read.number + 7)).complete
 
 
 def test_a_bookmark_stays_good_when_history_is_pruned(log):
     add(log, key("a"), key("b"))
-    start = log.touched(None)
-    assert log.prune(log.history()[-1].at + timedelta(microseconds=1)) == 1
-    again = log.touched(start.upto)
-    assert (again.whole, again.tenants) == (True, frozenset())
+    start = log.read_changed_tenants(None)
+    assert log.prune(log.read_history()[-1].at + timedelta(microseconds=1)) == 1
+    again = log.read_changed_tenants(start.upto)
+    assert (again.complete, again.tenants) == (True, frozenset())
     add(log, key("c", "zed"))
-    assert log.touched(start.upto).tenants == {("t-1", "zed")}
-    assert log.prune(log.history()[-1].at + timedelta(microseconds=1)) == 1
-    assert not log.touched(start.upto).whole
+    assert log.read_changed_tenants(start.upto).tenants == {("t-1", "zed")}
+    assert log.prune(log.read_history()[-1].at + timedelta(microseconds=1)) == 1
+    assert not log.read_changed_tenants(start.upto).complete
 
 
 def test_old_history_is_pruned(log):
     add(log, key("a"))
-    before = log.history()[-1].at + timedelta(microseconds=1)
+    before = log.read_history()[-1].at + timedelta(microseconds=1)
     add(log, key("b"))
     assert log.prune(before) == 1
-    assert [e.key for e in log.history()] == [key("b")]
+    assert [e.key for e in log.read_history()] == [key("b")]

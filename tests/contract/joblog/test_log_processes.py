@@ -45,23 +45,23 @@ def test_of_many_processes_one_registers_a_name_and_one_begins_its_iteration(url
     assert [registered for registered, _ in told].count(True) == 1, told
     assert [claimed for _, claimed in told].count(True) == 1, told
     winner = [claimed for _, claimed in told].index(True)
-    (job,) = SqlLog(url).jobs()
+    (job,) = SqlLog(url).list_jobs()
     assert (job.state, job.run_id) == (JobState.RUNNING, f"run-{winner}")
 
 
 def test_a_forked_child_has_connections_of_its_own(url):
     log = SqlLog(url)
     log.ensure()
-    before = log.jobs()
+    before = log.list_jobs()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             log.unregister("nobody", name())
-            code = 0 if log.jobs() == before else 2
+            code = 0 if log.list_jobs() == before else 2
         finally:
             os._exit(code)
-    assert log.jobs() == before
+    assert log.list_jobs() == before
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert log.jobs() == before
+    assert log.list_jobs() == before

@@ -2,22 +2,22 @@
 
 from logs import at, key, name
 
-from iscp_dagster.joblog.sql.reached import Reached, reached
+from iscp_dagster.joblog.sql.reached import IndexWatermarks, read_watermarks
 
 
 def test_the_watermarks_of_one_index_are_those_of_its_live_jobs(log):
     engine = log.engine
-    assert reached(engine, name()) == Reached()
+    assert read_watermarks(engine, name()) == IndexWatermarks()
     at(log, 5, key(tenant="acme"), key(tenant="globex"), key("text", tenant="acme"))
     at(log, 7, key(tenant="late"))
-    found = reached(engine, name())
+    found = read_watermarks(engine, name())
     assert found.table_id == "t-1"
     assert found.versions == {"acme": 5, "globex": 5, "late": 7}
     assert found.registrations["late"] > found.registrations["acme"]
-    assert reached(engine, name(), ["late", "unknown"]).versions == {"late": 7}
+    assert read_watermarks(engine, name(), ["late", "unknown"]).versions == {"late": 7}
     log.unregister("globex", name())
-    assert set(reached(engine, name()).versions) == {"acme", "late"}
+    assert set(read_watermarks(engine, name()).versions) == {"acme", "late"}
     # A table that took its place counts alone.
     at(log, 2, key(tenant="acme", table_id="t-2"))
-    found = reached(engine, name())
+    found = read_watermarks(engine, name())
     assert (found.table_id, found.versions) == ("t-2", {"acme": 2})

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from logs import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
 
-from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.protocol import Interruption
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -15,17 +15,17 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.planning.triggers.plan import plan
+from iscp_dagster.planning.triggers.plan import plan_iterations
 
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
     add(log, key())
     (claim,) = log.begin(over(key()), "run-1", LAYOUT)
-    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted(changed=True)
-    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted()
-    assert log.job(key()).priority == 5
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interruption(changed=True)
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interruption()
+    assert log.find_job(key()).priority == 5
     complete(log, claim, moment(5), {})
-    assert log.job(key()).watermark == moment(5)
+    assert log.find_job(key()).watermark == moment(5)
 
 
 def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
@@ -34,11 +34,11 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
     log.enqueue(over(key("b")), "ticket")
     done = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
     assert done == [
-        Interrupted(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
-        Interrupted(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
-        Interrupted(changed=True),
+        Interruption(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
+        Interruption(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
+        Interruption(changed=True),
     ]
-    assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
+    assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
 
@@ -47,14 +47,14 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     add(log, key("broken"), key("gone", table_id="t-2"))
     (claim,) = log.begin(over(key("broken")), "run-1", LAYOUT)
     fail(log, claim, 10_300, "no such type")
-    log.strand("t-2", TableGoneError.code, "dropped")
+    log.mark_stranded("t-2", TableGoneError.code, "dropped")
     for job in ("broken", "gone"):
-        assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interrupted(changed=True)
-    broken, gone = (log.job(key("broken")), log.job(key("gone", table_id="t-2")))
+        assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interruption(changed=True)
+    broken, gone = (log.find_job(key("broken")), log.find_job(key("gone", table_id="t-2")))
     assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
     assert (broken.status.code, broken.batch) == (0, None)
     assert (gone.state, gone.priority) == (JobState.ERROR, 5)
-    told = [each.event for each in log.history(name=name("broken"))]
+    told = [each.event for each in log.read_history(name=name("broken"))]
     assert told == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
 
 
@@ -64,7 +64,7 @@ def failed_eight_times(log):
     for attempt in range(8):
         (claim,) = log.begin(over(key()), f"run-{attempt}", LAYOUT)
         fail(log, claim, 1_100, "ClickHouse is away")
-    assert log.job(key()).status.attempts == 8
+    assert log.find_job(key()).status.attempts == 8
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
@@ -76,33 +76,33 @@ def failed_eight_times(log):
 def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
     failed_eight_times(log)
     done = log.update("acme", name(), change, interrupt=interrupt)
-    assert done == Interrupted(changed=True)
-    job = log.job(key())
+    assert done == Interruption(changed=True)
+    job = log.find_job(key())
     assert (job.status.attempts, job.status.code) == (0, 1_100)
-    assert plan([job], moment(5), job.status.end_at)
-    assert log.history(name=name())[-1].event is Event.UPDATE
+    assert plan_iterations([job], moment(5), job.status.end_at)
+    assert log.read_history(name=name())[-1].event is Event.UPDATE
 
 
 def test_an_interruption_without_a_new_spec_ends_the_wait_too(log):
     failed_eight_times(log)
-    assert log.update("acme", name(), SpecUpdate()) == Interrupted()
-    assert log.job(key()).status.attempts == 8
-    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == Interrupted(changed=True)
-    assert log.job(key()).status.attempts == 0
+    assert log.update("acme", name(), SpecUpdate()) == Interruption()
+    assert log.find_job(key()).status.attempts == 8
+    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == Interruption(changed=True)
+    assert log.find_job(key()).status.attempts == 0
 
 
 def test_a_resumed_job_does_not_wait_for_what_failed_before_the_pause(log):
     failed_eight_times(log)
     log.pause("acme", name())
     log.resume("acme", name())
-    assert log.job(key()).status.attempts == 0
+    assert log.find_job(key()).status.attempts == 0
 
 
 def test_an_interrupted_iteration_leaves_the_new_spec_no_wait(log):
     failed_eight_times(log)
     log.begin(over(key()), "run-9", LAYOUT)
     log.update("acme", name(), SpecUpdate(priority=5), interrupt=True)
-    assert log.job(key()).status.attempts == 0
+    assert log.find_job(key()).status.attempts == 0
 
 
 def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):
@@ -116,37 +116,37 @@ def test_another_consumer_gets_all_rows_anew(log):
     (claim,) = log.begin(over(key("runs"), start=5, to=9), "run-1", LAYOUT)
     for job in ("rests", "runs"):
         log.update("acme", name(job), SpecUpdate(columns=("b",)))
-    assert log.job(key("rests")).watermark == START
+    assert log.find_job(key("rests")).watermark == START
     complete(log, claim, moment(9), {})
-    assert (log.job(key("runs")).watermark, log.job(key("runs")).batch) == (START, None)
+    assert (log.find_job(key("runs")).watermark, log.find_job(key("runs")).batch) == (START, None)
 
 
 def test_pausing_is_kept_until_resumed(log):
     add(log, key())
     assert log.pause("acme", name()) == (key(),)
-    since = log.job(key()).paused_at
+    since = log.find_job(key()).paused_at
     assert since is not None
     assert log.pause("acme", name()) == ()
-    assert log.job(key()).paused_at == since
+    assert log.find_job(key()).paused_at == since
     assert log.resume("acme", name()) == (key(),)
     assert log.resume("acme", name()) == ()
-    assert log.job(key()).paused_at is None
+    assert log.find_job(key()).paused_at is None
 
 
 def test_what_is_registered_for_all_is_kept_once(log):
-    assert log.stand(name("b"), spec("b"))
-    assert log.stand(name("a"), spec("a", priority=3))
-    assert not log.stand(name("a"), spec("a", priority=9))
-    assert list(log.standing().items()) == [
+    assert log.register_standing(name("b"), spec("b"))
+    assert log.register_standing(name("a"), spec("a", priority=3))
+    assert not log.register_standing(name("a"), spec("a", priority=9))
+    assert list(log.list_standing().items()) == [
         (name("a"), spec("a", priority=3)),
         (name("b"), spec("b")),
     ]
-    assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interrupted(changed=True)
-    assert log.standing()[name("b")] == spec("b", priority=5)
+    assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interruption(changed=True)
+    assert log.list_standing()[name("b")] == spec("b", priority=5)
     assert log.unregister(None, name("a"))
     assert not log.unregister(None, name("a"))
     assert log.update(None, name("a"), SpecUpdate(priority=5)) is None
-    assert list(log.standing()) == [name("b")]
+    assert list(log.list_standing()) == [name("b")]
 
 
 def test_for_all_is_every_tenants_job_and_what_stands(log):
@@ -156,18 +156,18 @@ def test_for_all_is_every_tenants_job_and_what_stands(log):
         for k in everyones
     ]
     add(log, key("b"), everyones[0])
-    assert log.stand(name("a"), spec("a"), rows)
-    assert not log.stand(name("a"), spec("a"), rows)
-    assert [job.key for job in log.jobs()] == [everyones[0], key("b"), everyones[1]]
+    assert log.register_standing(name("a"), spec("a"), rows)
+    assert not log.register_standing(name("a"), spec("a"), rows)
+    assert [job.key for job in log.list_jobs()] == [everyones[0], key("b"), everyones[1]]
     assert log.pause("zed", name("a")) == (everyones[1],)
     assert log.pause(None, name("a")) == (everyones[0],)
     assert log.resume(None, name("a")) == tuple(everyones)
     assert log.unregister(None, name("a"))
-    assert [job.key for job in log.jobs()] == [key("b")]
-    assert dict(log.standing()) == {}
+    assert [job.key for job in log.list_jobs()] == [key("b")]
+    assert dict(log.list_standing()) == {}
     # Either the standing registration alone or the rows alone may be new.
-    assert log.stand(name("a"), spec("a"))
-    assert log.stand(name("a"), spec("a"), rows)
+    assert log.register_standing(name("a"), spec("a"))
+    assert log.register_standing(name("a"), spec("a"), rows)
 
 
 def wish(tenant, **consumer):
@@ -178,7 +178,7 @@ def wish(tenant, **consumer):
 
 
 def consumers(log):
-    return {job.key.tenant: job.spec.detail.consumer for job in log.jobs(name=name("index"))}
+    return {job.key.tenant: job.spec.detail.consumer for job in log.list_jobs(name=name("index"))}
 
 
 def test_the_tenants_of_an_index_have_one_consumer(log):
@@ -188,8 +188,8 @@ def test_the_tenants_of_an_index_have_one_consumer(log):
     with pytest.raises(ConfigError, match="a mirror index of columns x, not a mirror index of col"):
         log.register_many([wish("c"), wish("d", columns=("y",))], adopt=False)
     with pytest.raises(ConfigError, match="not a text index"):
-        log.stand(name("index"), wish("a", type="text").spec)
-    assert log.standing() == {}
+        log.register_standing(name("index"), wish("a", type="text").spec)
+    assert log.list_standing() == {}
     # An existing consumer stays the same, whatever is asked.
     assert log.register_many([wish("a", columns=("y",))], adopt=False) == 0
     assert consumers(log) == dict.fromkeys("ab", first.spec.detail.consumer)
@@ -219,31 +219,31 @@ def test_consumers_of_the_users_own_differ_by_tenant(log):
 
 
 def test_a_tenant_that_comes_has_what_stands_at_that_moment(log):
-    assert log.stand(name("index"), wish("a").spec, [wish("a")])
+    assert log.register_standing(name("index"), wish("a").spec, [wish("a")])
     log.update(None, name("index"), SpecUpdate(columns=("y",), priority=4))
     assert log.register_many([wish("b")], revive=False) == 1
-    first, second = log.jobs(name=name("index"))
-    assert first.spec == second.spec == log.standing()[name("index")]
+    first, second = log.list_jobs(name=name("index"))
+    assert first.spec == second.spec == log.list_standing()[name("index")]
     assert (second.spec.detail.consumer.generation, second.priority) == (1, 4)
 
 
 def test_what_is_declared_stands_once_it_was_changed_for_all(log):
     declared = wish("a").spec
     assert log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
-    assert log.standing()[name("index")] == SpecUpdate(priority=4).applied(declared)
+    assert log.list_standing()[name("index")] == SpecUpdate(priority=4).apply_to(declared)
     assert not log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
 
 
 def test_tenants_that_lack_rows_of_their_consumer_are_known(log):
     at(log, 5, key("index"), key("index", tenant="b"))
     log.register_many([wish("c")])
-    assert log.unbuilt(name("index")) == {"c"}
+    assert log.find_unbuilt_tenants(name("index")) == {"c"}
     log.begin(over(key("index"), start=5, to=9), "run-1", LAYOUT)
     log.update(None, name("index"), SpecUpdate(rebuild=True))
-    assert log.unbuilt(name("index")) == {key("index").tenant, "b", "c"}
-    assert log.unbuilt(name("other")) == frozenset()
+    assert log.find_unbuilt_tenants(name("index")) == {key("index").tenant, "b", "c"}
+    assert log.find_unbuilt_tenants(name("other")) == frozenset()
     log.unregister("c", name("index"))
-    assert log.unbuilt(name("index")) == {key("index").tenant, "b"}
+    assert log.find_unbuilt_tenants(name("index")) == {key("index").tenant, "b"}
 
 
 def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
@@ -252,27 +252,27 @@ def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
     log.enqueue(over(key("waits"), start=5, to=7), "run-2")
     keys = (key("rests"), key("runs"), key("waits"))
     assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
-    stand = {k.job_name: log.job(k).watermark.version for k in keys}
+    stand = {k.job_name: log.find_job(k).watermark.version for k in keys}
     assert stand == {"rests": -1, "runs": 5, "waits": -1}
     with pytest.raises(FenceError, match="is at version -1"):
         log.begin(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
     complete(log, claim, moment(7), {})
-    assert log.job(key("runs")).watermark == START
+    assert log.find_job(key("runs")).watermark == START
 
 
 def test_another_consumer_of_a_queued_job_gets_all_rows_too(log):
     at(log, 5, key())
     log.enqueue(over(key(), start=5, to=7), "run-1")
     log.update("acme", name(), SpecUpdate(columns=("other",)))
-    assert (log.job(key()).watermark, log.job(key()).rebuild) == (START, False)
+    assert (log.find_job(key()).watermark, log.find_job(key()).rebuild) == (START, False)
 
 
 def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
     add(log, key("a"), key("b"), key("c", table_id="t-2"))
     (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
-    assert log.strand("t-1", 10_220, "gone") == (key("a"), key("b"))
-    assert log.strand("t-1", 10_220, "gone") == ()
-    found = {job.key.job_name: (job.state.label, job.status.code) for job in log.jobs()}
+    assert log.mark_stranded("t-1", 10_220, "gone") == (key("a"), key("b"))
+    assert log.mark_stranded("t-1", 10_220, "gone") == ()
+    found = {job.key.job_name: (job.state.label, job.status.code) for job in log.list_jobs()}
     assert found == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
@@ -283,13 +283,13 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
     add(log, key("other", table_id="t-3"), key("c", tenant="globex"))
     log.update("acme", name("a"), SpecUpdate(priority=7))
     log.pause("acme", name("b"))
-    log.strand("t-1", TableGoneError.code, "replaced")
+    log.mark_stranded("t-1", TableGoneError.code, "replaced")
     new = [key("a", table_id="t-2"), key("b", table_id="t-2"), key("c", "globex", "t-2")]
     # A job that a person has already registered for the new table is not changed.
     log.register("acme", name("b"), "t-2", spec("b", priority=3))
-    assert log.carry_over("t-1", "t-2") == (new[0], new[2])
-    assert log.carry_over("t-1", "t-2") == ()
-    held = {job.key: job for job in log.jobs()}
+    assert log.migrate_jobs("t-1", "t-2") == (new[0], new[2])
+    assert log.migrate_jobs("t-1", "t-2") == ()
+    held = {job.key: job for job in log.list_jobs()}
     assert set(held) == {*new, key("other", table_id="t-3")}
     found = [held[each] for each in new]
     assert [(job.priority, job.watermark, job.state.label) for job in found] == [
@@ -297,7 +297,7 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
         (3, START, "completed"),
         (0, START, "completed"),
     ]
-    told = [each.event for each in log.history(name=name("c"))]
+    told = [each.event for each in log.read_history(name=name("c"))]
     assert told == [Event.REGISTER, Event.STRAND, Event.REGISTER, Event.UNREGISTER]
 
 
@@ -305,7 +305,10 @@ def test_a_paused_job_is_carried_over_paused_and_loses_its_run(log):
     add(log, key("a"), key("b"))
     log.pause("acme", name("a"))
     (claim,) = log.begin(over(key("b")), "run-1", LAYOUT)
-    assert len(log.carry_over("t-1", "t-2")) == 2
-    assert {job.key.job_name: bool(job.paused_at) for job in log.jobs()} == {"a": True, "b": False}
+    assert len(log.migrate_jobs("t-1", "t-2")) == 2
+    assert {job.key.job_name: bool(job.paused_at) for job in log.list_jobs()} == {
+        "a": True,
+        "b": False,
+    }
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})

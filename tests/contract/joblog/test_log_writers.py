@@ -21,7 +21,7 @@ from iscp_dagster.model.errors import (
     FenceError,
     UnavailableError,
 )
-from sql_transactions.engine import transaction
+from sql_transactions.engine import begin_transaction
 
 # --- the flush, while others write
 
@@ -48,13 +48,13 @@ class Meanwhile:
 def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(log):
     at(log, 5, key("a"), key("b"))
     meanwhile = Meanwhile(lambda: log.flush({key("a"): span(5, 9), key("b"): span(5, 9)}))
-    with transaction(log.engine, writes=True) as connection:
-        rows = statements.locked(connection, [key("a")])
-        gone = lifecycle.unregistered(rows[key("a")], T0)
+    with begin_transaction(log.engine, writes=True) as connection:
+        rows = statements.lock_jobs(connection, [key("a")])
+        gone = lifecycle.unregister_job(rows[key("a")], T0)
         statements.write_back(connection, rows, [gone], entry_of=lambda *_: None)
         meanwhile.starts()
     assert meanwhile.result() == 1
-    (dropped, kept) = log.jobs(include_dropped=True)
+    (dropped, kept) = log.list_jobs(include_dropped=True)
     assert (dropped.drop_at, dropped.watermark) == (T0, moment(5))
     assert (kept.drop_at, kept.watermark) == (None, moment(9))
 
@@ -71,11 +71,11 @@ def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(log):
 def test_who_waits_for_a_flush_finds_the_row_that_it_wrote(log, act, state):
     at(log, 5, key("a"), key("b"))
     meanwhile = Meanwhile(lambda: act(log))
-    with transaction(log.engine, writes=True) as connection:
+    with begin_transaction(log.engine, writes=True) as connection:
         assert flush(connection, [(key(job), span(5, 9)) for job in "ab"]) == 2
         meanwhile.starts()
     assert meanwhile.result()
-    job = log.jobs(include_dropped=True)[0]
+    job = log.list_jobs(include_dropped=True)[0]
     assert job.watermark == moment(9)
     found = "dropped" if job.drop_at else "paused" if job.paused_at else job.state.label
     assert found == state
@@ -103,11 +103,11 @@ def test_a_flush_changes_the_watermark_and_nothing_else(log):
     for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
         complete(log, claim, moment(7), {"inserted": 4})
     log.pause("acme", name())
-    before = log.job(key())
-    history = log.history()
+    before = log.find_job(key())
+    history = log.read_history()
     assert log.flush({key(): span(7, 9)}) == 1
-    assert log.job(key()) == replace(before, watermark=moment(9), seq=before.seq + 1)
-    assert log.history() == history
+    assert log.find_job(key()) == replace(before, watermark=moment(9), seq=before.seq + 1)
+    assert log.read_history() == history
 
 
 # --- several openers of one store
@@ -116,7 +116,7 @@ def test_a_flush_changes_the_watermark_and_nothing_else(log):
 def test_a_second_opener_sees_committed_rows(make_log):
     one, two = make_log(), make_log()
     add(one, key())
-    assert two.jobs() == one.jobs()
+    assert two.list_jobs() == one.list_jobs()
     assert not two.register("acme", name(), "t-1", spec())
 
 
@@ -138,7 +138,7 @@ def test_threads_that_begin_the_same_iteration_get_one_claim(make_log):
     for thread in threads:
         thread.join(timeout=60)
     assert (len(claims), len(refused)) == (1, 5)
-    assert {claim.run_id for claim in claims[0]} == logs[0].active_runs()
+    assert {claim.run_id for claim in claims[0]} == logs[0].list_active_runs()
 
 
 # --- what only the SQL log has
@@ -170,7 +170,7 @@ def test_an_unreachable_database_is_unavailable_and_its_password_hidden():
 
 def test_a_log_that_was_never_set_up_says_so(tmp_path):
     with pytest.raises(UnavailableError, match="no such table"):
-        SqlLog(f"sqlite:///{tmp_path}/empty.db").jobs()
+        SqlLog(f"sqlite:///{tmp_path}/empty.db").list_jobs()
 
 
 def test_sqlite_readers_and_the_writer_work_side_by_side(tmp_path):
@@ -180,8 +180,8 @@ def test_sqlite_readers_and_the_writer_work_side_by_side(tmp_path):
     add(log, key())
     with log.engine.begin() as writer:
         writer.exec_driver_sql("UPDATE iscp_log SET seq = 99")
-        assert log.job(key()).seq == 0
-    assert log.job(key()).seq == 99
+        assert log.find_job(key()).seq == 0
+    assert log.find_job(key()).seq == 99
     with log.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
 
@@ -190,56 +190,56 @@ def test_sqlite_readers_and_the_writer_work_side_by_side(tmp_path):
 
 
 def test_what_a_skewed_clock_wrote_is_touched(log):
-    start = log.touched(None)
+    start = log.read_changed_tenants(None)
     late = SqlLog(log.engine, clock=lambda: T0 - timedelta(days=1))
     add(late, key())
-    assert [entry.at for entry in late.history()] == [T0 - timedelta(days=1)]
-    assert log.touched(start.upto).tenants == {("t-1", "acme")}
+    assert [entry.at for entry in late.read_history()] == [T0 - timedelta(days=1)]
+    assert log.read_changed_tenants(start.upto).tenants == {("t-1", "acme")}
 
 
 def test_what_commits_late_is_touched(log):
     """A transaction that takes the first number commits after the one that takes the next."""
     if log.engine.dialect.name == "sqlite":
         pytest.skip("one writes at a time")
-    since = log.touched(None).upto
-    with transaction(log.engine, writes=True) as connection:
-        add(log.within(connection), key("a", "late"))
+    since = log.read_changed_tenants(None).upto
+    with begin_transaction(log.engine, writes=True) as connection:
+        add(log.bind(connection), key("a", "late"))
         add(log, key("b", "early"))
-        found = log.touched(since)
+        found = log.read_changed_tenants(since)
         assert found.tenants == {("t-1", "early")}
-        found = log.touched(found.upto)
-    numbers = {entry.key.tenant: entry.number for entry in log.history()}
+        found = log.read_changed_tenants(found.upto)
+    numbers = {entry.key.tenant: entry.number for entry in log.read_history()}
     assert numbers["late"] < numbers["early"]
-    found = log.touched(found.upto)
+    found = log.read_changed_tenants(found.upto)
     assert ("t-1", "late") in found.tenants
-    assert log.touched(found.upto).tenants == frozenset()
+    assert log.read_changed_tenants(found.upto).tenants == frozenset()
 
 
 def test_what_is_done_within_a_callers_transaction_is_all_or_nothing(log):
     add(log, key("old"), key("other"))
-    before = log.jobs(include_dropped=True)
+    before = log.list_jobs(include_dropped=True)
 
     def change(connection: sa.Connection) -> None:
-        joined = log.within(connection)
+        joined = log.bind(connection)
         assert joined.register("acme", name("new"), "t-1", spec("new"))
         assert joined.unregister("acme", name("old"))
         done = joined.update("acme", name("other"), SpecUpdate(priority=7))
         assert done is not None
         assert done.changed
-        assert [job.key.job_name for job in joined.jobs()] == ["new", "other"]
+        assert [job.key.job_name for job in joined.list_jobs()] == ["new", "other"]
 
     class ChangedMindError(Exception):
         pass
 
     def think_better() -> None:
-        with transaction(log.engine, writes=True) as connection:
+        with begin_transaction(log.engine, writes=True) as connection:
             change(connection)
             raise ChangedMindError
 
     with pytest.raises(ChangedMindError):
         think_better()
-    assert log.jobs(include_dropped=True) == before
-    with transaction(log.engine, writes=True) as connection:
+    assert log.list_jobs(include_dropped=True) == before
+    with begin_transaction(log.engine, writes=True) as connection:
         change(connection)
-        assert log.jobs(include_dropped=True) == before
-    assert {job.key.job_name: job.priority for job in log.jobs()} == {"new": 0, "other": 7}
+        assert log.list_jobs(include_dropped=True) == before
+    assert {job.key.job_name: job.priority for job in log.list_jobs()} == {"new": 0, "other": 7}

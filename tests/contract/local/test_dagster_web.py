@@ -7,7 +7,7 @@ import httpx
 import pytest
 from stackfixture import clean_environment, wait_for
 
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 
 START_SECONDS = 120.0
 EVIL = {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
@@ -18,7 +18,7 @@ MUTATION = "mutation { reloadWorkspace { __typename } }"
 def dagster(tmp_path_factory):
     home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    port, log = free_port(), home / "web.log"
+    port, log = find_free_port(), home / "web.log"
     command = [
         sys.executable,
         "-m",

@@ -9,7 +9,7 @@ from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.runs.launcher import WarmRunLauncher
 from iscp_dagster.runs.named import BY_HAND_TAG, DISPATCH_TAG, mark_by_hand
-from iscp_dagster.runs.place import Place
+from iscp_dagster.runs.place import RunServerAddress
 
 BEGUN = DagsterRunStatus.STARTED
 DISPATCHED = {DISPATCH_TAG: "one"}
@@ -52,7 +52,9 @@ def test_the_daemons_end_interrupts_the_code_servers_iterations(instance, launch
     run_of(instance, DISPATCHED, DagsterRunStatus.SUCCESS)
     others = run_of(instance, {})
     served = run_of(instance, DISPATCHED)
-    instance.add_run_tags(served.run_id, Place(socket="/x", name="y").tags(served.run_id))
+    instance.add_run_tags(
+        served.run_id, RunServerAddress(socket="/x", name="y").build_tags(served.run_id)
+    )
     launcher.check_run_worker_health(others)
     launcher.unreachable = mine[0].run_id
     launcher.dispose()

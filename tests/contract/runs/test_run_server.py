@@ -23,7 +23,7 @@ from stackfixture import wait_for
 
 from iscp_dagster.runs import launcher, server
 from iscp_dagster.runs.launcher import WarmRunLauncher
-from iscp_dagster.runs.place import SERVER_TAG, Place
+from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import (
     END,
     LEFT_BEHIND,
@@ -395,8 +395,8 @@ def test_a_second_server_at_a_place_ends_and_leaves_the_first_s_runs_alone(serve
 
 def test_a_server_fails_no_run_of_another_place_that_has_the_same_path(served):
     run = served.run_of("waiting")
-    place = Place(socket=served.socket, name="of another machine")
-    served.instance.add_run_tags(run, place.tags(run))
+    place = RunServerAddress(socket=served.socket, name="of another machine")
+    served.instance.add_run_tags(run, place.build_tags(run))
     served.end(signal.SIGKILL)
     served.start()
     assert served.status(run) is DagsterRunStatus.STARTING
@@ -409,7 +409,7 @@ def test_what_a_run_leaves_running_does_not_hold_the_place(served):
     served.await_status(run, DagsterRunStatus.SUCCESS)
     left = int((served.folder / "left").read_text())
     served.end(signal.SIGKILL)
-    wait_for(lambda: Place.at(served.socket).is_deserted, SECONDS)
+    wait_for(lambda: RunServerAddress.from_socket(served.socket).is_deserted, SECONDS)
     # Raises if it had ended.
     os.kill(left, signal.SIGKILL)
 
@@ -509,8 +509,8 @@ def test_who_is_forked_opens_a_storage_without_reading_its_migrations(tmp_path):
     code = """
 import os, sys
 import alembic.script.base as scripts
-from iscp_dagster.runs.migrations import remember
-from iscp_dagster.runs.server import forked
+from iscp_dagster.runs.migrations import cache_migrations
+from iscp_dagster.runs.server import fork_process
 from dagster import DagsterInstance, DagsterRun
 
 def read(folder):
@@ -524,11 +524,11 @@ def read(folder):
     print(len([name for _, name in found if name != "env.py"]))
     sys.stdout.flush()
 
-os.waitpid(forked(lambda: read(sys.argv[1])), 0)
-remember()
-remember()
+os.waitpid(fork_process(lambda: read(sys.argv[1])), 0)
+cache_migrations()
+cache_migrations()
 for folder in sys.argv[1:]:
-    os.waitpid(forked(lambda: read(folder)), 0)
+    os.waitpid(fork_process(lambda: read(folder)), 0)
 """
     folders = [tmp_path / "there already", tmp_path / "new"]
     for folder in folders:
@@ -545,9 +545,9 @@ def test_each_run_draws_random_numbers_of_its_own():
     code = """
 import os
 import numpy.random
-from iscp_dagster.runs.server import forked
+from iscp_dagster.runs.server import fork_process
 for _ in range(2):
-    os.waitpid(forked(lambda: print(numpy.random.rand())), 0)
+    os.waitpid(fork_process(lambda: print(numpy.random.rand())), 0)
 """
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert len(set(run.stdout.split())) == 2
@@ -558,12 +558,12 @@ def test_a_fork_is_warned_of_for_threads_of_python_and_not_for_those_of_arrow(al
     code = """
 import os, sys, threading
 import pyarrow
-from iscp_dagster.runs.server import forked
+from iscp_dagster.runs.server import fork_process
 pyarrow.array(range(1000))
 assert len(os.listdir("/proc/self/task")) > 1
 if sys.argv[1:]:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-os.waitpid(forked(lambda: print("forked")), 0)
+os.waitpid(fork_process(lambda: print("forked")), 0)
 """
     command = [sys.executable, "-W", "always", "-c", code, *([] if alone else ["thread"])]
     run = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -26,7 +26,7 @@ from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import store_events
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import DAGSTER_HOME, EVENT_BATCH_SIZE
-from iscp_dagster.runs.sqlite import Events, SqliteStorage
+from iscp_dagster.runs.sqlite import CachedEventStorage, SqliteStorage
 
 pytestmark = pytest.mark.slow
 TENANTS = [f"t{number}" for number in range(12)]
@@ -130,7 +130,7 @@ def test_dagster_tells_the_same_of_a_batch_as_of_events_stored_alone(
         (run,) = instance.get_runs()
     monkeypatch.setenv(EVENT_BATCH_SIZE, "1000")
     with dagster_at(stack, monkeypatch) as instance:
-        assert isinstance(instance.event_log_storage, Events)
+        assert isinstance(instance.event_log_storage, CachedEventStorage)
         batched, few = reported(instance)
         check = instance.event_log_storage.get_asset_check_execution_history
         assert [each.status.value for each in check(CHECK, limit=9)] == ["SUCCEEDED"]
@@ -141,7 +141,7 @@ def test_dagster_tells_the_same_of_a_batch_as_of_events_stored_alone(
     shutil.copytree(default / "history", stack / "history")
     monkeypatch.delenv(DAGSTER_HOME)
     with DagsterInstance.from_config(str(stack)) as instance:
-        assert isinstance(instance.event_log_storage, Events)
+        assert isinstance(instance.event_log_storage, CachedEventStorage)
         assert told(instance, run.run_id) == alone
 
 

@@ -8,11 +8,11 @@ from places import DOCS
 from processors import approximate
 from servedshop import ask
 
-from iscp_dagster.serve.access import tokens_in
-from iscp_dagster.serve.columns import _BY_NAME
-from iscp_dagster.serve.graph.documents import Shape
+from iscp_dagster.serve.access import parse_tokens
+from iscp_dagster.serve.columns import _SCALARS_BY_TYPE
+from iscp_dagster.serve.graph.documents import DocumentLimits
 from iscp_dagster.serve.reads.caps import Caps
-from iscp_dagster.serve.web.graphql_http import Bounds
+from iscp_dagster.serve.web.graphql_http import HttpBounds
 from iscp_dagster.serve.where import MOST_TERMS
 
 PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8")
@@ -35,21 +35,23 @@ def test_an_example_holds_whatever_the_processor_makes_of_a_distance_of_zero(dis
 
 def test_the_file_of_tokens_is_one():
     (tokens,) = re.findall(r'```json title="tokens.json"\n(.*?)```', PAGE, re.DOTALL)
-    assert len(tokens_in(tokens, DOCS)) == 3
+    assert len(parse_tokens(tokens, DOCS)) == 3
 
 
 def test_the_table_of_types_has_the_scalars_of_the_code():
     rows = re.findall(r"^\| (`.*?) \| `(\w+)` \| ", PAGE, re.MULTILINE)
     for names, scalar in rows:
         for name in re.findall(r"`(\w+)`", names):
-            assert scalar in {_BY_NAME[name].name, "Bytes"}, name
-    assert {_BY_NAME[name].name for name in _BY_NAME} <= {scalar for _, scalar in rows}
+            assert scalar in {_SCALARS_BY_TYPE[name].name, "Bytes"}, name
+    assert {_SCALARS_BY_TYPE[name].name for name in _SCALARS_BY_TYPE} <= {
+        scalar for _, scalar in rows
+    }
 
 
 def test_the_caps_are_those_of_the_code():
-    bounds, shape, caps = Bounds(), Shape(), Caps()
+    bounds, shape, caps = HttpBounds(), DocumentLimits(), Caps()
     for said in (
-        f"{bounds.body // 1024} KiB a request",
+        f"{bounds.body_bytes // 1024} KiB a request",
         f"{shape.tokens:,} tokens",
         f"{shape.depth} levels",
         f"{shape.fields:,} fields, {shape.roots} of them at the top",
@@ -57,10 +59,10 @@ def test_the_caps_are_those_of_the_code():
         f"{caps.rows:,} rows a field",
         f"{caps.skipped:,} rows skipped",
         f"{caps.cells:,} values and {caps.bytes // 1024**2} MiB of rows a request",
-        f"{caps.told:,} fields that",
+        f"{caps.introspection_fields:,} fields that",
         f"{caps.seconds} seconds a request",
-        f"{bounds.together} requests at a time; {bounds.waiting:,} more",
-        f"more wait for {bounds.patience:g} seconds",
+        f"{bounds.max_running} requests at a time; {bounds.max_waiting:,} more",
+        f"more wait for {bounds.wait_seconds:g} seconds",
         f"`limit` is {caps.default_rows} unless",
     ):
         assert said in PAGE, said

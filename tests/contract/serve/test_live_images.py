@@ -6,13 +6,13 @@ from imagetable import ImageTable
 from places import ROOT
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.serve.columns import column
+from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live import images as module
-from iscp_dagster.serve.live.images import Found, Images, Span, Standing
-from iscp_dagster.serve.live.positions import START, Position
-from iscp_dagster.serve.rows import Limits
-from iscp_dagster.serve.where import EVERYTHING, parse
+from iscp_dagster.serve.live.images import ChangePage, ImageReader, SnapshotPage, Span
+from iscp_dagster.serve.live.positions import START, ChangePosition
+from iscp_dagster.serve.rows import QueryLimits
+from iscp_dagster.serve.where import EVERYTHING, parse_where
 
 TENANTS = ("acme", "it's\n\\", "é")
 
@@ -41,40 +41,40 @@ def told(found):
 def test_changes_are_those_of_the_spans_in_order(both):
     index, images = both
     spans = [
-        Span(tenant="acme", after=Position(5, 1), upto=Position.after(12)),
-        Span(tenant="é", after=Position.after(3), upto=Position(12, 1)),
-        Span(tenant="it's\n\\", after=START, upto=Position.after(15)),
+        Span(tenant="acme", after=ChangePosition(5, 1), upto=ChangePosition.from_commit(12)),
+        Span(tenant="é", after=ChangePosition.from_commit(3), upto=ChangePosition(12, 1)),
+        Span(tenant="it's\n\\", after=START, upto=ChangePosition.from_commit(15)),
     ]
-    everything = index.changes(spans, 100)
-    whole = told(everything.stamped)
+    everything = index.read_changes(spans, 100)
+    whole = told(everything.timed_changes)
     assert len(whole) > 10
     for most in (1, 2, 3, 5, len(whole), 100):
-        found = images.changes(spans, most)
-        assert (found.begins, found.whole) == (everything.begins, most == 100)
-        assert told(found.stamped) == whole[:most]
-    ((change, timestamp),) = images.changes(spans, 1).stamped
+        found = images.read_changes(spans, most)
+        assert (found.beginnings, found.complete) == (everything.beginnings, most == 100)
+        assert told(found.timed_changes) == whole[:most]
+    ((change, timestamp),) = images.read_changes(spans, 1).timed_changes
     assert timestamp.nanos == 1_767_225_600 * 10**9 + timestamp.version * 10**9
     assert set(change.row) == {"tenant", "id", "value"}
 
 
 def test_rows_too_large_for_one_answer_are_read_fewer_at_a_time(both, monkeypatch):
     index, images = both
-    spans = [Span(tenant="acme", after=Position(5, 1), upto=Position.after(12))]
-    whole = told(index.changes(spans, 100).stamped)
-    at = {"acme": Position.after(12)}
-    rows = len(index.standing(at, (), 100, EVERYTHING).rows)
-    monkeypatch.setattr(module, "LIMITS", Limits(rows=3, bytes=10**6))
-    found = images.changes(spans, 16)
-    assert (told(found.stamped), found.whole) == (whole[:1], False)
-    page = images.standing(at, (), 32)
+    spans = [Span(tenant="acme", after=ChangePosition(5, 1), upto=ChangePosition.from_commit(12))]
+    whole = told(index.read_changes(spans, 100).timed_changes)
+    at = {"acme": ChangePosition.from_commit(12)}
+    rows = len(index.read_snapshot(at, (), 100, EVERYTHING).rows)
+    monkeypatch.setattr(module, "IMAGE_LIMITS", QueryLimits(rows=3, bytes=10**6))
+    found = images.read_changes(spans, 16)
+    assert (told(found.timed_changes), found.complete) == (whole[:1], False)
+    page = images.read_snapshot(at, (), 32)
     assert 1 <= len(page.rows) < rows
     assert page.upto is not None
 
 
 def test_a_history_begins_where_it_was_marked_also_without_rows(both):
     index, images = both
-    assert images.begins([*TENANTS, "unknown"]) == index.begins(TENANTS)
-    assert images.begins([]) == {}
+    assert images.read_beginnings([*TENANTS, "unknown"]) == index.read_beginnings(TENANTS)
+    assert images.read_beginnings([]) == {}
 
 
 def test_the_rows_that_it_begins_with_come_by_key(both):
@@ -82,21 +82,28 @@ def test_the_rows_that_it_begins_with_come_by_key(both):
     for tenant in TENANTS:
         begin = index.tenants[tenant].begin
         for told_, most in ((0, 9), (0, 2), (2, 2), (4, 2), (5, 2)):
-            found, model = (each.base(tenant, begin, told_, most) for each in (images, index))
-            assert (told(found.stamped), found.whole) == (told(model.stamped), model.whole)
-    assert images.base("acme", 99, 0, 9) == Found()
+            found, model = (each.read_base(tenant, begin, told_, most) for each in (images, index))
+            assert (told(found.timed_changes), found.complete) == (
+                told(model.timed_changes),
+                model.complete,
+            )
+    assert images.read_base("acme", 99, 0, 9) == ChangePage()
 
 
 @pytest.mark.parametrize("where", [None, {"value": {"_gt": 20}}, {"id": {"_in": [1, 9]}}])
 def test_the_rows_that_stand_at_positions_are_read_page_by_page(both, where):
     index, images = both
     given = {each.field: each for each in images.columns}
-    expression = parse(given, where)
-    at = {"acme": Position(11, 0), "it's\n\\": Position.after(14), "é": Position.after(9)}
-    whole = [stamped[0].after for _, stamped in index.standing(at, (), 100, expression).rows]
+    expression = parse_where(given, where)
+    at = {
+        "acme": ChangePosition(11, 0),
+        "it's\n\\": ChangePosition.from_commit(14),
+        "é": ChangePosition.from_commit(9),
+    }
+    whole = [stamped[0].after for _, stamped in index.read_snapshot(at, (), 100, expression).rows]
     found, row = [], ()
     while row is not None:
-        page = images.standing(at, row, 2, expression)
+        page = images.read_snapshot(at, row, 2, expression)
         assert len(page.rows) <= 2
         found += [stamped[0].after for _, stamped in page.rows]
         row = page.upto
@@ -106,10 +113,15 @@ def test_the_rows_that_stand_at_positions_are_read_page_by_page(both, where):
 
 def test_thousands_of_tenants_may_each_be_elsewhere(both):
     index, images = both
-    elsewhere = {f"tenant {number}": Position(number) for number in range(5_000)}
-    at = {**elsewhere, "acme": Position(11, 0), "it's\n\\": Position.after(14), "é": Position(9)}
-    found = images.standing(at, (), 100).rows
-    model = index.standing({each: at[each] for each in TENANTS}, (), 100, EVERYTHING).rows
+    elsewhere = {f"tenant {number}": ChangePosition(number) for number in range(5_000)}
+    at = {
+        **elsewhere,
+        "acme": ChangePosition(11, 0),
+        "it's\n\\": ChangePosition.from_commit(14),
+        "é": ChangePosition(9),
+    }
+    found = images.read_snapshot(at, (), 100).rows
+    model = index.read_snapshot({each: at[each] for each in TENANTS}, (), 100, EVERYTHING).rows
     rows = [[stamped[0].after for _, stamped in each] for each in (found, model)]
     assert rows[0] == sorted(rows[1], key=lambda each: (each["tenant"], each["id"]))
     assert {each["tenant"] for each in rows[0]} == set(TENANTS)
@@ -143,21 +155,21 @@ HOUR = 1_729_989_000
 )
 def test_no_key_is_lost_between_two_pages(clickhouse_url, type_, keys, shown):
     endpoint = Endpoint.parse(clickhouse_url)
-    endpoint.client().command("CREATE DATABASE IF NOT EXISTS live_keys")
-    endpoint.client().command(
+    endpoint.get_client().command("CREATE DATABASE IF NOT EXISTS live_keys")
+    endpoint.get_client().command(
         f"CREATE OR REPLACE TABLE live_keys.t__rows (tenant String, k {type_}, said String, "
         "_change Int8, _image Int8, _fields Array(String), _ordinal Int64, _version Int64, "
         "_timestamp DateTime64(6, 'UTC')) ENGINE = MergeTree ORDER BY (tenant, k)"
     )
     rows = ", ".join(f"('acme', {key}, unhex('61ff62'), 0, 1, [], 0, 3, 3)" for key in keys)
-    endpoint.client().command(f"INSERT INTO live_keys.t__rows VALUES {rows}")
-    images = Images(
+    endpoint.get_client().command(f"INSERT INTO live_keys.t__rows VALUES {rows}")
+    images = ImageReader(
         endpoint=endpoint,
         database="live_keys",
         view="t",
         columns=[
-            column("k", parsed(type_), binary=type_ == "String"),
-            column("said", parsed("String")),
+            build_column("k", parse_type(type_), binary=type_ == "String"),
+            build_column("said", parse_type("String")),
         ],
         keys=["k"],
         types={"tenant": "String", "k": type_},
@@ -165,7 +177,7 @@ def test_no_key_is_lost_between_two_pages(clickhouse_url, type_, keys, shown):
     )
     found, row = [], ()
     for _ in range(len(keys) + 2):
-        page = images.standing({"acme": Position.after(3)}, row or (), 1)
+        page = images.read_snapshot({"acme": ChangePosition.from_commit(3)}, row or (), 1)
         found += [stamped[0].after for _, stamped in page.rows]
         row = page.upto
         if row is None:
@@ -179,12 +191,15 @@ def test_no_key_is_lost_between_two_pages(clickhouse_url, type_, keys, shown):
 def test_the_newest_generation_is_read(clickhouse_url):
     table = ImageTable(Endpoint.parse(clickhouse_url), "live_generations")
     images = table.images
-    assert images.newest() == 0
+    assert images.find_newest_generation() == 0
     table.create(2)
-    assert images.newest() == 2
-    assert images.of(2).standing({"acme": START}, (), 1, EVERYTHING) == Standing()
+    assert images.find_newest_generation() == 2
+    assert (
+        images.select_generation(2).read_snapshot({"acme": START}, (), 1, EVERYTHING)
+        == SnapshotPage()
+    )
     table.drop()
-    assert images.newest() is None
+    assert images.find_newest_generation() is None
 
 
 def test_no_other_module_selects_image_rows():

@@ -9,16 +9,16 @@ from starlette.testclient import TestClient
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.serve.access import FunctionAccess
-from iscp_dagster.serve.columns import column
-from iscp_dagster.serve.graph.documents import Shape
-from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.graph.told import said as said_of
+from iscp_dagster.serve.columns import build_column
+from iscp_dagster.serve.graph.documents import DocumentLimits
+from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.told import describe_error as said_of
 from iscp_dagster.serve.reads.caps import Caps
-from iscp_dagster.serve.rows import Limits, rows
-from iscp_dagster.serve.web.app import Settings, create_app
+from iscp_dagster.serve.rows import QueryLimits, query_rows
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 RESPONSE = "application/graphql-response+json"
 MINE = {"Authorization": "Bearer of-both"}
@@ -103,7 +103,12 @@ def test_a_field_that_fails_has_a_code_and_no_data(shop_client, query, said):
     ("type_", "asked", "value", "said"),
     [
         ("Int", "limit: $given", "many", "Int cannot represent non-integer value: 'many'"),
-        ("shop_tickets_bool_exp", "where: $given", {"id": {"_eq": "x"}}, "'x' is no whole number"),
+        (
+            "shop_tickets_bool_exp",
+            "where: $given",
+            {"id": {"_eq": "x"}},
+            "'x' is not a whole number",
+        ),
         ("shop_tickets_bool_exp", "where: $given", {"no": {"_eq": 1}}, "Field 'no' is not defined"),
     ],
 )
@@ -198,7 +203,9 @@ def test_without_tokens_pages_of_other_sites_are_refused(shop):
 
 def test_caps_are_the_servers(shop, tmp_path):
     caps = Caps(rows=3, cells=10, default_rows=2)
-    client = shop.client(tmp_path / "tokens", caps=caps, shape=Shape(depth=2, fields=3, roots=2))
+    client = shop.client(
+        tmp_path / "tokens", caps=caps, document_limits=DocumentLimits(depth=2, fields=3, roots=2)
+    )
 
     def asked(query):
         answer = ask(client, query, "of-all")
@@ -222,7 +229,7 @@ def test_rows_may_be_all_that_the_cells_allow(shop, tmp_path):
 
 
 def test_introspection_ends_at_its_cap_and_rows_at_their_bytes(shop, tmp_path):
-    client = shop.client(tmp_path / "tokens", caps=Caps(told=2_000, bytes=200))
+    client = shop.client(tmp_path / "tokens", caps=Caps(introspection_fields=2_000, bytes=200))
     again = " ".join(f"t{n}: types {{ fields {{ type {{ name }} }} }}" for n in range(30))
     wide = f"{{ __schema {{ {again} }} }}"
     for query in (wide, "{ shop_tickets { id body v opened_at price ratio } a: _tables }"):
@@ -241,8 +248,10 @@ def test_what_a_function_or_the_server_says_when_it_fails_stays_with_the_server(
     def fails(token):
         raise RuntimeError(f"no database for {token}")
 
-    access = FunctionAccess(function=fails, named="of the test")
-    client = TestClient(create_app(Settings(schemas=Schemas(load=shop.catalog), access=access)))
+    access = FunctionAccess(function=fails, import_path="of the test")
+    client = TestClient(
+        create_app(GraphQLServerSettings(schemas=SchemaCache(load=shop.catalog), access=access))
+    )
     answer = sent(client, IDS)
     assert (answer.status_code, code(answer)) == (500, "INTERNAL_SERVER_ERROR")
     assert "database" not in answer.text
@@ -276,7 +285,11 @@ class Failing:
 def test_a_look_that_fails_leaves_the_schema(shop, caplog):
     look = Failing(shop)
     look.error = UnavailableError("ClickHouse at http://secret:8123 did not answer.")
-    client = TestClient(create_app(Settings(schemas=Schemas(load=look, every=0), environ={})))
+    client = TestClient(
+        create_app(
+            GraphQLServerSettings(schemas=SchemaCache(load=look, refresh_seconds=0), environ={})
+        )
+    )
     answer = sent(client, IDS)
     assert (answer.status_code, code(answer)) == (503, "UNAVAILABLE")
     assert "secret" not in answer.text
@@ -296,15 +309,15 @@ def test_a_look_that_fails_leaves_the_schema(shop, caplog):
     ],
 )
 def test_clickhouse_ends_what_costs_more_than_the_caps(clickhouse_url, source, limits, said):
-    shown = column("number", parsed("UInt64"))
+    shown = build_column("number", parse_type("UInt64"))
     condition = " WHERE sipHash64(number) = 1" if "seconds" in limits else ""
     with pytest.raises(IscpError) as failed:
-        rows(
+        query_rows(
             Endpoint.parse(clickhouse_url),
             f"SELECT number FROM {source}{condition}",
             {},
             [shown],
-            Limits(**limits),
+            QueryLimits(**limits),
         )
     message, code = said_of(failed.value)
     assert code == said

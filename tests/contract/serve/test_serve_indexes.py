@@ -14,15 +14,15 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.serve.access import FunctionAccess
-from iscp_dagster.serve.catalog import catalog
-from iscp_dagster.serve.graph.schemas import Loader, Schemas
+from iscp_dagster.serve.catalog import read_catalog
+from iscp_dagster.serve.graph.schemas import CatalogLoader, SchemaCache
 from iscp_dagster.serve.live.images import Span
-from iscp_dagster.serve.live.positions import Position
-from iscp_dagster.serve.live.service import images_of
-from iscp_dagster.serve.live.telling import Wanted
-from iscp_dagster.serve.web.app import Settings, create_app
+from iscp_dagster.serve.live.positions import ChangePosition
+from iscp_dagster.serve.live.service import build_image_reader
+from iscp_dagster.serve.live.telling import ChangeFilter
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 TENANTS = {
     "a": ["a"],
@@ -33,8 +33,10 @@ TENANTS = {
 
 
 def client_of(load):
-    access = FunctionAccess(function=TENANTS.get, named="of the test")
-    return TestClient(create_app(Settings(schemas=Schemas(load=load), access=access, environ={})))
+    access = FunctionAccess(function=TENANTS.get, import_path="of the test")
+    return TestClient(
+        create_app(GraphQLServerSettings(schemas=SchemaCache(load=load), access=access, environ={}))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +49,9 @@ def sharded(clickhouse_url):
         FullText("body", sharding=by),
         Vector("v", dimension=2, sharding=by),
     ]
-    source = spread(SourceTable("far.items", key="id", indexes=kinds), 2)
+    source = expand_shards(SourceTable("far.items", key="id", indexes=kinds), 2)
     for shard, endpoint in enumerate(shards):
-        client = endpoint.client()
+        client = endpoint.get_client()
         client.command(f"CREATE DATABASE IF NOT EXISTS serve{shard}")
         columns = "id Int64, body Nullable(String), ratio Nullable(Float64), v Array(Float32)"
         client.command(f"CREATE TABLE serve{shard}.held ({columns}) ENGINE = MergeTree ORDER BY id")
@@ -69,7 +71,7 @@ def sharded(clickhouse_url):
             f"CREATE VIEW serve{shard}.items_vector_nearest AS SELECT *, {distance} AS distance "
             f"FROM serve{shard}.held ORDER BY distance LIMIT {{k:UInt32}}"
         )
-    return client_of(lambda: catalog([source], shards, lambda *_: ()))
+    return client_of(lambda: read_catalog([source], shards, lambda *_: ()))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_the_rows_of_a_view_are_the_last_images_of_its_changes(clickhouse_url):
     trades.begin("b", 2, [(1, 7)])
     trades.write("a", [(4, 0, 1, 2, 10, 11), (4, 1, 2, 3, 20, None), (5, 0, 3, 1, None, 30)])
     trades.write("a", [(6, 0, 2, 1, None, 21), (6, 1, 3, 2, 30, 31)])
-    client = client_of(lambda: catalog([trades.source], [trades.endpoint], lambda *_: ()))
+    client = client_of(lambda: read_catalog([trades.source], [trades.endpoint], lambda *_: ()))
 
     def asked(token, where="{}"):
         query = f"{{ folded_big(where: {where}) {{ tenant id value }} }}"
@@ -126,13 +128,13 @@ def test_the_rows_of_a_view_are_the_last_images_of_its_changes(clickhouse_url):
 
 def test_numbers_name_tenants_by_their_own_text_alone(clickhouse_url):
     endpoint = Endpoint.parse(clickhouse_url)
-    endpoint.client().command("CREATE DATABASE IF NOT EXISTS numbered")
-    endpoint.client().command(
+    endpoint.get_client().command("CREATE DATABASE IF NOT EXISTS numbered")
+    endpoint.get_client().command(
         "CREATE VIEW numbered.t_mirror AS SELECT toInt32(number) AS n, toInt64(1) AS id "
         "FROM numbers(10)"
     )
     source = SourceTable("numbered.t", key="id", tenant="n", indexes=[Mirror()])
-    client = client_of(lambda: catalog([source], [endpoint], lambda *_: ()))
+    client = client_of(lambda: read_catalog([source], [endpoint], lambda *_: ()))
     assert ask(client, "{ numbered_t { n } }", "seven")["data"]["numbered_t"] == [{"n": 7}]
 
 
@@ -141,7 +143,7 @@ def test_binary_columns_are_those_of_the_delta_table(clickhouse_url, tmp_path):
     shop = Shop(endpoint, indexes=(Mirror(),))
     shop.build(Mirror())
     looks = itertools.count()
-    loader = Loader(tables=[shop.source], endpoints=[endpoint], lake=str(tmp_path))
+    loader = CatalogLoader(tables=[shop.source], endpoints=[endpoint], lake=str(tmp_path))
     found = loader()
     assert (found.queries, found.unbuilt) == ({}, {f"{shop.database}_tickets"})
     assert "Delta log cannot be read now" in found.notes[0]
@@ -189,22 +191,24 @@ def test_a_second_column_of_one_name_in_graphql_is_left_out_alone(clickhouse_url
         IndexTable(source=source, index=index, fields=more)
         for index, more in zip(source.indexes, (fields, [*fields, *IMAGE_FIELDS]), strict=True)
     )
-    client = endpoint.client()
+    client = endpoint.get_client()
     for shape in (mirror, changes):
-        for statement in (*shape.create_statements(), *shape.view_statements()):
+        for statement in (*shape.render_create_statements(), *shape.render_view_statements()):
             client.command(statement)
-    client.command(f"INSERT INTO {mirror.name(mirror.rows)} VALUES (1, 5, 7, 1, now64(), 0)")
+    client.command(
+        f"INSERT INTO {mirror.qualify_name(mirror.rows)} VALUES (1, 5, 7, 1, now64(), 0)"
+    )
     images = [
         (1, 5, 7, 1, 1, [], 0, 2),
         *((1, 5, 7 + image, 2, image, ["grüße"], 0, 3) for image in (0, 1)),
         *((1, 5 + image, 8, 2, image, ["größe", "grüße"], 0, 4) for image in (0, 1)),
     ]
     columns = [*names, "_change", "_image", "_fields", "_ordinal", "_version"]
-    client.insert(changes.name(changes.rows), images, column_names=columns)
+    client.insert(changes.qualify_name(changes.rows), images, column_names=columns)
     other = Shop(endpoint, indexes=(Mirror(),))
     other.build(other.indexes[0])
     tables = [source, other.source]
-    held = catalog(tables, [endpoint], lambda *_: ())
+    held = read_catalog(tables, [endpoint], lambda *_: ())
     (note,) = held.notes
     assert note == (
         "umlaute_t is without its column 'grüße': its name in GraphQL would be 'gr__e', which the "
@@ -219,10 +223,12 @@ def test_a_second_column_of_one_name_in_graphql_is_left_out_alone(clickhouse_url
     assert "without its column 'grüße'" in answer["data"]["__type"]["description"]
     assert f"{other.database}_tickets" in held.queries
     served = held.changes["umlaute_t"]
-    span = Span(tenant="default", after=Position.after(1), upto=Position.after(9))
-    found = images_of(served).changes([span], 9)
-    wanted = Wanted(named={each.name: each.field for each in served.columns})
-    told = [wanted.told(stamped, "") for stamped in found.stamped]
+    span = Span(
+        tenant="default", after=ChangePosition.from_commit(1), upto=ChangePosition.from_commit(9)
+    )
+    found = build_image_reader(served).read_changes([span], 9)
+    wanted = ChangeFilter(field_names={each.name: each.field for each in served.columns})
+    told = [wanted.build_message(stamped, "") for stamped in found.timed_changes]
     assert [message and (message.operation, message.fields) for message in told] == [
         ("INSERT", ()),
         None,
@@ -269,7 +275,7 @@ KEPT = {
 
 def test_a_value_of_every_type_is_answered_in_its_scalars_form(clickhouse_url):
     endpoint = Endpoint.parse(clickhouse_url)
-    client = endpoint.client()
+    client = endpoint.get_client()
     client.command("CREATE DATABASE IF NOT EXISTS kept")
     columns = ", ".join(f"c{number} {type_}" for number, type_ in enumerate(KEPT))
     settings = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
@@ -281,7 +287,7 @@ def test_a_value_of_every_type_is_answered_in_its_scalars_form(clickhouse_url):
     client.command(f"INSERT INTO kept.held SELECT 1, {values}")
     client.command("CREATE VIEW kept.all_mirror AS SELECT * FROM kept.held")
     source = SourceTable("kept.all", key="id", indexes=[Mirror()])
-    served = client_of(lambda: catalog([source], [endpoint], lambda *_: ()))
+    served = client_of(lambda: read_catalog([source], [endpoint], lambda *_: ()))
     fields = " ".join(f"c{number}" for number in range(len(KEPT)))
     answer = ask(served, f"{{ kept_all {{ {fields} }} }}", "default")
     (row,) = answer["data"]["kept_all"]

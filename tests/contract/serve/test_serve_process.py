@@ -75,7 +75,7 @@ def test_a_server_serves_by_its_tokens_and_tells_none(environ, place):
             process.send_signal(signal.SIGTERM)
             rest, errors = process.communicate(timeout=30)
     assert process.returncode in {0, -signal.SIGTERM}
-    assert "tokens.json is no JSON" in errors
+    assert "tokens.json is not JSON" in errors
     for token in (SECRET, LATER):
         assert token not in said + rest + errors
 
@@ -94,7 +94,7 @@ def test_the_schema_is_printed_with_what_is_not_built_yet(environ, place, monkey
     assert {"shop_tickets", "shop_tickets_text", "_tables"} <= set(schema.query_type.fields)
     assert str(schema.type_map["shop_tickets"].fields["photo"].type) == "Bytes"
     assert "shop.tickets/later is not built yet." in schema.query_type.description
-    assert printed.stdout == server.printed(environ) + "\n"
+    assert printed.stdout == server.render_schema(environ) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from places import DOCS
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.live import errors
-from iscp_dagster.serve.live.hub import EVERY
-from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE
+from iscp_dagster.serve.live.hub import POLL_SECONDS
+from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE_SECONDS
 from iscp_dagster.serve.live.transport import protocol
 from iscp_dagster.serve.live.transport.socket import SocketBounds
 
@@ -59,12 +59,12 @@ async def test_the_examples_are_told_as_they_say(clickhouse_url, log):
 def test_the_numbers_are_those_of_the_code():
     bounds = SocketBounds()
     for said in (
-        f"every {EVERY * 1000:.0f} ms",
+        f"every {POLL_SECONDS * 1000:.0f} ms",
         f"newest {MOST_ENTRIES:,} changes",
-        {5.0: "wait five seconds"}[PATIENCE],
+        {5.0: "wait five seconds"}[PATIENCE_SECONDS],
         f"{bounds.connections:,} connections",
         f"has {bounds.operations} operations",
-        f"larger than {bounds.message // 1024} KiB",
+        f"larger than {bounds.message_bytes // 1024} KiB",
         f"within {bounds.init_seconds:.0f} seconds",
         f"nothing for {bounds.stuck_seconds:.0f} seconds",
     ):

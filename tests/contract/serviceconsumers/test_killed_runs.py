@@ -18,9 +18,9 @@ from liveruntime import running
 from places import ROOT
 
 from durable_invocations import Context, Service, TerminalError, service_app
-from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.io_manager import shown
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.joblog.iterations import FailedStep
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 IDS = range(7)
 TENANTS = ("a", "b")
@@ -92,8 +92,12 @@ def gone_on_with(table):
         for tenant in TENANTS
         for outcome in table.run(table.iteration(tenant), f"next {tenant}")
     ]
-    assert not [each for each in outcomes if isinstance(each, Failed)]
-    return {each.tenant: shown(each, {}) for each in outcomes if isinstance(each, Delivery)}
+    assert not [each for each in outcomes if isinstance(each, FailedStep)]
+    return {
+        each.tenant: build_outcome_metadata(each, {})
+        for each in outcomes
+        if isinstance(each, PendingCommit)
+    }
 
 
 def filled(table):
@@ -139,7 +143,7 @@ def test_a_repaired_job_books_nothing_twice_whatever_others_committed_meanwhile(
     once = filled(table)
     STRUCK["fails"] = "a", 1
     (failed,) = table.run(table.iteration("a"), "fails")
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedStep)
     table.insert(200, tenant="b")
     once["b", 200] += 1
     STRUCK.clear()

@@ -25,7 +25,7 @@ from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.serviceconsumers import invoking
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError
-from iscp_dagster.serviceconsumers.runtime import RuntimeServices, runtime_at
+from iscp_dagster.serviceconsumers.runtime import RuntimeClient, open_runtime
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 
 DESKS = ("acme", "globex")
@@ -97,13 +97,13 @@ def consumed(services, endpoint, tenants=DESKS, **options):
 
 def test_the_job_registers_the_endpoint_and_each_row_is_booked_once(live, endpoint):
     for attached in (0, 2):
-        services = RuntimeServices(live.client)
+        services = RuntimeClient(live.client)
         retriever = consumed(services, endpoint, table_id="first")
         assert not retriever.refused
         assert sorted(DONE) == [(desk, id_) for desk, id_, *_ in CHANGES]
-        assert {each["attached"] for each in retriever.told.values()} == {attached}
-    link = retriever.told["acme"]["invoked"][0]["link"]
-    id_ = retriever.told["acme"]["invoked"][0]["id"]
+        assert {each["attached"] for each in retriever.reports.values()} == {attached}
+    link = retriever.reports["acme"]["invoked"][0]["link"]
+    id_ = retriever.reports["acme"]["invoked"][0]["id"]
     assert link == f"{live.url}/admin/invocations/{id_}"
     assert live.client.invocation(id_)["result"]["value"] == "2"
 
@@ -116,21 +116,21 @@ def test_what_a_handler_returns_is_not_looked_at(live, output):
         await stream.output(output)
 
     served = live.serve(Scripted(script))
-    services = RuntimeServices(live.client)
+    services = RuntimeClient(live.client)
     retriever = consumed(services, served, handler="S/h", table_id=output.hex()[:9])
     assert not retriever.refused
-    assert {each["invocations"] for each in retriever.told.values()} == {2}
+    assert {each["invocations"] for each in retriever.reports.values()} == {2}
 
 
 def test_a_virtual_object_has_the_tenant_as_key(live, endpoint):
-    services = RuntimeServices(live.client)
+    services = RuntimeClient(live.client)
     consumed(services, endpoint, handler="Book/take")
     assert sorted(DONE) == [("acme", 0), ("acme", 1), ("globex", 0), ("globex", 1)]
 
 
 def test_a_terminal_failure_is_permanent_until_a_repair_tries_it_anew(live, endpoint):
     STATE["fails"] = "globex"
-    services = RuntimeServices(live.client)
+    services = RuntimeClient(live.client)
     retriever = consumed(services, endpoint, table_id="fails")
     error = retriever.refused.pop("globex")
     assert not retriever.refused
@@ -144,30 +144,30 @@ def test_a_terminal_failure_is_permanent_until_a_repair_tries_it_anew(live, endp
     assert str(again.refused["globex"]) == str(error)
     mended = consumed(services, endpoint, table_id="fails", repairs=1)
     assert not mended.refused
-    assert mended.told["acme"]["attached"] == 2
+    assert mended.reports["acme"]["attached"] == 2
     assert sorted(DONE) == [(desk, id_) for desk, id_, *_ in CHANGES]
 
 
 def test_whether_an_invocation_stands_is_asked_without_beginning_one(live, endpoint):
-    services, names = RuntimeServices(live.client), ("Book", "take")
-    services.keyed(endpoint, *names)
-    assert not services.stands(*names, key="acme", idempotency_key="asked")
+    services, names = RuntimeClient(live.client), ("Book", "take")
+    services.is_keyed(endpoint, *names)
+    assert not services.has_invocation(*names, key="acme", idempotency_key="asked")
     body = json.dumps({"tenant": "acme", "chunk": 0}).encode()
     sent = services.send(*names, body, key="acme", idempotency_key="asked")
     assert sent.is_new
-    assert services.stands(*names, key="acme", idempotency_key="asked")
+    assert services.has_invocation(*names, key="acme", idempotency_key="asked")
     live.client.attach(sent.id, seconds=30)
-    assert services.stands(*names, key="acme", idempotency_key="asked")
-    assert not services.stands(*names, key="globex", idempotency_key="asked")
+    assert services.has_invocation(*names, key="acme", idempotency_key="asked")
+    assert not services.has_invocation(*names, key="globex", idempotency_key="asked")
     wrong = services.send(*names, b"{}", key="acme", idempotency_key="wrong")
     live.client.cancel(wrong.id)
     live.client.kill(wrong.id)
-    assert not services.stands(*names, key="acme", idempotency_key="wrong")
+    assert not services.has_invocation(*names, key="acme", idempotency_key="wrong")
 
 
 def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(live, endpoint):
     STATE["pauses"] = "acme"
-    services = RuntimeServices(live.client)
+    services = RuntimeClient(live.client)
     retriever = consumed(services, endpoint, ["acme"], table_id="pauses")
     error = retriever.refused["acme"]
     assert isinstance(error, InvocationGoingError)
@@ -179,14 +179,14 @@ def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(liv
     live.client.resume(paused["id"])
     again = consumed(services, endpoint, ["acme"], table_id="pauses")
     assert not again.refused
-    assert (again.told["acme"]["attached"], len(DONE)) == (1, 3)
+    assert (again.reports["acme"]["attached"], len(DONE)) == (1, 3)
 
 
-class Watching(RuntimeServices):
+class Watching(RuntimeClient):
     """Has the handler go well once a look has told why it does not."""
 
-    def look(self, invoked, seconds):
-        seen = super().look(invoked, seconds)
+    def poll_invocation(self, invoked, seconds):
+        seen = super().poll_invocation(invoked, seconds)
         if seen.failure and not seen.ended:
             STATE["pauses"] = ""
         return seen
@@ -204,7 +204,7 @@ def test_an_invocation_that_ends_well_after_it_was_tried_again_has_not_failed(
 
 
 def test_what_is_not_served_or_runs_once_cannot_be_invoked(live, endpoint):
-    services = RuntimeServices(live.client)
+    services = RuntimeClient(live.client)
     for handler, why in (
         ("Trades/lost", rf"The service endpoint {endpoint} serves no handler Trades/lost"),
         ("Once/begin", r"Once/begin is a handler of a workflow, which runs once for a key"),
@@ -219,7 +219,7 @@ def test_what_is_not_served_or_runs_once_cannot_be_invoked(live, endpoint):
 def test_an_address_may_be_written_otherwise_than_the_runtime_has_it(live, endpoint):
     other = endpoint.replace("http://127.0.0.1", "http://LOCALHOST")
     for _ in range(2):
-        assert RuntimeServices(live.client).keyed(f"{other}/", "Trades", "booked") is False
+        assert RuntimeClient(live.client).is_keyed(f"{other}/", "Trades", "booked") is False
     known = {each["uri"] for each in live.client.services() if each["name"] == "Trades"}
     assert known == {other.lower()}
 
@@ -232,17 +232,17 @@ def test_an_address_that_a_person_registered_later_stands_until_another_is_decla
         (found,) = (each["uri"] for each in live.client.services() if each["name"] == "Trades")
         return found
 
-    assert RuntimeServices(live.client).keyed(declared, "Trades", "booked") is False
+    assert RuntimeClient(live.client).is_keyed(declared, "Trades", "booked") is False
     assert address() == declared
     live.client.register(by_hand, force=True)
-    assert RuntimeServices(live.client).keyed(declared, "Trades", "booked") is False
+    assert RuntimeClient(live.client).is_keyed(declared, "Trades", "booked") is False
     assert address() == by_hand
-    assert RuntimeServices(live.client).keyed(next_one, "Trades", "booked") is False
+    assert RuntimeClient(live.client).is_keyed(next_one, "Trades", "booked") is False
     assert address() == next_one
 
 
 def test_a_handler_that_the_runtime_forgot_is_looked_for_anew_by_the_next_iteration(live, endpoint):
-    services = RuntimeServices(live.client)
+    services = RuntimeClient(live.client)
     consumed(services, endpoint, table_id="before")
     for each in live.client.deployments():
         httpx.delete(f"{live.url}/admin/deployments/{each['id']}?force=true", trust_env=False)
@@ -256,21 +256,21 @@ def test_a_handler_that_the_runtime_forgot_is_looked_for_anew_by_the_next_iterat
 
 
 def test_a_purged_invocation_is_invoked_anew_by_the_next_iteration(live, endpoint):
-    services = RuntimeServices(live.client)
-    assert services.keyed(endpoint, "Trades", "booked") is False
+    services = RuntimeClient(live.client)
+    assert services.is_keyed(endpoint, "Trades", "booked") is False
     body = json.dumps({"tenant": "acme", "rows": []}).encode()
     sent = services.send("Trades", "booked", body, key=None, idempotency_key="k")
-    seen = services.look(sent, 20)
+    seen = services.poll_invocation(sent, 20)
     assert (seen.ended, seen.failed) == (True, False)
     live.client.purge(sent.id)
     with pytest.raises(InvocationGoingError, match=f"{sent.id} is no longer known to the runtime"):
-        services.look(sent, 0)
+        services.poll_invocation(sent, 0)
     assert replace(sent, status="x").is_new
 
 
 def test_a_runtime_that_is_not_there_is_temporary():
-    services = runtime_at("http://127.0.0.1:9")
-    assert services is runtime_at("http://127.0.0.1:9")
+    services = open_runtime("http://127.0.0.1:9")
+    assert services is open_runtime("http://127.0.0.1:9")
     retriever = consumed(services, "http://127.0.0.1:8")
     assert {type(each) for each in retriever.refused.values()} == {UnavailableError}
     assert "does not answer" in str(retriever.refused["acme"])

@@ -11,10 +11,10 @@ from tables import Table, deployment_at
 
 from durable_invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.jobservices.services import index_object, iscp_service
+from iscp_dagster.jobservices.services import build_index_object, build_iscp_service
 from iscp_dagster.jobservices.steps import Steps
-from iscp_dagster.model.declared.together.attach import Declared
-from iscp_dagster.serviceconsumers.runtime import RuntimeServices
+from iscp_dagster.model.declared.together.attach import Declarations
+from iscp_dagster.serviceconsumers.runtime import RuntimeClient
 
 PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")
 SECONDS = 60
@@ -52,8 +52,8 @@ def orders(live, own_clickhouse_url, near_spark, tmp_path):
     url = live.serve(made("orders_service.py", **booked)["app"])
     placed = {"http://127.0.0.1:9080": url, "/tmp/lake/orders": tmp_path / "lake" / "orders"}
     declared = made("assets/orders.py", **placed)
-    (source,) = Declared.of(declared.values()).attached()
-    services = {"services": lambda: RuntimeServices(live.client)}
+    (source,) = Declarations.of(declared.values()).build_tables()
+    services = {"services": lambda: RuntimeClient(live.client)}
     deployment = deployment_at(own_clickhouse_url, near_spark, tmp_path, **services)
     table = Table(deployment, source)
     table.sql(f"{ROWS} PARTITIONED BY (customer) {FEED}")
@@ -94,7 +94,7 @@ def test_handlers_register_a_job_wait_verify_pause_and_resume(orders, live):
     jobs = Jobs(deployment=orders.deployment, sources=[orders.source], cancel_runs=lambda _: None)
     steps = Steps(jobs=lambda: jobs)
     for app in (
-        service_app(iscp_service(steps), index_object(steps)),
+        service_app(build_iscp_service(steps), build_index_object(steps)),
         made("onboarding.py")["app"],
         made("nightly.py")["app"],
     ):

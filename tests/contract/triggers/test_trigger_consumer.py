@@ -9,10 +9,10 @@ from imagerows import GONE, Alerts, Trades
 from onetable import in_memory
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.eventtriggers.recording import Recorder
-from iscp_dagster.joblog.sql.active import keep
-from iscp_dagster.model.clock import utc_now
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.eventtriggers.recording import EventRecorder
+from iscp_dagster.joblog.sql.active import store_active_set
+from iscp_dagster.model.clock import get_utc_now
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import OutboxFullError
@@ -54,8 +54,8 @@ def test_it_fires_on_transitions_and_not_on_changes_with_one_id_for_each_tenants
     ]
     ids = [row["event_id"] for row in alerts.outbox()]
     assert len({*ids}) == 4
-    at = SourceTimestamp.of_micros(1_000_123, version=1)
-    assert ids[0] == alerts.consumer().ids.event_id("large_trade", A1, at)
+    at = SourceTimestamp.from_micros(1_000_123, version=1)
+    assert ids[0] == alerts.consumer().ids.make_event_id("large_trade", A1, at)
     assert alerts.watermarks() == {"acme": 4, "globex": 4}
 
 
@@ -122,7 +122,7 @@ def test_a_job_taken_by_another_run_takes_its_events_with_it_and_the_others_come
     sink = alerts.begun(1)
     retriever = alerts.retriever(sink, snapshot=False)
     # Lost after the rows were read, when only the transaction can tell.
-    retriever = replace(retriever, lost=dict)
+    retriever = replace(retriever, find_lost=dict)
     alerts.log.cancel([alerts.key("globex")])
     with pytest.raises(FenceError):
         alerts.consumer().consume(retriever)
@@ -159,14 +159,14 @@ def test_a_full_outbox_fails_the_tenant_for_now_and_nothing_of_it_is_written_or_
 
 
 def test_a_value_without_a_form_in_json_fails_its_tenant_alone(alerts, monkeypatch):
-    recorded_event = Recorder.recorded_event
+    recorded_event = EventRecorder.make_event
 
     def refusing(self, tenant, fired):
         if tenant == "acme":
             raise SchemaError("Column 'amount' holds a thing")
         return recorded_event(self, tenant, fired)
 
-    monkeypatch.setattr(Recorder, "recorded_event", refusing)
+    monkeypatch.setattr(EventRecorder, "make_event", refusing)
     retriever = alerts.iterate(1)
     assert retriever.refused.keys() == {"acme"}
     assert alerts.events() == [("MATCH", "globex", B1, 1)]
@@ -175,7 +175,7 @@ def test_a_value_without_a_form_in_json_fails_its_tenant_alone(alerts, monkeypat
 
 def test_a_gap_is_noted_gives_no_event_and_leaves_the_active_rows_as_the_source_has_them(alerts):
     alerts.iterate(1)
-    told = alerts.iterate(4, "acme", gap="the files of version 2 are gone").told["acme"]
+    told = alerts.iterate(4, "acme", gap="the files of version 2 are gone").reports["acme"]
     assert told["gap"] == "versions 2 to 4: the files of version 2 are gone"
     assert (told["matches"], told["unmatches"], told["active"]) == (0, 0, 0)
     assert [each[3] for each in alerts.events()] == [1, 1]
@@ -184,11 +184,13 @@ def test_a_gap_is_noted_gives_no_event_and_leaves_the_active_rows_as_the_source_
 
 
 def test_the_jobs_status_says_after_which_commit_events_are_told_and_the_gap(alerts):
-    deployment = replace(in_memory(utc_now), log=alerts.log)
+    deployment = replace(in_memory(get_utc_now), log=alerts.log)
 
     def told(tenant):
-        (job,) = [each for each in alerts.log.jobs() if each.key.tenant == tenant]
-        found = consumer_kind(job.spec.detail.consumer.type).history(alerts.source, job, deployment)
+        (job,) = [each for each in alerts.log.list_jobs() if each.key.tenant == tenant]
+        found = get_consumer_kind(job.spec.detail.consumer.type).find_history_start(
+            alerts.source, job, deployment
+        )
         return None if found is None else (found.at.version, found.gap)
 
     assert told("acme") == (0, ())
@@ -204,7 +206,7 @@ def test_a_row_in_between_stays_as_it_was_over_a_gap(alerts):
     alerts.iterate(1)
     alerts.iterate(2, gap="why")
     assert alerts.active() == {A1, '["acme","2"]', B1}
-    told = alerts.iterate(4).told["acme"]
+    told = alerts.iterate(4).reports["acme"]
     assert "gap" not in told
     assert alerts.events()[2:] == [
         ("UNMATCH", "acme", A1, 4),
@@ -221,18 +223,18 @@ def test_another_condition_is_another_generation_found_by_a_snapshot_without_eve
     (error,) = retriever.refused.values()
     assert (type(error), alerts.watermarks()["acme"]) == (FeedGoneError, 1)
     # What reads unreadable changes as a snapshot does so for these, under the same claims.
-    told = alerts.consumed(sink, gap=str(error)).told["acme"]
+    told = alerts.consumed(sink, gap=str(error)).reports["acme"]
     assert told["gap"] == "versions 2 to 2: the definition of trigger 'large_trade' changed"
     assert alerts.events() == events
     assert alerts.watermarks()["acme"] == 2
-    assert alerts.held("acme").definition == alerts.consumer().rule.definition
+    assert alerts.held("acme").definition == alerts.consumer().evaluator.definition
     # In between by the conditions, and what was active by the earlier ones does not count.
     assert A1 not in alerts.active()
 
 
 def test_a_job_that_is_registered_again_begins_anew(alerts):
     alerts.iterate(1)
-    assert alerts.log.unregister(None, alerts.log.jobs()[0].name)
+    assert alerts.log.unregister(None, alerts.log.list_jobs()[0].name)
     alerts.register("acme", "globex")
     alerts.iterate(2)
     assert alerts.active() == {'["acme","2"]', B1}
@@ -243,7 +245,7 @@ def test_a_job_that_is_registered_again_begins_anew(alerts):
 def test_a_rebuilt_job_finds_its_active_rows_anew_and_notes_what_it_did_not_see(alerts):
     alerts.iterate(1)
     alerts.log.rebuild([alerts.key("acme")])
-    told = alerts.iterate(3, "acme", gap="first synchronization").told["acme"]
+    told = alerts.iterate(3, "acme", gap="first synchronization").reports["acme"]
     assert told["gap"] == "versions 2 to 3: first synchronization"
     assert len(alerts.events()) == 2
 
@@ -263,8 +265,8 @@ def test_commits_that_were_looked_at_do_not_fire_again(alerts):
     alerts.iterate(1)
     before = alerts.events()
     # As after a snapshot that is newer than the step that it was read for.
-    with alerts.log.writing() as connection:
-        keep(connection, alerts.key("acme"), replace(alerts.held("acme"), upto=4))
+    with alerts.log.begin_write() as connection:
+        store_active_set(connection, alerts.key("acme"), replace(alerts.held("acme"), upto=4))
     alerts.iterate(4, "acme")
     assert alerts.events() == before
 
@@ -274,7 +276,7 @@ def test_without_hysteresis_no_active_row_is_kept_but_counted(log):
     alerts.register("acme", "globex")
     alerts.iterate(0)
     assert alerts.held("acme").number == 1
-    told = alerts.iterate(2).told["acme"]
+    told = alerts.iterate(2).reports["acme"]
     assert (told["matches"], told["unmatches"], told["active"]) == (1, 1, 1)
     assert alerts.active() == set()
     alerts.iterate(4)
@@ -291,7 +293,7 @@ def test_without_hysteresis_no_active_row_is_kept_but_counted(log):
 
 def test_counts_are_kept_in_the_jobs_status(alerts):
     alerts.iterate(1)
-    (acme, _) = alerts.log.jobs()
+    (acme, _) = alerts.log.list_jobs()
     assert {name: acme.status.counts[name] for name in ("matches", "unmatches", "active")} == {
         "matches": 1,
         "unmatches": 0,

@@ -14,7 +14,7 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.errors import ConfigError, FeedGoneError
 from iscp_dagster.upkeep import verify as verification
-from iscp_dagster.upkeep.comparison import compared
+from iscp_dagster.upkeep.comparison import compare_tables
 from iscp_dagster.upkeep.verify import MovingError, compare_indexes, verify
 
 NARROW = Mirror(name="narrow", columns=["name"])
@@ -36,7 +36,7 @@ def table(deployment):
 
 
 def found_in(table):
-    return compared(table.deployment, [(table.source, None)])
+    return compare_tables(table.deployment, [(table.source, None)])
 
 
 def agreeing(found):
@@ -49,8 +49,8 @@ def test_an_index_that_cannot_be_compared_stops_no_other(table, capsys):
     assert agreeing(found) == {("mirror", tenant) for tenant in "abc"}
     ((_, failure),) = found.failures
     assert (failure.index, failure.tenants, failure.as_of) == ("narrow", ("a", "b", "c"), None)
-    assert (found.differs, found.empty, found.whole) == (False, False, False)
-    show.comparison(found, as_json=False)
+    assert (found.differs, found.empty, found.complete) == (False, False, False)
+    show.print_comparison(found, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     name = f"{table.source.name}/narrow"
     assert (
@@ -66,20 +66,20 @@ def test_what_an_earlier_version_lacks_is_said_of_that_version(table, capsys):
     table.insert(3, tenant="b")
     found = found_in(table.with_indexes(Mirror(), replace(NARROW, columns=["gone"])))
     assert {failure.as_of for _, failure in found.failures} == {None, at}
-    show.comparison(found, as_json=False)
+    show.print_comparison(found, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     assert f"/narrow, tenant b: could not be compared: as of version {at}, Index" in said
 
 
 def test_a_tenant_that_cannot_be_read_stops_no_other(table, monkeypatch):
-    read = verification.snapshot
+    read = verification.read_snapshot
 
     def snapshot(spark, selection, at):
         if "b" in selection.tenants:
             raise FeedGoneError("a file of tenant b is lost")
         return read(spark, selection, at)
 
-    monkeypatch.setattr(verification, "snapshot", snapshot)
+    monkeypatch.setattr(verification, "read_snapshot", snapshot)
     found = found_in(table)
     assert agreeing(found) == {(name, of) for name in ("mirror", "narrow") for of in "ac"}
     told = {(each.index, each.tenants, type(each.error)) for _, each in found.failures}
@@ -93,7 +93,7 @@ def test_where_every_tenant_fails_alone_not_all_are_tried(table, monkeypatch):
         tried.append(arguments[-1])
         raise FeedGoneError("all is lost")
 
-    monkeypatch.setattr(verification, "_verdicts", fail)
+    monkeypatch.setattr(verification, "_read_verdicts", fail)
     many = ", ".join(rows(1, tenant=f"t{number}") for number in range(30))
     table.sql(f"INSERT INTO {{t}} VALUES {many}")
     table.follow()
@@ -128,7 +128,7 @@ def test_what_differs_is_said_in_sentences(deployment, capsys):
         "the row with id = 2 is missing from the index",
         "the row with id = 3 has another value of name, v in the index",
     )
-    show.comparison(found_in(table), as_json=False)
+    show.print_comparison(found_in(table), as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     assert f"{table.source.name}/mirror, tenant a: the row with id = 1 has another" in said
     assert said.endswith("name, v in the index; and 1 more")
@@ -148,7 +148,7 @@ def test_what_differs_without_a_key_is_shown_whole(deployment):
 
 def test_rows_that_no_reader_sees_are_missed_by_the_count_of_the_log(table, capsys):
     """A fault in the filter on tenants would hide rows from the path and from the comparison."""
-    (added,) = DeltaLog(table.path, "tenant").data_files(table.version, ["c"])
+    (added,) = DeltaLog(table.path, "tenant").list_data_files(table.version, ["c"])
     (commit,) = (
         path
         for path in Path(table.path, "_delta_log").glob("*.json")
@@ -165,27 +165,27 @@ def test_rows_that_no_reader_sees_are_missed_by_the_count_of_the_log(table, caps
         ("c", 3, False),
     }
     assert found.differs
-    show.comparison(found, as_json=False)
+    show.print_comparison(found, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     name = f"{table.source.name}/mirror, tenant c"
-    assert f"{name}: 2 rows were read of the source, and its log counts 3" in said
+    assert f"{name}: 2 rows were read from the source, but its log counts 3" in said
 
 
 def tamper(table, columns, values):
     held = table.view(table.source.indexes[0], "__rows")
-    client = table.deployment.endpoint.client()
+    client = table.deployment.endpoint.get_client()
     client.command(f"INSERT INTO {held} {columns} VALUES {values}", settings=ANYWAY)
 
 
 def test_an_index_that_keeps_moving_stops_no_other(table, monkeypatch):
-    real, ids = verification._compare, count(10)
+    real, ids = verification._compare_built, count(10)
 
     def compare(*arguments):
         yield from real(*arguments)
         table.insert(next(ids), tenant="b")
         table.follow()
 
-    monkeypatch.setattr(verification, "_compare", compare)
+    monkeypatch.setattr(verification, "_compare_built", compare)
     found = found_in(table)
     assert agreeing(found) == {(name, of) for name in ("mirror", "narrow") for of in "ac"}
     assert {(each.tenants, type(each.error)) for _, each in found.failures} == {

@@ -2,18 +2,20 @@
 
 import dagster as dg
 
-from iscp_dagster.location.assets.checks import _evaluations
+from iscp_dagster.location.assets.checks import _build_evaluations
 from iscp_dagster.model.errors import SourceError
-from iscp_dagster.upkeep.verify import Failure, Verdict
+from iscp_dagster.upkeep.verify import ComparisonFailure, IndexVerdict
 
 
 def test_a_tenant_that_could_not_be_compared_fails_beside_the_others():
     found = [
-        Verdict(index="mirror", tenant="a", version=3, rows=2),
-        Failure(index="mirror", tenants=("b", "c"), error=SourceError("a file is lost"), as_of=3),
+        IndexVerdict(index="mirror", tenant="a", version=3, rows=2),
+        ComparisonFailure(
+            index="mirror", tenants=("b", "c"), error=SourceError("a file is lost"), as_of=3
+        ),
     ]
     with dg.DagsterInstance.ephemeral() as instance:
-        told = list(_evaluations(instance, dg.AssetKey("mirror"), ["a", "d"], found))
+        told = list(_build_evaluations(instance, dg.AssetKey("mirror"), ["a", "d"], found))
     assert {each.partition: each.passed for each in told} == {
         "a": True,
         "b": False,

@@ -9,10 +9,10 @@ from events import DEAD, DELIVERED, again, event, put, result
 from watches import NOON
 
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.answers import Change, Health
-from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.webhooks.answers import EndpointChange, EndpointHealth
+from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.recording import EndpointState
-from sql_transactions.engine import transaction
+from sql_transactions.engine import begin_transaction
 
 
 def claimed(outbox, *, room=10, busy=(), **batches):
@@ -33,7 +33,7 @@ def end(outbox, outcome, *ids, status=200, endpoint=None, **batches):
         for message in work.messages
     }
     results = [result(outbox, messages[id_], outcome, status, "said \0 so") for id_ in ids]
-    known = outbox.endpoints().get("alerts", EndpointState(name="alerts"))
+    known = outbox.list_endpoints().get("alerts", EndpointState(name="alerts"))
     outbox.record(endpoint or known, results)
 
 
@@ -49,7 +49,7 @@ def test_a_failing_event_holds_back_its_own_key_alone(outbox, watch):
     assert claimed(outbox) == [["alarm-1", "alarm-3"]]
     end(outbox, DEAD, "alarm-1", status=400)
     assert claimed(outbox) == [["alarm-3"]]
-    states = {each.event_id: each.state.label for each in outbox.listed()}
+    states = {each.event_id: each.state.label for each in outbox.list_deliveries()}
     assert states == {
         "alarm-1": "dead",
         "alarm-2": "delivered",
@@ -109,7 +109,7 @@ def test_a_refused_batch_is_dead_as_a_whole_and_its_events_can_be_sent_again(out
     put(outbox, event(1, key="a"), event(2, key="b"), event(3, key="a"))
     end(outbox, DEAD, "alarm-1+alarm-2", status=413, **batches)
     assert claimed(outbox, **batches) == [["alarm-3"]]
-    assert outbox.resend("alarm-2") == 1
+    assert outbox.resend_event("alarm-2") == 1
     assert claimed(outbox, **batches) == [["alarm-2"], ["alarm-3"]]
 
 
@@ -119,63 +119,63 @@ def test_a_replay_sends_a_range_of_commit_times_again_in_order_under_the_same_id
         end(outbox, DELIVERED, *[id_ for ids in claimed(outbox, room=2) for id_ in ids])
     assert claimed(outbox) == []
     put(outbox, event(6, key=0))
-    chosen = Chosen(
+    chosen = OutboxSelection(
         trigger="alarm",
         source_from=NOON + timedelta(seconds=2),
         source_to=NOON + timedelta(seconds=5),
     )
     assert outbox.replay(chosen) == 3
     assert claimed(outbox) == [["alarm-2", "alarm-4", "alarm-6"], ["alarm-3"]]
-    with pytest.raises(ConfigError, match="needs a trigger and the time from which on"):
-        outbox.replay(Chosen(trigger="alarm"))
+    with pytest.raises(ConfigError, match="needs a trigger and a start time"):
+        outbox.replay(OutboxSelection(trigger="alarm"))
 
 
 def test_what_is_sent_again_while_it_waits_is_due_at_once_and_counted_once(outbox):
     put(outbox, event(1, to=("alerts", "audit")))
     end(outbox, again(outbox, 3_600), "alarm-1", status=500)
     assert claimed(outbox) == []
-    assert outbox.resend("alarm-1", "alerts") == 1
+    assert outbox.resend_event("alarm-1", "alerts") == 1
     assert claimed(outbox) == [["alarm-1"]]
-    assert outbox.resend("alarm-1") == 2
-    assert outbox.resend("unknown") == 0
-    counts = [(each.endpoint, each.state, each.events) for each in outbox.counts("alarm")]
+    assert outbox.resend_event("alarm-1") == 2
+    assert outbox.resend_event("unknown") == 0
+    counts = [(each.endpoint, each.state, each.events) for each in outbox.count_deliveries("alarm")]
     assert counts == [("alerts", "pending", 1), ("audit", "pending", 1)]
 
 
 def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(outbox):
     put(outbox, event(1))
-    outbox.hold(["alerts"], "sender-1", 30)
-    seen = outbox.endpoints()["alerts"]
-    assert (seen.active, seen.health) == (True, Health())
-    failed = replace(seen, health=Health(in_a_row=3, failing_since=outbox.clock()))
+    outbox.take_leases(["alerts"], "sender-1", 30)
+    seen = outbox.list_endpoints()["alerts"]
+    assert (seen.active, seen.health) == (True, EndpointHealth())
+    failed = replace(seen, health=EndpointHealth(in_a_row=3, failing_since=outbox.clock()))
     end(outbox, again(outbox, 600), "alarm-1", status=404, endpoint=failed)
-    assert outbox.endpoints()["alerts"].health.in_a_row == 3
+    assert outbox.list_endpoints()["alerts"].health.in_a_row == 3
     assert outbox.pause("alerts").state == "paused"
-    refused = replace(failed, state=Change.PAUSE.value, reason="refused")
+    refused = replace(failed, state=EndpointChange.PAUSE.value, reason="refused")
     outbox.record(refused, [])
-    assert outbox.endpoints()["alerts"].reason == "paused by hand"
+    assert outbox.list_endpoints()["alerts"].reason == "paused by hand"
     assert claimed(outbox) == []
     resumed = outbox.resume("alerts")
-    assert (resumed.active, resumed.health, resumed.reason) == (True, Health(), "")
+    assert (resumed.active, resumed.health, resumed.reason) == (True, EndpointHealth(), "")
     outbox.record(refused, [])
-    assert outbox.endpoints()["alerts"].active
+    assert outbox.list_endpoints()["alerts"].active
     assert claimed(outbox) == [["alarm-1"]]
-    assert outbox.listed()[0].attempts == 0
+    assert outbox.list_deliveries()[0].attempts == 0
 
 
 def test_an_endpoint_is_one_senders_at_a_time(outbox):
-    assert outbox.hold(["alerts", "audit"], "one", 60) == {"alerts", "audit"}
-    assert outbox.hold(["alerts", "other"], "two", 60) == {"other"}
+    assert outbox.take_leases(["alerts", "audit"], "one", 60) == {"alerts", "audit"}
+    assert outbox.take_leases(["alerts", "other"], "two", 60) == {"other"}
     outbox.release(["alerts", "other"], "one")
-    assert outbox.hold(["alerts", "audit", "other"], "two", -1) == {"alerts", "other"}
-    assert outbox.hold(["other"], "one", 60) == {"other"}
+    assert outbox.take_leases(["alerts", "audit", "other"], "two", -1) == {"alerts", "other"}
+    assert outbox.take_leases(["other"], "one", 60) == {"other"}
 
 
 def test_a_look_tells_when_something_is_due(outbox, watch):
-    outbox.hold(["alerts", "audit"], "one", 60)
+    outbox.take_leases(["alerts", "audit"], "one", 60)
     put(outbox, event(1), event(2))
     end(outbox, again(outbox, 60), "alarm-1", "alarm-2", status=500)
-    found = outbox.look(["alerts", "audit", "unknown"])
+    found = outbox.poll_endpoints(["alerts", "audit", "unknown"])
     assert {name: due for name, (_, due) in found.items()} == {
         "alerts": watch() + timedelta(seconds=60),
         "audit": None,
@@ -190,7 +190,7 @@ def test_what_ended_long_ago_is_pruned_and_what_is_pending_is_not(outbox, watch)
     put(outbox, event(4))
     end(outbox, DELIVERED, "alarm-4")
     assert outbox.prune(watch() - timedelta(seconds=30)) == 2
-    assert sorted(each.event_id for each in outbox.listed()) == ["alarm-3", "alarm-4"]
+    assert sorted(each.event_id for each in outbox.list_deliveries()) == ["alarm-3", "alarm-4"]
     assert outbox.show("alarm-1") == ([], [])
 
 
@@ -199,7 +199,7 @@ def test_deliveries_are_chosen_by_what_is_known_of_them(outbox):
     end(outbox, DELIVERED, "alarm-1")
 
     def ids(**chosen):
-        return [each.event_id for each in outbox.listed(Chosen(**chosen))]
+        return [each.event_id for each in outbox.list_deliveries(OutboxSelection(**chosen))]
 
     assert ids() == ["other-3", "alarm-2", "alarm-1"]
     assert ids(trigger="alarm", state="pending") == ["alarm-2"]
@@ -207,7 +207,7 @@ def test_deliveries_are_chosen_by_what_is_known_of_them(outbox):
     assert ids(endpoint="audit") == ["other-3"]
     assert ids(state="delivered") == ["alarm-1"]
     assert ids(state="dead") == []
-    assert [each.event_id for each in outbox.listed(limit=1)] == ["other-3"]
+    assert [each.event_id for each in outbox.list_deliveries(limit=1)] == ["other-3"]
 
 
 def test_who_puts_while_another_ends_the_event_before_leaves_no_key_without_a_next(outbox):
@@ -216,7 +216,7 @@ def test_who_puts_while_another_ends_the_event_before_leaves_no_key_without_a_ne
     inserted, ended = threading.Event(), threading.Event()
 
     def put_second():
-        with transaction(outbox.engine, writes=True) as connection:
+        with begin_transaction(outbox.engine, writes=True) as connection:
             outbox.put(connection, [event(2, key="a")])
             inserted.set()
             # If it can end now, it does not see this one.

@@ -10,9 +10,9 @@ from watches import NOON
 
 from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.location.assets.metadata import events_if_known
+from iscp_dagster.location.assets.metadata import try_read_event_counts
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.upkeep.outbox import EVENTS, prune_events
+from iscp_dagster.upkeep.outbox import EVENT_RETENTION, prune_events
 from iscp_dagster.webhooks import outbox as module
 
 TRADES = SourceTable("shop.trades", key="id", path="/none", indexes=[Changes()])
@@ -27,7 +27,10 @@ def deployment(outbox, watch):
 
 
 def shown(deployment, name="alarm"):
-    return {k: getattr(v, "value", v) for k, v in events_if_known(deployment, SOURCE, name).items()}
+    return {
+        k: getattr(v, "value", v)
+        for k, v in try_read_event_counts(deployment, SOURCE, name).items()
+    }
 
 
 def test_a_trigger_shows_its_events_by_state_and_its_endpoints(outbox, deployment):
@@ -62,7 +65,7 @@ def test_a_log_that_does_not_answer_fails_no_run(deployment, monkeypatch):
     def gone(*_):
         raise UnavailableError("the log is gone")
 
-    monkeypatch.setattr(module.Outbox, "numbers", gone)
+    monkeypatch.setattr(module.Outbox, "summarize_trigger", gone)
     assert shown(deployment) == {}
 
 
@@ -71,12 +74,12 @@ def test_what_ended_a_month_ago_is_pruned_and_what_waits_stays(outbox, deploymen
     end(outbox, DELIVERED, "alarm-1")
     end(outbox, DEAD, "alarm-2", status=400)
     end(outbox, again(outbox, 5), "alarm-3", status=500)
-    watch.move(EVENTS.total_seconds() - 1)
+    watch.move(EVENT_RETENTION.total_seconds() - 1)
     end(outbox, DELIVERED, "alarm-4")
     assert prune_events(deployment) == 0
     watch.move(2)
     assert prune_events(deployment) > 0
-    assert sorted(each.event_id for each in outbox.listed()) == ["alarm-3", "alarm-4"]
+    assert sorted(each.event_id for each in outbox.list_deliveries()) == ["alarm-3", "alarm-4"]
     assert claimed(outbox) == [["alarm-3"]]
     (_, attempts) = outbox.show("alarm-4")
     assert len(attempts) == 1

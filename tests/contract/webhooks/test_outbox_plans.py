@@ -20,14 +20,14 @@ def test_no_statement_of_a_sender_or_a_trigger_goes_through_the_outbox(tmp_path)
 
     for some in ([event(1), event(2)], [event(2), event(3, key="2")]):
         put(outbox, *some)
-    outbox.hold(["alerts"], "one", 60)
-    outbox.look(["alerts"])
-    outbox.claim("alerts", room=3, busy=["other"], size=2, batch_id=IdScheme().batch_id)
-    (batch, *_) = outbox.claim("alerts", room=3, busy=(), size=2, batch_id=IdScheme().batch_id)
+    outbox.take_leases(["alerts"], "one", 60)
+    outbox.poll_endpoints(["alerts"])
+    outbox.claim("alerts", room=3, busy=["other"], size=2, batch_id=IdScheme().make_batch_id)
+    (batch, *_) = outbox.claim("alerts", room=3, busy=(), size=2, batch_id=IdScheme().make_batch_id)
     (work, *_) = outbox.claim("alerts", room=3, busy=())
     for each in (*batch.messages, *work.messages):
-        outbox.record(outbox.endpoints()["alerts"], [result(outbox, each)])
-    outbox.resend("alarm-1")
+        outbox.record(outbox.list_endpoints()["alerts"], [result(outbox, each)])
+    outbox.resend_event("alarm-1")
     outbox.prune(outbox.clock())
     assert len(asked) > 12
     with outbox.engine.connect() as connection:

@@ -6,14 +6,14 @@ from events import event, put
 
 from iscp_dagster.webhooks import putting
 from iscp_dagster.webhooks.pending import OutboxFullError
-from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
-from sql_transactions.engine import transaction
+from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
+from sql_transactions.engine import begin_transaction
 
 
 def held(outbox):
     chosen = sa.select(OUTBOX.event_id, OUTBOX.endpoint, OUTBOX.state).order_by(OUTBOX.number)
     with outbox.engine.connect() as connection:
-        return [(row[0], row[1], State(row[2]).name) for row in connection.execute(chosen)]
+        return [(row[0], row[1], DeliveryState(row[2]).name) for row in connection.execute(chosen)]
 
 
 def test_an_event_is_put_once_for_each_endpoint_and_only_the_first_of_a_key_is_next(outbox):
@@ -38,7 +38,7 @@ def test_equal_keys_of_two_tenants_and_triggers_do_not_wait_for_each_other(outbo
 
 
 def test_what_the_caller_rolls_back_is_not_there(outbox):
-    with transaction(outbox.engine, writes=True) as connection:
+    with begin_transaction(outbox.engine, writes=True) as connection:
         outbox.put(connection, [event(1)])
         connection.get_transaction().rollback()
     assert held(outbox) == []

@@ -14,7 +14,7 @@ from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
 from iscp_dagster import Endpoint
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.sending.network import MOST_READ, VettedBackend
 from iscp_dagster.webhooks.sending.posting import Poster
@@ -27,7 +27,7 @@ TWICE = reply(200, b"ok") + reply(200, b"smuggled")
 def poster(url, *, resolver=None, tls=None, **options):
     options = {"allow": ["127.0.0.0/8"], "timeout": 20.0} | options
     endpoint = Endpoint("alerts", url=url, secrets=["SECRET"], **options)
-    return Poster(endpoint, {"SECRET": SECRET}, resolver or Resolver(), utc_now, tls)
+    return Poster(endpoint, {"SECRET": SECRET}, resolver or Resolver(), get_utc_now, tls)
 
 
 def resolving(*answers):
@@ -103,7 +103,7 @@ async def test_bytes_that_come_while_a_connection_is_at_rest_end_it():
         aclosing(poster(receiver.url)) as sending,
     ):
         await sending.post("event-1", b"{}")
-        ((_, stream),) = sending._kept
+        ((_, stream),) = sending._idle
         receiver.writers[0].write(reply(200))
         await until(lambda: not stream.clean)
         answer = await sending.post("event-2", b"{}")

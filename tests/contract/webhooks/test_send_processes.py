@@ -15,8 +15,8 @@ from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.model.clock import utc_now
-from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.model.clock import get_utc_now
+from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.outbox import Outbox
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
@@ -53,7 +53,7 @@ async def sending(folder, url, **environ):
 
 
 async def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, record_property):
-    outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"), clock=utc_now)
+    outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"), clock=get_utc_now)
     outbox.ensure()
     put(outbox, *(event(number, key=number % KEYS) for number in range(EVENTS)))
     recorded: set[str] = set()
@@ -86,7 +86,7 @@ async def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, 
 
 
 def delivered(outbox):
-    return [each.event_id for each in outbox.listed(Chosen(state="delivered"))]
+    return [each.event_id for each in outbox.list_deliveries(OutboxSelection(state="delivered"))]
 
 
 async def test_a_missing_secret_is_told_at_once(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from events import event, put
 
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.webhooks.outbox import Outbox
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
@@ -75,7 +75,7 @@ def test_every_event_arrives_while_sender_and_receiver_are_killed(
     url = f"sqlite:///{tmp_path}/log.db"
     if database == "postgresql":
         url = request.getfixturevalue("new_postgres")()
-    port, told, chance = free_port(), tmp_path / "received", random.Random(batch)
+    port, told, chance = find_free_port(), tmp_path / "received", random.Random(batch)
     (tmp_path / "declared_endpoints.py").write_text(DECLARED.format(port=port, batch=batch))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ISCP_")}
     own = {"ISCP_ASSETS": "declared_endpoints", "ISCP_LOG_URL": url, "ALERTS_SECRET": SECRET}
@@ -94,8 +94,8 @@ def test_every_event_arrives_while_sender_and_receiver_are_killed(
     kills, sent, end = 0, 0, time.monotonic() + SECONDS
 
     def delivered():
-        assert time.monotonic() < end, outbox.counts()
-        return sum(each.events for each in outbox.counts() if each.state == "delivered")
+        assert time.monotonic() < end, outbox.count_deliveries()
+        return sum(each.events for each in outbox.count_deliveries() if each.state == "delivered")
 
     try:
         while delivered() < EVENTS:

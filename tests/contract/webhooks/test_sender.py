@@ -30,10 +30,10 @@ class Failing(Outbox):
 
     away = False
 
-    def writing(self):
+    def begin_write(self):
         if self.away:
             raise UnavailableError("away")
-        return super().writing()
+        return super().begin_write()
 
 
 def sender(outbox, receiver, *, owner="one", pace=QUICK, **options):
@@ -43,7 +43,7 @@ def sender(outbox, receiver, *, owner="one", pace=QUICK, **options):
         outbox,
         [(endpoint, lambda: Poster(endpoint, {"S": SECRET}, Resolver(), outbox.clock))],
         owner=owner,
-        batch_id=IdScheme().batch_id,
+        batch_id=IdScheme().make_batch_id,
         clock=outbox.clock,
         random=lambda: 0.5,
         pace=pace,
@@ -62,7 +62,7 @@ async def running(made):
 
 
 def ended(outbox, state="delivered"):
-    return sum(each.events for each in outbox.counts() if each.state == state)
+    return sum(each.events for each in outbox.count_deliveries() if each.state == state)
 
 
 def of_key(receiver, *numbers):
@@ -110,7 +110,7 @@ async def test_what_another_process_puts_is_sent_at_once(outbox):
     other = Outbox(outbox.engine, clock=outbox.clock)
 
     async with receiving() as receiver, running(sender(outbox, receiver, pace=Pace())):
-        await until(lambda: "alerts" in outbox.endpoints())
+        await until(lambda: "alerts" in outbox.list_endpoints())
         loop, waits = asyncio.get_running_loop(), []
         for number in range(5):
             await asyncio.to_thread(put, other, event(number))
@@ -137,8 +137,8 @@ async def test_an_endpoint_that_refuses_keeps_its_events_until_it_is_resumed(
         running(sender(outbox, receiver, refusals=3, concurrency=1)),
     ):
         put(outbox, *[event(number) for number in range(5)])
-        await until(lambda: any(not each.active for each in outbox.endpoints().values()))
-        paused = outbox.endpoints()["alerts"]
+        await until(lambda: any(not each.active for each in outbox.list_endpoints().values()))
+        paused = outbox.list_endpoints()["alerts"]
         watch.move(100_000)
         await asyncio.sleep(5 * QUICK.look)
         assert len(receiver.requests) == sent
@@ -180,7 +180,7 @@ async def test_batches_are_all_or_nothing_and_composed_once(outbox, watch):
     sent = [[each["event_id"] for each in one.json["data"]] for one in receiver.requests]
     assert sent[0] == sent[1]
     assert len(sent[0]) == 4
-    assert receiver.ids[0] == receiver.ids[1] == IdScheme().batch_id(sent[0])
+    assert receiver.ids[0] == receiver.ids[1] == IdScheme().make_batch_id(sent[0])
     flat = [each for one in sent[1:] for each in one]
     assert sorted(flat) == [f"alarm-{number}" for number in range(8)]
     for parity in (0, 1):
@@ -202,10 +202,10 @@ async def test_a_batch_that_is_not_accepted_is_split_until_the_event_is_alone_th
         put(outbox, *[event(number, key=number % 3) for number in range(12)])
         async with running(sender(outbox, receiver, batch=12, concurrency=4)):
             await until(lambda: ended(outbox, "pending") == 0)
-    dead = {each.event_id for each in outbox.listed() if each.state.label == "dead"}
+    dead = {each.event_id for each in outbox.list_deliveries() if each.state.label == "dead"}
     assert dead == {"alarm-5", "alarm-6"}
     sent = [[each["event_id"] for each in one.json["data"]] for one in receiver.requests]
-    assert receiver.ids == [IdScheme().batch_id(each) for each in sent]
+    assert receiver.ids == [IdScheme().make_batch_id(each) for each in sent]
     last = [each for one in sent if len(one) == 1 or not dead & set(one) for each in one]
     assert sorted(last) == sorted(f"alarm-{number}" for number in range(12))
     for key in range(3):
@@ -284,11 +284,11 @@ class Slow(Outbox):
 
     looking, free = threading.Event(), threading.Event()
 
-    def look(self, endpoints):
+    def poll_endpoints(self, endpoints):
         if not self.free.is_set():
             self.looking.set()
             assert self.free.wait(30)
-        return super().look(endpoints)
+        return super().poll_endpoints(endpoints)
 
 
 @ON_ONE
@@ -310,7 +310,7 @@ async def test_a_sender_that_is_stopped_begins_nothing_while_its_database_is_slo
         await until(outbox.looking.is_set)
         stop.set()
         go.set()
-        (outlet,) = made._outlets.values()
+        (outlet,) = made._workers.values()
         await until(lambda: not outlet._tasks or len(receiver.requests) > 1)
         outbox.free.set()
         await first
@@ -323,7 +323,7 @@ async def test_a_person_pauses_an_endpoint_while_a_sender_serves_it(outbox):
         put(outbox, event(0))
         await until(lambda: ended(outbox) == 1)
         outbox.pause("alerts")
-        await until(lambda: outbox.endpoints()["alerts"].seq == 1)
+        await until(lambda: outbox.list_endpoints()["alerts"].seq == 1)
         await asyncio.sleep(5 * QUICK.look)
         put(outbox, event(1))
         await asyncio.sleep(5 * QUICK.look)
@@ -360,6 +360,6 @@ async def test_when_something_was_delivered_last_is_kept_though_others_fail(outb
                 put(outbox, event(number))
                 await until(lambda n=number: outbox.show(f"alarm-{n}")[1])
                 watch.move(1)
-        state = outbox.endpoints()["alerts"]
+        state = outbox.list_endpoints()["alerts"]
     assert state.delivered_at == watch() - timedelta(seconds=3)
     assert state.health.failing_since == watch() - timedelta(seconds=1)

@@ -14,8 +14,14 @@ from iscp_dagster import Endpoint
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.service import SenderService, beside, is_gone, machine, ping
-from sql_transactions.engine import transaction
+from iscp_dagster.webhooks.service import (
+    SenderService,
+    identify_machine,
+    is_gone,
+    ping,
+    run_service,
+)
+from sql_transactions.engine import begin_transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 
@@ -54,10 +60,10 @@ async def test_the_sender_runs_beside_a_server_until_that_ends(url):
             loads.append(receiver.url)
             return SenderService({"S": SECRET, "ISCP_LOG_URL": url}, [endpoint(receiver.url)])
 
-        async with beside(load):
-            with transaction(outbox.engine, writes=True) as connection:
+        async with run_service(load):
+            with begin_transaction(outbox.engine, writes=True) as connection:
                 outbox.put(connection, [event(1)])
-            await until(lambda: outbox.listed()[0].ended_at)
+            await until(lambda: outbox.list_deliveries()[0].ended_at)
         assert receiver.ids == ["alarm-1"]
     assert len(loads) == 1
 
@@ -70,7 +76,7 @@ def test_it_is_refused_at_once_without_a_log_or_a_secret():
 
 
 def test_only_a_process_of_this_machine_that_lives_no_more_is_gone():
-    here = machine()
+    here = identify_machine()
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert is_gone(f"{here}:{process.pid}:ab", here)

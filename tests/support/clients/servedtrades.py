@@ -20,7 +20,7 @@ from stackfixture import clean_environment
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.declared.images import ChangeKind
 
 DATABASE, FIELD = "clients", "clients_big"
@@ -133,7 +133,7 @@ def serving_trades(clickhouse_url: str, folder: Path) -> Iterator[ServedTrades]:
         "ISCP_LAKE": str(folder),
         "ISCP_LOG_URL": f"sqlite:///{folder}/log.db",
     }
-    port = free_port()
+    port = find_free_port()
     command = (sys.executable, "-m", "iscp_dagster.cli.main", "serve", "--port", str(port))
     environment = clean_environment(folder / "home") | own
     server = Served(command, port, folder / "serve.log", folder=folder, environment=environment)

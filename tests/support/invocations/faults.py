@@ -1,4 +1,4 @@
-"""Runs that must end as if nothing had gone wrong, with each effect once after its entry's ack."""
+"""Invocations that must give the same results with faults, and repeat no effect after its ack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places in a process where it stands still until a test has done what it wants to do then."""
+"""Points at which a process stops until a test lets it continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runtime and a service endpoint as processes that a test kills at a point of its choice."""
+"""A runtime and a service endpoint as processes that a test kills at a chosen point."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from hypercorn.config import Config
 from ourservices import note
 
 from durable_invocations import Context, Service, VirtualObject, service_app
-from durable_invocations.ingress.app import Settings as IngressSettings
-from durable_invocations.ingress.app import create_app
+from durable_invocations.ingress.app import IngressSettings, create_app
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.operations import Commit, Operation
+from durable_invocations.runtime.store.operations import CommitEntry, StoreOperation
 from durable_invocations.runtime.timers import SteadyClock
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 
 START_SECONDS = 120.0
 """The limit on a machine busy with other tests."""
@@ -92,7 +91,7 @@ class GatedStore(SqlStore):
 
     gates: Gates
 
-    def run(self, operations: Sequence[Operation[Any]]) -> Any:
+    def run(self, operations: Sequence[StoreOperation[Any]]) -> Any:
         for each in operations:
             self.gates.pass_(f"before {_named(each)}")
         done = super().run(operations)
@@ -101,8 +100,8 @@ class GatedStore(SqlStore):
         return done
 
 
-def _named(operation: Operation[Any]) -> str:
-    if isinstance(operation, Commit):
+def _named(operation: StoreOperation[Any]) -> str:
+    if isinstance(operation, CommitEntry):
         return f"{operation.frame.kind.name}"
     return type(operation).__name__.lower()
 
@@ -123,13 +122,13 @@ def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
     """The whole life of a runtime's process."""
     _tell_to(log)
     clock = SteadyClock(wall=PutBack(folder / "clock").seconds)
-    engine = open_database(database, kept=True)
+    engine = open_database(database, keep_open=True)
     owner = f"{OWNER}{os.getpid()}"
-    store = GatedStore(engine, owner=owner, clock=clock.utc, lead=clock.lead)
+    store = GatedStore(engine, owner=owner, clock=clock.get_utc, lead=clock.get_lead)
     store.gates = Gates(folder)
     store.ensure()
     policy = RetryPolicy(initial=0.05, cap=0.2, attempts=None)
-    settings = Settings(owner=store.owner, policy=policy, **TIMES)
+    settings = RuntimeSettings(owner=store.owner, policy=policy, **TIMES)
     runtime = Runtime(store, settings, clock=clock)
 
     @asynccontextmanager
@@ -162,7 +161,7 @@ class Mortal:
     life: Callable[..., None]
     log: Path
     given: tuple[Any, ...] = ()
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=find_free_port)
     process: Any = None
 
     @property

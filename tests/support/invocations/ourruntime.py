@@ -1,4 +1,4 @@
-"""The project's runtime in the test's own event loop, called by its HTTP."""
+"""The project's runtime in the test's event loop, called by HTTP."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import httpx
 from plans import FailedError
 from sqlalchemy import Engine
 
-from durable_invocations.ingress.app import Settings as IngressSettings
-from durable_invocations.ingress.app import create_app
+from durable_invocations.ingress.app import IngressSettings, create_app
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.store import SqlStore
 
 QUICK = RetryPolicy(initial=0.01, cap=0.1, attempts=None)
@@ -79,7 +78,7 @@ async def running(
     """Run a runtime on the database, which drives what is served at `url`, in this block."""
     store = SqlStore(engine)
     store.ensure()
-    async with Runtime(store, Settings(**{"policy": QUICK, **settings})) as runtime:
+    async with Runtime(store, RuntimeSettings(**{"policy": QUICK, **settings})) as runtime:
         transport = httpx.ASGITransport(create_app(IngressSettings(backend=runtime)))
         base = "http://127.0.0.1:4080"
         async with httpx.AsyncClient(transport=transport, base_url=base, timeout=60) as client:

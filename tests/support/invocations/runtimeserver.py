@@ -1,14 +1,14 @@
-"""The runtime of invocations with its HTTP, in a thread of the test."""
+"""The runtime of invocations as an HTTP server in a thread of the test."""
 
 from contextlib import contextmanager
 
 from asgiservers import bound
 
-from asgi_guards.testing import serving
+from asgi_guards.testing import run_server
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.timers import SteadyClock
-from iscp_dagster.jobservices.server import application, settings_of
+from iscp_dagster.jobservices.server import build_application, build_settings
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
 
 
@@ -16,13 +16,13 @@ from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
 def runtime_of(log_url, *, token="", services=None):
     """The address of a runtime that drives what is in this database."""
     environ = {LOG_URL: log_url, INVOCATIONS_TOKEN: token}
-    settings = settings_of(environ, "127.0.0.1", services=services)
-    store = SqlStore(open_database(log_url, kept=True), owner=settings.runtime.owner)
+    settings = build_settings(environ, "127.0.0.1", services=services)
+    store = SqlStore(open_database(log_url, keep_open=True), owner=settings.runtime.owner)
     store.ensure()
     listening, port = bound()
-    app = application(settings, store, SteadyClock(), f"http://127.0.0.1:{port}")
+    app = build_application(settings, store, SteadyClock(), f"http://127.0.0.1:{port}")
     try:
-        with serving(app, listening=listening, lifespan="on") as served:
+        with run_server(app, listening=listening, lifespan="on") as served:
             yield served.url
     finally:
         store.engine.dispose()

@@ -1,4 +1,4 @@
-"""What callers of the test services may see, whoever drives them and whoever serves them."""
+"""What callers of the test services may see, with any runtime and any SDK."""
 
 from __future__ import annotations
 

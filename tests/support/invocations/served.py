@@ -1,4 +1,4 @@
-"""Runs an ASGI application in a process of its own, at both HTTP/1.1 and HTTP/2."""
+"""Runs an ASGI application in a separate process, over HTTP/1.1 and HTTP/2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 
 Command = Callable[[Path | str, str, int], tuple[str, ...]]
 START_SECONDS = 120.0
@@ -80,7 +80,7 @@ def served(
     python: Path | str, app: str, folder: Path, command: Command = hypercorn
 ) -> Iterator[Served]:
     """Run `module:name` of this folder until the end of the block."""
-    port = free_port()
+    port = find_free_port()
     server = Served(command(python, app, port), port, folder / f"{command.__name__}.log")
     server.start()
     try:

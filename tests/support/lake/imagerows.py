@@ -1,4 +1,4 @@
-"""Commits to a small table as the image rows that a scan hands to a trigger, without Spark.
+"""Commits to a small table as the image rows that a trigger gets from a scan, without Spark.
 
 The table has the columns desk (the tenant), id (the key) and amount. A commit is a mapping from
 (desk, id) to the new amount, or to GONE.
@@ -18,17 +18,17 @@ from logs import T0
 from iscp_dagster import Endpoint, SourceTable, Trigger
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.consumer import TriggerConsumer
-from iscp_dagster.eventtriggers.evaluation import Rule
+from iscp_dagster.eventtriggers.evaluation import TriggerEvaluator
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.joblog.sql.active import ISCP_ACTIVE, active_sets
+from iscp_dagster.joblog.sql.active import ISCP_ACTIVE, read_active_sets
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.jobs import JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.sync.executors.retriever import Retriever, Share
-from iscp_dagster.sync.writing.sink import Sink
+from iscp_dagster.sync.executors.retriever import ConsumerScan, Retriever
+from iscp_dagster.sync.writing.sink import ConsumerClaims
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 
@@ -158,24 +158,26 @@ class Alerts:
         self.log.register_many(rows)
 
     def watermarks(self) -> dict[str, int]:
-        return {job.key.tenant: job.watermark.version for job in self.log.jobs()}
+        return {job.key.tenant: job.watermark.version for job in self.log.list_jobs()}
 
-    def begun(self, to: int, *tenants: str, run: str = "run") -> Sink:
-        jobs = [job for job in self.log.jobs() if not tenants or job.key.tenant in tenants]
-        iteration = Iteration.of(jobs, moment(to))
-        return Sink(log=self.log, claims=self.log.begin(iteration, run, {}))
+    def begun(self, to: int, *tenants: str, run: str = "run") -> ConsumerClaims:
+        jobs = [job for job in self.log.list_jobs() if not tenants or job.key.tenant in tenants]
+        iteration = Iteration.from_jobs(jobs, moment(to))
+        return ConsumerClaims(log=self.log, claims=self.log.begin(iteration, run, {}))
 
     def iterate(self, to: int, *tenants: str, gap: str = "") -> Retriever:
         """Bring the tenants' jobs to a version; with `gap`, by a snapshot for that reason."""
         sink = self.begun(to, *tenants)
         while True:
             found = self.consumed(sink, gap=gap)
-            left = [claim for claim in found.settled.values() if claim is not None]
+            left = [claim for claim in found.next_claims.values() if claim is not None]
             if not left:
                 return found
-            sink = Sink(log=self.log, claims=left)
+            sink = ConsumerClaims(log=self.log, claims=left)
 
-    def consumed(self, sink: Sink, *, gap: str = "", outbox: Outbox | None = None) -> Retriever:
+    def consumed(
+        self, sink: ConsumerClaims, *, gap: str = "", outbox: Outbox | None = None
+    ) -> Retriever:
         """Have the consumer take the step of the sink's claims."""
         retriever = self.retriever(sink, snapshot=bool(gap))
         consumer = self.consumer(reason=gap)
@@ -189,7 +191,7 @@ class Alerts:
         identity = (*([source.tenant] if source.tenant else []), *source.keys)
         return TriggerConsumer(
             source=source,
-            rule=Rule(self.trigger, identity),
+            evaluator=TriggerEvaluator(self.trigger, identity),
             table_id=TABLE_ID,
             log=self.log,
             outbox=Outbox(self.log.engine, clock=lambda: T0),
@@ -198,10 +200,10 @@ class Alerts:
             reason=reason,
         )
 
-    def retriever(self, sink: Sink, *, snapshot: bool) -> Retriever:
+    def retriever(self, sink: ConsumerClaims, *, snapshot: bool) -> Retriever:
         range_ = sink.claims[0].step.range
         whole = snapshot or range_.initial
-        share = Share(
+        share = ConsumerScan(
             job=sink.job,
             registrations=sink.registrations,
             range=range_,
@@ -217,7 +219,12 @@ class Alerts:
         for some in self.shuffle([rows[: len(rows) // 2], rows[len(rows) // 2 :]]):
             coming.put(pa.Table.from_pylist(some, SCHEMA))
         coming.put(None)
-        return Retriever(share=share, settle=sink.settle, lost=sink.lost, coming=coming)
+        return Retriever(
+            share=share,
+            move_watermarks=sink.move_watermarks,
+            find_lost=sink.find_lost,
+            coming=coming,
+        )
 
     def events(self) -> list[tuple[str, str, str, int]]:
         """Every event in the outbox in its order: type, tenant, key and version."""
@@ -225,20 +232,20 @@ class Alerts:
         chosen = sa.select(
             columns.event_type, columns.tenant, columns.event_key, columns.source_version
         )
-        with self.log.reading() as connection:
+        with self.log.begin_read() as connection:
             found = connection.execute(chosen.order_by(columns.number))
             return [tuple(row) for row in found]
 
     def outbox(self) -> list[dict[str, Any]]:
-        with self.log.reading() as connection:
+        with self.log.begin_read() as connection:
             found = connection.execute(sa.select(ISCP_OUTBOX).order_by(ISCP_OUTBOX.c.number))
             return [dict(row) for row in found.mappings()]
 
     def active(self) -> set[str]:
         """The keys of all active rows that are kept."""
-        with self.log.reading() as connection:
+        with self.log.begin_read() as connection:
             return set(connection.scalars(sa.select(ISCP_ACTIVE.c.event_key)))
 
     def held(self, tenant: str) -> Any:
-        with self.log.reading() as connection:
-            return active_sets(connection, [self.key(tenant)]).get(self.key(tenant))
+        with self.log.begin_read() as connection:
+            return read_active_sets(connection, [self.key(tenant)]).get(self.key(tenant))

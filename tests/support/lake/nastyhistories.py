@@ -18,11 +18,11 @@ from plainvalues import as_bytes, plain
 from tables import FEED, Table
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.tables import Index
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.upkeep.position import read_positions
 
 NUMBERS = itertools.count()
 LOOK = "look"
@@ -89,9 +89,9 @@ def live(history: History, deployment: Deployment, writer: Any) -> None:
 
 def synchronize(table: Table) -> None:
     """Follow the table until nothing is due; every job must then be at its last version."""
-    failed = [each for each in table.follow() if not isinstance(each, Delivery)]
+    failed = [each for each in table.follow() if not isinstance(each, PendingCommit)]
     assert not failed, failed
-    late = [each for each in positions(table.deployment, table.source) if not each.in_step]
+    late = [each for each in read_positions(table.deployment, table.source) if not each.in_step]
     assert not late, late
 
 
@@ -103,7 +103,7 @@ def compare(history: History, table: Table) -> None:
     if history.where != "true":
         count = table.sql("SELECT count(*) FROM {t}")[0][0]
     for index in table.source.indexes:
-        view, client = table.view(index), table.deployment.endpoint.client()
+        view, client = table.view(index), table.deployment.endpoint.get_client()
         kept = {*(index.columns or spark.schema.names), *table.identity}
         columns = [name for name in column_names(client, view) if name in kept]
         assert len(columns) == len(kept), (index.name, columns)
@@ -160,7 +160,7 @@ def lost_values(client: Client, view: str, columns: list[str]) -> list[str]:
     return [
         name
         for name in lost
-        if client.query(f"SELECT count({ident(name)}) FROM {view}").result_rows[0][0]
+        if client.query(f"SELECT count({quote_identifier(name)}) FROM {view}").result_rows[0][0]
     ]
 
 
@@ -170,8 +170,11 @@ def read_clickhouse(
     """The view's rows as plain values of the source's types."""
     maps = [each.name for each in schema if pa.types.is_map(each.type)]
     # A map's keys may be what Python cannot hash.
-    zipped = {name: f"arrayZip(mapKeys({ident(name)}), mapValues({ident(name)}))" for name in maps}
-    chosen = ", ".join(zipped.get(name, ident(name)) for name in schema.names)
+    zipped = {
+        name: f"arrayZip(mapKeys({quote_identifier(name)}), mapValues({quote_identifier(name)}))"
+        for name in maps
+    }
+    chosen = ", ".join(zipped.get(name, quote_identifier(name)) for name in schema.names)
     found = client.query(
         f"SELECT {chosen} FROM {view} WHERE {history.where}", query_formats={"String": "bytes"}
     )

@@ -1,8 +1,8 @@
 """Values of Spark and of ClickHouse as the same plain Python, by a small table of types.
 
-Nothing of the package takes part. A float is its text, so that -0.0 and NaN are values like others;
-a time is microseconds since 1970, a date days; a text is its bytes; a struct the tuple of its
-fields, in the source's order; a map its pairs, sorted.
+It uses no code of the package. A float becomes its text, so that -0.0 and NaN compare like other
+values; a time becomes microseconds since 1970, a date days; a text its bytes; a struct the tuple of
+its fields, in the source's order; a map its sorted pairs.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
 from iscp_dagster.serve.access import FileAccess, OpenAccess
-from iscp_dagster.serve.catalog import catalog
-from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.web.app import Settings, create_app
-from iscp_dagster.serve.web.graphql_http import Bounds
+from iscp_dagster.serve.catalog import read_catalog
+from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
+from iscp_dagster.serve.web.graphql_http import HttpBounds
 
 NUMBERS = count()
 FIELDS = (
@@ -88,16 +88,18 @@ class Shop:
         assert not any(receipt.code for receipt in receipts), receipts
 
     def catalog(self):
-        return catalog([self.source], [self.endpoint], lambda *_: {"photo"})
+        return read_catalog([self.source], [self.endpoint], lambda *_: {"photo"})
 
-    def settings(self, tokens: Any = None, **bounds: Any) -> Settings:
+    def settings(self, tokens: Any = None, **bounds: Any) -> GraphQLServerSettings:
         """Return settings; `tokens` is a path to write TOKENS to, or None."""
         access: Any = OpenAccess()
         if tokens is not None:
             tokens.write_text(json.dumps(TOKENS))
             access = FileAccess(tokens)
-        schemas = Schemas(load=self.catalog, every=0)
-        return Settings(schemas=schemas, access=access, bounds=Bounds(**bounds), environ={})
+        schemas = SchemaCache(load=self.catalog, refresh_seconds=0)
+        return GraphQLServerSettings(
+            schemas=schemas, access=access, bounds=HttpBounds(**bounds), environ={}
+        )
 
     def client(self, tokens: Any = None, **bounds: Any) -> TestClient:
         return TestClient(create_app(self.settings(tokens, **bounds)))

@@ -1,4 +1,4 @@
-"""A table of trades with a view and a trigger on it: its commits, and what consumers must get.
+"""A table of trades with a view and a trigger: its commits, and what consumers must get.
 
 Two tenants have equal keys, and each commit changes many rows of both, so that a range of commits
 changes most keys several times. Kept in tests/golden, as Spark wrote it.
@@ -18,7 +18,7 @@ from typing import Any
 
 from histories import Kept, Written, to_be_written
 
-from iscp_dagster.events.keys import event_key
+from iscp_dagster.events.keys import make_event_key
 
 NAME = "tradeflow"
 TABLE = "flow.trades"
@@ -163,7 +163,7 @@ class Trades:
 
     def _event(self, version: int, key: Key, fires: str, row: Row) -> Sent:
         at = self.timestamp(version)
-        named = f"{TRIGGER}:{event_key(key[0], [key[1]])}:{at}"
+        named = f"{TRIGGER}:{make_event_key(key[0], [key[1]])}:{at}"
         id_ = hashlib.sha256(named.encode()).hexdigest()[:32]
         return Sent(id_, fires, at, {name: row[name] for name in ("tenant", "id", "gross")})
 

@@ -57,4 +57,4 @@ def _cells() -> Iterator[tuple[str, ...]]:
         kept = [PRIMITIVES.get(name, "Decimal(p, s)") for name in names]
         delta, default = (", ".join(f"`{each}`" for each in line) for line in (names, kept))
         for at, cell in enumerate(cells):
-            yield delta, default if at == 0 else "", cell.shown, cell.holds
+            yield delta, default if at == 0 else "", cell.label, cell.domain

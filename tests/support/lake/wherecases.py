@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import text
-from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.serve.columns import column
+from iscp_dagster.clickhouse.connect.quoting import quote_string
+from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.comparing import OPERATORS
-from iscp_dagster.serve.rows import Limits, rows, select_list
-from iscp_dagster.serve.sql import Parameters, condition
-from iscp_dagster.serve.where import parse
+from iscp_dagster.serve.rows import QueryLimits, query_rows, render_select_list
+from iscp_dagster.serve.sql import Parameters, render_condition
+from iscp_dagster.serve.where import parse_where
 
 
 @dataclass(frozen=True)
@@ -312,18 +312,23 @@ def _asked(edge):
 
 def clickhouse_says(endpoint: Endpoint, edge: Edge):
     """Return for each value, and then null, its row and what ClickHouse says to all conditions."""
-    asked = column(edge.name, parsed(edge.type))
-    made = [f"CAST({value}, {text(edge.type)})" for value, _ in edge.values]
+    asked = build_column(edge.name, parse_type(edge.type))
+    made = [f"CAST({value}, {quote_string(edge.type)})" for value, _ in edge.values]
     made += ["NULL"] if asked.nullable else []
-    array = f"CAST([{', '.join(made)}], {text(f'Array({edge.type})')})"
+    array = f"CAST([{', '.join(made)}], {quote_string(f'Array({edge.type})')})"
     parameters = Parameters()
-    parts = [condition(parse({edge.name: asked}, where), parameters) for where in conditions(edge)]
-    told = [column(f"c{number}", parsed("Nullable(Int64)")) for number in range(len(parts))]
+    parts = [
+        render_condition(parse_where({edge.name: asked}, where), parameters)
+        for where in conditions(edge)
+    ]
+    told = [
+        build_column(f"c{number}", parse_type("Nullable(Int64)")) for number in range(len(parts))
+    ]
     query = (
-        f"SELECT {select_list([asked])}, {', '.join(parts)} "
+        f"SELECT {render_select_list([asked])}, {', '.join(parts)} "
         f"FROM (SELECT arrayJoin({array}) AS {edge.name})"
     )
-    found = rows(endpoint, query, parameters.values, [asked, *told], Limits())
+    found = query_rows(endpoint, query, parameters.values, [asked, *told], QueryLimits())
     assert len(found) == len(made)
     return [
         (row, [None if row[each.field] is None else bool(int(row[each.field])) for each in told])

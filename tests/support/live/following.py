@@ -6,8 +6,8 @@ import time
 from contextlib import contextmanager
 
 from iscp_dagster.serve.access import EVERYONE
-from iscp_dagster.serve.catalog import catalog
-from iscp_dagster.serve.live.service import Listening, Live
+from iscp_dagster.serve.catalog import read_catalog
+from iscp_dagster.serve.live.service import SubscriberContext, SubscriptionService
 
 
 class Follower:
@@ -29,13 +29,13 @@ class Follower:
 @contextmanager
 def following(deployment, source, name, **given):
     """Subscribe to a built changes index of the table until the block ends."""
-    found = catalog([source], [deployment.endpoint], lambda *_: ()).changes.values()
+    found = read_catalog([source], [deployment.endpoint], lambda *_: ()).changes.values()
     (served,) = [each for each in found if each.index.name == name]
     follower, loop, ended = Follower(), asyncio.new_event_loop(), asyncio.Event()
 
     async def follow():
-        live = Live(log=deployment.log)
-        listening = Listening(viewer=EVERYONE, on_lost=lambda _: None)
+        live = SubscriptionService(log=deployment.log)
+        listening = SubscriberContext(viewer=EVERYONE, on_lost=lambda _: None)
         async for message in live.subscribe(served, given, listening):
             follower.messages.append(message)
 

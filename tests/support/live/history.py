@@ -1,4 +1,4 @@
-"""Changes of a view in memory: what `Images` reads, and the truth that subscribers are held to."""
+"""Changes of a view in memory: what `ImageReader` reads, and what subscribers must get."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from iscp_dagster.events.changes import Change
+from iscp_dagster.events.changes import RowChange
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.joblog.sql.reached import Reached
+from iscp_dagster.joblog.sql.reached import IndexWatermarks
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.serve.live.feed import Feed
-from iscp_dagster.serve.live.images import Found, Standing
-from iscp_dagster.serve.live.positions import Position
+from iscp_dagster.serve.live.feed import IndexFeed
+from iscp_dagster.serve.live.images import ChangePage, SnapshotPage
+from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.ring import Ring
 from iscp_dagster.serve.live.subscription import Subscription
-from iscp_dagster.serve.live.telling import Wanted
+from iscp_dagster.serve.live.telling import ChangeFilter
 
 
 @dataclass
@@ -87,20 +87,20 @@ class FakeIndex:
 
     # What a feed asks.
 
-    def reached(self, tenants):
+    def read_watermarks(self, tenants):
         found = {
             name: its for name, its in self.tenants.items() if tenants is None or name in tenants
         }
-        return Reached(
+        return IndexWatermarks(
             table_id="t",
             versions={name: its.watermark for name, its in found.items()},
             registrations={name: its.registration for name, its in found.items()},
         )
 
-    def opened(self):
+    def open_history(self):
         return self.generation, self
 
-    def begins(self, tenants):
+    def read_beginnings(self, tenants):
         self._answer()
         return {
             each: self.tenants[each].begin
@@ -113,16 +113,16 @@ class FakeIndex:
             self.failures -= 1
             raise self.failure
 
-    def base(self, tenant, version, told, most):
+    def read_base(self, tenant, version, offset, most):
         its = self.tenants[tenant]
         rows = its.base if its.begin == version else []
         found = [
             stamped(tenant, version, 0, key, ChangeKind.BASE, None, value)
-            for key, value in rows[told : told + most]
+            for key, value in rows[offset : offset + most]
         ]
-        return Found(stamped=tuple(found), whole=len(found) < most)
+        return ChangePage(timed_changes=tuple(found), complete=len(found) < most)
 
-    def changes(self, spans, most):
+    def read_changes(self, spans, most):
         self._answer()
         self.asked += 1
         found = []
@@ -131,23 +131,23 @@ class FakeIndex:
             for change in its.changes:
                 version, ordinal = change[:2]
                 late = its.begin is None or version > its.begin
-                if late and span.after < Position(version, ordinal) <= span.upto:
+                if late and span.after < ChangePosition(version, ordinal) <= span.upto:
                     found.append((version, span.tenant, ordinal, change))
         told = [stamped(tenant, *change) for _, tenant, _, change in sorted(found)[:most]]
-        begins = self.begins([span.tenant for span in spans])
-        return Found(stamped=tuple(told), whole=len(told) < most, begins=begins)
+        begins = self.read_beginnings([span.tenant for span in spans])
+        return ChangePage(timed_changes=tuple(told), complete=len(told) < most, beginnings=begins)
 
-    def standing(self, at, row, most, where):
+    def read_snapshot(self, at, after_key, most, where):
         found = []
         for tenant, position in at.items():
             for key, value in self.as_of(tenant, position).items():
-                if not row or (tenant, str(key).zfill(3)) > row:
+                if not after_key or (tenant, str(key).zfill(3)) > after_key:
                     told = stamped(tenant, 0, 0, key, ChangeKind.BASE, None, value)
                     found.append(((tenant, str(key).zfill(3)), told))
         page = sorted(found, key=lambda each: each[0])[:most]
-        meets = Wanted(where=where).__dict__["_meets"]
+        meets = ChangeFilter(where=where).__dict__["_meets"]
         kept = tuple(each for each in page if meets(each[1][0].after))
-        return Standing(rows=kept, upto=page[-1][0] if len(page) == most else None)
+        return SnapshotPage(rows=kept, upto=page[-1][0] if len(page) == most else None)
 
     # The truth.
 
@@ -157,7 +157,7 @@ class FakeIndex:
         rows = dict(its.base)
         for version, ordinal, key, _operation, _before, after in its.changes:
             late = its.begin is None or version > its.begin
-            if late and Position(version, ordinal) <= position:
+            if late and ChangePosition(version, ordinal) <= position:
                 rows.pop(key, None)
                 rows |= {} if after is None else {key: after}
         return rows
@@ -174,7 +174,7 @@ def stamped(tenant, version, ordinal, key, operation, before, after):
         return None if value is None else {"tenant": tenant, "id": key, "value": value}
 
     fields = ("value",) if operation == ChangeKind.UPDATE else ()
-    change = Change(
+    change = RowChange(
         tenant=tenant,
         key=str(key),
         operation=operation,
@@ -189,15 +189,15 @@ class Listener:
     """One subscriber that takes what it is told, at once."""
 
     def __init__(self, feed, **asked):
-        asked.setdefault("wanted", Wanted())
-        self.subscription = Subscription(feed=feed, every=0, **asked)
+        asked.setdefault("change_filter", ChangeFilter())
+        self.subscription = Subscription(feed=feed, progress_seconds=0, **asked)
         self.messages = []
         self.error = None
         self.task = asyncio.create_task(self._listen())
 
     async def _listen(self):
         try:
-            async for message in self.subscription.messages():
+            async for message in self.subscription.stream_messages():
                 self.messages.append(message)
         except Exception as error:  # noqa: BLE001 - a test looks at it
             self.error = error
@@ -222,7 +222,7 @@ async def settled(feed, listeners, seconds=10.0):
     while not all(each.task.done() for each in listeners):
         going = [each for each in listeners if not each.task.done()]
         readers = feed.ring._readers
-        if len(readers) == len(going) and all(each.at == feed.ring.end for each in readers):
+        if len(readers) == len(going) and all(each.next_entry == feed.ring.end for each in readers):
             return
         assert time.monotonic() < deadline, "listeners do not settle"
         await asyncio.sleep(0)
@@ -230,4 +230,4 @@ async def settled(feed, listeners, seconds=10.0):
 
 def new_feed(index, **options):
     options.setdefault("ring", Ring(64))
-    return Feed(index="shop.trades/big", source=index, page=3, patience=0.05, **options)
+    return IndexFeed(index="shop.trades/big", source=index, page_size=3, patience=0.05, **options)

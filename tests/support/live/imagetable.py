@@ -4,18 +4,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 from iscp_dagster import SourceTable
-from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.joblog.iterations import Done, Iteration
+from iscp_dagster.joblog.iterations import Iteration, WrittenStep
 from iscp_dagster.model.declared.images import IMAGE_FIELDS, ChangeKind
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.serve.catalog import catalog
-from iscp_dagster.serve.live.service import images_of
+from iscp_dagster.serve.catalog import read_catalog
+from iscp_dagster.serve.live.service import build_image_reader
 
 FIELDS = tuple(
     DeltaField(name=name, type=Primitive(type_), nullable=name == "value")
@@ -40,7 +40,7 @@ class ImageTable:
 
     def __init__(self, endpoint, database):
         self.endpoint, self.source = endpoint, source_in(database)
-        self.client = endpoint.client()
+        self.client = endpoint.get_client()
         self.create()
 
     def shape(self, generation=0):
@@ -54,26 +54,26 @@ class ImageTable:
     def create(self, generation=0):
         """Make a generation, and the views unless they are there."""
         shape = self.shape(generation)
-        for statement in shape.create_statements():
+        for statement in shape.render_create_statements():
             self.client.command(statement, settings=SETTINGS)
         if not generation:
-            for statement in shape.view_statements():
+            for statement in shape.render_view_statements():
                 self.client.command(statement)
 
     def drop(self):
         shape = self.shape()
         data = IndexData(endpoint=self.endpoint, database=shape.database, view=shape.view)
-        data.drop()
+        data.drop_index()
 
     @property
     def name(self):
         shape = self.shape()
-        return shape.name(shape.rows)
+        return shape.qualify_name(shape.rows)
 
     @property
     def images(self):
-        (served,) = catalog([self.source], [self.endpoint], lambda *_: ()).changes.values()
-        return images_of(served)
+        (served,) = read_catalog([self.source], [self.endpoint], lambda *_: ()).changes.values()
+        return build_image_reader(served)
 
     def insert(self, rows):
         """Insert (tenant, id, value, change, image, fields, ordinal, version)."""
@@ -83,7 +83,7 @@ class ImageTable:
 
     def begin(self, tenant, version, rows):
         """Begin the tenant's history with (id, value) as of a version."""
-        self.client.command(f"ALTER TABLE {self.name} DROP PARTITION {text(tenant)}")
+        self.client.command(f"ALTER TABLE {self.name} DROP PARTITION {quote_string(tenant)}")
         base = [(tenant, key, value, 0, 1, [], 0, version) for key, value in rows]
         self.insert([(tenant, 0, None, -1, 0, [], 0, version), *base])
 
@@ -117,7 +117,7 @@ def register(log, *tenants, table_id="t-1", name=NAME):
 
 def reach(log, version, *tenants, name=NAME):
     """Complete an iteration of each tenant's job up to a version."""
-    for job in log.jobs(name=name, tenants=tenants):
+    for job in log.list_jobs(name=name, tenants=tenants):
         to = Moment(version, version * 1_000_000)
-        for claim in log.begin(Iteration.of([job], to), "run", {}):
-            log.complete([Done(claim=claim, to=to, counts={})])
+        for claim in log.begin(Iteration.from_jobs([job], to), "run", {}):
+            log.complete([WrittenStep(claim=claim, to=to, counts={})])

@@ -14,11 +14,11 @@ from websockets.asyncio.client import connect
 
 from asgi_guards import testing
 from iscp_dagster.serve.access import OpenAccess
-from iscp_dagster.serve.catalog import catalog
-from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.live.service import Live
-from iscp_dagster.serve.live.transport.socket import SocketBounds, Sockets
-from iscp_dagster.serve.web.app import PATH, Settings, create_app
+from iscp_dagster.serve.catalog import read_catalog
+from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.live.service import SubscriptionService
+from iscp_dagster.serve.live.transport.socket import SocketBounds, SocketServer
+from iscp_dagster.serve.web.app import GRAPHQL_PATH, GraphQLServerSettings, create_app
 
 SOURCE = source_in("live")
 BIG = "live_big"
@@ -27,24 +27,26 @@ BIG = "live_big"
 @dataclass
 class Running:
     port: int
-    live: Live
-    sockets: Sockets
+    live: SubscriptionService
+    sockets: SocketServer
     server: uvicorn.Server
 
 
 @contextmanager
 def serving(log, endpoint, *, access=None, bounds=None, **options):
     """Serve the changes of SOURCE."""
-    live, access = Live(log=log, **options), access or OpenAccess()
-    schemas = Schemas(
-        load=lambda: catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
+    live, access = SubscriptionService(log=log, **options), access or OpenAccess()
+    schemas = SchemaCache(
+        load=lambda: read_catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
     )
-    sockets = Sockets(schemas=schemas, access=access, bounds=bounds or SocketBounds())
-    route = WebSocketRoute(PATH, sockets.endpoint)
+    sockets = SocketServer(schemas=schemas, access=access, bounds=bounds or SocketBounds())
+    route = WebSocketRoute(GRAPHQL_PATH, sockets.serve_websocket)
     app = create_app(
-        Settings(schemas=schemas, access=access, routes=[route], beside=[sockets.beside])
+        GraphQLServerSettings(
+            schemas=schemas, access=access, routes=[route], background=[sockets.watch_connections]
+        )
     )
-    with testing.serving(app, lifespan="on", ws_per_message_deflate=False) as served:
+    with testing.run_server(app, lifespan="on", ws_per_message_deflate=False) as served:
         yield Running(port=served.port, live=live, sockets=sockets, server=served.server)
 
 
@@ -82,7 +84,7 @@ class Client:
 @asynccontextmanager
 async def client(running, *, init=True, payload=None, **options):
     options = {"subprotocols": ["graphql-transport-ws"], **options}
-    async with connect(f"ws://127.0.0.1:{running.port}{PATH}", **options) as socket:
+    async with connect(f"ws://127.0.0.1:{running.port}{GRAPHQL_PATH}", **options) as socket:
         one = Client(socket)
         if init:
             await one.say(type="connection_init", **({"payload": payload} if payload else {}))

@@ -6,12 +6,15 @@ from datetime import timedelta
 from watches import NOON
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
+from iscp_dagster.webhooks.answers import AttemptOutcome, EndpointAnswer, MessageVerdict
 from iscp_dagster.webhooks.pending import PendingEvent
-from iscp_dagster.webhooks.recording import Result
-from sql_transactions.engine import transaction
+from iscp_dagster.webhooks.recording import AttemptResult
+from sql_transactions.engine import begin_transaction
 
-DELIVERED, DEAD = Outcome(verdict=Verdict.DELIVERED), Outcome(verdict=Verdict.DEAD)
+DELIVERED, DEAD = (
+    AttemptOutcome(verdict=MessageVerdict.DELIVERED),
+    AttemptOutcome(verdict=MessageVerdict.DEAD),
+)
 
 
 def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", type_="MATCH"):
@@ -23,7 +26,7 @@ def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", t
         tenant=tenant,
         key=f"{tenant}/{number if key is None else key}",
         event_type=type_,
-        source_timestamp=SourceTimestamp.of(at, version=number),
+        source_timestamp=SourceTimestamp.from_datetime(at, version=number),
         recorded=at,
         body=json.dumps({"event_id": f"{trigger}-{number}", "text": "Füße \0"}).encode(),
         endpoints=tuple(to),
@@ -31,15 +34,19 @@ def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", t
 
 
 def put(outbox, *events, **bounds):
-    with transaction(outbox.engine, writes=True) as connection:
+    with begin_transaction(outbox.engine, writes=True) as connection:
         outbox.put(connection, events, bounds=bounds)
 
 
 def again(outbox, seconds):
-    return Outcome(verdict=Verdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds))
+    return AttemptOutcome(
+        verdict=MessageVerdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds)
+    )
 
 
 def result(outbox, message, outcome=DELIVERED, status=200, text=""):
     """Return what came of an attempt that took a quarter of a second."""
-    answer = Answer(status=status, text=text)
-    return Result(message=message, answer=answer, outcome=outcome, at=outbox.clock(), seconds=0.25)
+    answer = EndpointAnswer(status=status, text=text)
+    return AttemptResult(
+        message=message, answer=answer, outcome=outcome, at=outbox.clock(), seconds=0.25
+    )

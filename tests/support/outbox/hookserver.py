@@ -1,4 +1,4 @@
-"""A receiver of webhooks in a process of its own, which is often unwell and may be killed.
+"""A receiver of webhooks in a separate process, which often fails and may be killed.
 
     python hookserver.py PORT DATABASE
 
@@ -83,7 +83,7 @@ class Receiver:
                 if not claim.duplicate:
                     handled = "INSERT INTO handled (event_id, body) VALUES (?, ?)"
                     connection.exec_driver_sql(handled, (id_, text))
-                    claim.done(connection=connection)
+                    claim.complete(connection=connection)
         except BeingHandledError:
             return 503, False
         return 204, claim.duplicate

@@ -1,4 +1,4 @@
-"""A runtime of invocations in memory, and a retriever of rows cut anyhow, for tests."""
+"""A runtime of invocations in memory, and a retriever of rows in any batches, for tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.serviceconsumers.services import ENDED, Invoked
-from iscp_dagster.sync.executors.retriever import Retriever, Share
+from iscp_dagster.serviceconsumers.services import ENDED, InvocationState
+from iscp_dagster.sync.executors.retriever import ConsumerScan, Retriever
 
 SCHEMA = pa.schema(
     [
@@ -38,14 +38,14 @@ class Runtime:
     handler: Callable[[dict[str, Any]], str | None] = lambda _: None
     keyed_by_tenant: bool = False
     down: bool = False
-    invoked: dict[str, Invoked] = field(default_factory=dict)
+    invoked: dict[str, InvocationState] = field(default_factory=dict)
     """By idempotency key."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """Of the invocations, in their order."""
     keys: list[str | None] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def keyed(self, url, service, handler):
+    def is_keyed(self, url, service, handler):
         self._answer()
         return self.keyed_by_tenant
 
@@ -61,11 +61,13 @@ class Runtime:
             id_ = f"inv_{len(self.invoked)}"
             status = "paused" if said == "paused" else ENDED
             failure = "" if said in {None, "paused"} else said
-            made = Invoked(id=id_, status=status, link=f"http://here/{id_}", failure=failure)
+            made = InvocationState(
+                id=id_, status=status, link=f"http://here/{id_}", failure=failure
+            )
             self.invoked[idempotency_key] = made
             return replace(made, status="accepted", failure="")
 
-    def stands(self, service, handler, *, key, idempotency_key):
+    def has_invocation(self, service, handler, *, key, idempotency_key):
         self._answer()
         found = self.invoked.get(idempotency_key)
         return found is not None and not found.failed
@@ -76,7 +78,7 @@ class Runtime:
             if each.id == id_:
                 self.invoked[name] = replace(each, status=ENDED, failure=failure)
 
-    def look(self, invoked, seconds):
+    def poll_invocation(self, invoked, seconds):
         self._answer()
         return next(each for each in self.invoked.values() if each.id == invoked.id)
 
@@ -113,7 +115,7 @@ def retriever_of(
     rows = list(changes)
     if dice is not None:
         dice.shuffle(rows)
-    share = Share(
+    share = ConsumerScan(
         job=JobID(db="shop", table="trades", job="booked"),
         registrations=dict.fromkeys(tenants, 7),
         range=Range(from_=Moment(span[0]), to=Moment(span[1])),

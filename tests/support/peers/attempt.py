@@ -1,4 +1,4 @@
-"""One attempt: one stream, what may come on it, and what is told on it."""
+"""One attempt: its stream, which messages may come on it, and which are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service endpoint that first lies to each invocation, and then answers it well."""
+"""A service endpoint that first answers each invocation wrongly, and then correctly."""
 
 from __future__ import annotations
 

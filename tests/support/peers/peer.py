@@ -1,4 +1,4 @@
-"""A runtime written from the protocol's text alone, to hold endpoints against it."""
+"""A runtime written from the protocol's text alone, to test endpoints with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shall go wrong while an invocation is driven, and what each invocation has by then."""
+"""Which faults occur while an invocation is driven, and what each invocation has recorded."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import find_free_port
 
 NUMBERS = itertools.count()
-PORT = free_port()
+PORT = find_free_port()
 ADDRESS = f"127.0.0.1:{PORT}"
 """The only address that the tests' ClickHouse servers may query."""
 

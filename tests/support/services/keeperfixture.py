@@ -19,8 +19,8 @@ from stackfixture import QUICK, clean_environment, wait_for
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.local.spark import java
-from iscp_dagster.local.spark.server import pyspark_folder
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.spark.server import find_pyspark_folder
+from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.local.supervise import ward
 
 START_SECONDS = 60.0
@@ -67,7 +67,7 @@ class ZooKeeper:
     """One ZooKeeper node; it comes back on the same port with the same data."""
 
     folder: Path
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=find_free_port)
     _warded: Warded | None = None
 
     def start(self) -> None:
@@ -86,7 +86,7 @@ class ZooKeeper:
         }
         config = self.folder / "zoo.cfg"
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        jars = pyspark_folder() / "jars"
+        jars = find_pyspark_folder() / "jars"
         found = [str(path) for name in JARS for path in sorted(jars.glob(f"{name}.jar"))]
         command = [str(java.find(os.environ).program), "-Xmx128m", "-XX:+UseSerialGC"]
         command += [*QUICK.split(), "-Dzookeeper.admin.enableServer=false"]
@@ -130,7 +130,7 @@ def running_keeper(folder: Path) -> Iterator[Keeper]:
     """Run a ZooKeeper and a ClickHouse that uses it, until the end of the block."""
     zookeeper = ZooKeeper(folder=made(folder / "zookeeper"))
     zookeeper.begin()
-    port = free_port()
+    port = find_free_port()
     server = clickhouse(made(folder / "clickhouse"), port, zookeeper.port)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -14,7 +14,7 @@ from random import Random
 from stackfixture import Stack, command_of
 
 from iscp_dagster.local.services.state import Condition, ServiceState
-from iscp_dagster.local.supervise.ward import below, processes
+from iscp_dagster.local.supervise.ward import find_descendants, list_processes
 
 HOLD_SECONDS = 0.1
 _DAEMON = "-m iscp_dagster.local.spark.daemon"
@@ -66,12 +66,12 @@ SERVING = {"clickhouse": "clickhouse", "jvm": "spark", "code server": "code"} | 
 
 def living(stacks: Iterable[Stack]) -> list[Process]:
     """Return every process below the stacks' supervisors."""
-    found = processes()
+    found = list_processes()
     parents = {pid: parent for pid, parent, *_ in found}
     return [
         Process(pid=pid, command=command_of(pid), parent=command_of(parents[pid]))
         for stack in stacks
-        for pid in below(stack.supervisor, found)
+        for pid in find_descendants(stack.supervisor, found)
     ]
 
 

@@ -13,7 +13,7 @@ import httpx
 from keeperfixture import START_SECONDS, Warded, answers
 from stackfixture import wait_for
 
-from iscp_dagster.delta.log.files import opened
+from iscp_dagster.delta.log.files import open_store
 
 LAKE = "s3://lake"
 SECRET = "a secret of tests"
@@ -53,7 +53,7 @@ class ObjectStore:
 
     def remove(self, name: str) -> None:
         """Delete a file of the lake."""
-        opened(self.lake, self.environment).delete_file(name)
+        open_store(self.lake, self.environment).delete_file(name)
 
 
 @contextmanager

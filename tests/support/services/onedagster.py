@@ -1,7 +1,7 @@
 """A process that tests kill: a Dagster instance with the location's sensor and jobs.
 
 Run as `python onedagster.py CONFIG`, a JSON file. It looks repeatedly and executes the requested
-runs in a thread, as daemon and run worker do. It writes events to a file, one a line.
+runs in a thread, as daemon and run worker do. It writes events to a file, one in each line.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
-from iscp_dagster.runs.migrations import remember
-from iscp_dagster.spark.session import shared
+from iscp_dagster.runs.migrations import cache_migrations
+from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.sync.deployment import Deployment
 
 PAUSE, LOOK_PAUSE = 0.3, 1.0
@@ -66,7 +66,7 @@ class Holder:
 
     held: Deployment
 
-    def deployment(self) -> Deployment:
+    def create_deployment(self) -> Deployment:
         return self.held
 
 
@@ -78,11 +78,11 @@ def main(config: dict[str, Any]) -> None:
 
     warnings.simplefilter("ignore")
     told = Path(config["told"])
-    log = SqlLog(config["log"], leases=Leases(**config["leases"]), who=config["name"])
+    log = SqlLog(config["log"], leases=Leases(**config["leases"]), actor=config["name"])
     deployment = Deployment(
         endpoint=Endpoint.parse(config["clickhouse"]),
         log=log,
-        spark=lambda: shared(config["spark"]),
+        spark=lambda: get_shared_session(config["spark"]),
         lake=config["lake"],
     )
     source = SourceTable(config["table"], key="id", tenant="tenant", indexes=[])
@@ -90,7 +90,7 @@ def main(config: dict[str, Any]) -> None:
     defs = build_definitions([source], {"iscp": iscp})
     sensor = defs.resolve_sensor_def("iscp_runner")
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    remember()
+    cache_migrations()
     with dg.DagsterInstance.from_config(config["home"]) as instance:
 
         def work() -> None:

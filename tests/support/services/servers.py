@@ -12,8 +12,8 @@ import insertgate
 from keeperfixture import START_SECONDS, Warded, answers, made
 from stackfixture import wait_for
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, shared_client
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, get_shared_client
+from iscp_dagster.local.stack.ports import find_free_port
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Server:
     """XML within <clickhouse>."""
     allowed_paths: tuple[Path, ...] = ()
     """Paths that `file()` reaches besides user_files."""
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=find_free_port)
     _warded: Warded | None = None
 
     @property
@@ -57,7 +57,7 @@ class Server:
 
     def stop(self) -> None:
         self._warded.stop()
-        shared_client.cache_clear()
+        get_shared_client.cache_clear()
         assert not answers(f"{self.url}/ping")
 
     def _told(self) -> str:

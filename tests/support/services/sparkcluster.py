@@ -14,8 +14,8 @@ from keeperfixture import Warded, made
 from stackfixture import JAVA_OPTIONS, QUICK, clean_environment, jars_folder, wait_for
 
 from iscp_dagster.local.spark import ivy, jars, java
-from iscp_dagster.local.spark.server import SparkServer, pyspark_folder
-from iscp_dagster.local.stack.ports import free_port, is_free
+from iscp_dagster.local.spark.server import SparkServer, find_pyspark_folder
+from iscp_dagster.local.stack.ports import find_free_port, is_free
 
 START_SECONDS = 120.0
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -55,13 +55,13 @@ class Cluster:
 def running_cluster(folder: Path) -> Iterator[Cluster]:
     """Run a cluster with an executor of one core on each host, until the end of the block."""
     runtime = java.find(os.environ)
-    port, connect = free_port(), free_port()
+    port, connect = find_free_port(), find_free_port()
     master = f"spark://127.0.0.1:{port}"
-    spark_jars = f"{pyspark_folder() / 'jars'}/*"
-    small = [str(runtime.program), *runtime.options(), "-Xmx256m", *SMALL]
+    spark_jars = f"{find_pyspark_folder() / 'jars'}/*"
+    small = [str(runtime.program), *runtime.list_options(), "-Xmx256m", *SMALL]
     small += ["-cp", spark_jars]
     environment = {
-        "SPARK_HOME": str(pyspark_folder()),
+        "SPARK_HOME": str(find_pyspark_folder()),
         # bin/load-spark-env.sh sets this for a worker.
         "SPARK_SCALA_VERSION": "2.13",
         "JAVA_HOME": str(_java_home(made(folder / "java"), runtime)),
@@ -87,8 +87,8 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
         started = start(
             "connect",
             "127.0.0.1",
-            list(_on(master, server.command(), delta)),
-            **_new(server.environment(clean_environment(folder))),
+            list(_on(master, server.build_command(), delta)),
+            **_new(server.build_environment(clean_environment(folder))),
         )
         cluster = Cluster(f"sc://127.0.0.1:{connect}", folder)
         _until(lambda: not is_free(connect), started)

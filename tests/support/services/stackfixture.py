@@ -21,8 +21,8 @@ from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SPARK
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
-from iscp_dagster.local.stack.environment import with_stack
-from iscp_dagster.local.stack.ports import VARIABLES, free_port
+from iscp_dagster.local.stack.environment import add_stack_variables
+from iscp_dagster.local.stack.ports import VARIABLES, find_free_port
 from iscp_dagster.local.supervise import ward
 from iscp_dagster.spark.session import disconnect
 
@@ -68,12 +68,12 @@ class Stack:
     @property
     def clickhouse_url(self) -> str:
         """With the password, if the stack started it."""
-        return with_stack({"ISCP_HOME": str(self.home)}).get("CLICKHOUSE_URL", "")
+        return add_stack_variables({"ISCP_HOME": str(self.home)}).get("CLICKHOUSE_URL", "")
 
     @property
     def spark_remote(self) -> str:
         """With the token, if the stack started it."""
-        return with_stack({"ISCP_HOME": str(self.home)}).get("SPARK_REMOTE", "")
+        return add_stack_variables({"ISCP_HOME": str(self.home)}).get("SPARK_REMOTE", "")
 
     @property
     def dagster_url(self) -> str:
@@ -82,7 +82,7 @@ class Stack:
     @property
     def environment(self) -> dict[str, str]:
         """The environment in which the stack's own children run."""
-        found = with_stack({"ISCP_HOME": str(self.home)})
+        found = add_stack_variables({"ISCP_HOME": str(self.home)})
         addresses = {name: found.get(name) for name in ("CLICKHOUSE_URL", "SPARK_REMOTE")}
         return clean_environment(self.home) | {
             "ISCP_LOG_URL": f"sqlite:///{self.home / 'iscp_log.sqlite'}",
@@ -96,7 +96,7 @@ class Stack:
         return current
 
     def service(self, name: str) -> ServiceState:
-        return self.state().service(name)
+        return self.state().get_service(name)
 
     def pid(self, name: str) -> int:
         """Return the service's own process, for tests that kill it."""
@@ -147,7 +147,7 @@ def copied_project(folder: Path) -> Path:
 
 def free_ports() -> dict[str, str]:
     """Ports of the stack's own for every service, as environment variables."""
-    return {name: str(free_port()) for name in VARIABLES.values()}
+    return {name: str(find_free_port()) for name in VARIABLES.values()}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from nearspark import near
 from tables import Table, deployment_at
 
 from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.serviceconsumers.runtime import runtime_at
+from iscp_dagster.serviceconsumers.runtime import open_runtime
 
 NOWHERE = "http://127.0.0.1:9"
 """No index takes part, so no ClickHouse is asked for."""
@@ -20,7 +20,7 @@ def table_at(folder: Path, name: str, endpoint: str, runtime: str, session: Any)
     """Return the table with its service consumer, which gets two rows an invocation."""
     booked = ServiceConsumer(endpoint, handler="Trades/booked", name="booked", rows=2)
     source = SourceTable(name, key="id", tenant="tenant", services=[booked])
-    services = {"services": lambda: runtime_at(runtime)}
+    services = {"services": lambda: open_runtime(runtime)}
     return Table(deployment_at(NOWHERE, session, folder, **services), source)
 
 

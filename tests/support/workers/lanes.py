@@ -1,7 +1,7 @@
 """Which tests one worker of pytest-xdist takes, and in which order.
 
-Files that share a whole stack, `ground`, are one unit. The files that use the Spark of all workers
-are two units that come early, so that it is used while warm and ended before the last tests.
+Files that share a whole stack, `ground`, are one unit. The files that use the workers' common Spark
+are two units that come early, so that they use it while warm and it ends before the last tests.
 """
 
 from __future__ import annotations

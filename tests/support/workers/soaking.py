@@ -1,4 +1,4 @@
-"""How long soaks go on."""
+"""How long soaks last."""
 
 from __future__ import annotations
 

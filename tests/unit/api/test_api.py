@@ -25,8 +25,8 @@ from places import ROOT
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.jobs import Jobs, open_jobs, stated
-from iscp_dagster.api.names import command
+from iscp_dagster.api.jobs import Jobs, open_jobs, to_spec_update
+from iscp_dagster.api.names import format_command
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -39,7 +39,7 @@ from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.cancel import cancel_runs
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 OTHER = JobID(db="shop", table="orders", job="other")
@@ -128,7 +128,7 @@ def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source)
     assert jobs.register_job("eu", MIRROR, spec(priority=9)) is False
     (job,) = jobs.list_jobs()
     assert (job.key.tenant, job.name, job.priority) == ("eu", MIRROR, 0)
-    assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
+    assert job.key.table_id == jobs.deployment.make_delta_log(source).get_table_id()
 
 
 def test_a_view_has_one_index(jobs, source):
@@ -190,7 +190,7 @@ def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, nam
         with pytest.raises(ConfigError, match=said):
             jobs.register_job(tenant, name, wanted or spec(name))
     assert jobs.list_jobs() == []
-    assert dict(jobs.deployment.log.standing()) == {}
+    assert dict(jobs.deployment.log.list_standing()) == {}
 
 
 @pytest.mark.parametrize("kind", ["mirror", OWN])
@@ -198,7 +198,7 @@ def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, nam
 def test_a_column_that_the_source_lacks_is_refused_by_name(jobs, source, tenant, kind):
     commit(source, "eu")
     said = r"Job shop\.orders/other: .*the source has no column 'dco'; it has: id, region"
-    wanted = SpecUpdate(columns=("dco",)).applied(spec(OTHER, kind=kind))
+    wanted = SpecUpdate(columns=("dco",)).apply_to(spec(OTHER, kind=kind))
     with pytest.raises(ConfigError, match=said):
         jobs.register_job(tenant, OTHER, wanted)
     assert jobs.list_jobs() == []
@@ -218,8 +218,8 @@ def test_a_key_that_is_no_plain_value_is_refused_by_name(jobs, source):
 
 def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
-    id_ = jobs.deployment.delta_log(source).table_id()
-    lacking = SpecUpdate(columns=("gone",)).applied(spec())
+    id_ = jobs.deployment.make_delta_log(source).get_table_id()
+    lacking = SpecUpdate(columns=("gone",)).apply_to(spec())
     jobs.deployment.log.register("eu", MIRROR, id_, lacking)
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
     assert jobs.get_job("eu", MIRROR).priority == 3
@@ -237,7 +237,7 @@ def test_a_consumer_may_be_an_import_path_of_what_there_is(jobs, source):
 
 def test_a_job_whose_consumer_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
-    id_ = jobs.deployment.delta_log(source).table_id()
+    id_ = jobs.deployment.make_delta_log(source).get_table_id()
     jobs.deployment.log.register("eu", OTHER, id_, spec(OTHER, kind="no.such:Thing"))
     assert jobs.update_job_spec("eu", OTHER, SpecUpdate(priority=3)) is True
 
@@ -249,7 +249,7 @@ def test_a_schedule_that_its_trigger_would_ignore_is_refused(jobs, source):
         with pytest.raises(ConfigError, match=f"{trigger}' has no schedule, and would ignore int"):
             jobs.register_job("eu", MIRROR, wanted)
     jobs.register_job("eu", MIRROR, spec(job_type="periodic", schedule={"interval": "1h"}))
-    with pytest.raises(ConfigError, match="takes interval and share alone, and would ignore intv"):
+    with pytest.raises(ConfigError, match="takes only interval and share, and would ignore intv"):
         jobs.update_job_spec("eu", MIRROR, SpecUpdate(schedule={"interval": "1h", "intv": "2h"}))
     # What an update leaves out stays.
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy"))
@@ -294,7 +294,7 @@ def test_registering_on_a_recreated_table_unregisters_the_job_of_the_earlier_one
     earlier = jobs.get_job("eu", MIRROR)
     recreate(source, "eu", "us")
     assert jobs.register_job("eu", MIRROR, spec()) is True
-    present = jobs.deployment.delta_log(source).table_id()
+    present = jobs.deployment.make_delta_log(source).get_table_id()
     (job,) = jobs.list_jobs("eu")
     assert (job.key.table_id, job.watermark) == (present, START)
     (left,) = jobs.list_jobs("us")
@@ -307,7 +307,7 @@ def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, so
     assert jobs.register_job("*", MIRROR, spec()) is True
     # One that the new table lacks is built from it too, so that its old rows cease to be served.
     assert tenants(jobs, MIRROR) == ["eu", "us"]
-    present = jobs.deployment.delta_log(source).table_id()
+    present = jobs.deployment.make_delta_log(source).get_table_id()
     assert {job.key.table_id for job in jobs.list_jobs()} == {present}
 
 
@@ -317,7 +317,7 @@ def test_registering_for_all_on_a_recreated_table_without_rows_leaves_no_earlier
     assert jobs.register_job("*", MIRROR, spec()) is True
     (job,) = jobs.list_jobs()
     assert (job.key.tenant, job.watermark) == ("eu", START)
-    assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
+    assert job.key.table_id == jobs.deployment.make_delta_log(source).get_table_id()
 
 
 # Unregistering.
@@ -352,7 +352,7 @@ def test_unregistering_for_all_takes_back_what_stands(jobs, source):
     assert jobs.unregister_job("*", OTHER) is False
     assert tenants(jobs, OTHER) == []
     assert tenants(jobs, MIRROR) == ["eu"]
-    assert dict(jobs.deployment.log.standing()) == {}
+    assert dict(jobs.deployment.log.list_standing()) == {}
 
 
 # Updating.
@@ -385,14 +385,16 @@ def test_all_that_a_whole_spec_states_is_taken_on():
         ),
     )
     other = spec(job_type="periodic", schedule={"interval": "1h"}, independent=True)
-    new = stated(wanted).applied(other)
+    new = to_spec_update(wanted).apply_to(other)
     consumer = replace(wanted.detail.consumer, generation=1)
     assert new.detail == replace(wanted.detail, consumer=consumer)
     # No field of its trigger was given.
     assert new.trigger == other.trigger
     greedy = replace(wanted, trigger=TriggerSpec(job_type="greedy"))
-    assert stated(greedy).applied(other).trigger == replace(other.trigger, job_type="greedy")
-    assert stated(other).applied(wanted).trigger == other.trigger
+    assert to_spec_update(greedy).apply_to(other).trigger == replace(
+        other.trigger, job_type="greedy"
+    )
+    assert to_spec_update(other).apply_to(wanted).trigger == other.trigger
 
 
 def test_a_default_that_is_given_is_a_value_and_no_empty_field():
@@ -407,7 +409,7 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
         ),
     )
     nothing = JobSpec(detail=IterationDetail(consumer=ConsumerInfo(**info)))
-    assert stated(nothing).applied(held) == held
+    assert to_spec_update(nothing).apply_to(held) == held
     plain = JobSpec(
         trigger=TriggerSpec(job_type="default", schedule={}, independent=False),
         detail=IterationDetail(
@@ -421,9 +423,9 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
     for given in (plain, JobSpec.from_json(nothing.to_json())):
         another = replace(plain.detail.consumer, generation=1)
         wanted = replace(plain, detail=replace(plain.detail, consumer=another))
-        assert stated(given).applied(held) == wanted
+        assert to_spec_update(given).apply_to(held) == wanted
     only = {"trigger": {"job_type": "default"}, "detail": {"priority": 0, "consumer": info}}
-    some = stated(JobSpec.from_json(only)).applied(held)
+    some = to_spec_update(JobSpec.from_json(only)).apply_to(held)
     assert some.trigger == replace(held.trigger, job_type="default")
     assert some.detail == replace(held.detail, priority=0)
 
@@ -443,7 +445,7 @@ def test_an_update_to_what_could_never_run_changes_nothing(jobs, source, change,
         with pytest.raises(ConfigError, match=f"Job shop.orders/mirror: .*{said}"):
             jobs.update_job_spec(tenant, MIRROR, change)
     assert jobs.get_job("eu", MIRROR).spec == spec()
-    assert jobs.deployment.log.standing()[MIRROR] == spec()
+    assert jobs.deployment.log.list_standing()[MIRROR] == spec()
 
 
 def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the_new_spec(
@@ -498,7 +500,7 @@ def test_an_update_plans_a_job_in_error_again_but_not_one_whose_table_is_gone(jo
     assert jobs.update_job_spec("eu", MIRROR, change)
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
     (us,) = jobs.list_jobs("us")
-    log.strand(us.key.table_id, 10_220, "gone")
+    log.mark_stranded(us.key.table_id, 10_220, "gone")
     assert jobs.update_job_spec("us", MIRROR, change)
     assert jobs.get_job("us", MIRROR).state is JobState.ERROR
 
@@ -511,7 +513,7 @@ def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
     commit(source, "us")
     runner.look(cursor)
     assert {job.spec.detail.priority for job in jobs.list_jobs()} == {7}
-    assert jobs.standing()[MIRROR].detail.priority == 7
+    assert jobs.list_templates()[MIRROR].detail.priority == 7
 
 
 @pytest.mark.parametrize(
@@ -664,7 +666,7 @@ def test_a_job_is_named_by_its_id_or_as_the_command_line_names_it(jobs, source):
         lambda jobs, name: jobs.resume_job("eu", name),
         lambda jobs, name: jobs.repair_job("eu", name),
         lambda jobs, name: jobs.get_job_status("eu", name),
-        lambda jobs, name: jobs.history("eu", name),
+        lambda jobs, name: jobs.read_history("eu", name),
     ],
     ids=[
         *("register", "unregister", "update", "rebuild", "pause", "resume", "repair"),
@@ -695,16 +697,18 @@ def test_history_and_usage_tell_what_happened(jobs, source, clock):
     jobs.register_job("eu", OTHER, spec(OTHER))
     clock.sleep(60)
     finish(jobs, source, inserted=7, bytes=70)
-    found = [each.event for each in jobs.history("eu", MIRROR)]
+    found = [each.event for each in jobs.read_history("eu", MIRROR)]
     assert found == [Event.REGISTER, Event.START, Event.COMPLETE]
-    assert [each.event for each in jobs.history("*", MIRROR, most=1)] == [Event.COMPLETE]
-    assert len(jobs.history(since=clock.now)) == 2
-    assert jobs.history("us") == []
-    (used,) = jobs.usage()
+    assert [each.event for each in jobs.read_history("*", MIRROR, most=1)] == [Event.COMPLETE]
+    assert len(jobs.read_history(since=clock.now)) == 2
+    assert jobs.read_history("us") == []
+    (used,) = jobs.read_usage()
     assert (used.tenant, used.name, used.inserted, used.bytes) == ("eu", MIRROR, 7, 70)
-    assert jobs.usage(clock.now + timedelta(seconds=1)) == []
-    assert jobs.usage(tenant="eu", table="shop.orders") == jobs.usage(tenant="*") == [used]
-    assert jobs.usage(tenant="us") == jobs.usage(table="shop.refunds") == []
+    assert jobs.read_usage(clock.now + timedelta(seconds=1)) == []
+    assert (
+        jobs.read_usage(tenant="eu", table="shop.orders") == jobs.read_usage(tenant="*") == [used]
+    )
+    assert jobs.read_usage(tenant="us") == jobs.read_usage(table="shop.refunds") == []
 
 
 # Waiting.
@@ -729,8 +733,8 @@ def test_a_wait_in_which_nothing_happens_reads_no_job(jobs, source, clock, monke
     registered(jobs, source, "eu")
     elsewhere = JobID(db="shop", table="refunds", job="mirror")
     read, log = [], type(jobs.deployment.log)
-    held = log.jobs
-    monkeypatch.setattr(log, "jobs", lambda *a, **b: read.append(clock.now) or held(*a, **b))
+    held = log.list_jobs
+    monkeypatch.setattr(log, "list_jobs", lambda *a, **b: read.append(clock.now) or held(*a, **b))
     clock.meanwhile = [lambda: None] * 50 + [
         lambda: jobs.deployment.log.register("eu", elsewhere, "another table", spec(elsewhere))
     ]
@@ -749,11 +753,11 @@ def test_what_a_wait_waits_for_is_told(jobs, source, clock):
     commit(source, "eu")
     clock.meanwhile = [lambda: None, lambda: finish(jobs, source)]
     told = []
-    assert jobs.wait("shop.orders", tell=told.append) == 1
+    assert jobs.wait("shop.orders", report=told.append) == 1
     lacking = "version 1 is still to come in 1 job: 'mirror' of tenant 'eu' is not built yet"
     assert {each.partition(" (")[0] for each in told} == {lacking}
     with pytest.raises(WaitError):
-        jobs.wait("shop.orders", 2, timeout=1, tell=told.append)
+        jobs.wait("shop.orders", 2, timeout=1, report=told.append)
     assert told[-1] == "version 2 is to be committed; the latest is 1"
 
 
@@ -788,9 +792,9 @@ def test_a_change_of_properties_alone_leaves_an_idle_tenant_in_step(jobs, source
     commit(source, "us")
     look = runner.look(look.cursor)
     assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
-    latest = jobs.deployment.delta_log(source).latest().version
+    latest = jobs.deployment.make_delta_log(source).get_latest_moment().version
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
-    (position,) = positions(jobs.deployment, source, tenants=["eu"])
+    (position,) = read_positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.lag) == (True, 0.0)
     # It is not planned after another event of the job or a restart either.
     jobs.pause_job("eu", MIRROR)
@@ -820,7 +824,7 @@ def test_a_change_of_columns_makes_every_tenant_due(jobs, source, clock, restart
     assert {each.iteration.from_.version for each in look.dispatches} == {0}
     with pytest.raises(WaitError, match="'mirror' of tenant 'eu' is at version 0"):
         jobs.wait("shop.orders", 1, tenant="eu", timeout=0)
-    (position,) = positions(jobs.deployment, source, tenants=["eu"])
+    (position,) = read_positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.watermark.version) == (False, 0)
     assert position.lag > 0
     for tenant in ("eu", "us"):
@@ -871,7 +875,7 @@ def test_a_change_of_columns_right_after_what_the_log_has_lost_holds_up_nobody(j
     DeltaTable(source.path).create_checkpoint()
     for version in range(3):
         Path(source.path, commit_name(version)).unlink()
-    found = positions(jobs.deployment, source)
+    found = read_positions(jobs.deployment, source)
     assert [(each.in_step, each.watermark.version) for each in found] == [(False, 2)] * 2
 
 
@@ -996,7 +1000,7 @@ def test_wait_needs_a_job_of_every_tenant_for_an_index_that_registers_itself(job
 def test_wait_needs_a_job_of_every_tenant_for_what_stands(jobs, source):
     registered(jobs, source, "eu")
     finish(jobs, source)
-    jobs.deployment.log.stand(OTHER, spec(OTHER))
+    jobs.deployment.log.register_standing(OTHER, spec(OTHER))
     with pytest.raises(WaitError, match="'other' of tenant 'eu' is not registered"):
         jobs.wait("shop.orders", timeout=0)
 
@@ -1012,7 +1016,9 @@ def test_wait_leaves_out_what_a_person_unregistered(jobs, source, clock):
     jobs.register_job("us", MIRROR, spec())
     clock.meanwhile = [lambda: jobs.unregister_job("us", MIRROR)]
     assert jobs.wait("shop.orders") == 1
-    jobs.deployment.log.mark_collected(jobs.deployment.log.dropped(clock.now + timedelta(days=1)))
+    jobs.deployment.log.mark_collected(
+        jobs.deployment.log.list_dropped(clock.now + timedelta(days=1))
+    )
     assert jobs.wait("shop.orders", timeout=0) == 1
 
 
@@ -1223,7 +1229,7 @@ def test_without_a_deployment_what_is_not_set_is_named(tmp_path):
 
 @pytest.mark.parametrize("tenant", ["eu", "it's", '"; rm -r ~ $(x)', "a\nb", "*", "-x"])
 def test_a_command_that_a_message_tells_means_that_tenant_in_a_shell(tenant):
-    told = command("register", tenant, JobID(db="shop", table="orders", job="mirror"))
+    told = format_command("register", tenant, JobID(db="shop", table="orders", job="mirror"))
     words = ["iscp", "job", "register", "shop.orders/mirror", "--tenant", tenant]
     assert shlex.split(told.strip("`")) == words
 
@@ -1262,7 +1268,7 @@ def test_runs_are_canceled_by_id_and_by_dispatch_and_no_others(dagster_home):
 def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(environ, dagster_home):
     jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
     jobs.register_job("rich", SYMBOLS, spec(SYMBOLS))
-    source = jobs.source("docs.symbols")
+    source = jobs.get_source("docs.symbols")
     with DagsterInstance.from_config(str(dagster_home)) as instance:
         run = queued(instance, **{DISPATCH_TAG: "d1"})
         jobs.deployment.log.enqueue(due(jobs, source, "rich", SYMBOLS), "d1")
@@ -1275,7 +1281,7 @@ def test_a_run_of_other_jobs_too_is_canceled_only_when_all_of_them_are_interrupt
     environ, dagster_home
 ):
     jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
-    log, source = jobs.deployment.log, jobs.source("docs.symbols")
+    log, source = jobs.deployment.log, jobs.get_source("docs.symbols")
     for tenant in ("rich", "jinja2", "click"):
         jobs.register_job(tenant, SYMBOLS, spec(SYMBOLS))
         log.enqueue(due(jobs, source, tenant, SYMBOLS), "d1")
@@ -1307,7 +1313,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
     commit(source, "eu", "us")
     assert jobs.register_job("us", MIRROR, spec())
     begin(jobs, source, "us")
-    before = jobs.deployment.log.jobs(include_dropped=True)
+    before = jobs.deployment.log.list_jobs(include_dropped=True)
     with own_table.connect() as connection, connection.begin() as transaction:
         connection.exec_driver_sql("INSERT INTO mine VALUES ('a row')")
         assert jobs.register_job("eu", MIRROR, spec(), connection=connection)
@@ -1319,8 +1325,8 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
         assert jobs.unregister_job("us", OTHER, connection=connection)
         with pytest.raises(NoSuchJobError):
             jobs.update_job_spec("us", OTHER, change, connection=connection)
-        assert jobs.deployment.log.jobs(include_dropped=True) == before
-        assert jobs.deployment.log.standing() == {}
+        assert jobs.deployment.log.list_jobs(include_dropped=True) == before
+        assert jobs.deployment.log.list_standing() == {}
         if not commits:
             transaction.rollback()
     with own_table.connect() as connection:
@@ -1328,7 +1334,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
     assert rows == int(commits)
     assert canceled == []
     if not commits:
-        assert jobs.deployment.log.jobs(include_dropped=True) == before
+        assert jobs.deployment.log.list_jobs(include_dropped=True) == before
         return
     found = {(each.key.tenant, each.name, each.state.label) for each in jobs.list_jobs()}
     assert found == {
@@ -1336,5 +1342,5 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
         ("us", MIRROR, "canceled"),
         ("eu", OTHER, "completed"),
     }
-    assert list(jobs.deployment.log.standing()) == [OTHER]
+    assert list(jobs.deployment.log.list_standing()) == [OTHER]
     assert {each.priority for each in jobs.list_jobs() if each.name == MIRROR} == {3}

@@ -7,8 +7,13 @@ from itertools import count
 
 import pytest
 
-from iscp_dagster.api.discovery import declarations, declared, declared_endpoints, stands
-from iscp_dagster.api.names import listed
+from iscp_dagster.api.discovery import (
+    load_declarations,
+    load_endpoints,
+    load_tables,
+    resolve_declarations,
+)
+from iscp_dagster.api.names import format_names
 from iscp_dagster.model.errors import ConfigError
 
 NUMBERS = count()
@@ -50,14 +55,14 @@ def package(tmp_path, monkeypatch):
 
 def test_what_is_over_a_table_may_be_in_any_module_and_counts_once(package):
     environ = {"ISCP_ASSETS": package()}
-    (trades,) = declared(environ)
+    (trades,) = load_tables(environ)
     assert [each.name for each in trades.consumers] == ["mirror", "big", "huge", "large"]
-    assert [each.name for each in declared_endpoints(environ)] == ["alerts", "quiet"]
+    assert [each.name for each in load_endpoints(environ)] == ["alerts", "quiet"]
 
 
 def test_a_package_that_is_not_there_is_told_alike_for_endpoints():
     with pytest.raises(ConfigError, match="ISCP_ASSETS names the module 'no_such'"):
-        declared_endpoints({"ISCP_ASSETS": "no_such"})
+        load_endpoints({"ISCP_ASSETS": "no_such"})
 
 
 HEAD = "from iscp_dagster import *\nfrom {package}.tables import big, trades\n\n"
@@ -69,7 +74,7 @@ LEFT_OUT = [
     ),
     (
         'Trigger("x", on=big, match="a", to=["lost"])',
-        "more.py: Trigger 'x': to='lost' is no endpoint",
+        "more.py: Trigger 'x': to='lost' is not an endpoint",
         "the trigger x",
     ),
     (
@@ -93,18 +98,18 @@ LEFT_OUT = [
 @pytest.mark.parametrize(("wrong", "said", "what"), LEFT_OUT)
 def test_what_cannot_stand_is_left_out_with_the_file_that_declares_it(package, wrong, said, what):
     name = package(more=f"{HEAD}wrong = {wrong}\n")
-    trades = next(e for e in declared({"ISCP_ASSETS": name}) if e.name == "shop.trades")
+    trades = next(e for e in load_tables({"ISCP_ASSETS": name}) if e.name == "shop.trades")
     (error,) = trades.left_out
     assert re.fullmatch(rf"{name}/{re.escape(said)}.* Until then {what} is left out\.", str(error))
     assert {each.name for each in trades.consumers} == {"mirror", "big", "huge", "large"}
     with pytest.raises(ConfigError, match=re.escape(said)):
-        declared({"ISCP_ASSETS": name, "ISCP_STRICT": "true"})
+        load_tables({"ISCP_ASSETS": name, "ISCP_STRICT": "true"})
 
 
 def test_of_two_endpoints_of_one_name_the_first_stands_with_what_it_is_told(package):
     again = 'again = Endpoint("alerts", url="https://a.example", secrets=["A"])\n'
     environ = {"ISCP_ASSETS": package(more=HEAD + again)}
-    found = stands(declarations(environ), environ)
+    found = resolve_declarations(load_declarations(environ), environ)
     (error,) = found.placeless
     assert "trading.py: Endpoint 'alerts' is declared twice" in str(error)
     assert [each.name for each in found.endpoints] == ["alerts", "quiet"]
@@ -120,13 +125,13 @@ def test_of_two_endpoints_of_one_name_the_first_stands_with_what_it_is_told(pack
 def test_what_is_no_declaration_is_refused_with_its_file_and_line(package, wrong, said):
     name = package(more=f"{HEAD}wrong = {wrong}\n")
     with pytest.raises(ConfigError, match=re.escape(f"{name}/{said}")):
-        declared({"ISCP_ASSETS": name})
+        load_tables({"ISCP_ASSETS": name})
 
 
 def test_what_is_wrong_in_the_package_itself_is_told_with_its_file(package):
     head = "from iscp_dagster import View\nfrom {package}.tables import trades\n"
     name = package(__init__=f'{head}again = View("mirror", of=trades, where="a")\n')
-    (trades,) = declared({"ISCP_ASSETS": name})
+    (trades,) = load_tables({"ISCP_ASSETS": name})
     (error,) = trades.left_out
     assert str(error).startswith(f"{name}/__init__.py: View 'mirror'")
 
@@ -141,13 +146,13 @@ def test_definitions_hold_what_they_were_built_from(package):
         "    [trades], resources_from_environment(), views=[big, own], triggers=[large]\n"
         ")\n"
     )
-    (trades,) = declared({"ISCP_ASSETS": package(definitions=text)})
+    (trades,) = load_tables({"ISCP_ASSETS": package(definitions=text)})
     assert [each.name for each in trades.consumers] == ["mirror", "big", "own", "huge", "large"]
 
 
 def test_names_that_would_not_be_seen_are_quoted_in_a_list():
     names = ["acme", "a, b", " ", "\x1b[31mred", "line\nbreak", "x" * 300, "größe/%2F"]
-    said = listed(names)
+    said = format_names(names)
     assert "\x1b" not in said
     assert "\n" not in said
     quoted = ("' '", "'a, b'", r"'\x1b[31mred'", r"'line\nbreak'", f"'{'x' * 60}...'")

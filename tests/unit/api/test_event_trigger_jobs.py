@@ -7,11 +7,11 @@ from onetable import Clock, commit, finish, in_memory
 
 from iscp_dagster import Changes, Mirror, SourceTable, SpecUpdate, Trigger, View
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.waiting import Wait
-from iscp_dagster.model.declared.together.attach import attached
+from iscp_dagster.api.waiting import CommitWait
+from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.planning.declared import job_spec, name_of
+from iscp_dagster.planning.declared import make_job_spec, name_of
 
 LARGE = JobID(db="shop", table="orders", job="large")
 
@@ -22,7 +22,9 @@ def source(tmp_path):
         "shop.orders", key="id", tenant="region", path=str(tmp_path / "orders"), indexes=[Mirror()]
     )
     big = View("big", of=table, where="amount > 100")
-    (made,) = attached([table], [big], [Trigger("large", on=big, match="amount > 500", priority=4)])
+    (made,) = attach_to_tables(
+        [table], [big], [Trigger("large", on=big, match="amount > 500", priority=4)]
+    )
     commit(made, "eu")
     return made
 
@@ -35,7 +37,7 @@ def jobs(source):
 def registered(jobs, source, *tenants):
     for each in source.consumers:
         for tenant in tenants:
-            jobs.register_job(tenant, name_of(source, each), job_spec(source, each))
+            jobs.register_job(tenant, name_of(source, each), make_job_spec(source, each))
 
 
 def test_a_trigger_s_job_lives_as_an_index_s_does(jobs, source):
@@ -70,7 +72,7 @@ def test_a_trigger_s_job_does_what_is_declared_and_nothing_else(jobs, source, up
 
 def test_an_index_does_not_become_a_trigger(jobs, source):
     registered(jobs, source, "eu")
-    mirror = name_of(source, source.index("mirror"))
+    mirror = name_of(source, source.get_index("mirror"))
     with pytest.raises(ConfigError, match=r"no trigger of that name is declared .*: large\)"):
         jobs.update_job_spec("eu", mirror, SpecUpdate(type="trigger"))
 
@@ -81,17 +83,17 @@ def test_an_index_has_no_asset_that_a_trigger_has(source):
     jobs = Jobs(deployment=in_memory(Clock()), sources=[alike, other], cancel_runs=print)
     index = Changes(name="x")
     with pytest.raises(ConfigError, match=r"orders_large_x already belongs to trigger shop"):
-        jobs.register_job("default", name_of(other, index), job_spec(other, index))
+        jobs.register_job("default", name_of(other, index), make_job_spec(other, index))
 
 
 def test_a_wait_is_for_triggers_too(jobs, source):
     registered(jobs, source, "eu")
     for each in source.indexes:
         finish(jobs, source, "eu", name_of(source, each))
-    wait = Wait(
+    wait = CommitWait(
         deployment=jobs.deployment, source=source, tenant=None, sleep=print, monotonic=lambda: 0.0
     )
     with pytest.raises(WaitError, match=r"the trigger 'large' of tenant 'eu' is not built yet"):
-        wait.until(0, timeout=0)
+        wait.wait_for_version(0, timeout=0)
     finish(jobs, source, "eu", LARGE)
-    assert wait.until(0, timeout=0) == 0
+    assert wait.wait_for_version(0, timeout=0) == 0

@@ -13,13 +13,13 @@ from commands import found, printed, refused, run_command
 from events import DEAD, DELIVERED, again, event, put, result
 from watches import NOON, Watch
 
-from iscp_dagster.api.outbox import Deliveries
+from iscp_dagster.api.outbox import DeclaredOutbox
 from iscp_dagster.cli import main as cli
-from iscp_dagster.cli.checkup import endpoints
+from iscp_dagster.cli.checkup import inspect_endpoints
 from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
-from iscp_dagster.webhooks.answers import Answer, Health
+from iscp_dagster.webhooks.answers import EndpointAnswer, EndpointHealth
 from iscp_dagster.webhooks.outbox import Outbox
 
 SECRET = f"whsec_{'A' * 32}"
@@ -75,8 +75,8 @@ def outbox(empty, tmp_path, watch):
 def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
     """Give a function that runs a command line and returns exit code and output."""
     environ = {"ISCP_ASSETS": assets, LOG_URL: f"sqlite:///{tmp_path}/log.sqlite"}
-    deliveries = Deliveries(environ, outbox)
-    monkeypatch.setattr("iscp_dagster.api.outbox.open_deliveries", lambda _: deliveries)
+    deliveries = DeclaredOutbox(environ, outbox)
+    monkeypatch.setattr("iscp_dagster.api.outbox.open_declared_outbox", lambda _: deliveries)
 
     run = partial(run_command, capsys, monkeypatch)
     run.environ = environ
@@ -85,11 +85,11 @@ def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
 
 def attempt(outbox, status, outcome, text=""):
     """Answer all that is due, as a sender does."""
-    outbox.hold(["alerts"], "sender", 60)
+    outbox.take_leases(["alerts"], "sender", 60)
     work = outbox.claim("alerts", room=100, busy=())
     messages = [message for each in work for message in each.messages]
     results = [result(outbox, message, outcome, status, text) for message in messages]
-    outbox.record(outbox.endpoints()["alerts"], results)
+    outbox.record(outbox.list_endpoints()["alerts"], results)
 
 
 def ids(iscp, *options):
@@ -253,7 +253,7 @@ def test_an_endpoint_is_paused_and_resumed(iscp, outbox):
         == "alerts is paused.\n"
     )
     assert "alerts is paused: a deploy" in printed(iscp, "endpoint", "list")
-    assert outbox.endpoints()["alerts"].state == "paused"
+    assert outbox.list_endpoints()["alerts"].state == "paused"
     told = found(iscp, "endpoint", "resume", "alerts")
     assert told == {"endpoint": "alerts", "state": "active", "reason": ""}
     assert [work.messages[0].id for work in outbox.claim("alerts", room=1, busy=())] == ["alarm-1"]
@@ -266,11 +266,11 @@ def health(outbox, *used):
         deployment=SimpleNamespace(log=SqlLog(outbox.engine), clock=outbox.clock),
         sources=[SimpleNamespace(triggers=triggers)],
     )
-    return "\n".join(map(str, endpoints(deployed, 600.0))).splitlines()
+    return "\n".join(map(str, inspect_endpoints(deployed, 600.0))).splitlines()
 
 
 def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):
-    outbox.hold(["alerts", "spare"], "sender", 60)
+    outbox.take_leases(["alerts", "spare"], "sender", 60)
     outbox.pause("spare", "20 attempts in a row were refused")
     assert health(outbox) == [
         "endpoint alerts: ok",
@@ -280,7 +280,7 @@ def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):
 
 
 def test_health_names_the_endpoints_that_no_sender_serves(outbox):
-    outbox.hold(["spare"], "sender", 60)
+    outbox.take_leases(["spare"], "sender", 60)
     assert health(outbox, "alerts") == [
         "endpoint alerts: no sender serves it",
         "endpoint spare: ok",
@@ -290,18 +290,19 @@ def test_health_names_the_endpoints_that_no_sender_serves(outbox):
         "endpoint alerts: no sender serves it, and events wait for it",
         "  next: for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)",
     ]
-    outbox.hold(["alerts"], "sender", 60)
+    outbox.take_leases(["alerts"], "sender", 60)
     assert health(outbox, "alerts") == ["endpoint alerts: ok", "endpoint spare: ok"]
 
 
 def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
-    outbox.hold(["alerts"], "sender", 60)
-    failing = replace(outbox.endpoints()["alerts"], health=Health(failing_since=outbox.clock()))
+    outbox.take_leases(["alerts"], "sender", 60)
+    alerts = outbox.list_endpoints()["alerts"]
+    failing = replace(alerts, health=EndpointHealth(failing_since=outbox.clock()))
     outbox.record(failing, [])
     watch.move(700)
     # Nothing waits for it, so that nothing may be wrong any more.
     assert health(outbox) == ["endpoint alerts: ok"]
-    outbox.record(replace(failing, health=Health(failing_since=outbox.clock())), [])
+    outbox.record(replace(failing, health=EndpointHealth(failing_since=outbox.clock())), [])
     put(outbox, event(1))
     watch.move(600)
     assert health(outbox) == ["endpoint alerts: ok"]
@@ -330,12 +331,12 @@ def test_a_ping_shows_the_answer_and_fails_unless_it_is_accepted(iscp, receiver,
     code, said = iscp("endpoint", "ping", "spare", "--json")
     told = {"endpoint": "spare", "status": 401, "answer": "", "accepted": False}
     assert (code, json.loads(said)) == (1, told)
-    assert outbox.listed() == []
+    assert outbox.list_deliveries() == []
 
 
 def test_no_text_of_others_looks_like_a_line_of_its_own(iscp, outbox, monkeypatch):
     async def answered(*_):
-        return Answer(status=500, text="no\nalerts: answered 204")
+        return EndpointAnswer(status=500, text="no\nalerts: answered 204")
 
     monkeypatch.setattr("iscp_dagster.webhooks.service.ping", answered)
     said = iscp("endpoint", "ping", "alerts")

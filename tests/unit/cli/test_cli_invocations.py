@@ -10,9 +10,9 @@ from commands import found, printed, refused, run_command
 from starlette.testclient import TestClient
 
 from durable_invocations.client.client import Client
-from durable_invocations.ingress.app import Settings, create_app
+from durable_invocations.ingress.app import IngressSettings, create_app
 from durable_invocations.protocol import ids
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.retries import RetryPolicy
@@ -39,7 +39,7 @@ def iscp(hand, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv(LOG_URL, f"sqlite:///{tmp_path}/log.sqlite")
     monkeypatch.setenv(HOME, str(tmp_path / "home"))
     monkeypatch.setenv(INVOCATIONS_URL, "http://127.0.0.1:4080")
-    app = create_app(Settings(backend=hand))
+    app = create_app(IngressSettings(backend=hand))
 
     with TestClient(app, "http://127.0.0.1:4080", client=("127.0.0.1", 5)) as http:
 
@@ -58,7 +58,7 @@ def iscp(hand, tmp_path, capsys, monkeypatch):
 
 
 def submitted(hand, service="Greeter", handler="greet", key="", argument=b'"Ada"', **more):
-    id_ = ids.shown(ids.new_id())
+    id_ = ids.format_id(ids.make_id())
     asked = Submit(id=id_, service=service, handler=handler, key=key, argument=argument, **more)
     return hand.store.do(asked).id
 
@@ -135,7 +135,7 @@ def test_a_journal_is_shown_entry_by_entry_with_names_states_and_times(iscp, han
         "6": "failed",
     }
     assert "3000-01-01" in said
-    awakeable = awakeable_id(ids.parsed(id_), 4)
+    awakeable = make_awakeable_id(ids.parse_id(id_), 4)
     assert said.endswith(f"\n4 waits: iscp invocations resolve {awakeable}\n")
     times = [each["stored"] for each in found(iscp, "show", id_)["journal"]]
     assert times == sorted(times)
@@ -217,7 +217,7 @@ def test_invocations_are_canceled_killed_paused_resumed_and_purged(iscp, hand):
     id_ = submitted(hand)
     hand.claim()
     assert printed(iscp, "pause", id_) == f"{id_} is paused.\n"
-    assert printed(iscp, "resume", id_) == f"{id_} goes on.\n"
+    assert printed(iscp, "resume", id_) == f"{id_} is resumed.\n"
     assert printed(iscp, "resume", id_) == f"{id_} is left as it is: there is nothing to resume.\n"
     assert printed(iscp, "cancel", id_) == f"{id_} is canceled.\n"
     assert found(iscp, "kill", id_) == {"id": id_, "changed": True}
@@ -233,9 +233,9 @@ def test_an_awakeable_is_resolved_with_json_or_rejected(iscp, hand):
     hand.claim()
     for index in (1, 2):
         hand.commit(id_, index, pb.AwakeableEntryMessage())
-    first, second = (awakeable_id(ids.parsed(id_), index) for index in (1, 2))
+    first, second = (make_awakeable_id(ids.parse_id(id_), index) for index in (1, 2))
     said = refused(iscp, "resolve", first, "yes", status=2)
-    assert "'yes' is no JSON; quote a text" in said
+    assert "'yes' is not JSON; quote text" in said
     assert iscp("resolve", first, "1", "--reject", "no")[0] == 2
     assert printed(iscp, "resolve", first, '{"ok": true}') == f"{first} is resolved.\n"
     assert printed(iscp, "resolve", first) == f"{first} was completed before.\n"
@@ -270,7 +270,7 @@ def test_no_option_of_serve_is_cut_short_in_its_help(iscp, monkeypatch):
 @pytest.mark.parametrize("keep", ["", "0s", "soon"])
 def test_a_retention_that_is_none_is_an_error_of_usage(iscp, keep):
     said = refused(iscp, "serve", "--keep", keep, status=2)
-    assert "is no time" in said
+    assert "is not a duration" in said
 
 
 def test_what_cannot_be_served_is_told_before_anything_is(iscp, monkeypatch):

@@ -23,21 +23,21 @@ from onetable import Clock, commit, in_memory, name_dead_store, name_deployment
 from places import ROOT
 
 from iscp_dagster import FullText, Mirror, SourceTable, Trigger, View
-from iscp_dagster.api.discovery import declared as declared_in
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.discovery import load_tables as declared_in
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import command_for, parsed
+from iscp_dagster.api.names import parse_job_id, suggest_command
 from iscp_dagster.cli.jobs import show as job_show
-from iscp_dagster.cli.jobs.specs import moment_of
+from iscp_dagster.cli.jobs.specs import parse_time
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
-from iscp_dagster.model.declared.together.attach import attached
+from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.serve import catalog
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
@@ -75,7 +75,7 @@ def canceled():
 
 @pytest.fixture
 def jobs(source, clock, canceled, monkeypatch):
-    log = log_in_memory(clock=clock, who="a person")
+    log = log_in_memory(clock=clock, actor="a person")
     deployment = replace(in_memory(clock), log=log)
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=canceled.append)
     monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda environ: jobs)
@@ -95,7 +95,7 @@ NAME = "warehouse.order_lines/mirror"
 def test_a_declared_index_is_registered_as_declared(iscp, jobs, source):
     said = printed(iscp, "job", "register", NAME, "--tenant", "eu")
     assert said == f"{NAME}, tenant eu: registered\n"
-    assert jobs.get_job("eu", MIRROR).spec == job_spec(source, source.index("mirror"))
+    assert jobs.get_job("eu", MIRROR).spec == make_job_spec(source, source.get_index("mirror"))
     assert jobs.get_job("eu", MIRROR).priority == 2
 
 
@@ -165,7 +165,7 @@ def test_every_option_reaches_the_spec(iscp, jobs):
     options += ["--max-versions", "3", "--max-bytes", "4", "--tenant", "eu"]
     options += ["--option", 'text=["doc"]', "--option", "tokenizer=ngrams(3)"]
     printed(iscp, "job", "register", name, *options)
-    assert jobs.get_job("eu", parsed(name)).spec.to_json() == {
+    assert jobs.get_job("eu", parse_job_id(name)).spec.to_json() == {
         "trigger": {
             "job_type": "periodic",
             "schedule": {"interval": "10s", "share": True},
@@ -271,7 +271,7 @@ def test_jobs_that_an_interval_would_leave_with_different_triggers_are_not_given
 def test_all_tenants_are_registered_at_once(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     assert [each.key.tenant for each in jobs.list_jobs()] == [TENANT, "eu"]
-    assert list(jobs.deployment.log.standing()) == [MIRROR]
+    assert list(jobs.deployment.log.list_standing()) == [MIRROR]
 
 
 def test_a_file_registers_many(iscp, jobs, tmp_path):
@@ -289,7 +289,7 @@ def test_a_file_registers_many(iscp, jobs, tmp_path):
         ("eu", NAME, True),
         ("*", "warehouse.order_lines/copy", True),
     ]
-    copy = jobs.get_job("eu", parsed("warehouse.order_lines/copy")).spec
+    copy = jobs.get_job("eu", parse_job_id("warehouse.order_lines/copy")).spec
     assert (copy.trigger.job_type, copy.detail.priority) == ("greedy", 3)
     assert copy.detail.consumer.columns == ("doc",)
 
@@ -385,7 +385,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         ),
         (
             ["register", NAME[:-6] + "x", "--type", "json:__name__"],
-            "'json:__name__' is 'json', which makes no consumer",
+            "'json:__name__' is 'json', which is not callable",
         ),
         (["list", "--table", "orders"], "'orders' is not written database.table, such as docs."),
         (["history", "--since", "soon"], "'soon' is neither a length of time"),
@@ -463,7 +463,7 @@ def test_nothing_is_said_in_words(iscp, arguments, said):
 
 
 def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.upkeep.dead_letters.dead_letters", lambda *_, **__: [])
+    monkeypatch.setattr("iscp_dagster.upkeep.dead_letters.find_letters", lambda *_, **__: [])
     for index, said in [
         (
             "nope",
@@ -566,7 +566,7 @@ def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, 
 
 def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs, iscp, capsys):
     found(iscp, "job", "register", NAME)
-    job_show.status(jobs.list_jobs(), {}, {}, {MIRROR})
+    job_show.print_status(jobs.list_jobs(), {}, {}, {MIRROR})
     told = capsys.readouterr().out
     assert re.search("readers see  *the previous generation, until every tenant is built", told)
 
@@ -618,11 +618,11 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
     finish(jobs, source, clock=clock, inserted=1_234)
     commit(source, "eu")
-    log = jobs.deployment.delta_log(source)
-    lag = (log.latest().micros - log.moment(0).micros) / 1e6
+    log = jobs.deployment.make_delta_log(source)
+    lag = (log.get_latest_moment().micros - log.get_moment(0).micros) / 1e6
     said = printed(iscp, "job", "status", NAME, "--tenant", "eu")
     shown_ = facts(said)
-    assert shown_["watermark"] == f"0 of {log.moment(0).at:%Y-%m-%d %H:%M:%S} UTC"
+    assert shown_["watermark"] == f"0 of {log.get_moment(0).at:%Y-%m-%d %H:%M:%S} UTC"
     assert shown_["lag"] == f"{lag:,.1f} s"
     assert "last range  all to 0" in said
     assert shown_["started"] == "2026-03-04 05:06:07 UTC"
@@ -630,7 +630,7 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     assert (shown_["code"], shown_["counts"]) == ("0", "inserted 1,234")
     (row,) = found(iscp, "job", "status", NAME, "--tenant", "eu")
     assert (row["lag"], row["status"]["counts"]) == (lag, {"inserted": 1_234})
-    assert row["status"]["to"] == {"version": 0, "at": log.moment(0).at.isoformat()}
+    assert row["status"]["to"] == {"version": 0, "at": log.get_moment(0).at.isoformat()}
 
 
 def test_the_status_of_all_tenants_is_shown_at_once(iscp, jobs):
@@ -685,8 +685,8 @@ def test_the_list_has_the_lag(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     finish(jobs, source, clock=clock)
     commit(source, "eu")
-    log = jobs.deployment.delta_log(source)
-    lag = (log.moment(1).micros - log.moment(0).micros) / 1e6
+    log = jobs.deployment.make_delta_log(source)
+    lag = (log.get_moment(1).micros - log.get_moment(0).micros) / 1e6
     lines = printed(iscp, "job", "list").splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("eu "))
     assert lines[place - 1].split()[2] == "0"
@@ -744,7 +744,7 @@ def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source)
 def test_a_declared_trigger_is_registered_shown_and_listed_as_an_index_is(iscp, jobs, source):
     view = View("big", of=source, where="id > 3", auto_register=False)
     large = Trigger("large", on=view, match="id > 7", priority=5, auto_register=False)
-    jobs.sources[:] = attached([source], [view], [large])
+    jobs.sources[:] = attach_to_tables([source], [view], [large])
     for name in ("big", "large"):
         printed(iscp, "job", "register", f"warehouse.order_lines/{name}", "--tenant", "eu")
     shown_ = facts(printed(iscp, "job", "status", "warehouse.order_lines/large", "--tenant", "eu"))
@@ -936,14 +936,14 @@ def test_the_help_loads_nothing_that_is_slow():
     ],
 )
 def test_a_time_is_a_length_back_from_now_or_an_iso_time(text, wanted):
-    assert moment_of(text, NOW) == wanted
+    assert parse_time(text, NOW) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "shop/x", "shop.orders", "shop.orders/", ".orders/x"])
 def test_a_job_is_named_as_it_is_shown(text):
-    assert parsed(str(MIRROR)) == MIRROR
+    assert parse_job_id(str(MIRROR)) == MIRROR
     with pytest.raises(ConfigError, match=r"database\.table/job"):
-        parsed(text)
+        parse_job_id(text)
 
 
 @pytest.fixture
@@ -954,13 +954,13 @@ def lake(tmp_path, source, monkeypatch):
     refused = replace(missing, name="warehouse.refused", path="s3://bucket/refused")
     name_dead_store(monkeypatch)
     tables = [missing, refused, source]
-    monkeypatch.setattr("iscp_dagster.api.discovery.declared", lambda environ: tables)
-    return deployment_of(addresses)
+    monkeypatch.setattr("iscp_dagster.api.discovery.load_tables", lambda environ: tables)
+    return open_deployment(addresses)
 
 
 def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
-    spec = job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    spec = make_job_spec(source, source.indexes[0])
+    lake.log.register("eu", MIRROR, lake.make_delta_log(source).get_table_id(), spec)
     said = refused(iscp, "verify", status=2)
     assert "warehouse.to_come: no table yet" in said
     assert "warehouse.refused: s3://bucket/refused cannot be read now" in said
@@ -971,8 +971,8 @@ def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
 
 
 def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
-    spec = job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    spec = make_job_spec(source, source.indexes[0])
+    lake.log.register("eu", MIRROR, lake.make_delta_log(source).get_table_id(), spec)
     asked = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
     fail(lake.log, begin(asked, source), 10_300, "it is broken")
     said = refused(iscp, "verify", "--index", NAME, status=2)
@@ -982,10 +982,10 @@ def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
 
 def test_verify_says_what_still_has_the_rows_of_a_table_that_was_recreated(iscp, lake, source):
     """Whether or not the table's other jobs were registered again."""
-    spec = job_spec(source, source.indexes[0])
+    spec = make_job_spec(source, source.indexes[0])
     for tenant in ("eu", "us"):
         lake.log.register(tenant, MIRROR, "the table before", spec)
-    lake.log.strand("the table before", TableGoneError.code, "it was recreated")
+    lake.log.mark_stranded("the table before", TableGoneError.code, "it was recreated")
     for whose, arguments in (("tenants eu, us", []), ("tenant us", ["--tenant", "us"])):
         said = refused(iscp, "verify", "--index", NAME, *arguments, status=2)
         assert "nothing to verify" not in said
@@ -1016,8 +1016,8 @@ def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wron
 
 
 def test_verify_of_what_a_person_unregistered_says_how_to_have_it_again(iscp, lake, source):
-    spec = job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    spec = make_job_spec(source, source.indexes[0])
+    lake.log.register("eu", MIRROR, lake.make_delta_log(source).get_table_id(), spec)
     lake.log.unregister("eu", MIRROR)
     for arguments in (["--tenant", "eu"], []):
         said = refused(iscp, "verify", "--index", NAME, *arguments, status=2)
@@ -1034,7 +1034,7 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     name = JobID(db="warehouse", table="order_lines", job="copy")
     consumer = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
     spec = JobSpec(detail=IterationDetail(consumer=consumer))
-    table_id = lake.delta_log(source).table_id()
+    table_id = lake.make_delta_log(source).get_table_id()
     lake.log.register("eu", name, table_id, spec)
     own = replace(consumer, type="my.own:Consumer", job="own")
     own_spec = JobSpec(detail=IterationDetail(consumer=own))
@@ -1055,10 +1055,10 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
     clock.now += timedelta(hours=25)
     said = "warehouse.order_lines/mine, tenant eu: drops nothing"
     assert iscp("job", "collect", "--dry-run")[1].splitlines() == [said, "1 jobs would be deleted"]
-    assert len(jobs.deployment.log.jobs(include_dropped=True)) == 1
+    assert len(jobs.deployment.log.list_jobs(include_dropped=True)) == 1
     code, out = iscp("job", "collect", "--json")
     assert (code, json.loads(out)["jobs"][0]["drops"]) == (0, "nothing")
-    assert jobs.deployment.log.jobs(include_dropped=True) == []
+    assert jobs.deployment.log.list_jobs(include_dropped=True) == []
 
 
 def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
@@ -1067,7 +1067,7 @@ def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
         finish(jobs, source, tenant, clock=clock)
     commit(source, TENANT)
     assert iscp("job", "flush")[1].strip() == "warehouse.order_lines: 1 watermarks moved"
-    places = {job.key.tenant: job.watermark.version for job in jobs.deployment.log.jobs()}
+    places = {job.key.tenant: job.watermark.version for job in jobs.deployment.log.list_jobs()}
     assert places == {"eu": 1, TENANT: 0}
     again = {"moved": {"warehouse.order_lines": 0}, "problems": []}
     assert json.loads(iscp("job", "flush", "--json")[1]) == again
@@ -1235,8 +1235,10 @@ lost = View("lost", of=SourceTable("warehouse.lost", key="id"), where="id > 1")
 
 
 def test_health_tells_what_graphql_leaves_out(iscp, jobs, source, dagster, monkeypatch):
-    left_out = catalog.Catalog(notes=("shop_t is without its column 'grüße': taken.",))
-    monkeypatch.setattr("iscp_dagster.serve.web.server.Declared.__call__", lambda _: left_out)
+    left_out = catalog.ServedCatalog(notes=("shop_t is without its column 'grüße': taken.",))
+    monkeypatch.setattr(
+        "iscp_dagster.serve.web.server.LazyCatalogLoader.__call__", lambda _: left_out
+    )
     assert problems(iscp) == {}
     assert "graphql: shop_t is without its column 'grüße': taken.\n" in iscp("health")[1]
 
@@ -1271,14 +1273,14 @@ def test_health_and_wait_say_the_remedy_once(iscp, jobs, source, dagster, messag
 
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    monkeypatch.setattr("iscp_dagster.upkeep.position.positions", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("iscp_dagster.upkeep.position.read_positions", lambda *_, **__: 1 / 0)
     for command in (("job", "list"), ("job", "status", NAME, "--tenant", "eu")):
         (row,) = found(iscp, *command)
         assert row["lag"] is None
 
 
 def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.cli.checkup.positions", lambda *_: 1 / 0)
+    monkeypatch.setattr("iscp_dagster.cli.checkup.read_positions", lambda *_: 1 / 0)
     told = problems(iscp)["table"]
     assert told.startswith("An unexpected error, ZeroDivisionError")
     assert re.search(r"\(test_cli_jobs\.py:\d+\)\.$", told)
@@ -1291,7 +1293,7 @@ def test_a_table_that_is_yet_to_come_is_not_wrong(iscp, source, dagster):
 
 
 def test_no_message_repairs_all_tenants_for_one_that_is_called_so():
-    assert "in Dagster" in command_for("repair", ["*"], JobID(db="d", table="t", job="j"))
+    assert "in Dagster" in suggest_command("repair", ["*"], JobID(db="d", table="t", job="j"))
 
 
 def test_a_table_that_is_gone_while_its_indexes_serve_rows_is_wrong(iscp, jobs, source, dagster):

@@ -13,32 +13,32 @@ from assets.docs import symbols
 from iscp_dagster.cli import show
 from iscp_dagster.cli.dlq import show as dlq_show
 from iscp_dagster.cli.jobs import show as job_show
-from iscp_dagster.cli.parts.plain import plain
-from iscp_dagster.cli.parts.progress import telling
+from iscp_dagster.cli.parts.plain import escape_control_chars
+from iscp_dagster.cli.parts.progress import show_progress
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.planning.problems import Problem
-from iscp_dagster.upkeep.comparison import Comparison, Unbuilt
-from iscp_dagster.upkeep.dead_letters import Replayed
-from iscp_dagster.upkeep.verify import Verdict
+from iscp_dagster.upkeep.comparison import ComparisonResult, UnbuiltIndex
+from iscp_dagster.upkeep.dead_letters import ReplayOutcome
+from iscp_dagster.upkeep.verify import IndexVerdict
 
 
 def verdict(**changes):
     values = {"index": "mirror", "tenant": "clickhouse-connect", "version": 12, "rows": 11_049}
-    return Verdict(**(values | changes))
+    return IndexVerdict(**(values | changes))
 
 
 def compared(capsys, found, *, as_json=False, differs=False):
     """Return what is printed of a comparison, or the rows of its JSON."""
-    show.comparison(found, as_json=as_json, differs=differs)
+    show.print_comparison(found, as_json=as_json, differs=differs)
     said = capsys.readouterr().out
     return json.loads(said) if as_json else said
 
 
 def test_a_verdict_is_one_line(capsys):
-    found = Comparison(verdicts=[(symbols, verdict(tenant="matplotlib"))])
+    found = ComparisonResult(verdicts=[(symbols, verdict(tenant="matplotlib"))])
     counts, heading, line = compared(capsys, found).splitlines()
     assert counts == "1 comparison: 1 agree, 11,049 rows in all"
     assert heading.split() == [
@@ -51,7 +51,7 @@ def test_a_verdict_is_one_line(capsys):
 
 def test_what_differs_is_named(capsys):
     wrong = verdict(extra=3, samples=("the row with id = 1 is not in the source",))
-    said = compared(capsys, Comparison(verdicts=[(symbols, wrong)]))
+    said = compared(capsys, ComparisonResult(verdicts=[(symbols, wrong)]))
     assert "docs.symbols/mirror, tenant clickhouse-connect: the row with id = 1" in said
     assert said.endswith("is not in the source; and 2 more\n")
     assert max(map(len, said.splitlines()[:-1])) <= 80
@@ -59,9 +59,9 @@ def test_what_differs_is_named(capsys):
 
 def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
     agreeing = [(symbols, verdict(tenant=f"t{number}")) for number in range(900)]
-    unbuilt = [(symbols, Unbuilt(index="mirror", tenant=f"u{number}")) for number in range(20)]
+    unbuilt = [(symbols, UnbuiltIndex(index="mirror", tenant=f"u{number}")) for number in range(20)]
     odd = (symbols, verdict(tenant="odd", extra=1, samples=("a.b",)))
-    found = Comparison(verdicts=[*agreeing, odd], unbuilt=unbuilt)
+    found = ComparisonResult(verdicts=[*agreeing, odd], unbuilt=unbuilt)
     counts, _, first, *lines = compared(capsys, found).splitlines()
     assert counts == (
         "901 comparisons: 1 differ, 900 agree, 20 not built yet, 9,955,149 rows in all"
@@ -79,13 +79,15 @@ def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
 
 def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
     long = "t" * 200 + "\nx"
-    found = Comparison(verdicts=[(symbols, verdict(tenant=long))])
+    found = ComparisonResult(verdicts=[(symbols, verdict(tenant=long))])
     _, heads, row = compared(capsys, found).splitlines()
     assert row.split("\t")[1] == "t" * 200 + "\\nx"
     assert heads.split("\t").index("agrees") == row.split("\t").index("yes")
-    job_show.usage([used(failed=1, canceled=2, tenant=long)])
+    job_show.print_usage([used(failed=1, canceled=2, tenant=long)])
     assert len(capsys.readouterr().out.splitlines()) == 3
-    dlq_show.letters([replace(_letter(), tenant="名" * 50, reason="why " * 30)], as_json=False)
+    dlq_show.print_letters(
+        [replace(_letter(), tenant="名" * 50, reason="why " * 30)], as_json=False
+    )
     counts, heads, row = capsys.readouterr().out.splitlines()
     assert counts.startswith("1 dead letter: 1 of ")
     assert "名" * 50 in row
@@ -95,7 +97,7 @@ def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
 def test_a_letter_s_reason_takes_two_lines_of_a_terminal_at_most(capsys):
     reason = "docs.symbols/mirror: " + "the value of the column is not a number, " * 10
     letter = replace(_letter(), index="docs.symbols/mirror", tenant="eu", reason=reason)
-    dlq_show.letters([letter], as_json=False)
+    dlq_show.print_letters([letter], as_json=False)
     _, *heads, first, second = capsys.readouterr().out.splitlines()
     assert len(heads) == 2
     assert first.split()[:4] == ["00000000", "docs.symbols/mirror", "1", "the"]
@@ -105,12 +107,12 @@ def test_a_letter_s_reason_takes_two_lines_of_a_terminal_at_most(capsys):
 
 def test_a_name_of_spaces_is_seen(capsys, monkeypatch, request):
     for _ in range(2):
-        job_show.usage([used(tenant=" ")])
+        job_show.print_usage([used(tenant=" ")])
         assert "' '" in capsys.readouterr().out
         request.getfixturevalue("piped")
 
 
-UNBUILT = (symbols, Unbuilt(index="mirror", tenant="c"))
+UNBUILT = (symbols, UnbuiltIndex(index="mirror", tenant="c"))
 FAILED = JobStatus(code=10_300, message="column 'x' has no type")
 ODD = "[/x] [red]a\x1b]52;c;QQ==\x07\x9b2J\r\nb"
 WRITTEN_OUT = "[/x] [red]a\\x1b]52;c;QQ==\\x07\\x9b2J\\x0d"
@@ -141,18 +143,18 @@ def _letter():
 @pytest.mark.parametrize(
     "print_",
     [
-        lambda: show.comparison(
-            Comparison(
+        lambda: show.print_comparison(
+            ComparisonResult(
                 verdicts=[(symbols, verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1))],
-                unbuilt=[(symbols, Unbuilt(index="mirror", tenant=ODD))],
+                unbuilt=[(symbols, UnbuiltIndex(index="mirror", tenant=ODD))],
                 problems=[Problem(table="a.b", message=ODD, kind="")],
             ),
             as_json=False,
         ),
         lambda: job_show.line(ODD),
-        lambda: job_show.usage([Usage(tenant=ODD, name=JobID(db="a", table="b", job="c"))]),
-        lambda: dlq_show.letters([_letter()], as_json=False),
-        lambda: dlq_show.whole([_letter()], as_json=False),
+        lambda: job_show.print_usage([Usage(tenant=ODD, name=JobID(db="a", table="b", job="c"))]),
+        lambda: dlq_show.print_letters([_letter()], as_json=False),
+        lambda: dlq_show.print_letter_facts([_letter()], as_json=False),
     ],
 )
 def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_):
@@ -165,7 +167,7 @@ def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_)
 
 def test_a_name_of_several_lines_stands_in_one(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    job_show.usage([Usage(tenant="two\nlines\tof", name=JobID(db="a", table="b", job="c"))])
+    job_show.print_usage([Usage(tenant="two\nlines\tof", name=JobID(db="a", table="b", job="c"))])
     assert r"two\nlines\tof" in capsys.readouterr().out
 
 
@@ -177,12 +179,12 @@ def used(**changes):
 
 
 def test_usage_is_one_line_a_job_where_that_fits(capsys):
-    job_show.usage([used(inserted=1_234), used(tenant="typer")])
+    job_show.print_usage([used(inserted=1_234), used(tenant="typer")])
     _, heading, rich, typer = capsys.readouterr().out.splitlines()
     assert heading.split() == ["job", "tenant", "iterations", "inserted", "bytes", "seconds"]
     assert rich.split() == ["docs.symbols/mirror", "rich", "12", "1,234", "9,876,543", "0.0"]
     assert "typer" in typer
-    job_show.usage([used(failed=1, canceled=2, deleted=3, tenant="clickhouse-connect")])
+    job_show.print_usage([used(failed=1, canceled=2, deleted=3, tenant="clickhouse-connect")])
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 5
     assert max(map(len, said)) <= 80
@@ -190,7 +192,7 @@ def test_usage_is_one_line_a_job_where_that_fits(capsys):
 
 
 def test_a_letter_s_job_is_no_number_for_json(capsys):
-    for print_ in (dlq_show.letters, dlq_show.whole):
+    for print_ in (dlq_show.print_letters, dlq_show.print_letter_facts):
         print_([replace(_letter(), registration=2**63 - 1)], as_json=True)
         (row,) = json.loads(capsys.readouterr().out)
         assert row["registration"] == str(2**63 - 1)
@@ -199,12 +201,12 @@ def test_a_letter_s_job_is_no_number_for_json(capsys):
 def test_what_became_of_a_letter_is_a_word_with_the_error_beside_it(capsys):
     letter, error = _letter(), IscpError("too long")
     done = [
-        Replayed(letter=letter, error=error),
-        Replayed(letter=letter, rebuilt=True),
-        Replayed(letter=letter, superseded=True),
-        Replayed(letter=letter),
+        ReplayOutcome(letter=letter, error=error),
+        ReplayOutcome(letter=letter, rebuilt=True),
+        ReplayOutcome(letter=letter, superseded=True),
+        ReplayOutcome(letter=letter),
     ]
-    dlq_show.replayed(done, as_json=True)
+    dlq_show.print_replay_results(done, as_json=True)
     refused, *others = json.loads(capsys.readouterr().out)
     assert refused == {
         "id": letter.id,
@@ -214,29 +216,32 @@ def test_what_became_of_a_letter_is_a_word_with_the_error_beside_it(capsys):
     }
     assert [each["outcome"] for each in others] == ["rebuild", "dropped", "written"]
     assert {each["message"] for each in others} == {None}
-    dlq_show.replayed(done[:1], as_json=False)
+    dlq_show.print_replay_results(done[:1], as_json=False)
     assert "00000000: refused again: too long\n0 replayed, 1 stay" in capsys.readouterr().out
 
 
 def test_an_error_keeps_the_colours_of_the_log_in_it_and_nothing_else():
-    assert plain("\x1b[31mred\x1b[0m \x1b]0;x\x07", colours=True) == (
+    assert escape_control_chars("\x1b[31mred\x1b[0m \x1b]0;x\x07", colours=True) == (
         "\x1b[31mred\x1b[0m \\x1b]0;x\\x07"
     )
 
 
 def test_what_turns_the_direction_of_text_is_written_out():
     """A name could look like another, and push what follows it to its left."""
-    assert plain("a\u202egpj.exe\u2069 \u05d0\u200f") == "a\\u202egpj.exe\\u2069 \u05d0\u200f"
+    assert (
+        escape_control_chars("a\u202egpj.exe\u2069 \u05d0\u200f")
+        == "a\\u202egpj.exe\\u2069 \u05d0\u200f"
+    )
 
 
 def test_json_has_every_count(capsys):
-    found = Comparison(verdicts=[(symbols, verdict(extra=1))])
+    found = ComparisonResult(verdicts=[(symbols, verdict(extra=1))])
     (row,) = compared(capsys, found, as_json=True)
     assert (row["index"], row["extra"], row["agrees"]) == ("docs.symbols/mirror", 1, False)
 
 
 def test_what_is_not_built_has_the_keys_that_what_is_has(capsys):
-    found = Comparison(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT])
+    found = ComparisonResult(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT])
     built, not_built = compared(capsys, found, as_json=True)
     assert not_built == {
         "index": "docs.symbols/mirror",
@@ -250,9 +255,9 @@ def test_what_is_not_built_has_the_keys_that_what_is_has(capsys):
 
 
 def test_what_is_in_error_is_told_from_what_is_not_built_yet(capsys):
-    failed = [(symbols, Unbuilt(index="mirror", tenant=of, error=FAILED)) for of in ("a", "b")]
+    failed = [(symbols, UnbuiltIndex(index="mirror", tenant=of, error=FAILED)) for of in ("a", "b")]
     built = verdict(tenant="rich")
-    found = Comparison(verdicts=[(symbols, built)], unbuilt=[UNBUILT, *failed])
+    found = ComparisonResult(verdicts=[(symbols, built)], unbuilt=[UNBUILT, *failed])
     counts, _, _, *lines = compared(capsys, found).splitlines()
     assert counts == "1 comparison: 1 agree, 1 not built yet, 2 in error, 11,049 rows in all"
     assert lines[0] == "docs.symbols/mirror, tenant c: not built yet"
@@ -265,7 +270,7 @@ def test_what_is_in_error_is_told_from_what_is_not_built_yet(capsys):
 def test_what_is_being_done_is_told_to_a_terminal_alone():
     for terminal in (True, False):
         out = io.StringIO()
-        with telling(Console(file=out, force_terminal=terminal, width=80)) as tell:
+        with show_progress(Console(file=out, force_terminal=terminal, width=80)) as tell:
             tell("comparing docs.symbols/[odd], a and 2 more, at version 3")
         assert ("comparing docs.symbols/[odd], a and 2 more" in out.getvalue()) is terminal
         assert terminal or out.getvalue() == ""
@@ -273,7 +278,7 @@ def test_what_is_being_done_is_told_to_a_terminal_alone():
 
 def test_a_long_wait_is_told_of_now_and_then_elsewhere():
     out, now = io.StringIO(), [0.0]
-    with telling(Console(file=out, width=80), seconds=10, monotonic=lambda: now[0]) as tell:
+    with show_progress(Console(file=out, width=80), seconds=10, monotonic=lambda: now[0]) as tell:
         for second in range(40):
             now[0] = float(second)
             tell(f"version 1 is still to come in {'2 indexes' if second < 25 else '1 index'}\x1b")
@@ -286,11 +291,11 @@ def test_a_long_wait_is_told_of_now_and_then_elsewhere():
 @pytest.mark.parametrize(
     ("found", "differs", "whole"),
     [
-        (Comparison(), False, False),
-        (Comparison(verdicts=[(symbols, verdict())]), False, True),
-        (Comparison(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT]), False, False),
-        (Comparison(verdicts=[(symbols, verdict(extra=1))], unbuilt=[UNBUILT]), True, False),
+        (ComparisonResult(), False, False),
+        (ComparisonResult(verdicts=[(symbols, verdict())]), False, True),
+        (ComparisonResult(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT]), False, False),
+        (ComparisonResult(verdicts=[(symbols, verdict(extra=1))], unbuilt=[UNBUILT]), True, False),
     ],
 )
 def test_what_differs_is_told_from_what_was_not_compared(found, differs, whole):
-    assert (found.differs, found.whole) == (differs, whole)
+    assert (found.differs, found.complete) == (differs, whole)

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.write.chunks import chunks, digest, pieces, weights
+from iscp_dagster.clickhouse.write.chunks import (
+    compute_row_sizes,
+    cut_chunks,
+    cut_pieces,
+    hash_rows,
+)
 
 ROWS = st.lists(
     st.tuples(st.integers(-5, 5), st.none() | st.text(max_size=3), st.booleans()), max_size=60
@@ -24,10 +29,10 @@ def batches(rows, size):
 
 @given(ROWS, st.integers(1, 20), st.integers(1, 20), st.integers(1, 20))
 def test_cutting_elsewhere_gives_the_same_chunks(rows, one, other, length):
-    first = list(chunks(batches(rows, one), length))
-    second = list(chunks(batches(rows, other), length))
+    first = list(cut_chunks(batches(rows, one), length))
+    second = list(cut_chunks(batches(rows, other), length))
     assert [c.num_rows for c in first] == [c.num_rows for c in second]
-    assert [digest(c) for c in first] == [digest(c) for c in second]
+    assert [hash_rows(c) for c in first] == [hash_rows(c) for c in second]
     assert all(c.num_rows == length for c in first[:-1])
     assert sum(c.num_rows for c in first) == len(rows)
 
@@ -36,20 +41,22 @@ def test_cutting_elsewhere_gives_the_same_chunks(rows, one, other, length):
 def test_the_rows_of_one_value_are_cut_as_if_there_were_no_others(rows, size, length, apart):
     at = "abc".index(apart)
     ordered = sorted(rows, key=lambda row: (row[at] is not None, row[at]))
-    found = list(chunks(batches(ordered, size), length, apart=apart))
+    found = list(cut_chunks(batches(ordered, size), length, apart=apart))
     values = list(dict.fromkeys(row[at] for row in ordered))
     alone = [
         chunk
         for value in values
-        for chunk in chunks(batches([row for row in ordered if row[at] == value], size), length)
+        for chunk in cut_chunks(batches([row for row in ordered if row[at] == value], size), length)
     ]
-    assert list(map(digest, found)) == list(map(digest, alone))
+    assert list(map(hash_rows, found)) == list(map(hash_rows, alone))
 
 
 @given(ROWS.filter(bool), st.integers(1, 20), st.integers(1, 20), st.integers(1, 60))
 def test_pieces_of_a_size_are_the_same_whatever_batches_the_rows_came_in(rows, one, other, size):
-    first, second = (list(pieces(whole(rows, n), size)) for n in (one, other))
-    assert [(at, digest(piece)) for at, piece in first] == [(at, digest(p)) for at, p in second]
+    first, second = (list(cut_pieces(whole(rows, n), size)) for n in (one, other))
+    assert [(at, hash_rows(piece)) for at, piece in first] == [
+        (at, hash_rows(p)) for at, p in second
+    ]
     assert [at for at, _ in first] == list(accumulate([p.num_rows for _, p in first], initial=0))[
         :-1
     ]
@@ -65,7 +72,7 @@ def whole(rows, size):
 
 
 def weight(chunk):
-    return int(weights(chunk).sum())
+    return int(compute_row_sizes(chunk).sum())
 
 
 NESTED = {
@@ -84,15 +91,15 @@ NESTED = {
 def test_a_rows_weight_is_that_of_its_values_in_whatever_batch(name):
     type_, values, expected = NESTED[name]
     batch = pa.table({"c": pa.array(values, type_)})
-    assert weights(batch).tolist() == expected
+    assert compute_row_sizes(batch).tolist() == expected
     for at in range(3):
-        assert weights(batch.slice(at, 1)).tolist() == expected[at : at + 1]
-    assert weights(batch.slice(0, 0)).tolist() == []
+        assert compute_row_sizes(batch.slice(at, 1)).tolist() == expected[at : at + 1]
+    assert compute_row_sizes(batch.slice(0, 0)).tolist() == []
 
 
 @given(ROWS.filter(bool), st.data())
 def test_another_row_is_another_digest(rows, data):
     at = data.draw(st.integers(0, len(rows) - 1))
     changed = [*rows[:at], (rows[at][0] + 1, *rows[at][1:]), *rows[at + 1 :]]
-    (one,), (other,) = chunks(batches(rows, 99)), chunks(batches(changed, 99))
-    assert digest(one) != digest(other)
+    (one,), (other,) = cut_chunks(batches(rows, 99)), cut_chunks(batches(changed, 99))
+    assert hash_rows(one) != hash_rows(other)

@@ -8,9 +8,9 @@ from places import GOLDEN
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.barrier import Barrier
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
-from iscp_dagster.clickhouse.types.types import clickhouse_type
+from iscp_dagster.clickhouse.types.types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 
@@ -39,9 +39,9 @@ def test_ddl_is_as_the_golden_file_says():
         statement
         for each in shapes
         for statement in (
-            *each.create_statements(Barrier(epoch=7, floor=7)),
-            each.staging_statement("r1"),
-            *each.view_statements(),
+            *each.render_create_statements(Barrier(epoch=7, floor=7)),
+            each.render_staging_table("r1"),
+            *each.render_view_statements(),
         )
     ]
     assert ";\n".join(said) + ";\n" == TABLE.read_text()
@@ -51,7 +51,10 @@ def test_many_columns_take_no_longer_each():
     def describe(columns):
         wide = [DeltaField(name=f"c{n}", type=Primitive("long")) for n in range(columns)]
         its = shape(Mirror(), (*FIELDS, *wide))
-        return [*its.create_statements(), *(its.column_types()[each.name] for each in wide)]
+        return [
+            *its.render_create_statements(),
+            *(its.get_column_types()[each.name] for each in wide),
+        ]
 
     assert time_growth(describe, 200, 1_600) < 8 * SLACK
 
@@ -83,7 +86,7 @@ def test_a_column_named_as_a_system_column_or_as_one_of_clickhouse_is_refused(na
     ],
 )
 def test_types(type_, nullable, expected):
-    assert clickhouse_type(type_, nullable=nullable, at="c") == expected
+    assert to_clickhouse_type(type_, nullable=nullable, column="c") == expected
 
 
 TEXT = Primitive("string")
@@ -103,33 +106,33 @@ def test_a_column_named_as_a_part_of_another_is_refused(whole, part):
     own, beside = DeltaField(name="s", type=whole), DeltaField(name=part, type=TEXT)
     said = f"'s' and '{part}' of 'shop.notes' both have a part"
     with pytest.raises(SchemaError, match=re.escape(said)):
-        shape(Mirror(), (*FIELDS, own, beside)).create_statements()
+        shape(Mirror(), (*FIELDS, own, beside)).render_create_statements()
     unlike = DeltaField(name=f"{part}.null", type=TEXT)
-    assert shape(Mirror(), (*FIELDS, own, unlike)).create_statements()
+    assert shape(Mirror(), (*FIELDS, own, unlike)).render_create_statements()
 
 
 def test_a_field_named_as_the_nulls_of_a_struct_is_refused():
     struct = Struct((DeltaField(name="null", type=TEXT),))
     for whole in (struct, Array(element=struct)):
         with pytest.raises(SchemaError, match=r"Column 's' of 'shop\.notes' has a field 'null'"):
-            shape(Mirror(), (*FIELDS, DeltaField(name="s", type=whole))).create_statements()
+            shape(Mirror(), (*FIELDS, DeltaField(name="s", type=whole))).render_create_statements()
 
 
 def test_an_unsupported_type_is_named_with_its_column():
     field = DeltaField(name="at", type=Array(element=Primitive("interval day")))
     with pytest.raises(SchemaError, match=r"Column 'at\[\]' is interval day, which has no"):
-        shape(Mirror(), (*FIELDS, field)).create_statements()
+        shape(Mirror(), (*FIELDS, field)).render_create_statements()
 
 
 def test_a_vector_of_something_else_is_refused():
     with pytest.raises(SchemaError, match=r"Vector column shop\.notes\.body is string"):
-        shape(Vector("body", dimension=3)).create_statements()
+        shape(Vector("body", dimension=3)).render_create_statements()
 
 
 def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name():
     own = DeltaField(name="distance", type=Primitive("double"))
-    (nearest, distances, _) = shape(INDEXES[2], (*FIELDS, own)).view_statements()
-    lost = shape(INDEXES[2]).selects(["distance"])
+    (nearest, distances, _) = shape(INDEXES[2], (*FIELDS, own)).render_view_statements()
+    lost = shape(INDEXES[2]).render_view_selects(["distance"])
     assert [each.count("AS `_distance` FROM") for each in lost.values()] == [1, 1, 0]
     assert "`distance`, L2Distance(" in nearest
     assert "AS `_distance` FROM" in nearest
@@ -138,5 +141,5 @@ def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name
 
 
 def test_quoting():
-    assert ident("a`b", "c\\d") == "`a\\`b`.`c\\\\d`"
-    assert text("it's\n") == "'it\\'s\\n'"
+    assert quote_identifier("a`b", "c\\d") == "`a\\`b`.`c\\\\d`"
+    assert quote_string("it's\n") == "'it\\'s\\n'"

@@ -5,8 +5,8 @@ import re
 import pytest
 from clickhouse_connect.driver.exceptions import OperationalError
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, urls_of
-from iscp_dagster.clickhouse.connect.failures import mapped
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, split_urls
+from iscp_dagster.clickhouse.connect.failures import map_error
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 
@@ -19,8 +19,8 @@ def test_a_password_that_is_not_quoted_is_refused_and_not_shown(url):
 
 def test_a_comma_in_a_password_parts_no_servers():
     text = "http://u:pa,ss@ch1:8123, http://ch2:8123 http://ch3:8123,http://ch4:8123"
-    assert [Endpoint.parse(url).host for url in urls_of(text)] == ["ch1", "ch2", "ch3", "ch4"]
-    assert Endpoint.parse(urls_of(text)[0]).password == "pa,ss"
+    assert [Endpoint.parse(url).host for url in split_urls(text)] == ["ch1", "ch2", "ch3", "ch4"]
+    assert Endpoint.parse(split_urls(text)[0]).password == "pa,ss"
 
 
 def test_a_url_names_host_port_user_and_password_which_is_never_shown():
@@ -85,8 +85,8 @@ def test_anything_else_is_refused(url):
 def test_a_server_that_does_not_answer_is_told_without_the_request(cause, said):
     url = "/?date_time_input_format=best_effort&param=secret"
     told = f"Error HTTPConnectionPool(host='h', port=9): Max retries exceeded with url: {url} "
-    known = mapped(OperationalError(f"{told}(Caused by {cause}) executing"), "http://h:9", "ask")
+    known = map_error(OperationalError(f"{told}(Caused by {cause}) executing"), "http://h:9", "ask")
     assert isinstance(known, UnavailableError)
     assert str(known).startswith(f"ClickHouse at http://h:9 did not answer (ask): {said}. Start it")
-    plain = mapped(OperationalError(f"{told}(Caused by Odd())"), "http://h:9", "ask")
+    plain = map_error(OperationalError(f"{told}(Caused by Odd())"), "http://h:9", "ask")
     assert "param" not in str(plain)

@@ -8,7 +8,7 @@ import pytest
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.types.wire import sent
+from iscp_dagster.clickhouse.types.wire import encode_column
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 
 OTHER_NAN = np.array([0xFFF8000000000001], np.uint64).view(np.float64)[0]
@@ -18,11 +18,11 @@ def columns(type_, **types):
     """How an index keeps a key `k` and a value `v` of one type."""
     fields = [DeltaField(name=name, type=Primitive(type_)) for name in "kv"]
     source = SourceTable("shop.orders", key="k")
-    return IndexTable(source=source, index=Mirror(types=types), fields=fields).stored
+    return IndexTable(source=source, index=Mirror(types=types), fields=fields).stored_types
 
 
 def written(values, stored):
-    return sent(pa.chunked_array([values]), stored).combine_chunks()
+    return encode_column(pa.chunked_array([values]), stored).combine_chunks()
 
 
 def bits(values):

@@ -8,13 +8,13 @@ import pytest
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.types.asked import check_types
-from iscp_dagster.clickhouse.types.jsontext import json_texts, json_texts_or_null
+from iscp_dagster.clickhouse.types.jsontext import to_json_texts, to_json_texts_or_null
 from iscp_dagster.clickhouse.types.leaves import Misfit
-from iscp_dagster.clickhouse.types.nulls import check_table_nulls, null_rule
-from iscp_dagster.clickhouse.types.stored import stored_column
-from iscp_dagster.clickhouse.types.widening import widens
-from iscp_dagster.clickhouse.types.wire import respelled, sent
-from iscp_dagster.delta.arrow import arrow_type
+from iscp_dagster.clickhouse.types.nulls import check_table_nulls, get_null_rule
+from iscp_dagster.clickhouse.types.stored import resolve_stored_type
+from iscp_dagster.clickhouse.types.widening import can_widen
+from iscp_dagster.clickhouse.types.wire import encode_column, respell_column
+from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import Array, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import ConfigError, SchemaError
 
@@ -37,11 +37,11 @@ NOTHING = {"street": None, "floors": [], "geo": {"x": None}}
 
 
 def kept(type_, rule, **more):
-    return stored_column(type_, None, nullable=True, at="c", nulls=rule, **more)
+    return resolve_stored_type(type_, None, nullable=True, column="c", nulls=rule, **more)
 
 
 def column(type_, values):
-    return pa.chunked_array([pa.array(values, arrow_type(type_))])
+    return pa.chunked_array([pa.array(values, to_arrow_type(type_))])
 
 
 def shape(index, **table):
@@ -66,10 +66,10 @@ def shape(index, **table):
 )
 def test_an_empty_value_stands_for_a_null_at_any_depth(type_, values, wanted, start):
     stored, given = kept(type_, "empty"), column(type_, values).slice(start)
-    assert sent(given, stored).to_pylist() == wanted[start:]
-    assert respelled(given, stored).to_pylist() == wanted[start:], "the comparison has it too"
+    assert encode_column(given, stored).to_pylist() == wanted[start:]
+    assert respell_column(given, stored).to_pylist() == wanted[start:], "the comparison has it too"
     with pytest.raises(Misfit):
-        sent(given, kept(type_, "refuse"))
+        encode_column(given, kept(type_, "refuse"))
 
 
 def test_a_null_array_over_hidden_elements_is_empty():
@@ -77,19 +77,19 @@ def test_a_null_array_over_hidden_elements_is_empty():
     hidden = pa.ListArray.from_arrays(
         pa.array([0, 2, 3]), pa.array(["a", "b", "c"]), mask=pa.array([True, False])
     )
-    assert sent(pa.chunked_array([hidden]), kept(TAGS, "empty")).to_pylist() == [[], ["c"]]
+    assert encode_column(pa.chunked_array([hidden]), kept(TAGS, "empty")).to_pylist() == [[], ["c"]]
 
 
 def test_the_members_of_a_null_struct_are_null():
     assert str(kept(SHIP, "empty").type).startswith("Tuple(`street` Nullable(String)")
-    assert widens("Tuple(street String)", "Tuple(street Nullable(String))")
-    assert not widens("Tuple(street Nullable(String))", "Tuple(street String)")
+    assert can_widen("Tuple(street String)", "Tuple(street Nullable(String))")
+    assert not can_widen("Tuple(street Nullable(String))", "Tuple(street String)")
 
 
 def test_json_text_tells_null_from_empty():
     assert str(kept(DEEP, "json").type) == "Nullable(String)"
     values = [None, [], [("ü", None)], [("a", [None, {**NOTHING, "floors": None}])]]
-    texts = sent(column(DEEP, values), kept(DEEP, "json")).to_pylist()
+    texts = encode_column(column(DEEP, values), kept(DEEP, "json")).to_pylist()
     assert texts[0] is None
     assert [json.loads(text) for text in texts[1:]] == [
         {},
@@ -101,7 +101,7 @@ def test_json_text_tells_null_from_empty():
 def test_json_text_has_every_value():
     def written(name, value, type_=None):
         type_ = Array(element=Primitive(name)) if type_ is None else type_
-        return json_texts(pa.array([[value]], arrow_type(type_)), type_).to_pylist()[0]
+        return to_json_texts(pa.array([[value]], to_arrow_type(type_)), type_).to_pylist()[0]
 
     assert written("double", float("nan")) == '["NaN"]'
     assert written("float", 0.1) == "[0.1]"
@@ -109,8 +109,8 @@ def test_json_text_has_every_value():
     assert written("boolean", True) == "[true]"
     by_list = Map(key=TAGS, value=LONG)
     assert written("", (["a"], 1), by_list) == '[[["a"],1]]'
-    with pytest.raises(Misfit, match="not UTF-8"):
-        json_texts(
+    with pytest.raises(Misfit, match="only text in UTF-8"):
+        to_json_texts(
             pa.array([[b"\xff"]]).cast(pa.list_(pa.binary())).view(pa.list_(pa.string())), TAGS
         )
 
@@ -119,7 +119,7 @@ def test_json_text_has_every_value():
 def test_json_text_has_times_in_utc_whoever_reads_them(zone):
     times = Array(element=Primitive("timestamp"))
     values = pa.array([[0]], pa.list_(pa.timestamp("us", zone)))
-    assert json_texts(values, times).to_pylist() == ['["1970-01-01T00:00:00Z"]']
+    assert to_json_texts(values, times).to_pylist() == ['["1970-01-01T00:00:00Z"]']
 
 
 @pytest.mark.parametrize("name", ["date", "timestamp", "timestamp_ntz"])
@@ -127,30 +127,30 @@ def test_json_text_has_the_years_that_python_has(name):
     type_ = Array(element=Primitive(name))
     whole = pa.int32() if name == "date" else pa.int64()
     beyond = 2**31 - 1 if name == "date" else 2**62
-    values = pa.array([[0], [beyond], None], pa.list_(whole)).cast(arrow_type(type_))
+    values = pa.array([[0], [beyond], None], pa.list_(whole)).cast(to_arrow_type(type_))
     with pytest.raises(Misfit, match="the years 1 to 9999"):
-        json_texts(values, type_)
-    held = json_texts_or_null(values, type_).to_pylist()
+        to_json_texts(values, type_)
+    held = to_json_texts_or_null(values, type_).to_pylist()
     assert [text is None for text in held] == [False, True, True]
 
 
 def test_the_first_rule_for_the_column_holds():
     mirror = Mirror(nulls={"tags": "json"})
     source = SourceTable("shop.t", key="id", nulls="refuse", indexes=[mirror])
-    assert null_rule(source, mirror, "tags") == "json"
-    assert null_rule(source, mirror, "v") == "refuse"
+    assert get_null_rule(source, mirror, "tags") == "json"
+    assert get_null_rule(source, mirror, "v") == "refuse"
     vector = Vector("v", dimension=2, nulls="json")
-    assert null_rule(SourceTable("shop.t", key="id"), vector, "v") == "empty"
-    assert null_rule(SourceTable("shop.t", key="id"), FullText("body"), "tags") == "empty"
+    assert get_null_rule(SourceTable("shop.t", key="id"), vector, "v") == "empty"
+    assert get_null_rule(SourceTable("shop.t", key="id"), FullText("body"), "tags") == "empty"
 
 
 def test_a_flag_is_a_column_beside_it():
     flagged = shape(Mirror(nulls={"tags": "flag"}))
     assert flagged.flags == {"tags_is_null": "tags"}
     assert flagged.columns == ("id", "tags", "v", "tags_is_null")
-    (_, create) = flagged.create_statements()
+    (_, create) = flagged.render_create_statements()
     assert "`tags_is_null` Bool DEFAULT true" in create
-    assert "`tags_is_null` FROM" in flagged.view_statements()[-1]
+    assert "`tags_is_null` FROM" in flagged.render_view_statements()[-1]
     taken = [*FIELDS, DeltaField(name="tags_is_null", type=LONG)]
     with pytest.raises(SchemaError, match="needs a column 'tags_is_null', which the source has"):
         IndexTable(source=flagged.source, index=flagged.index, fields=taken)
@@ -212,12 +212,12 @@ def test_another_rule_is_another_definition_and_the_default_is_none():
             "'id', which is long: ClickHouse",
         ),
         (
-            lambda: shape(Mirror(nulls="json", types={"tags": "Array(UUID)"})).stored,
+            lambda: shape(Mirror(nulls="json", types={"tags": "Array(UUID)"})).stored_types,
             SchemaError,
             r"nulls='json'; leave out one of them",
         ),
         (
-            lambda: shape(Vector("v", dimension=2, nulls={"v": "json"})).stored,
+            lambda: shape(Vector("v", dimension=2, nulls={"v": "json"})).stored_types,
             SchemaError,
             "the graph needs an array",
         ),

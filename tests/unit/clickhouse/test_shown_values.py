@@ -6,7 +6,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from iscp_dagster.clickhouse.types.shown import row_shown, value_shown
+from iscp_dagster.clickhouse.types.shown import format_row, format_value
 
 FAR_DAY = pa.array([10**7], pa.int32()).cast(pa.date32())
 FAR_TIME = pa.array([10**18]).cast(pa.timestamp("us", tz="UTC"))
@@ -26,5 +26,5 @@ NESTED = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), FAR_DAY)
     ],
 )
 def test_a_value_is_shown_whatever_it_is(values, shown):
-    assert value_shown(values[0]) == shown
-    assert row_shown(pa.table({"a": values})) == f"{{'a': {shown}}}"
+    assert format_value(values[0]) == shown
+    assert format_row(pa.table({"a": values})) == f"{{'a': {shown}}}"

@@ -11,13 +11,13 @@ from places import DOCS
 from typetable import type_table
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.types.cells import CELLS, cell_of, family
-from iscp_dagster.clickhouse.types.stored import OPEN, stored_column
-from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parsed
-from iscp_dagster.clickhouse.types.widening import keeping_fields, same_type, widens
-from iscp_dagster.clickhouse.types.wire import respelled
+from iscp_dagster.clickhouse.types.cells import CELLS, find_cell, get_family
+from iscp_dagster.clickhouse.types.stored import DYNAMIC_TYPES, resolve_stored_type
+from iscp_dagster.clickhouse.types.typetext import GEO, ClickHouseType, TypeTextError, parse_type
+from iscp_dagster.clickhouse.types.widening import can_widen, is_same_type, keep_old_fields
+from iscp_dagster.clickhouse.types.wire import respell_column
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
@@ -30,7 +30,7 @@ def test_what_an_index_does_not_hold_is_written_as_it_is_for_the_comparison():
     """Rows of dead letters are missing in the index; the comparison shows no other fault."""
     tree = Struct((field("k", Map(key=STRING, value=Array(element=STRING))),))
     asked = "Tuple(k Map(UUID, Array(UUID)))"
-    kept = stored_column(tree, asked, nullable=False, at="c", nulls="refuse")
+    kept = resolve_stored_type(tree, asked, nullable=False, column="c", nulls="refuse")
     rows = [
         {"k": [(UUID.upper(), [UUID.upper(), None, "X"]), ("X", None)]},
         None,
@@ -41,7 +41,7 @@ def test_what_an_index_does_not_hold_is_written_as_it_is_for_the_comparison():
     texts = pa.map_(pa.string(), pa.list_(pa.string()))
     column = pa.chunked_array([pa.array(rows, pa.struct([("k", texts)]))])
     for start in (0, 1):
-        assert respelled(column.slice(start), kept).to_pylist() == wanted[start:]
+        assert respell_column(column.slice(start), kept).to_pylist() == wanted[start:]
 
 
 def leaves():
@@ -50,9 +50,9 @@ def leaves():
         lambda members: len(set(members.values())) == len(members)
     )
     return st.one_of(
-        st.sampled_from(["Int8", "UInt256", "String", "JSON", "Point"]).map(parsed),
-        st.builds(lambda n: ChType(name="FixedString", numbers=(n,)), st.integers(1, 99)),
-        st.builds(lambda z: ChType(name="DateTime64", numbers=(6,), zone=z), st.text()),
+        st.sampled_from(["Int8", "UInt256", "String", "JSON", "Point"]).map(parse_type),
+        st.builds(lambda n: ClickHouseType(name="FixedString", numbers=(n,)), st.integers(1, 99)),
+        st.builds(lambda z: ClickHouseType(name="DateTime64", numbers=(6,), zone=z), st.text()),
         enums.map(enum),
     )
 
@@ -60,20 +60,22 @@ def leaves():
 def enum(members):
     numbered = sorted((number, name) for name, number in members.items())
     numbers, names = zip(*numbered, strict=True)
-    return ChType(name="Enum8", names=names, numbers=numbers)
+    return ClickHouseType(name="Enum8", names=names, numbers=numbers)
 
 
 def tuples(inner):
     return st.dictionaries(NAMES, inner, min_size=1, max_size=3).map(
-        lambda fields: ChType(name="Tuple", names=tuple(fields), parts=tuple(fields.values()))
+        lambda fields: ClickHouseType(
+            name="Tuple", names=tuple(fields), parts=tuple(fields.values())
+        )
     )
 
 
 TREES = st.recursive(
     leaves(),
     lambda inner: st.one_of(
-        st.builds(lambda part: ChType(name="Array", parts=(part,)), inner),
-        st.builds(lambda *parts: ChType(name="Map", parts=parts), inner, inner),
+        st.builds(lambda part: ClickHouseType(name="Array", parts=(part,)), inner),
+        st.builds(lambda *parts: ClickHouseType(name="Map", parts=parts), inner, inner),
         tuples(inner),
     ),
     max_leaves=6,
@@ -82,7 +84,7 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_a_type_is_read_as_it_is_written(type_):
-    assert parsed(str(type_)) == type_
+    assert parse_type(str(type_)) == type_
     assert pickle.loads(pickle.dumps(type_)) == type_
 
 
@@ -103,9 +105,9 @@ def test_a_type_is_read_as_it_is_written(type_):
     ],
 )
 def test_two_texts_of_one_type_are_the_same(one, other):
-    assert parsed(one) == parsed(other)
-    assert same_type(one, other)
-    assert not same_type(one, "Int8")
+    assert parse_type(one) == parse_type(other)
+    assert is_same_type(one, other)
+    assert not is_same_type(one, "Int8")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_two_texts_of_one_type_are_the_same(one, other):
 )
 def test_a_text_that_is_no_type_says_where(text, said):
     with pytest.raises(TypeTextError, match=said):
-        parsed(text)
+        parse_type(text)
 
 
 @pytest.mark.parametrize(
@@ -152,13 +154,13 @@ def test_a_text_that_is_no_type_says_where(text, said):
     ],
 )
 def test_nullable_is_put_where_the_source_has_nulls(source, asked, kept):
-    assert str(stored_column(source, asked, nullable=True, at="c").type) == kept
+    assert str(resolve_stored_type(source, asked, nullable=True, column="c").type) == kept
 
 
 def test_what_is_not_null_is_not_nullable():
-    assert str(stored_column(LONG, "UInt8", nullable=False, at="c").type) == "UInt8"
+    assert str(resolve_stored_type(LONG, "UInt8", nullable=False, column="c").type) == "UInt8"
     asked = "LowCardinality(Nullable(String))"
-    assert str(stored_column(STRING, asked, nullable=False, at="c").type) == asked
+    assert str(resolve_stored_type(STRING, asked, nullable=False, column="c").type) == asked
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_what_is_not_null_is_not_nullable():
 )
 def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):
     with pytest.raises(SchemaError, match=why) as caught:
-        stored_column(source, asked, nullable=True, at="state")
+        resolve_stored_type(source, asked, nullable=True, column="state")
     said = str(caught.value)
     assert said.startswith(f"Column 'state' is {source} and cannot be kept as {asked!r}: ")
     assert f"{source} can be kept as " in said
@@ -195,7 +197,7 @@ def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):
 def test_what_nothing_can_keep_is_to_be_left_out():
     said = r"Column 'state' is interval day and cannot be kept as 'Int64': .* Leave it out with"
     with pytest.raises(SchemaError, match=said):
-        stored_column(Primitive("interval day"), "Int64", nullable=True, at="state")
+        resolve_stored_type(Primitive("interval day"), "Int64", nullable=True, column="state")
 
 
 def shape(index, *fields, **changes):
@@ -216,7 +218,7 @@ def shape(index, *fields, **changes):
 )
 def test_keys_tenants_and_columns_that_are_not_there(column, asked, said):
     with pytest.raises(SchemaError, match=said):
-        shape(Mirror(types={column: asked})).create_statements()
+        shape(Mirror(types={column: asked})).render_create_statements()
 
 
 def test_a_tenant_that_is_a_date_is_no_number():
@@ -224,15 +226,15 @@ def test_a_tenant_that_is_a_date_is_no_number():
     source = SourceTable("shop.notes", key="k", tenant="d")
     made = IndexTable(source=source, index=Mirror(types={"d": "Int32"}), fields=fields)
     with pytest.raises(SchemaError, match="it is date; use one of String"):
-        made.create_statements()
+        made.render_create_statements()
 
 
 def test_a_vector_keeps_floats():
     floats = DeltaField(name="v", type=Array(element=FLOAT))
     index = Vector("v", dimension=2, types={"v": "Array(BFloat16)"})
-    assert shape(index, floats).column_types()["v"] == "Array(BFloat16)"
+    assert shape(index, floats).get_column_types()["v"] == "Array(BFloat16)"
     with pytest.raises(SchemaError, match="the graph needs Array"):
-        shape(Vector("v", dimension=2, types={"v": "Array(String)"}), floats).column_types()
+        shape(Vector("v", dimension=2, types={"v": "Array(String)"}), floats).get_column_types()
 
 
 @pytest.mark.parametrize("types", [["a"], {"a": 1}, "a"])
@@ -244,12 +246,12 @@ def test_types_are_texts_by_column(types):
 def test_a_jobs_options_name_types():
     source = SourceTable("shop.notes", key="id", indexes=[Mirror(types={"id": "UInt8"})])
     info = ConsumerInfo(type="mirror", db="shop", table="notes", job="mirror")
-    assert index_of(source, info).types == {"id": "UInt8"}
+    assert resolve_index(source, info).types == {"id": "UInt8"}
     options = {"types": {"id": "UInt16"}}
     stated = ConsumerInfo.from_json(
         ConsumerInfo(type="mirror", db="shop", table="notes", job="m", options=options).to_json()
     )
-    assert index_of(source, stated).types == {"id": "UInt16"}
+    assert resolve_index(source, stated).types == {"id": "UInt16"}
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ def test_a_jobs_options_name_types():
     ],
 )
 def test_which_types_a_column_may_become(held, wanted, expected):
-    assert widens(held, wanted) is expected
+    assert can_widen(held, wanted) is expected
 
 
 @pytest.mark.parametrize(
@@ -332,13 +334,13 @@ def test_which_types_a_column_may_become(held, wanted, expected):
     ],
 )
 def test_a_structure_keeps_the_fields_that_the_source_renamed_or_dropped(held, wanted, kept):
-    made = keeping_fields(held, wanted)
-    assert same_type(made, kept or held)
-    assert widens(held, made)
-    assert same_type(keeping_fields(made, wanted), made)
+    made = keep_old_fields(held, wanted)
+    assert is_same_type(made, kept or held)
+    assert can_widen(held, made)
+    assert is_same_type(keep_old_fields(made, wanted), made)
     # Whoever still reads the version before finds the table as it needs it.
-    assert parsed(keeping_fields(made, held)).fields.keys() == parsed(made).fields.keys()
-    assert widens(made, keeping_fields(made, held))
+    assert parse_type(keep_old_fields(made, held)).fields.keys() == parse_type(made).fields.keys()
+    assert can_widen(made, keep_old_fields(made, held))
 
 
 @pytest.mark.parametrize(
@@ -351,13 +353,13 @@ def test_a_structure_keeps_the_fields_that_the_source_renamed_or_dropped(held, w
     ],
 )
 def test_a_field_of_another_type_and_keys_of_other_fields_are_not_taken(held, wanted):
-    assert not widens(held, keeping_fields(held, wanted))
+    assert not can_widen(held, keep_old_fields(held, wanted))
 
 
 @pytest.mark.parametrize("wanted", ["Int64", "Tuple(Int32)", "Array(Int8)", "Map(Int8, Int8)"])
 def test_a_type_without_fields_stays_as_it_is_wanted(wanted):
-    assert keeping_fields("Tuple(a Int32)", wanted) == wanted
-    assert keeping_fields(None, wanted) == wanted
+    assert keep_old_fields("Tuple(a Int32)", wanted) == wanted
+    assert keep_old_fields(None, wanted) == wanted
 
 
 def test_the_page_shows_the_table_that_the_code_goes_by():
@@ -367,21 +369,21 @@ def test_the_page_shows_the_table_that_the_code_goes_by():
 def test_every_cell_is_tested_on_the_engine():
     tested = set()
     for case in CASES:
-        kept = stored_column(case.source, case.asked, nullable=True, at="c").type.bare
-        tested.add((family(case.source), kept.name))
+        kept = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
+        tested.add((get_family(case.source), kept.name))
     cells = {(of, name) for of, each in CELLS.items() for cell in each for name in cell.names}
     # Both names of an integer's sign and width reach the same code.
     missing = {each for each in cells - tested if "Int" not in each[1]}
     assert missing == set()
-    assert {name for _, name in tested} >= {*OPEN, *GEO, "Nested", "Tuple", "Map", "Array"}
+    assert {name for _, name in tested} >= {*DYNAMIC_TYPES, *GEO, "Nested", "Tuple", "Map", "Array"}
     assert {name for of, name in cells if of == "integer"} <= {name for _, name in tested}
 
 
 def test_every_case_that_is_refused_names_what_its_type_holds():
     for case in CASES:
-        kept = stored_column(case.source, case.asked, nullable=True, at="c").type.bare
-        cell = cell_of(case.source, kept)
-        assert cell is None or cell.holds in type_table()
-    assert family(Decimal(3, 1)) == "decimal"
-    assert family(Primitive("interval day")) is None
-    assert family(VARIANT) == "variant"
+        kept = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
+        cell = find_cell(case.source, kept)
+        assert cell is None or cell.domain in type_table()
+    assert get_family(Decimal(3, 1)) == "decimal"
+    assert get_family(Primitive("interval day")) is None
+    assert get_family(VARIANT) == "variant"

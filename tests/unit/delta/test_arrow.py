@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.delta.arrow import arrow_type, fitted, has_times, is_flat, is_known
+from iscp_dagster.delta.arrow import cast_to_type, has_times, is_flat, is_known, to_arrow_type
 from iscp_dagster.model.declared.schema import (
     Array,
     Decimal,
@@ -83,10 +83,10 @@ def now(value):
 
 @given(VALUES, st.integers(0, 6), st.integers(0, 6))
 def test_fields_come_and_go_inside_of_structs_lists_and_maps(values, begin, length):
-    column = pa.array(values, arrow_type(WRITTEN)).slice(begin, length)
-    found = fitted(column, NOW)
+    column = pa.array(values, to_arrow_type(WRITTEN)).slice(begin, length)
+    found = cast_to_type(column, NOW)
     found.validate(full=True)
-    assert found.type == arrow_type(NOW)
+    assert found.type == to_arrow_type(NOW)
     assert found.to_pylist() == [now(value) for value in values[begin : begin + length]]
 
 
@@ -113,5 +113,5 @@ def test_what_arrow_has_of_a_type(type_, known, flat, times):
 
 def test_a_narrower_value_of_a_file_becomes_what_the_column_is():
     column = pa.array([1, None], pa.timestamp("us"))
-    assert fitted(column, Primitive("timestamp")).type == pa.timestamp("us", "UTC")
-    assert fitted(pa.array(["1.50"]).cast(pa.decimal128(9, 2)), Decimal(9, 2)).to_pylist()
+    assert cast_to_type(column, Primitive("timestamp")).type == pa.timestamp("us", "UTC")
+    assert cast_to_type(pa.array(["1.50"]).cast(pa.decimal128(9, 2)), Decimal(9, 2)).to_pylist()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from iscp_dagster.delta.log.columns import visible_columns
+from iscp_dagster.delta.log.columns import get_visible_columns
 from iscp_dagster.model.declared.schema import Array, DeltaField, Map, Primitive, Struct
 
 TEXT = Primitive("string")
@@ -33,7 +33,7 @@ ANEW = Struct((column("p", physical="col-later"), Q))
     ],
 )
 def test_names_columns_and_types_are_seen(after):
-    assert visible_columns((P, Q)) != visible_columns(after)
+    assert get_visible_columns((P, Q)) != get_visible_columns(after)
 
 
 @pytest.mark.parametrize("inner", [SWAPPED, ANEW, Struct((Q, P)), Struct((P,))])
@@ -49,7 +49,7 @@ def test_names_columns_and_types_are_seen(after):
 )
 def test_nested_ones_are_seen_too(inner, within):
     before, after = column("s", within(INNER)), column("s", within(inner))
-    assert visible_columns((before,)) != visible_columns((after,))
+    assert get_visible_columns((before,)) != get_visible_columns((after,))
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_nested_ones_are_seen_too(inner, within):
     ],
 )
 def test_order_comments_and_nullability_are_not(after):
-    assert visible_columns((P, Q)) == visible_columns(after)
+    assert get_visible_columns((P, Q)) == get_visible_columns(after)
 
 
 def test_a_column_that_gets_a_name_in_the_files_keeps_its_own():
     plain = DeltaField(name="p", type=TEXT)
-    assert visible_columns((plain,)) == visible_columns((replace(plain, physical="p"),))
+    assert get_visible_columns((plain,)) == get_visible_columns((replace(plain, physical="p"),))

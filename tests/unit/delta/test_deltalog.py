@@ -23,14 +23,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster.delta.checks import check_source
-from iscp_dagster.delta.feed import Feed, FeedState, feed_state, read_range
+from iscp_dagster.delta.feed import ChangeFeed, FeedState, get_feed_state, plan_read
 from iscp_dagster.delta.log import opening
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.log.facts import DeltaFacts
-from iscp_dagster.delta.log.files import LocalFiles, ObjectFiles, local_path, log_files, spark_path
+from iscp_dagster.delta.log.facts import SnapshotReader
+from iscp_dagster.delta.log.files import (
+    LocalFiles,
+    ObjectFiles,
+    log_files,
+    to_local_path,
+    to_spark_path,
+)
 from iscp_dagster.delta.log.mark import LogMark
-from iscp_dagster.delta.log.opening import table_url
+from iscp_dagster.delta.log.opening import to_table_url
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.errors import (
     FeedGoneError,
@@ -137,7 +143,7 @@ class Counted(LocalFiles):
     def read(self, name):
         raise AssertionError(name)
 
-    def names(self):
+    def list_names(self):
         raise AssertionError
 
 
@@ -160,9 +166,9 @@ class TestPoll:
         table.commit(file("add", "a"))
         second = log.poll(first)
         assert (first.moment.version, second.moment.version) == (0, 1)
-        assert second.same_table(first)
+        assert second.is_same_table(first)
         assert log.poll(second) is second
-        assert log.latest() == second.moment
+        assert log.get_latest_moment() == second.moment
 
     def test_many_commits_at_once(self, table):
         log = table.log()
@@ -201,17 +207,17 @@ class TestPoll:
         for _ in range(2):
             table.commit(file("add", "old"))
         log = table.log()
-        log.tenants()
+        log.list_tenants()
         known = log.poll()
         shutil.rmtree(table.path)
         again = Table(table.path).create()
         for _ in range(commits):
             again.commit(file("add", "new"))
         mark = log.poll(known)
-        assert not mark.same_table(known)
+        assert not mark.is_same_table(known)
         assert mark.moment.version == commits
-        assert log.table_id() == again.id
-        assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
+        assert log.get_table_id() == again.id
+        assert log.list_changed_tenants(0, commits) == ({"new"} if commits else set())
 
     def test_a_table_replaced_by_one_whose_id_begins_alike_is_noticed(self, tmp_path):
         """Ids begin alike when they start with the time, or when a writer makes its own."""
@@ -221,42 +227,42 @@ class TestPoll:
         assert LogMark.parse(str(known)) == known
         table.id = "01932c5a~two"
         table.commit(table.metadata(), file("add", "new"))
-        assert not log.poll(known).same_table(known)
+        assert not log.poll(known).is_same_table(known)
 
     def test_what_another_process_noticed_is_no_news_but_caches_go(self, table):
         table.commit(file("add", "old"))
         log = table.log()
         log.poll()
-        assert log.changed_tenants(0, 1) == {"old"}
+        assert log.list_changed_tenants(0, 1) == {"old"}
         shutil.rmtree(table.path)
         again = Table(table.path).create().commit(file("add", "new"))
         known = again.log().poll()
         assert log.poll(known) == known
-        assert log.changed_tenants(0, 1) == {"new"}
-        assert log.table_id() == again.id
+        assert log.list_changed_tenants(0, 1) == {"new"}
+        assert log.get_table_id() == again.id
 
     @pytest.mark.parametrize("commits", [2, 5])
     def test_in_a_store_the_next_commit_tells_that_a_table_was_created_anew(self, table, commits):
         log = far(table.commit(file("add", "old")))
         known = log.poll(log.poll())
-        assert log.changed_tenants(0, 1) == {"old"}
+        assert log.list_changed_tenants(0, 1) == {"old"}
         shutil.rmtree(table.path)
         again = Table(table.path).create()
         for _ in range(commits):
             again.commit(file("add", "new"))
         mark = log.poll(known)
-        assert not mark.same_table(known)
-        assert log.table_id() == again.id
-        assert log.changed_tenants(0, 1) == {"new"}
+        assert not mark.is_same_table(known)
+        assert log.get_table_id() == again.id
+        assert log.list_changed_tenants(0, 1) == {"new"}
 
     def test_in_a_store_what_another_process_noticed_lets_go_of_caches(self, table):
         log = far(table.commit(file("add", "old")))
         log.poll(log.poll())
-        assert log.changed_tenants(0, 1) == {"old"}
+        assert log.list_changed_tenants(0, 1) == {"old"}
         shutil.rmtree(table.path)
         known = far(Table(table.path).create().commit(file("add", "new"))).poll()
         assert log.poll(known) == known
-        assert log.changed_tenants(0, 1) == {"new"}
+        assert log.list_changed_tenants(0, 1) == {"new"}
 
     def test_in_a_store_a_commit_costs_one_question_whether_the_table_stands(self, table):
         log = far(table)
@@ -276,7 +282,7 @@ class TestPoll:
         known = log.poll()
         (table.path / commit_name(1)).unlink()
         mark = log.poll(known)
-        assert mark.same_table(known)
+        assert mark.is_same_table(known)
         assert mark.moment < known.moment
 
     @pytest.mark.parametrize("make", [lambda _: None, Path.mkdir])
@@ -284,7 +290,7 @@ class TestPoll:
         path = tmp_path / "none"
         make(path)
         with pytest.raises(SourceError, match=rf"no Delta table at {path}.*Correct the path"):
-            DeltaLog(str(path)).latest()
+            DeltaLog(str(path)).get_latest_moment()
 
     def test_a_table_that_goes_away(self, table):
         log = table.log()
@@ -297,7 +303,7 @@ class TestPoll:
         table.version += 1
         (table.path / commit_name(1)).write_text("oh no\n")
         with pytest.raises(SourceError, match="Commit 1 of the Delta log is not JSON"):
-            table.log().moment(1)
+            table.log().get_moment(1)
 
     @pytest.mark.parametrize("hint", [1, 2, 3, 9])
     def test_a_hint_of_a_checkpoint_that_is_not_there(self, table, hint):
@@ -307,9 +313,9 @@ class TestPoll:
             json.dumps({"version": hint, "size": 3})
         )
         log = table.log()
-        assert (log.latest().version, log.facts().version) == (3, 3)
-        assert log.tenants() == ["a", "b", "c"]
-        assert [table.log().tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
+        assert (log.get_latest_moment().version, log.get_facts().version) == (3, 3)
+        assert log.list_tenants() == ["a", "b", "c"]
+        assert [table.log().list_tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
 
     def test_such_a_hint_where_the_log_does_not_begin_with_the_table(self, table):
         from deltalake import DeltaTable
@@ -320,22 +326,22 @@ class TestPoll:
         (table.path / commit_name(0)).unlink()
         next((table.path / "_delta_log").glob("*.checkpoint.parquet")).unlink()
         with pytest.raises(SourceError, match=r"_last_checkpoint names checkpoint 2.*Delete that"):
-            table.log().tenants()
+            table.log().list_tenants()
 
     def test_a_store_that_fails_past_such_a_hint_is_asked_again(self, table, monkeypatch):
         for tenant in ("a", "b", "c"):
             table.commit(file("add", tenant))
         (table.path / "_delta_log" / "_last_checkpoint").write_text('{"version": 2, "size": 3}')
-        opened = opening._open
+        opened = opening._open_delta_table
 
         def fail_past_hint(location, options, version):
             if version != 1:
                 return opened(location, options, version)
             raise OSError("Service Unavailable")
 
-        monkeypatch.setattr(opening, "_open", fail_past_hint)
+        monkeypatch.setattr(opening, "_open_delta_table", fail_past_hint)
         with pytest.raises(UnavailableError, match="Service Unavailable"):
-            table.log().facts()
+            table.log().get_facts()
 
     def test_only_a_checkpoint_is_left(self, table):
         from deltalake import DeltaTable
@@ -345,9 +351,9 @@ class TestPoll:
         for version in (0, 1):
             (table.path / commit_name(version)).unlink()
         log = table.log()
-        assert log.latest().version == 1
-        assert log.tenants() == ["a"]
-        assert log.changed_tenants(0, 1) is None
+        assert log.get_latest_moment().version == 1
+        assert log.list_tenants() == ["a"]
+        assert log.list_changed_tenants(0, 1) is None
 
 
 class TestChangedTenants:
@@ -365,26 +371,26 @@ class TestChangedTenants:
     )
     def test_actions(self, table, actions, changed):
         table.commit(*actions)
-        assert table.log().changed_tenants(0, 1) == changed
+        assert table.log().list_changed_tenants(0, 1) == changed
 
     def test_ranges_are_open_to_the_left(self, table):
         for tenant in "abc":
             table.commit(file("add", tenant))
         log = table.log()
-        assert log.changed_tenants(-1, 3) == {"a", "b", "c"}
-        assert log.changed_tenants(1, 2) == {"b"}
-        assert log.changed_tenants(3, 3) == set()
+        assert log.list_changed_tenants(-1, 3) == {"a", "b", "c"}
+        assert log.list_changed_tenants(1, 2) == {"b"}
+        assert log.list_changed_tenants(3, 3) == set()
 
     def test_partition_values_without_the_tenant_are_of_null(self, table):
         """Spark omits null values from the entry of a removed file."""
         table.commit(file("add", "a"), file("add", None, path="orphan.parquet"))
         table.commit(file("remove", None, column=None, path="orphan.parquet"))
         log = table.log()
-        assert log.changed_tenants(1, 2) == set()
-        assert log.changed_unnamed(1, 2)
-        assert log.only_adds(1, 2, {"a"})
+        assert log.list_changed_tenants(1, 2) == set()
+        assert log.has_unnamed_changes(1, 2)
+        assert log.has_only_adds(1, 2, {"a"})
         assert log.feed_files(1, 2, {"a"}) == []
-        assert log.opened(2) == [(None, "orphan.parquet")]
+        assert log.list_opened_files(2) == [(None, "orphan.parquet")]
 
     @pytest.mark.parametrize("column", ["k", None])
     def test_partition_values_of_before_the_tenant_told_partitions_cannot_tell(
@@ -397,10 +403,10 @@ class TestChangedTenants:
         table.commit(file("add", "b"))
         log = table.log()
         for after in (0, 1):
-            assert log.changed_tenants(after, 3) is None
+            assert log.list_changed_tenants(after, 3) is None
             assert log.feed_files(after, 3, {"a"}) is None
-            assert not log.only_adds(after, 3, {"a"})
-        assert log.changed_tenants(2, 3) == {"b"}
+            assert not log.has_only_adds(after, 3, {"a"})
+        assert log.list_changed_tenants(2, 3) == {"b"}
 
     @pytest.mark.parametrize(("before", "now"), [("t", "tk"), ("tk", "t")])
     def test_files_that_lie_in_other_partitions_than_the_table_has_now_are_left_to_spark(
@@ -419,26 +425,26 @@ class TestChangedTenants:
         table.commit(file("add", "a")).commit(file("add", "b"))
         log = table.log()
         log.poll()
-        log.facts()
+        log.get_facts()
         (table.path / commit_name(1)).unlink()
-        assert log.changed_tenants(0, 2) is None
-        assert log.changed_tenants(1, 2) == {"b"}
+        assert log.list_changed_tenants(0, 2) is None
+        assert log.list_changed_tenants(1, 2) == {"b"}
 
     def test_each_commit_is_read_once(self, table):
         table.commit(file("add", "a"))
         log = table.log()
-        assert log.changed_tenants(0, 1) == {"a"}
+        assert log.list_changed_tenants(0, 1) == {"a"}
         (table.path / commit_name(1)).write_text("")
-        assert log.changed_tenants(0, 1) == {"a"}
+        assert log.list_changed_tenants(0, 1) == {"a"}
 
     def test_without_a_tenant_column(self, tmp_path):
         table = Table(tmp_path).create(partition=())
         table.commit(file("add", None, column=None)).commit(info={"operation": "OPTIMIZE"})
         log = table.log(None)
-        assert log.changed_tenants(0, 1) == {"default"}
-        assert log.changed_tenants(1, 2) == set()
-        assert log.tenants() == ["default"]
-        assert log.tenant_sizes()["default"].bytes == 10
+        assert log.list_changed_tenants(0, 1) == {"default"}
+        assert log.list_changed_tenants(1, 2) == set()
+        assert log.list_tenants() == ["default"]
+        assert log.get_tenant_sizes()["default"].bytes == 10
 
     def test_with_column_mapping(self, tmp_path):
         tenant = TENANT | {
@@ -455,53 +461,53 @@ class TestChangedTenants:
             (tenant, key), properties=mapping, features=["columnMapping"]
         )
         table.commit(file("add", "a", column="col-1"))
-        assert table.log().changed_tenants(0, 1) == {"a"}
-        assert table.log().tenants() == ["a"]
+        assert table.log().list_changed_tenants(0, 1) == {"a"}
+        assert table.log().list_tenants() == ["a"]
 
     @pytest.mark.parametrize("null", [None, ""])
     def test_rows_without_a_tenant_concern_nobody_but_themselves(self, table, null):
         orphan = file("add", null, path="orphan.parquet")
         table.commit(file("add", "a"), orphan)
         log = table.log()
-        assert (log.changed_tenants(0, 1), log.tenants()) == ({"a"}, ["a"])
-        assert log.changed_unnamed(0, 1)
-        assert log.unnamed().files == 1
+        assert (log.list_changed_tenants(0, 1), log.list_tenants()) == ({"a"}, ["a"])
+        assert log.has_unnamed_changes(0, 1)
+        assert log.get_unnamed_size().files == 1
         table.commit(file("add", "b"))
-        assert not log.changed_unnamed(1, 2)
+        assert not log.has_unnamed_changes(1, 2)
         table.commit(file("remove", null, path="orphan.parquet"))
-        assert log.changed_unnamed(2, 3)
-        assert log.unnamed() is None
+        assert log.has_unnamed_changes(2, 3)
+        assert log.get_unnamed_size() is None
         # The removed rows had no tenant either.
-        assert log.only_adds(2, 3, {"a"})
-        assert log.tenants() == ["a", "b"]
+        assert log.has_only_adds(2, 3, {"a"})
+        assert log.list_tenants() == ["a", "b"]
 
     def test_rows_that_nobody_counted_are_taken_for_eight_bytes(self, table):
         gone = file("remove", "a", size=80)
         table.commit({"cdc": file("add", "a", size=8_000)["add"]}, file("add", "a", size=4), gone)
         table.commit(file("remove", "a", size=800), file("remove", "a", stats='{"numRecords" : 7}'))
-        assert table.log().written(0, 2, {"a"}) == [(1, (8_000, 1_000)), (2, (0, 107))]
+        assert table.log().list_written_volumes(0, 2, {"a"}) == [(1, (8_000, 1_000)), (2, (0, 107))]
 
     def test_sizes(self, table):
         table.commit(file("add", "a", size=5, stats='{"numRecords":3}'), file("add", "b", size=7))
         table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
         log = table.log()
-        assert log.bytes_written(0, 2) == {"a": 6, "b": 7}
+        assert log.get_bytes_written(0, 2) == {"a": 6, "b": 7}
         # The rows of b are estimated from its bytes; removed rows count as read, too.
-        assert log.written(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
-        assert log.written(0, 2, {"b"}) == [(1, (7, 0)), (2, (0, 1))]
-        sizes = log.tenant_sizes(1)
+        assert log.list_written_volumes(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
+        assert log.list_written_volumes(0, 2, {"b"}) == [(1, (7, 0)), (2, (0, 1))]
+        sizes = log.get_tenant_sizes(1)
         assert (sizes["a"].rows, sizes["a"].bytes, sizes["b"].rows) == (3, 5, None)
-        assert log.tenant_sizes()["a"].files == 2
+        assert log.get_tenant_sizes()["a"].files == 2
 
 
 class TestMoment:
     def test_the_time_in_the_commit_goes_before_that_of_the_file(self, table):
         table.commit(info={"inCommitTimestamp": 1_700_000_000_123})
-        assert table.log().moment(1) == Moment(1, 1_700_000_000_123_000)
+        assert table.log().get_moment(1) == Moment(1, 1_700_000_000_123_000)
 
     def test_the_time_of_the_file_in_milliseconds(self, table):
         table.at(0, 1_700_000_000.123456)
-        assert table.log().moment(0) == Moment(0, 1_700_000_000_123_000)
+        assert table.log().get_moment(0) == Moment(0, 1_700_000_000_123_000)
 
     def test_times_grow_with_versions(self, table):
         for _ in range(3):
@@ -509,19 +515,19 @@ class TestMoment:
         for version, second in enumerate([100, 100, 90, 200]):
             table.at(version, second)
         log = table.log()
-        micros = [log.moment(version).micros for version in range(4)]
+        micros = [log.get_moment(version).micros for version in range(4)]
         assert micros == [100_000_000, 100_001_000, 100_002_000, 200_000_000]
 
     def test_a_commit_that_is_gone(self, table):
         table.commit()
         (table.path / commit_name(0)).unlink()
         with pytest.raises(FeedGoneError, match=r"Commit 0 .* the oldest there is 1"):
-            table.log().moment(0)
+            table.log().get_moment(0)
 
 
 class TestFeed:
     def gone(self, table, after, upto):
-        plan = read_range(table.log(), after, upto)
+        plan = plan_read(table.log(), after, upto)
         assert plan.kind is ReadKind.SNAPSHOT
         return plan.reason
 
@@ -529,21 +535,21 @@ class TestFeed:
         path = table.path / "a file"
         path.touch()
         table.commit(file("add", "a", path="a%20file"))
-        assert read_range(table.log(), 0, 1).kind is ReadKind.TAIL
-        assert feed_state(table.log(), 1, 1) == FeedState(available=True)
+        assert plan_read(table.log(), 0, 1).kind is ReadKind.TAIL
+        assert get_feed_state(table.log(), 1, 1) == FeedState(available=True)
 
     def test_whether_a_log_has_a_commit_tells_its_time(self, table):
         table.commit().commit()
         log = table.log()
-        one, last = log.moment(1), log.moment(2)
-        assert all(map(log.has, (START, log.moment(0), one, last)))
-        assert not log.has(replace(one, micros=one.micros + 1))
-        assert not log.has(Moment(3, last.micros))
+        one, last = log.get_moment(1), log.get_moment(2)
+        assert all(map(log.has_moment, (START, log.get_moment(0), one, last)))
+        assert not log.has_moment(replace(one, micros=one.micros + 1))
+        assert not log.has_moment(Moment(3, last.micros))
         another = table.log()
-        another.latest()
+        another.get_latest_moment()
         (table.path / commit_name(1)).unlink()
         # A commit that was cleaned up may have been the same.
-        assert another.has(replace(one, micros=1))
+        assert another.has_moment(replace(one, micros=1))
 
     def test_first(self, table):
         assert self.gone(table, -1, 0) == "first synchronization"
@@ -565,8 +571,8 @@ class TestFeed:
         assert self.gone(table, 0, 2) == "the change data feed was off at version 1"
         assert self.gone(table, 1, 4) == "the change data feed was off at version 2"
         assert self.gone(table, 1, 2) == "the change data feed was off at version 2"
-        assert read_range(table.log(), 3, 4).kind is ReadKind.TAIL
-        assert read_range(table.log(), 2, 4).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 3, 4).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 2, 4).kind is ReadKind.TAIL
 
     @pytest.mark.parametrize(
         ("fields", "reason"),
@@ -586,10 +592,10 @@ class TestFeed:
     def test_changed_columns(self, table, fields, reason):
         table.commit(table.metadata(fields)).commit()
         if reason is None:
-            assert read_range(table.log(), 0, 2).kind is ReadKind.TAIL
+            assert plan_read(table.log(), 0, 2).kind is ReadKind.TAIL
         else:
             assert reason in self.gone(table, 0, 2)
-        assert read_range(table.log(), 1, 2).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 1, 2).kind is ReadKind.TAIL
 
     def test_a_comment_of_a_structures_field_breaks_no_range(self, table):
         def with_comment(said):
@@ -599,7 +605,7 @@ class TestFeed:
 
         table.commit(table.metadata(with_comment("one")))
         table.commit(table.metadata(with_comment("another"))).commit()
-        assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 1, 3).kind is ReadKind.TAIL
 
     def test_partitioned_by_other_columns(self, tmp_path):
         """Its feed lacks the values of earlier files, for Spark and for any other reader."""
@@ -611,10 +617,10 @@ class TestFeed:
         write_deltalake(path, rows, partition_by=["tenant", "day"], **anew)
         write_deltalake(path, rows, mode="append")
         log = DeltaLog(path, "tenant")
-        plan = read_range(log, 0, 3)
+        plan = plan_read(log, 0, 3)
         assert plan.kind is ReadKind.SNAPSHOT
         assert plan.reason == "the table was partitioned by other columns at version 2"
-        assert [read_range(log, after, 3).kind for after in (1, 2)] == [
+        assert [plan_read(log, after, 3).kind for after in (1, 2)] == [
             ReadKind.SNAPSHOT,
             ReadKind.TAIL,
         ]
@@ -623,33 +629,44 @@ class TestFeed:
         on = {"delta.enableInCommitTimestamps": "true", "delta.appendOnly": "false"}
         table.commit(table.metadata(properties=FEED | on)).commit(file("add", "a"))
         table.commit(table.metadata([TENANT, KEY | {"metadata": {}}], properties={}))
-        assert table.log().first_column_change(0, 3) is None
+        assert table.log().find_first_column_change(0, 3) is None
         table.commit(table.metadata([TENANT, KEY, NUMBER])).commit(table.metadata([TENANT, KEY]))
         log = table.log()
-        assert [log.first_column_change(after, 5) for after in range(6)] == [4, 4, 4, 4, 5, None]
+        assert [log.find_first_column_change(after, 5) for after in range(6)] == [
+            4,
+            4,
+            4,
+            4,
+            5,
+            None,
+        ]
 
     def test_columns_may_have_changed_where_the_log_has_lost_how_they_were(self, table):
         table.commit(file("add", "a")).commit(table.metadata()).commit(file("add", "a"))
         log = table.log()
-        log.facts(3)
+        log.get_facts(3)
         (table.path / commit_name(0)).unlink()
         (table.path / commit_name(1)).unlink()
-        assert log.first_column_change(1, 3) == 2
-        assert log.first_column_change(0, 3) == 1
-        assert log.first_column_change(2, 3) is None
+        assert log.find_first_column_change(1, 3) == 2
+        assert log.find_first_column_change(0, 3) == 1
+        assert log.find_first_column_change(2, 3) is None
 
     def test_a_dropped_column_breaks_a_range_but_at_its_start(self, table):
         table.commit().commit(table.metadata([TENANT])).commit()
         assert self.gone(table, 0, 3) == "column 'k' was dropped at version 2"
-        assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
-        assert [Feed(log=table.log()).first_drop(after, 3) for after in range(3)] == [2, 2, None]
+        assert plan_read(table.log(), 1, 3).kind is ReadKind.TAIL
+        assert [ChangeFeed(log=table.log()).find_first_drop(after, 3) for after in range(3)] == [
+            2,
+            2,
+            None,
+        ]
 
     def test_a_commit_that_drops_a_column_and_does_more_is_no_start(self, table):
         table.commit(table.metadata([TENANT]), file("add", "a")).commit()
         assert "'k' was dropped" in self.gone(table, 0, 2)
         table.commit(table.metadata([NUMBER])).commit()
         assert "'tenant' was dropped" in self.gone(table, 2, 4)
-        assert Feed(log=table.log()).first_drop(0, 4) is None
+        assert ChangeFeed(log=table.log()).find_first_drop(0, 4) is None
 
     def test_vacuumed(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
@@ -658,10 +675,10 @@ class TestFeed:
     def test_files_of_other_tenants_may_be_gone(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
         log = table.log()
-        assert read_range(log, 0, 1, {"b"}).kind is ReadKind.TAIL
-        assert read_range(log, 0, 1, {"a", "b"}).kind is ReadKind.SNAPSHOT
+        assert plan_read(log, 0, 1, {"b"}).kind is ReadKind.TAIL
+        assert plan_read(log, 0, 1, {"a", "b"}).kind is ReadKind.SNAPSHOT
         table.commit(file("add", None, path="nobodys.parquet"))
-        assert read_range(table.log(), 1, 2, {"b"}).kind is ReadKind.SNAPSHOT
+        assert plan_read(table.log(), 1, 2, {"b"}).kind is ReadKind.SNAPSHOT
 
     @settings(max_examples=30)
     @given(st.data())
@@ -678,11 +695,13 @@ class TestFeed:
                 files = [file("add", of, path=n) for n, (of, _) in zip(names, added, strict=True)]
                 table.commit(*files)
             log = table.log()
-            last, feed = log.latest().version, Feed(log=log)
+            last, feed = log.get_latest_moment().version, ChangeFeed(log=log)
             ranges = [(a, u) for u in range(1, last + 1) for a in range(u)]
             asked = [(*each, of) for each in ranges for of in ({"a"}, {"b"}, {"a", "b"}, None)]
             for after, upto, of in data.draw(st.permutations(asked)):
-                assert feed.state(after, upto, of) == feed_state(table.log(), after, upto, of)
+                assert feed.get_state(after, upto, of) == get_feed_state(
+                    table.log(), after, upto, of
+                )
 
     def test_deletion_vectors_vacuumed(self, table):
         (table.path / "x.parquet").touch()
@@ -692,19 +711,19 @@ class TestFeed:
         inline |= common
         table.commit(file("add", "a", path="x.parquet", deletionVector=inline))
         table.commit(file("add", "a", path="x.parquet", deletionVector=vector))
-        assert read_range(table.log(), 0, 1).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 0, 1).kind is ReadKind.TAIL
         assert "VACUUM removed" in self.gone(table, 0, 2)
         path = table.path / "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
         path.parent.mkdir()
         path.touch()
-        assert read_range(table.log(), 0, 2).kind is ReadKind.TAIL
+        assert plan_read(table.log(), 0, 2).kind is ReadKind.TAIL
 
     def test_the_start_cannot_be_known(self, table):
         table.commit().commit(table.metadata()).commit()
         log = table.log()
-        log.facts()
+        log.get_facts()
         (table.path / commit_name(0)).unlink()
-        assert "no longer describes" in feed_state(log, 1, 3).reason
+        assert "no longer describes" in get_feed_state(log, 1, 3).reason
 
 
 class TestChecks:
@@ -718,14 +737,16 @@ class TestChecks:
             rows = pa.table({"tenant": ["a"], "v": [number], "w": [number]})
             write_deltalake(path, rows, mode="append")
         opened = []
-        at = DeltaFacts.at
+        at = SnapshotReader.read_facts
         monkeypatch.setattr(
-            DeltaFacts, "at", lambda self, version: (opened.append(version), at(self, version))[1]
+            SnapshotReader,
+            "read_facts",
+            lambda self, version: (opened.append(version), at(self, version))[1],
         )
         log = DeltaLog(path)
         for version in (4, 3, 2, 1, 0):
-            held = log.facts(version)
-            assert held == at(DeltaFacts(path), version)
+            held = log.get_facts(version)
+            assert held == at(SnapshotReader(path), version)
             assert len(held.fields) == (3 if version >= 2 else 2)
         assert opened == [4, 1], "versions 2 to 4 are alike, and 1 and 0"
 
@@ -849,11 +870,11 @@ class TestFiles:
     def test_the_same_answers_from_a_folder_and_a_store(self, files, table):
         name = commit_name(0)
         assert files.read(name) == (table.path / name).read_bytes()
-        assert files.names() == [Path(name).name]
+        assert files.list_names() == [Path(name).name]
         assert files.mark(name).mtime_ns // 1000 == (table.path / name).stat().st_mtime_ns // 1000
         assert files.mark(commit_name(1)) is None
         assert files.read(commit_name(1)) is None
-        assert files.missing([]) is None
+        assert files.find_missing([]) is None
 
     def test_a_whole_log_through_a_store(self, table):
         table.commit(file("add", "a"))
@@ -861,9 +882,9 @@ class TestFiles:
         log.files = log.log.files = ObjectFiles(table.path.as_uri())
         mark = log.poll()
         assert log.poll(mark) is mark
-        assert log.changed_tenants(0, 1) == {"a"}
+        assert log.list_changed_tenants(0, 1) == {"a"}
         table.commit(file("add", "b"))
-        assert log.changed_tenants(1, log.poll(mark).moment.version) == {"b"}
+        assert log.list_changed_tenants(1, log.poll(mark).moment.version) == {"b"}
 
     @pytest.fixture(params=["store", "folder", "file"])
     def unreadable(self, request, tmp_path, monkeypatch):
@@ -890,20 +911,20 @@ class TestFiles:
         Path(tmp_path, "loop.parquet").symlink_to("loop.parquet")
         files = LocalFiles(str(tmp_path))
         with pytest.raises(UnavailableError, match="cannot be read now"):
-            files.missing(["loop.parquet"])
-        assert files.missing(["gone.parquet"]) == "gone.parquet"
+            files.find_missing(["loop.parquet"])
+        assert files.find_missing(["gone.parquet"]) == "gone.parquet"
 
     def test_every_question_to_a_store_that_does_not_answer(self, monkeypatch):
         name_store(monkeypatch, REFUSING)
         files = log_files("s3://bucket/table")
         name = commit_name(0)
-        for ask in (files.names, lambda: files.mark(name), lambda: files.read(name)):
+        for ask in (files.list_names, lambda: files.mark(name), lambda: files.read(name)):
             with pytest.raises(UnavailableError, match="Connection refused"):
                 ask()
         with pytest.raises(UnavailableError, match="Connection refused"):
-            DeltaFacts("s3://bucket/table").at()
+            SnapshotReader("s3://bucket/table").read_facts()
 
-    @pytest.mark.parametrize("ask", [lambda f: f.names(), lambda f: f.read(commit_name(0))])
+    @pytest.mark.parametrize("ask", [lambda f: f.list_names(), lambda f: f.read(commit_name(0))])
     def test_a_store_that_hangs_holds_up_no_other_thread(self, monkeypatch, ask):
         """One of those threads renews a run's lease."""
         beats, over = [], threading.Event()
@@ -938,7 +959,7 @@ class TestFiles:
             DeltaLog(str(tmp_path)).poll()
 
     def test_an_empty_store(self, tmp_path):
-        assert ObjectFiles(tmp_path.as_uri()).names() == []
+        assert ObjectFiles(tmp_path.as_uri()).list_names() == []
 
     @pytest.mark.parametrize(
         ("location", "path"),
@@ -950,15 +971,15 @@ class TestFiles:
         ],
     )
     def test_which_tables_are_local(self, location, path):
-        assert local_path(location) == path
+        assert to_local_path(location) == path
         assert isinstance(log_files(location), LocalFiles if path else ObjectFiles)
 
     def test_a_path_that_deltalake_cannot_open(self, tmp_path):
         table = Table(tmp_path / "per%41cent").create()
         with pytest.raises(SourceError, match="percent escape"):
-            table.log().table_id()
-        with pytest.raises(SourceError, match="a character for deltalake and three for Spark"):
-            table_url("s3://bucket/per%20cent")
+            table.log().get_table_id()
+        with pytest.raises(SourceError, match="which deltalake decodes and Spark does not"):
+            to_table_url("s3://bucket/per%20cent")
 
     @pytest.mark.parametrize(
         ("location", "path"),
@@ -970,4 +991,4 @@ class TestFiles:
         ],
     )
     def test_how_spark_takes_a_path(self, location, path):
-        assert spark_path(location) == path
+        assert to_spark_path(location) == path

@@ -100,7 +100,7 @@ def scanned(folder, files, facts=None, *, output, identity=("tenant", "k"), keye
 
 
 def read(scan):
-    batches = list(pickle.loads(pickle.dumps(scan)).rows([pa.record_batch({"id": [0]})]))
+    batches = list(pickle.loads(pickle.dumps(scan)).read_batches([pa.record_batch({"id": [0]})]))
     return pa.Table.from_batches(batches).to_pylist() if batches else []
 
 
@@ -253,10 +253,10 @@ def test_a_file_that_is_gone_or_unlike_is_met_before_any_row(tmp_path):
     upper = pq.read_table(tmp_path / "part 1.parquet").rename_columns(["K", "n", "at", "v"])
     pq.write_table(upper, tmp_path / "part 1.parquet")
     with pytest.raises(NotPlainError, match="in another case"):
-        next(scan.rows([pa.record_batch({"id": [0]})]))
+        next(scan.read_batches([pa.record_batch({"id": [0]})]))
     (tmp_path / "part 1.parquet").unlink()
     with pytest.raises(FeedGoneError, match="is gone"):
-        next(scan.rows([pa.record_batch({"id": [0]})]))
+        next(scan.read_batches([pa.record_batch({"id": [0]})]))
 
 
 def test_few_rows_are_all_of_the_feed_unless_spark_has_to_read_them(tmp_path):
@@ -264,7 +264,9 @@ def test_few_rows_are_all_of_the_feed_unless_spark_has_to_read_them(tmp_path):
     files = list(written(tmp_path, feed))
 
     def few(most=1_000):
-        return plan_rows(str(tmp_path), facts_of(), files, ["tenant", "k"], "tenant").few(most)
+        return plan_rows(str(tmp_path), facts_of(), files, ["tenant", "k"], "tenant").read_if_small(
+            most
+        )
 
     rows = few().to_pylist()
     assert [tuple(row.values()) for row in rows] == [
@@ -293,7 +295,7 @@ def test_the_log_says_which_files_make_the_feed(tmp_path):
     DeltaTable(path).optimize.compact()
     DeltaTable(path).delete("tenant = 'b'")
     log = DeltaLog(path, "tenant")
-    upto = log.latest().version
+    upto = log.get_latest_moment().version
 
     def listed(*tenants, after=0):
         found = log.feed_files(after, upto, set(tenants))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.delta import filescan
-from iscp_dagster.delta.arrow import arrow_type
+from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.delta.filescan import NotPlainError, plan_tasks
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DataFile
@@ -44,15 +44,15 @@ def write(folder, rows, by=("tenant",), **options):
 
 def scan_of(path, *, tenants=TENANTS, tenant="tenant", columns=("tenant", "k", "v"), least=2):
     log = DeltaLog(path, tenant)
-    version = log.latest().version
-    files = log.data_files(version, frozenset(tenants))
-    return plan_tasks(path, log.facts(version), files, columns, least)
+    version = log.get_latest_moment().version
+    files = log.list_data_files(version, frozenset(tenants))
+    return plan_tasks(path, log.get_facts(version), files, columns, least)
 
 
 def read(scan):
     scan = pickle.loads(pickle.dumps(scan))
     numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
-    return sorted(map(str, pa.Table.from_batches(list(scan.rows(numbers))).to_pylist()))
+    return sorted(map(str, pa.Table.from_batches(list(scan.read_batches(numbers))).to_pylist()))
 
 
 def expected(path, wanted=TENANTS, columns=("tenant", "k", "v")):
@@ -72,7 +72,7 @@ def test_a_table_without_tenants_and_without_rows(tmp_path):
     path = write(tmp_path / "t", table_of(["x"]).slice(0, 0), by=())
     scan = scan_of(path, tenants={"default"}, tenant=None, least=1)
     assert [len(task) for task in scan.tasks] == [0]
-    assert list(scan.rows([pa.record_batch({"id": [0]})])) == []
+    assert list(scan.read_batches([pa.record_batch({"id": [0]})])) == []
 
 
 def test_a_column_that_came_later_is_null_before(tmp_path):
@@ -121,17 +121,17 @@ def test_a_date_that_python_cannot_hold_stops_no_other_tenant_or_column(tmp_path
     assert read(scan_of(path, tenants="b", columns=shown)) == sorted(
         str({"tenant": "b", "day": day}) for day in (date(1970, 1, 1), None)
     )
-    assert sorted(DeltaLog(path, "tenant").tenant_sizes()) == ["a", "b"]
+    assert sorted(DeltaLog(path, "tenant").get_tenant_sizes()) == ["a", "b"]
 
 
 def test_tenants_that_are_dates_of_any_year_are_told_by_their_text(tmp_path):
     rows = pa.table({"day": FAR.cast(pa.date32()), "k": [1, 2, 3, 4]})
     path = write(tmp_path / "t", rows, by=("day",))
     log = DeltaLog(path, "day")
-    assert log.tenants() == sorted(FAR_TEXTS)
-    assert log.changed_tenants(-1, 0) == set(log.tenant_sizes()) == set(FAR_TEXTS)
+    assert log.list_tenants() == sorted(FAR_TEXTS)
+    assert log.list_changed_tenants(-1, 0) == set(log.get_tenant_sizes()) == set(FAR_TEXTS)
     for number, text in enumerate(FAR_TEXTS, start=1):
-        assert len(log.data_files(0, {text})) == 1
+        assert len(log.list_data_files(0, {text})) == 1
         scan = scan_of(path, tenants={text}, tenant="day", columns=("k",))
         assert read(scan) == [str({"k": number})]
     assert scan_of(path, tenants=FAR_TEXTS, tenant="day", columns=("day", "k")) is None
@@ -149,7 +149,7 @@ def test_an_empty_text_that_spark_reads_as_such_is_left_to_it(tmp_path):
 def test_an_empty_text_is_no_tenant(tmp_path):
     path = write(tmp_path / "t", table_of(["a", ""]))
     assert read(scan_of(path, tenants=("a", ""))) == expected(path, ("a",))
-    assert DeltaLog(path, "tenant").unnamed().files == 1
+    assert DeltaLog(path, "tenant").get_unnamed_size().files == 1
 
 
 def test_large_files_are_read_in_shares(tmp_path, monkeypatch):
@@ -307,7 +307,7 @@ def test_what_delta_rs_writes_anew_is_read_too(tmp_path, rewrite):
 )
 def test_values_are_read_whatever_layout_arrow_has_for_them(tmp_path, type_, values, stored):
     wanted = Primitive(type_) if isinstance(type_, str) else type_
-    scan = nested(tmp_path / "t", "v", pa.array(values, arrow_type(wanted)), wanted)
+    scan = nested(tmp_path / "t", "v", pa.array(values, to_arrow_type(wanted)), wanted)
     file = next((tmp_path / "t").rglob("*.parquet"))
     held = pa.table({"v": pa.array(values, stored)})
     pq.write_table(held, file)
@@ -329,12 +329,14 @@ def nested(path, name, column, type_, **more):
     rows = pa.table({"tenant": ["a"] * len(column), name: column})
     write(path, rows)
     log = DeltaLog(str(path), "tenant")
-    facts = log.facts()
+    facts = log.get_facts()
     fields = [
         replace(each, type=type_, **more) if each.name == name else each for each in facts.fields
     ]
     found = replace(facts, fields=tuple(fields))
-    return plan_tasks(str(path), found, log.data_files(0, TENANTS), [fields[1].name, "tenant"], 1)
+    return plan_tasks(
+        str(path), found, log.list_data_files(0, TENANTS), [fields[1].name, "tenant"], 1
+    )
 
 
 def test_a_struct_that_gained_and_lost_fields_since(tmp_path):
@@ -361,10 +363,10 @@ def test_rows_that_a_deletion_vector_has_are_not_there(tmp_path, monkeypatch):
     path = write(tmp_path / "t", table_of(["a"], keys=10))
     log = DeltaLog(path, "tenant")
     gone = array("q", [0, 2, 3, 9]).tobytes()
-    files = [replace(each, deleted=gone) for each in log.data_files(0, TENANTS)]
-    scan = plan_tasks(path, log.facts(), files, ["tenant", "k"], 2)
+    files = [replace(each, deleted=gone) for each in log.list_data_files(0, TENANTS)]
+    scan = plan_tasks(path, log.get_facts(), files, ["tenant", "k"], 2)
     numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
-    found = pa.Table.from_batches(list(scan.rows(numbers)))
+    found = pa.Table.from_batches(list(scan.read_batches(numbers)))
     assert found["k"].to_pylist() == [1, 4, 5, 6, 7, 8]
     assert set(found["tenant"].to_pylist()) == {"a"}
 
@@ -389,8 +391,8 @@ def test_a_struct_that_spark_would_read_otherwise_is_left_to_spark(tmp_path, hel
 def test_what_spark_must_read(tmp_path):
     path = write(tmp_path / "t", table_of(["a"]))
     log = DeltaLog(path, "tenant")
-    facts = log.facts()
-    files = log.data_files(0, TENANTS)
+    facts = log.get_facts()
+    files = log.list_data_files(0, TENANTS)
     assert plan_tasks(path, facts, files, ["k"], 1) is not None
     assert plan_tasks("gs://bucket/t", facts, files, ["k"], 1) is None
     vectors = replace(facts, reader_features=frozenset({"deletionVectors"}))
@@ -401,7 +403,7 @@ def test_what_spark_must_read(tmp_path):
 
 def test_only_plain_tables_are_read_so(tmp_path):
     path = write(tmp_path / "t", table_of(["a"]))
-    facts = DeltaLog(path, "tenant").facts()
+    facts = DeltaLog(path, "tenant").get_facts()
     plain = filescan.is_plain
     assert plain(facts, facts.fields)
     for feature in ("typeWidening", "variantType", "anything"):
@@ -425,8 +427,8 @@ SIZES = st.lists(st.integers(0, 5 * filescan.BYTES_PER_TASK), max_size=30)
 @given(SIZES, st.integers(1, 5))
 def test_every_share_goes_to_one_task_and_none_is_overloaded(sizes, least):
     files = [DataFile(path=f"{n}.parquet", bytes=size, rows=None) for n, size in enumerate(sizes)]
-    sized = list(filescan._slices(files, ["k"]))
-    tasks = filescan._dealt(sized, least)
+    sized = list(filescan._slice_files(files, ["k"]))
+    tasks = filescan._deal_slices(sized, least)
     dealt = Counter((share.path, share.part) for task in tasks for share in task)
     assert dealt == Counter((share.path, share.part) for _, share in sized)
     assert set(dealt.values()) <= {1}

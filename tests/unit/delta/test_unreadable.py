@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from iscp_dagster.delta.log.unreadable import unreadable_data
+from iscp_dagster.delta.log.unreadable import translate_data_error
 from iscp_dagster.model.errors import UnavailableError, UnreadableError
 
 DOWN = {
@@ -28,12 +28,12 @@ ONE = {
 
 @pytest.mark.parametrize("said", DOWN)
 def test_a_store_that_is_down_is_no_fault_of_a_file(said):
-    assert type(unreadable_data("s3://lake/t/x", of_store(*DOWN[said]))) is UnavailableError
+    assert type(translate_data_error("s3://lake/t/x", of_store(*DOWN[said]))) is UnavailableError
 
 
 @pytest.mark.parametrize("case", ONE)
 def test_a_file_that_is_refused_is_told_from_a_store_that_is_down(case):
-    found = unreadable_data("s3://lake/t/x", ONE[case])
+    found = translate_data_error("s3://lake/t/x", ONE[case])
     assert type(found) is UnreadableError
     assert not found.permanent
     assert "s3://lake/t/x cannot be read now" in str(found)

@@ -8,17 +8,17 @@ from datetime import datetime
 import pytest
 from places import GOLDEN
 
-from idempotent_receiver import Deduplicator, MemoryStore, Newest
-from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.events.changes import changes_of
-from iscp_dagster.events.hysteresis import Condition, Machine
+from idempotent_receiver import Deduplicator, MemoryStore, NewestPositions
+from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.events.changes import pair_images
+from iscp_dagster.events.hysteresis import Hysteresis, TriggerMachine
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.events.keys import event_key
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.keys import make_event_key
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.serve.columns import column
-from iscp_dagster.serve.live.telling import Wanted
-from iscp_dagster.serve.where import parse
+from iscp_dagster.serve.columns import build_column
+from iscp_dagster.serve.live.telling import ChangeFilter
+from iscp_dagster.serve.where import parse_where
 
 TABLE = GOLDEN / "events.txt"
 
@@ -64,24 +64,24 @@ def test_an_id_is_as_the_table_says(line):
     scheme = IdScheme.parse("" if said == "default" else said)
     tenant, *values = json.loads(key) if key.startswith("[") else (None, key)
     timestamp = SourceTimestamp(nanos=int(at), version=1)
-    assert scheme.event_id(trigger, event_key(tenant, values), timestamp) == expected
+    assert scheme.make_event_id(trigger, make_event_key(tenant, values), timestamp) == expected
 
 
 def test_the_way_of_a_trade_ends_in_the_bodies_of_the_table():
     """Source, view, trigger, webhook: the timestamp stays beside the row."""
     rows = [row for n, line in enumerate(words("changes"), 1) for row in trade(line, n)]
-    stream = changes_of(rows, keys=["trade_id"], tenant=None)
+    stream = pair_images(rows, keys=["trade_id"], tenant=None)
     recorded = datetime.fromisoformat("2024-01-15T10:44:54.112+00:00")
     bodies = [
-        Event(
-            event_id=IdScheme().event_id("large_trade_alert", each.change.key, each.timestamp),
+        TriggerEvent(
+            event_id=IdScheme().make_event_id("large_trade_alert", each.change.key, each.timestamp),
             event_type=each.type,
             trigger_name="large_trade_alert",
             timestamp=recorded,
             source_timestamp=each.timestamp,
             data=each.change.row,
-        ).body()
-        for each in Machine(Condition()).take(stream)
+        ).encode_body()
+        for each in TriggerMachine(Hysteresis()).apply_changes(stream)
     ]
     assert [body.decode() for body in bodies] == sections()["bodies"]
 
@@ -89,9 +89,11 @@ def test_the_way_of_a_trade_ends_in_the_bodies_of_the_table():
 def test_a_subscription_tells_what_the_table_says():
     """As `trades(where: {symbol: {_eq: "AAPL"}})`; the timestamp is beside the data."""
     rows = [row for n, line in enumerate(words("changes"), 1) for row in trade(line, n)]
-    columns = {"symbol": column("symbol", parsed("String"))}
-    wanted = Wanted(where=parse(columns, {"symbol": {"_eq": "AAPL"}}))
-    told = [wanted.told(each, "") for each in changes_of(rows, keys=["trade_id"], tenant=None)]
+    columns = {"symbol": build_column("symbol", parse_type("String"))}
+    wanted = ChangeFilter(where=parse_where(columns, {"symbol": {"_eq": "AAPL"}}))
+    told = [
+        wanted.build_message(each, "") for each in pair_images(rows, keys=["trade_id"], tenant=None)
+    ]
     messages = [
         {
             "operation": each.operation,
@@ -119,12 +121,12 @@ def test_a_receiver_answers_as_the_trace_says():
 
 
 def test_a_subscriber_takes_what_the_trace_says():
-    newest, found = Newest(), []
+    newest, found = NewestPositions(), []
     for line in words("subscriber"):
         if line[0] == "snapshot":
             newest.reset()
             found.append(line)
             continue
         key, at, _ = line
-        found.append([key, at, "taken" if newest.takes(key, at) else "duplicate"])
+        found.append([key, at, "taken" if newest.accept(key, at) else "duplicate"])
     assert found == words("subscriber")

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from iscp_dagster.events.changes import Change, Truth
-from iscp_dagster.events.hysteresis import Condition, EventType, Initial, Machine
+from iscp_dagster.events.changes import ConditionResult, RowChange
+from iscp_dagster.events.hysteresis import EventType, Hysteresis, InitialMode, TriggerMachine
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
 
@@ -21,7 +21,7 @@ ROWS = st.none() | st.integers(0, 8)
 
 def truth(value):
     """Match from HIGH, unmatch below LOW; NULL meets neither."""
-    return Truth(match=bool(value) and value >= HIGH, unmatch=bool(value) and value < LOW)
+    return ConditionResult(match=bool(value) and value >= HIGH, unmatch=bool(value) and value < LOW)
 
 
 def change(key, before, after, version, operation=None):
@@ -29,14 +29,14 @@ def change(key, before, after, version, operation=None):
     if operation is None:
         changed = ChangeKind.DELETE if after is None else ChangeKind.UPDATE
         operation = ChangeKind.INSERT if before is None else changed
-    made = Change(
+    made = RowChange(
         tenant=None,
         key=key,
         operation=operation,
         before=None if before is None else {"v": before},
         after=None if after is None else {"v": after},
-        was=Truth() if before is None else truth(before),
-        becomes=Truth() if after is None else truth(after),
+        result_before=ConditionResult() if before is None else truth(before),
+        result_after=ConditionResult() if after is None else truth(after),
     )
     return made, SourceTimestamp(nanos=version, version=version)
 
@@ -58,7 +58,10 @@ def story(steps):
 
 
 def fired(machine, changes):
-    return [(each.type, each.change.key, each.timestamp.version) for each in machine.take(changes)]
+    return [
+        (each.type, each.change.key, each.timestamp.version)
+        for each in machine.apply_changes(changes)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,39 +77,44 @@ def fired(machine, changes):
     ],
 )
 def test_a_trigger_fires_on_the_transition(unmatch, values, told):
-    machine = Machine(Condition(unmatch=unmatch))
+    machine = TriggerMachine(Hysteresis(unmatch=unmatch))
     found = fired(machine, story([("a", value) for value in values]))
     assert [(version, kind) for kind, _, version in found] == told
 
 
 def test_match_goes_before_unmatch_so_that_the_same_row_again_fires_nothing():
-    both = Truth(match=True, unmatch=True)
+    both = ConditionResult(match=True, unmatch=True)
     image = {"v": 1}
-    first = Change(
-        tenant=None, key="a", operation=ChangeKind.INSERT, before=None, after=image, becomes=both
+    first = RowChange(
+        tenant=None,
+        key="a",
+        operation=ChangeKind.INSERT,
+        before=None,
+        after=image,
+        result_after=both,
     )
-    again = Change(
+    again = RowChange(
         tenant=None,
         key="a",
         operation=ChangeKind.UPDATE,
         before=image,
         after=image,
-        was=both,
-        becomes=both,
+        result_before=both,
+        result_after=both,
     )
     at = [SourceTimestamp(nanos=v, version=v) for v in range(3)]
-    machine = Machine(Condition(unmatch=True))
+    machine = TriggerMachine(Hysteresis(unmatch=True))
     assert fired(machine, [(first, at[0]), (again, at[1]), (again, at[2])]) == [(MATCH, "a", 0)]
 
 
 @pytest.mark.parametrize("unmatch", [False, True])
-@pytest.mark.parametrize("initial", list(Initial))
+@pytest.mark.parametrize("initial", list(InitialMode))
 def test_rows_that_matched_before_the_trigger_do_not_fire_again_and_clear(initial, unmatch):
-    machine = Machine(Condition(unmatch=unmatch), active=["stale"])
+    machine = TriggerMachine(Hysteresis(unmatch=unmatch), active=["stale"])
     seeded = [
         (each.type, each.change.key) for each in machine.seed(base({"a": 6, "b": 4}), initial)
     ]
-    assert seeded == ([(MATCH, "a")] if initial is Initial.FIRE else [])
+    assert seeded == ([(MATCH, "a")] if initial is InitialMode.FIRE else [])
     assert (machine.active, machine.removed) == ({"a"}, {"stale"})
     later = [change("a", 6, 7, 1), change("b", 4, 4, 2), change("a", 7, 2, 3)]
     assert fired(machine, later) == [(UNMATCH, "a", 3)]
@@ -116,7 +124,7 @@ def test_rows_that_matched_before_the_trigger_do_not_fire_again_and_clear(initia
     ("was", "value", "now"), [(1, 4, 1), (0, 4, 0), (0, 6, 1), (1, 2, 0), (1, None, 0)]
 )
 def test_a_gap_is_reconciled_without_an_event(was, value, now):
-    machine = Machine(Condition(unmatch=True), active=["a"] if was else [])
+    machine = TriggerMachine(Hysteresis(unmatch=True), active=["a"] if was else [])
     machine.reconcile(base({"a": value}))
     assert machine.active == ({"a"} if now else set())
 
@@ -124,12 +132,12 @@ def test_a_gap_is_reconciled_without_an_event(was, value, now):
 @given(st.lists(st.tuples(st.sampled_from(KEYS), ROWS), max_size=20), st.booleans(), st.data())
 def test_cuts_and_the_order_of_other_keys_do_not_matter(steps, unmatch, data):
     changes = story(steps)
-    whole = Machine(Condition(unmatch=unmatch))
+    whole = TriggerMachine(Hysteresis(unmatch=unmatch))
     expected = fired(whole, changes)
     active, found, start = frozenset(), [], 0
     while start < len(changes):
         end = data.draw(st.integers(start + 1, len(changes)), label="cut")
-        part = Machine(Condition(unmatch=unmatch), active)
+        part = TriggerMachine(Hysteresis(unmatch=unmatch), active)
         by_key = sorted(changes[start:end], key=lambda each: each[0].key)
         found += fired(part, by_key)
         assert active | part.added == part.active | part.removed
@@ -145,8 +153,8 @@ class Triggered(RuleBasedStateMachine):
     def begin(self, rows, unmatch):
         self.rows = dict.fromkeys(KEYS) | rows
         self.unmatch, self.version, self.told = unmatch, 0, []
-        self.machine = Machine(Condition(unmatch=unmatch))
-        assert list(self.machine.seed(base(self.rows), Initial.SKIP)) == []
+        self.machine = TriggerMachine(Hysteresis(unmatch=unmatch))
+        assert list(self.machine.seed(base(self.rows), InitialMode.SKIP)) == []
         self.on = {key: bool(v) and v >= HIGH for key, v in self.rows.items()}
 
     def expected(self, key, value):
@@ -179,7 +187,7 @@ class Triggered(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        self.machine = Machine(self.machine.condition, self.machine.active)
+        self.machine = TriggerMachine(self.machine.condition, self.machine.active)
 
     @invariant()
     def active_rows_are_those_of_the_model(self):

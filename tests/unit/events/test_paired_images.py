@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.events.changes import HalfChangeError, Truth, changes_of, in_order
+from iscp_dagster.events.changes import ConditionResult, HalfChangeError, pair_images, sort_changes
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
 
@@ -30,7 +30,7 @@ def image(change, side, *, version=1, ordinal=0, tenant="acme", key=1, fields=()
 
 
 def paired(rows, tenant="tenant"):
-    return list(changes_of(rows, keys=["id"], tenant=tenant))
+    return list(pair_images(rows, keys=["id"], tenant=tenant))
 
 
 def test_each_operation_has_its_images():
@@ -74,7 +74,10 @@ def test_fields_and_truths_are_those_of_the_images():
     ]
     ((change, _),) = paired(rows)
     assert change.fields == ("v",)
-    assert (change.was, change.becomes) == (Truth(unmatch=True), Truth(match=True))
+    assert (change.result_before, change.result_after) == (
+        ConditionResult(unmatch=True),
+        ConditionResult(match=True),
+    )
     assert set(change.before) == {"tenant", "id", "v"}
 
 
@@ -111,12 +114,12 @@ def test_images_may_come_apart_and_in_any_order(places, random):
             )
             for side in sides
         ]
-    expected = in_order(paired(rows))
+    expected = sort_changes(paired(rows))
     random.shuffle(rows)
     shuffled = paired(rows)
 
     def orderly(changes):
-        return [at for _, at in in_order(changes)]
+        return [at for _, at in sort_changes(changes)]
 
     assert orderly(shuffled) == orderly(expected)
     by_place = {(c.tenant, at.version, at.ordinal): c for c, at in expected}

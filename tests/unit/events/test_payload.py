@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.events.hysteresis import EventType
-from iscp_dagster.events.payload import Event, json_value
+from iscp_dagster.events.payload import TriggerEvent, to_json_value
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import SchemaError
 
 
 def event(**data):
-    return Event(
+    return TriggerEvent(
         event_id="a3f2",
         event_type=EventType.MATCH,
         trigger_name="alert",
@@ -27,7 +27,7 @@ def event(**data):
 
 
 def test_a_body_has_six_fields_in_order():
-    assert event(id=1, name="é").body().decode() == (
+    assert event(id=1, name="é").encode_body().decode() == (
         '{"event_id":"a3f2","event_type":"MATCH","trigger_name":"alert",'
         '"timestamp":"2024-01-15T10:44:54.112Z","source_timestamp":"1705316445123456789",'
         '"data":{"id":1,"name":"é"}}'
@@ -61,8 +61,8 @@ def test_a_body_has_six_fields_in_order():
     ],
 )
 def test_each_type_has_its_form(value, shown):
-    assert json_value(value, at="c") == shown
-    assert json.loads(event(c=value).body())["data"] == {"c": shown}
+    assert to_json_value(value, column="c") == shown
+    assert json.loads(event(c=value).encode_body())["data"] == {"c": shown}
 
 
 VALUES = st.recursive(
@@ -89,10 +89,10 @@ def test_a_body_is_json_that_every_reader_keeps(value):
         assert abs(int(number)) <= 2**53 - 1
         return int(number)
 
-    json.loads(event(c=value).body(), parse_constant=refuse, parse_int=kept)
-    assert event(c=value).body() == event(c=value).body()
+    json.loads(event(c=value).encode_body(), parse_constant=refuse, parse_int=kept)
+    assert event(c=value).encode_body() == event(c=value).encode_body()
 
 
 def test_a_value_without_a_form_is_named_with_its_column():
     with pytest.raises(SchemaError, match=r"Column 'c\[\]\.x' holds a timedelta"):
-        event(c=[{"x": timedelta(1)}]).body()
+        event(c=[{"x": timedelta(1)}]).encode_body()

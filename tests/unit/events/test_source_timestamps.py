@@ -29,13 +29,13 @@ def test_order_is_of_version_and_ordinal(places):
 
 @given(st.integers(-(2**53), 2**57))
 def test_micros_become_nanoseconds_without_loss(micros):
-    timestamp = SourceTimestamp.of_micros(micros, version=3)
+    timestamp = SourceTimestamp.from_micros(micros, version=3)
     assert (timestamp.nanos, timestamp.text) == (micros * 1_000, f"{micros}000" if micros else "0")
 
 
 @given(st.datetimes(timezones=st.just(timezone.utc)))
 def test_a_time_comes_back_as_it_was(at):
-    assert SourceTimestamp.of(at, version=1).at == at
+    assert SourceTimestamp.from_datetime(at, version=1).at == at
 
 
 def test_nanoseconds_finer_than_a_microsecond_are_kept_in_the_text():

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from imagerows import GONE, SCHEMA, Trades
 
-from iscp_dagster.events.hysteresis import Condition
-from iscp_dagster.eventtriggers.still import moving
+from iscp_dagster.events.hysteresis import Hysteresis
+from iscp_dagster.eventtriggers.still import drop_noop_updates
 
-HYSTERESIS = Condition(unmatch=True)
+HYSTERESIS = Hysteresis(unmatch=True)
 
 
 def amounts(before, after, **more):
@@ -17,7 +17,7 @@ def amounts(before, after, **more):
     hysteresis = more.pop("hysteresis", True)
     trades = Trades([{("acme", 1): before}, {("acme", 1): after}], hysteresis=hysteresis)
     rows = pa.Table.from_pylist(trades.tail(0, 1), SCHEMA)
-    return moving(rows, "desk", Condition(unmatch=hysteresis))["amount"].to_pylist()
+    return drop_noop_updates(rows, "desk", Hysteresis(unmatch=hysteresis))["amount"].to_pylist()
 
 
 @pytest.mark.parametrize(("before", "after"), [(600, 700), (450, None), (100, 200)])
@@ -43,7 +43,7 @@ def test_images_of_different_changes_are_no_pair(amounts, cut):
     commits = [{(desk, 1): each for desk in ("acme", "globex")} for each in amounts]
     rows = Trades(commits).tail(0, len(commits) - 1)
     some = rows[:cut] + rows[cut + 1 :]
-    kept = moving(pa.Table.from_pylist(some, SCHEMA), "desk", HYSTERESIS).to_pylist()
+    kept = drop_noop_updates(pa.Table.from_pylist(some, SCHEMA), "desk", HYSTERESIS).to_pylist()
 
     def place(row):
         return row["desk"], row["_version"], row["_ordinal"], row["_change"]

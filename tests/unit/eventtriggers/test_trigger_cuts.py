@@ -53,7 +53,7 @@ def log(tmp_path_factory):
 
 def carried_out(log, trades, cuts, shuffle=list):
     """Iterate up to each of the cuts, in a log without rows."""
-    with log.writing() as connection:
+    with log.begin_write() as connection:
         for table in METADATA.sorted_tables:
             connection.execute(table.delete())
     alerts = Alerts(log, trades, shuffle=shuffle)

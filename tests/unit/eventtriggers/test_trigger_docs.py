@@ -9,11 +9,11 @@ import pytest
 from places import DOCS
 
 from iscp_dagster import Endpoint, SourceTable, Trigger, View
-from iscp_dagster.events.changes import Change, Truth
-from iscp_dagster.events.hysteresis import Condition, Machine
+from iscp_dagster.events.changes import ConditionResult, RowChange
+from iscp_dagster.events.hysteresis import Hysteresis, TriggerMachine
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 
 PAGE = (DOCS / "triggers.md").read_text(encoding="utf-8")
 
@@ -35,7 +35,7 @@ def table(head):
 def test_the_example_declares_a_trigger_on_a_view_with_an_endpoint(example):
     kinds = (SourceTable, View, Endpoint, Trigger)
     made = [each for each in example.values() if isinstance(each, kinds)]
-    (trades,) = Declared.of(made).attached()
+    (trades,) = Declarations.of(made).build_tables()
     assert [each.name for each in trades.triggers] == ["large_trade_alert"]
     assert trades.triggers[0].endpoints == ("alerts",)
 
@@ -50,23 +50,25 @@ def truth(gross, trigger):
     match, unmatch = trigger.match, trigger.unmatch
     assert (match, unmatch) == ("gross > 500", "gross < 400")
     value = None if gross == "NULL" else int(gross)
-    return Truth(match=value is not None and value > 500, unmatch=value is not None and value < 400)
+    return ConditionResult(
+        match=value is not None and value > 500, unmatch=value is not None and value < 400
+    )
 
 
 def test_the_row_fires_as_the_table_says(example):
-    machine, before = Machine(Condition(unmatch=True)), None
+    machine, before = TriggerMachine(Hysteresis(unmatch=True)), None
     for commit, gross, fires, active in table("commit"):
         now = None if gross == "not in the view" else truth(gross, example["large"])
-        change = Change(
+        change = RowChange(
             tenant="desk",
             key="1",
             operation=ChangeKind.UPDATE,
             before=None if before is None else {},
             after=None if now is None else {},
-            was=before or Truth(),
-            becomes=now or Truth(),
+            result_before=before or ConditionResult(),
+            result_after=now or ConditionResult(),
         )
         at = SourceTimestamp(nanos=0, version=int(commit))
-        fired = [each.type.value for each in machine.take([(change, at)])]
+        fired = [each.type.value for each in machine.apply_changes([(change, at)])]
         assert (fired, bool(machine.active)) == ([fires] if fires else [], active == "yes")
         before = now

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from iscp_dagster.events.hysteresis import Condition
-from iscp_dagster.eventtriggers.images import stamped
+from iscp_dagster.events.hysteresis import Hysteresis
+from iscp_dagster.eventtriggers.images import build_changes
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 
 BYTES = pa.array([b"a\xffb"])
@@ -22,7 +22,7 @@ def rows(**columns):
 
 
 def told(some, *keys):
-    return stamped(some, None, keys, Condition(unmatch=True), name="shop.trades/large")
+    return build_changes(some, None, keys, Hysteresis(unmatch=True), name="shop.trades/large")
 
 
 def changed(some):

@@ -17,9 +17,9 @@ from durable_invocations.protocol.failures import (
 from durable_invocations.protocol.frames import COMPLETED, REQUIRES_ACK
 from durable_invocations.protocol.kinds import KINDS
 from durable_invocations.protocol.services import Mode
-from durable_invocations.protocol.table import DOES, lines
-from durable_invocations.protocol.versions import MANIFESTS, manifest_type, negotiated
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.protocol.table import DOES, render_lines
+from durable_invocations.protocol.versions import MANIFESTS, choose_version, format_manifest_type
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.serving.app import DISCOVERIES, SERVER
 
@@ -28,7 +28,7 @@ PAGE = (DOCS / "invocation-protocol.md").read_text(encoding="utf-8")
 
 def test_the_table_of_types_is_made_from_the_code():
     table = PAGE.partition("protocol.table -->\n")[2].partition("\n\n")[0]
-    assert table.splitlines() == lines()
+    assert table.splitlines() == render_lines()
     assert list(DOES) == list(KINDS.values())
     module = "durable_invocations.protocol.table"
     made = subprocess.run([sys.executable, "-m", module], check=True, capture_output=True)
@@ -48,7 +48,7 @@ def test_the_diagram_has_every_status_of_invocations_and_each_ends():
 
 @pytest.mark.parametrize(
     ("side", "phases"),
-    [("service endpoint", handler_state.Phase), ("runtime", runtime_side.Phase)],
+    [("service endpoint", handler_state.HandlerPhase), ("runtime", runtime_side.RuntimePhase)],
 )
 def test_the_phases_of_each_side_are_those_of_its_machine(side, phases):
     (row,) = re.findall(rf"^\| {side} \| (.*) \|$", PAGE, re.MULTILINE)
@@ -58,9 +58,9 @@ def test_the_phases_of_each_side_are_those_of_its_machine(side, phases):
 def test_discovery_is_as_the_page_says():
     said = PAGE.partition("## Discovery")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(?:GET )?…/(\w+)`", said)) == DISCOVERIES
-    assert f"`{manifest_type(max(MANIFESTS))}` or `v{min(MANIFESTS)}`" in said
+    assert f"`{format_manifest_type(max(MANIFESTS))}` or `v{min(MANIFESTS)}`" in said
     assert f"`{SERVER}`" in said
-    assert negotiated(None) == min(MANIFESTS)
+    assert choose_version(None) == min(MANIFESTS)
     assert all(f"`{each.value}`" in said for each in Mode)
 
 
@@ -79,6 +79,6 @@ def test_the_numbers_are_those_of_the_code():
         f"{JOURNAL_MISMATCH} (the handler",
         f"{TOO_LARGE} (too large)",
         "Version 3 was withdrawn",
-        {60.0: "ends it after a minute of silence"}[Settings().inactivity],
+        {60.0: "ends the body after a minute of silence"}[RuntimeSettings().inactivity],
     ):
         assert told in PAGE.replace("\n", " ")

@@ -12,7 +12,7 @@ import durable_invocations as exported
 from durable_invocations import Context, service_app
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.serving.stream import Options
 
 PAGE = (DOCS / "services.md").read_text(encoding="utf-8")
@@ -123,7 +123,7 @@ def test_the_limits_are_those_of_the_page():
 
 
 async def test_the_times_are_those_of_the_page():
-    settings = Settings()
+    settings = RuntimeSettings()
     assert (settings.inactivity + settings.abort) / 60 == 11
     assert settings.inactivity == 60
     assert f"after {settings.policy.attempts} (" in PAGE

@@ -40,7 +40,7 @@ def flat(spec):
 
 @given(changes=CHANGES)
 def test_what_a_change_names_is_new_and_the_rest_stays(changes):
-    after = SpecUpdate(**changes).applied(SPEC)
+    after = SpecUpdate(**changes).apply_to(SPEC)
     wanted = {**flat(SPEC), **changes}
     another = any(wanted[name] != flat(SPEC)[name] for name in ("type", "columns", "options"))
     assert flat(after) == {**wanted, "generation": int(another)}
@@ -49,14 +49,14 @@ def test_what_a_change_names_is_new_and_the_rest_stays(changes):
 
 def test_what_is_built_anew_is_another_generation_of_the_same():
     again = SpecUpdate(rebuild=True)
-    after = again.applied(again.applied(SPEC))
+    after = again.apply_to(again.apply_to(SPEC))
     assert after.detail.consumer == replace(CONSUMER, generation=2)
     assert not again.empty
 
 
 @given(changes=CHANGES)
 def test_a_changed_spec_is_stored_as_json(changes):
-    after = SpecUpdate(**changes).applied(SPEC)
+    after = SpecUpdate(**changes).apply_to(SPEC)
     assert JobSpec.from_json(json.loads(json.dumps(after.to_json()))) == after
 
 
@@ -94,4 +94,4 @@ def test_a_change_that_cannot_be_read_is_refused(value, message):
 )
 def test_a_change_to_what_no_spec_may_have_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        change.applied(SPEC)
+        change.apply_to(SPEC)

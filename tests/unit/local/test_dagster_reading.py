@@ -2,7 +2,7 @@
 
 import pytest
 
-from iscp_dagster.local.web.reading import LONGEST, beyond_reading
+from iscp_dagster.local.web.reading import LONGEST, explain_refusal
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ from iscp_dagster.local.web.reading import LONGEST, beyond_reading
     ],
 )
 def test_a_get_brings_queries_alone(document, reason):
-    found = beyond_reading(document)
+    found = explain_refusal(document)
     assert reason in found
     assert bool(found) is bool(reason)

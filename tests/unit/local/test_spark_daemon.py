@@ -52,7 +52,10 @@ def test_one_whose_worker_lives_stays_and_ends_after_it(daemon):
 
 
 def test_what_forks_has_imported_what_tasks_need_and_has_no_other_thread_of_python_s():
-    code = "import sys, threading; from iscp_dagster.local.spark import daemon; daemon.preload()"
+    code = (
+        "import sys, threading; from iscp_dagster.local.spark import daemon; "
+        "daemon.import_modules()"
+    )
     code += "; print(threading.active_count(), *sorted(set(daemon.PRELOADED) - set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout.split() == ["1"]
@@ -62,7 +65,7 @@ def test_each_worker_draws_random_numbers_of_its_own():
     code = """
 import os
 from iscp_dagster.local.spark import daemon
-daemon.preload()
+daemon.import_modules()
 import numpy
 for _ in range(2):
     if not os.fork():

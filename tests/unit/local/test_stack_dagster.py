@@ -11,13 +11,13 @@ from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.local.services import dagster_server
-from iscp_dagster.local.services.settings import child_environment, repository
+from iscp_dagster.local.services.settings import build_child_environment, get_repository
 from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
-from iscp_dagster.runs.place import SERVER_TAG, Place
+from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import end_runs
-from iscp_dagster.runs.sqlite import Events, Runs, Ticks
+from iscp_dagster.runs.sqlite import CachedEventStorage, CachedRunStorage, CachedTickStorage
 
 
 @pytest.fixture
@@ -44,15 +44,15 @@ def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance)
     queue = instance.get_concurrency_config().run_queue_config
     assert queue is not None
     assert queue.max_concurrent_runs == 4
-    assert isinstance(instance.event_log_storage, Events)
-    assert isinstance(instance.run_storage, Runs)
-    assert isinstance(instance.schedule_storage, Ticks)
+    assert isinstance(instance.event_log_storage, CachedEventStorage)
+    assert isinstance(instance.run_storage, CachedRunStorage)
+    assert isinstance(instance.schedule_storage, CachedTickStorage)
 
 
 def test_a_storage_that_dagster_yaml_names_stays_the_only_one(tmp_path, monkeypatch) -> None:
     own = "storage:\n  postgres:\n    postgres_url: {env: DAGSTER_POSTGRES_URL}\n"
     (tmp_path / "dagster.yaml").write_text(own)
-    monkeypatch.setattr(dagster_server, "repository", lambda: tmp_path)
+    monkeypatch.setattr(dagster_server, "get_repository", lambda: tmp_path)
     settings = plan.resolve(tmp_path / "home", {}, {})
     dagster_server.prepare(settings)
     assert (settings.dagster_home / "dagster.yaml").read_text() == own
@@ -60,8 +60,8 @@ def test_a_storage_that_dagster_yaml_names_stays_the_only_one(tmp_path, monkeypa
 
 def test_events_are_stored_in_batches_of_the_size_that_is_set(tmp_path) -> None:
     settings = plan.resolve(tmp_path, {}, {})
-    assert child_environment(settings, {})[EVENT_BATCH_SIZE] == str(BATCH)
-    assert child_environment(settings, {EVENT_BATCH_SIZE: "0"})[EVENT_BATCH_SIZE] == "0"
+    assert build_child_environment(settings, {})[EVENT_BATCH_SIZE] == str(BATCH)
+    assert build_child_environment(settings, {EVENT_BATCH_SIZE: "0"})[EVENT_BATCH_SIZE] == "0"
 
 
 @pytest.mark.slow
@@ -75,14 +75,14 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
     ]
     runs = {status: create_run_for_test(instance, status=status) for status in statuses}
     served = create_run_for_test(instance, status=DagsterRunStatus.STARTED)
-    place = Place(socket="/of a/server.sock", name="1f")
-    instance.add_run_tags(served.run_id, place.tags(served.run_id))
+    place = RunServerAddress(socket="/of a/server.sock", name="1f")
+    instance.add_run_tags(served.run_id, place.build_tags(served.run_id))
     # A copy of its tags, which is not a run of that server, and a run that a code server started.
     copied = instance.get_run_by_id(served.run_id).tags
     for tags in (copied, {SERVER_TAG: ""}):
         create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
-    assert Place.of(instance.get_run_by_id(served.run_id)) == place
-    end_runs(lambda run: Place.of(run) is None)
+    assert RunServerAddress.from_run(instance.get_run_by_id(served.run_id)) == place
+    end_runs(lambda run: RunServerAddress.from_run(run) is None)
     found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
     assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
     assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
@@ -99,6 +99,6 @@ def test_what_a_variable_names_is_found_in_the_working_directory_by_the_stack_to
     settings = plan.resolve(tmp_path / "home", {}, {})
     dagster_server.prepare(settings)
     monkeypatch.delenv("ISCP_ASSETS", raising=False)
-    assert {each.folder for each in dagster_server.services(settings)} == {repository()}
+    assert {each.folder for each in dagster_server.build_services(settings)} == {get_repository()}
     monkeypatch.setenv("ISCP_ASSETS", "assets")
-    assert {each.folder for each in dagster_server.services(settings)} == {tmp_path}
+    assert {each.folder for each in dagster_server.build_services(settings)} == {tmp_path}

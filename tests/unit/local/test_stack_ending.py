@@ -56,7 +56,7 @@ def dagster_with_runs(settings, *, dispatch, run):
 
 
 def states(log):
-    return {job.key.job_name: job.state.label for job in log.jobs()}
+    return {job.key.job_name: job.state.label for job in log.list_jobs()}
 
 
 def test_all_iterations_are_canceled_on_shutdown(tmp_path):
@@ -89,7 +89,9 @@ def test_of_a_shared_log_those_of_this_stacks_dagster_are_canceled(tmp_path, sha
         "unknown runs": "running",
         "unknown rests": "completed",
     }
-    assert {each.who for each in log.history() if each.event is Event.CANCEL} == {"iscp down"}
+    assert {each.actor for each in log.read_history() if each.event is Event.CANCEL} == {
+        "iscp down"
+    }
     assert cancel_iterations(one) == 0
     assert cancel_iterations(two) == 2
 

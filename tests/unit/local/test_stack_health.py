@@ -26,18 +26,23 @@ from iscp_dagster.local.services.dagster_health import (
     IDLE_SECONDS,
     CodeHealth,
     DagsterHealth,
-    idle,
+    find_idle_problem,
 )
-from iscp_dagster.local.services.rpc import Rpc, RpcError, field
-from iscp_dagster.local.services.service import Service, Stalled
+from iscp_dagster.local.services.rpc import Rpc, RpcError, encode_field
+from iscp_dagster.local.services.service import Service, StalledProblem
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.services.state import Condition
-from iscp_dagster.local.stack.ports import free_port
-from iscp_dagster.local.supervise.stopped import stopped_below
-from iscp_dagster.local.supervise.vigil import Patience, Vigil, cpu_below, cpu_seconds
-from iscp_dagster.local.supervise.ward import processes
+from iscp_dagster.local.stack.ports import find_free_port
+from iscp_dagster.local.supervise.stopped import find_stopped
+from iscp_dagster.local.supervise.vigil import (
+    HealthMonitor,
+    RestartPolicy,
+    measure_cpu,
+    measure_tree_cpu,
+)
+from iscp_dagster.local.supervise.ward import list_processes
 
-SOON = Patience(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
+SOON = RestartPolicy(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
 _IDLE = "import time; time.sleep(600)"
 _BUSY = "while True: pass"
 
@@ -66,7 +71,7 @@ class Code(CodeHealth):
         super().__init__("/no/socket")
         self._told = told
 
-    async def problem(self, since: float) -> str:
+    async def find_problem(self, since: float) -> str:
         return await self._told.check(since)
 
 
@@ -75,7 +80,7 @@ def watched_service(folder: Path, code: str = _IDLE, **fields) -> Service:
         return True
 
     command = (sys.executable, "-c", code)
-    return server(folder, free_port(), command=command, probe=up, **fields)
+    return server(folder, find_free_port(), command=command, probe=up, **fields)
 
 
 def watched(folder: Path, told: Told, code: str = _IDLE, **fields) -> Watched:
@@ -140,9 +145,9 @@ async def test_one_that_works_is_borne_with(tmp_path: Path) -> None:
     supervised = await watched(tmp_path, told, _BUSY).up()
     pid = supervised.seen[-1].pid
     told.problem = "is slow"
-    used = cpu_seconds(pid)
+    used = measure_cpu(pid)
     await supervised.until(lambda state: state.condition is Condition.UNWELL)
-    while cpu_seconds(pid) < used + 2 * SOON.idle_seconds:  # noqa: ASYNC110
+    while measure_cpu(pid) < used + 2 * SOON.idle_seconds:  # noqa: ASYNC110
         await asyncio.sleep(SOON.every)
     assert not supervised.seen[-1].restarts
     await supervised.end()
@@ -159,11 +164,11 @@ async def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
     supervised = await watched(tmp_path, told, code).up()
     pid = supervised.seen[-1].pid
     assert pid is not None
-    told.problem = Stalled("has run no job")
+    told.problem = StalledProblem("has run no job")
     if lost:
         await supervised.until(lambda state: state.restarts == 1)
-    used = cpu_below(pid)
-    while not lost and cpu_below(pid) < used + 4 * SOON.idle_seconds:  # noqa: ASYNC110
+    used = measure_tree_cpu(pid)
+    while not lost and measure_tree_cpu(pid) < used + 4 * SOON.idle_seconds:  # noqa: ASYNC110
         await asyncio.sleep(SOON.every)
     assert bool(supervised.seen[-1].restarts) is lost
     await supervised.end()
@@ -171,12 +176,12 @@ async def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
 
 def test_one_that_failed_is_looked_at_again_soon(tmp_path: Path) -> None:
     """A service that is checked four times less often recovers as fast as any other."""
-    service = server(tmp_path, free_port(), pace=4)
-    vigil = Vigil(service, os.getpid(), time.time(), lambda **_: None, Patience())
+    service = server(tmp_path, find_free_port(), pace=4)
+    vigil = HealthMonitor(service, os.getpid(), time.time(), lambda **_: None, RestartPolicy())
     assert vigil._pause() == 12
-    vigil._unwell("answers nothing", time.monotonic())
+    vigil._record_failure("answers nothing", time.monotonic())
     assert vigil._pause() == 1
-    asyncio.run(vigil._well())
+    asyncio.run(vigil._record_success())
     assert vigil._pause() == 12
 
 
@@ -205,14 +210,14 @@ _STARTS_ONE = (
 async def test_a_stopped_process_below_a_service_goes_on(tmp_path: Path) -> None:
     written = tmp_path / "below"
     command = (sys.executable, "-c", _STARTS_ONE, str(written))
-    supervised = Watched(server(tmp_path, free_port(), command=command))
+    supervised = Watched(server(tmp_path, find_free_port(), command=command))
     while not (written.exists() and written.read_text()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     below = int(written.read_text())
     os.kill(below, signal.SIGSTOP)
-    while below not in stopped_below(os.getpid()):  # noqa: ASYNC110
+    while below not in find_stopped(os.getpid()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    while below in stopped_below(os.getpid()):  # noqa: ASYNC110
+    while below in find_stopped(os.getpid()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     await supervised.end()
 
@@ -225,9 +230,9 @@ async def test_nothing_is_left_of_a_service_whose_ward_was_killed(tmp_path: Path
         return written.exists() and written.read_text().endswith(" ")
 
     command = (sys.executable, "-c", _STARTS_ONE, str(written))
-    supervised = await Watched(server(tmp_path, free_port(), command=command, probe=up)).up()
+    supervised = await Watched(server(tmp_path, find_free_port(), command=command, probe=up)).up()
     child = supervised.seen[-1].pid
-    (ward,) = (parent for pid, parent, *_ in processes() if pid == child)
+    (ward,) = (parent for pid, parent, *_ in list_processes() if pid == child)
     (below,) = map(int, written.read_text().split())
     os.kill(ward, signal.SIGKILL)
     await supervised.until(lambda state: state.condition is Condition.RESTARTING)
@@ -249,17 +254,17 @@ def answering() -> Iterator[Answering]:
 
 def test_clickhouse_is_asked_a_query(answering: Answering) -> None:
     url = f"http://me:geheim@127.0.0.1:{answering.server_port}"
-    assert clickhouse_health.problem(url) == ""
+    assert clickhouse_health.find_problem(url) == ""
     assert answering.heard == ["Basic bWU6Z2VoZWlt"]
     answering.told = (503, {"X-ClickHouse-Exception-Code": "202"}, b"Too many queries")
-    assert clickhouse_health.problem(url) == ""
+    assert clickhouse_health.find_problem(url) == ""
     answering.told = (500, {"X-ClickHouse-Exception-Code": "243"}, b"No space\nleft")
-    assert clickhouse_health.problem(url) == "answers SELECT 1 with 500: No space left"
+    assert clickhouse_health.find_problem(url) == "answers SELECT 1 with 500: No space left"
     answering.seconds = 0.5
-    said = clickhouse_health.problem(url, 0.05)
+    said = clickhouse_health.find_problem(url, 0.05)
     assert said.startswith("did not answer SELECT 1 within")
     assert "geheim" not in said
-    nobody = clickhouse_health.problem(f"http://me:geheim@127.0.0.1:{free_port()}")
+    nobody = clickhouse_health.find_problem(f"http://me:geheim@127.0.0.1:{find_free_port()}")
     assert nobody.startswith("does not answer: ")
     assert "geheim" not in nobody
 
@@ -267,12 +272,12 @@ def test_clickhouse_is_asked_a_query(answering: Answering) -> None:
 def test_a_message_is_written_as_protobuf_has_it() -> None:
     from google.protobuf.type_pb2 import Field
 
-    written = field(3, 300) + field(4, "a name") + field(6, b"/type")
+    written = encode_field(3, 300) + encode_field(4, "a name") + encode_field(6, b"/type")
     assert Field.FromString(written) == Field(number=300, name="a name", type_url="/type")
 
 
 def test_a_call_to_nobody_is_an_error_in_one_line() -> None:
-    rpc = Rpc(f"127.0.0.1:{free_port()}")
+    rpc = Rpc(f"127.0.0.1:{find_free_port()}")
     with pytest.raises(RpcError, match="Connection refused") as caught:
         rpc.call("/a.Service/Call", b"", 5.0)
     assert not caught.value.late
@@ -280,8 +285,8 @@ def test_a_call_to_nobody_is_an_error_in_one_line() -> None:
 
 
 def test_a_spark_that_is_not_there_does_not_answer() -> None:
-    health = SparkHealth(f"sc://127.0.0.1:{free_port()}/;token=geheim")
-    said = asyncio.run(health.problem(0))
+    health = SparkHealth(f"sc://127.0.0.1:{find_free_port()}/;token=geheim")
+    said = asyncio.run(health.find_problem(0))
     assert said.startswith("does not answer")
     assert "geheim" not in said
 
@@ -292,7 +297,7 @@ class Shared(Rpc):
     overtaken = False
 
     def _open(self):
-        channel = super()._open()
+        channel = super()._open_channel()
         if not self.overtaken:
             self.overtaken = True
             with pytest.raises(RpcError):
@@ -302,7 +307,7 @@ class Shared(Rpc):
 
 def test_a_call_that_fails_does_not_end_another_of_the_same_service_otherwise():
     """As a mend's and a check's are; it raised grpc's ValueError, which ended the whole stack."""
-    rpc = Shared(f"127.0.0.1:{free_port()}")
+    rpc = Shared(f"127.0.0.1:{find_free_port()}")
     with pytest.raises(RpcError, match="Connection refused"):
         rpc.call("/a.Service/Call", b"", 5.0)
 
@@ -325,7 +330,7 @@ class Stuck(grpc.GenericRpcHandler):
 
 async def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
     async def until_well(health: SparkHealth) -> None:
-        while await health.problem(0):  # noqa: ASYNC110
+        while await health.find_problem(0):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         assert health.jobs
 
@@ -336,11 +341,11 @@ async def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
     server.start()
     try:
         health = SparkHealth(f"sc://127.0.0.1:{port}", job_seconds=0.2)
-        said = await health.problem(0)
+        said = await health.find_problem(0)
         assert said == "has run no job for 0 seconds"
-        assert isinstance(said, Stalled)
+        assert isinstance(said, StalledProblem)
         # The next job waits, which improves nothing.
-        assert await health.problem(0) == said
+        assert await health.find_problem(0) == said
         stuck.over.set()
         await asyncio.wait_for(until_well(health), SECONDS)
     finally:
@@ -369,8 +374,8 @@ def test_a_sensor_that_should_have_ticked_is_missed(found: dict, silent: bool) -
     now = 1_000_000.0
     for tick in found.get("sensorState", {}).get("ticks", []):
         tick["timestamp"] += now
-    assert bool(idle(found, now - 2 * HANGING_SECONDS, now)) is silent
-    assert idle(found, now - 1, now) == ""
+    assert bool(find_idle_problem(found, now - 2 * HANGING_SECONDS, now)) is silent
+    assert find_idle_problem(found, now - 1, now) == ""
 
 
 @pytest.mark.parametrize(
@@ -389,12 +394,12 @@ def test_a_daemon_without_a_heartbeat_is_missed(answering: Answering, beats, sai
     answering.told = (200, {}, json.dumps({"data": data}).encode())
     code = Told()
     health = DagsterHealth(answering.server_port, Code(code))
-    found = asyncio.run(health.daemon_problem(now - 1_000))
+    found = asyncio.run(health.find_daemon_problem(now - 1_000))
     assert found.startswith(said)
     assert bool(found) is bool(said)
-    assert asyncio.run(health.daemon_problem(now)) == ""
+    assert asyncio.run(health.find_daemon_problem(now)) == ""
     code.problem = "does not answer"
-    assert asyncio.run(health.daemon_problem(now - 1_000)) == ""
+    assert asyncio.run(health.find_daemon_problem(now - 1_000)) == ""
 
 
 @pytest.mark.parametrize(
@@ -415,8 +420,8 @@ def test_a_webserver_that_lost_the_code_is_missed(answering: Answering, entry, s
     answering.told = (200, {}, json.dumps({"data": data}).encode())
     code = Told()
     health = DagsterHealth(answering.server_port, Code(code))
-    assert asyncio.run(health.web_problem(0)) == said
+    assert asyncio.run(health.find_web_problem(0)) == said
     code.problem = "does not answer"
-    assert asyncio.run(health.web_problem(0)) == ""
+    assert asyncio.run(health.find_web_problem(0)) == ""
     answering.told = (500, {}, b"no JSON")
-    assert asyncio.run(health.web_problem(0)).startswith("does not answer: ")
+    assert asyncio.run(health.find_web_problem(0)).startswith("does not answer: ")

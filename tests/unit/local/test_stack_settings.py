@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import netrc
 import os
 import queue
@@ -19,7 +20,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iscp_dagster.api.environment import endpoints_of
+from iscp_dagster.api.environment import get_endpoints
 from iscp_dagster.cli import main as cli
 from iscp_dagster.cli import stack as stack_commands
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -30,14 +31,14 @@ from iscp_dagster.local.services.settings import (
     SERVICES,
     SPARK,
     StackSettings,
-    child_environment,
-    home_of,
-    repository,
+    build_child_environment,
+    get_home,
+    get_repository,
 )
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.stack import control, environment, plan, ports, running, show, tails
-from iscp_dagster.local.stack.ports import USUAL, choose, free_port, is_free
-from iscp_dagster.local.stack.running import without_password
+from iscp_dagster.local.stack.ports import USUAL, choose, find_free_port, is_free
+from iscp_dagster.local.stack.running import redact_address
 from iscp_dagster.model.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -65,13 +66,13 @@ def stack(home: Path | str, *services: ServiceState, **fields) -> StackState:
 
 
 def test_the_home_is_in_the_repository_unless_named() -> None:
-    assert home_of({}) == repository() / ".iscp"
-    assert home_of({"ISCP_HOME": "some where"}) == Path.cwd() / "some where"
-    assert (repository() / "workspace.yaml").is_file()
+    assert get_home({}) == get_repository() / ".iscp"
+    assert get_home({"ISCP_HOME": "some where"}) == Path.cwd() / "some where"
+    assert (get_repository() / "workspace.yaml").is_file()
 
 
 def test_children_reach_the_embedded_services() -> None:
-    told = child_environment(settings(), {"KEPT": "1", "SPARK_HOME": "/other"})
+    told = build_child_environment(settings(), {"KEPT": "1", "SPARK_HOME": "/other"})
     assert told["CLICKHOUSE_URL"] == "http://127.0.0.1:1"
     assert told["SPARK_REMOTE"] == "sc://localhost:2"
     assert told["ISCP_LOG_URL"] == "sqlite:////h o/me/iscp_log.sqlite"
@@ -83,24 +84,24 @@ def test_children_reach_the_embedded_services() -> None:
 
 
 def test_a_proxy_is_not_asked_for_the_loopback_address() -> None:
-    told = child_environment(settings(), {"no_proxy": "example.org"})
+    told = build_child_environment(settings(), {"no_proxy": "example.org"})
     assert told["no_proxy"] == "example.org,127.0.0.1,localhost"
     assert told["NO_PROXY"] == "127.0.0.1,localhost"
 
 
 def test_services_of_the_users_own_replace_embedded_ones() -> None:
     own = settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
-    assert child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
-    assert plan.embedded(own) == ("dagster", "graphql", "invocations")
+    assert build_child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
+    assert plan.list_own_services(own) == ("dagster", "graphql", "invocations")
 
 
 def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> None:
     urls = "http://u:secret@one:1, http://two:2"
     own = plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls})
-    assert plan.embedded(own) == ("spark", "dagster", "graphql", "invocations")
-    told = child_environment(own, {})
+    assert plan.list_own_services(own) == ("spark", "dagster", "graphql", "invocations")
+    told = build_child_environment(own, {})
     assert (told["CLICKHOUSE_URL"], told["CLICKHOUSE_URLS"]) == ("http://u:secret@one:1", urls)
-    assert "CLICKHOUSE_URLS" not in child_environment(settings(), {})
+    assert "CLICKHOUSE_URLS" not in build_child_environment(settings(), {})
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL is http://three:3"):
         plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls, "CLICKHOUSE_URL": "http://three:3"})
 
@@ -108,27 +109,27 @@ def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> 
 def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch) -> None:
     one = ServiceState(name="clickhouse", condition=Condition.EXTERNAL, address="http://one:1")
     up = stack("/h", one, clickhouse_urls="http://one:1 http://two:2")
-    monkeypatch.setattr(environment, "running_stack", lambda _: up)
-    found = environment.with_stack({})
-    assert [each.host for each in endpoints_of(found)] == ["one", "two"]
+    monkeypatch.setattr(environment, "find_running_stack", lambda _: up)
+    found = environment.add_stack_variables({})
+    assert [each.host for each in get_endpoints(found)] == ["one", "two"]
     # A setting that contains the passwords takes precedence, and must name the same servers.
-    own = environment.with_stack({"CLICKHOUSE_URLS": "http://u:secret@one:1 http://two:2"})
-    assert endpoints_of(own)[0].password == "secret"
+    own = environment.add_stack_variables({"CLICKHOUSE_URLS": "http://u:secret@one:1 http://two:2"})
+    assert get_endpoints(own)[0].password == "secret"
     with pytest.raises(ConfigError, match="the first of CLICKHOUSE_URLS is http://one:1"):
-        endpoints_of(environment.with_stack({"CLICKHOUSE_URL": "http://other:1"}))
+        get_endpoints(environment.add_stack_variables({"CLICKHOUSE_URL": "http://other:1"}))
 
 
 def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
     taken = frozenset(USUAL.values())
     chosen = choose(SPARK, None, {}, taken)
-    assert not chosen.asked
+    assert not chosen.requested
     assert chosen.port not in taken
     assert is_free(chosen.port)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others listen there too")
 def test_a_free_port_is_picked_for_nobody_else_before_its_server_has_it() -> None:
-    port = free_port()
+    port = find_free_port()
     with socket.create_server(("127.0.0.1", 0)) as some, socket.socket() as client:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             only(other, port).bind(("127.0.0.1", 0))
@@ -180,7 +181,7 @@ def test_where_declared_tables_lie_is_asked_where_a_store_may_be_meant(
     monkeypatch.setenv("ISCP_ASSETS", tmp_path.name)
     monkeypatch.setenv(variable, "eu-1")
     asked = []
-    monkeypatch.setattr(control, "up", lambda *_, paths, **__: asked.extend(paths()) or 0)
+    monkeypatch.setattr(control, "start_stack", lambda *_, paths, **__: asked.extend(paths()) or 0)
     found = CliRunner().invoke(cli.app, ["up"])
     assert (found.exit_code, asked) == (0, paths)
 
@@ -189,13 +190,13 @@ def test_clickhouse_is_told_what_variables_let_it_reach(monkeypatch) -> None:
     for name in ("ISCP_ALLOWED_HOSTS", "ISCP_CLICKHOUSE_ORIGINS", "ISCP_CLICKHOUSE_PATHS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ISCP_CLICKHOUSE_REMOTE_HOSTS", "")
-    plain = clickhouse_server.service(settings()).command
+    plain = clickhouse_server.build_service(settings()).command
     assert plain[-2:] == ("--shown-variable", "ISCP_HOME")
     monkeypatch.setenv("ISCP_ALLOWED_HOSTS", "ch.example, ch.internal:8123")
     monkeypatch.setenv("ISCP_CLICKHOUSE_ORIGINS", "https://board.example")
     monkeypatch.setenv("ISCP_CLICKHOUSE_PATHS", "/srv/a:/srv/b")
     monkeypatch.setenv("ISCP_CLICKHOUSE_REMOTE_HOSTS", "files.example")
-    assert clickhouse_server.service(settings()).command[len(plain) :] == (
+    assert clickhouse_server.build_service(settings()).command[len(plain) :] == (
         *("--allowed-host", "ch.example, ch.internal:8123"),
         *("--allowed-origin", "https://board.example"),
         *("--remote-host", "files.example"),
@@ -205,11 +206,11 @@ def test_clickhouse_is_told_what_variables_let_it_reach(monkeypatch) -> None:
 
 def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    monkeypatch.setenv("ISCP_SPARK_PORT", str(free_port()))
-    monkeypatch.setenv("ISCP_GRAPHQL_PORT", str(free_port()))
-    monkeypatch.setenv("ISCP_INVOCATIONS_PORT", str(free_port()))
+    monkeypatch.setenv("ISCP_SPARK_PORT", str(find_free_port()))
+    monkeypatch.setenv("ISCP_GRAPHQL_PORT", str(find_free_port()))
+    monkeypatch.setenv("ISCP_INVOCATIONS_PORT", str(find_free_port()))
     got: list[StackSettings] = []
-    monkeypatch.setattr(control, "_foreground", lambda settings: got.append(settings) or 0)
+    monkeypatch.setattr(control, "_run_in_foreground", lambda settings: got.append(settings) or 0)
     with ExitStack() as others:
 
         def fetch(before: StackSettings, _paths: object) -> None:
@@ -217,12 +218,12 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
             got.append(before)
 
         monkeypatch.setattr(plan, "fetch", fetch)
-        assert control.up({"dagster": free_port()}, [], detach=False) == 0
+        assert control.start_stack({"dagster": find_free_port()}, [], detach=False) == 0
     before, after = got
     assert before.clickhouse_port != after.clickhouse_port
     assert (before.spark_port, before.dagster_port) == (after.spark_port, after.dagster_port)
     assert before.graphql_port == after.graphql_port
-    asked = plan.options(after)
+    asked = plan.format_options(after)
     assert "--clickhouse-port" not in asked
     assert asked[-8:] == [
         *("--spark-port", str(after.spark_port)),
@@ -230,19 +231,22 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
         *("--graphql-port", str(after.graphql_port)),
         *("--invocations-port", str(after.invocations_port)),
     ]
-    now = stack(tmp_path, *running._expected(after))
+    now = stack(tmp_path, *running._list_initial_states(after))
     said = f"Port 8123 is taken: clickhouse gets port {after.clickhouse_port} instead."
-    assert plan.moved(after, now) == [said]
+    assert plan.describe_moved_ports(after, now) == [said]
 
 
 def test_a_port_is_kept_where_localhost_leads_first() -> None:
-    port = free_port()
-    with ports.kept([port]), socket.socket(socket.AF_INET6) as other:
+    port = find_free_port()
+    with ports.reserve_ports([port]), socket.socket(socket.AF_INET6) as other:
         assert not is_free(port)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with pytest.raises(OSError, match="in use"):
             other.bind(("::1", port))
-        with pytest.raises(ConfigError, match=f"port {port} on ::1 is taken"), ports.kept([port]):
+        with (
+            pytest.raises(ConfigError, match=f"port {port} on ::1 is taken"),
+            ports.reserve_ports([port]),
+        ):
             pass
         with pytest.raises(ConnectionRefusedError):
             other.connect(("::1", port))
@@ -251,7 +255,7 @@ def test_a_port_is_kept_where_localhost_leads_first() -> None:
 
 def test_without_the_other_address_there_is_nothing_to_keep(monkeypatch) -> None:
     monkeypatch.setattr(ports, "HOST_6", "2001:db8::1")
-    with ports.kept([free_port()]):
+    with ports.reserve_ports([find_free_port()]):
         pass
 
 
@@ -262,26 +266,26 @@ def test_a_port_variable_that_is_no_port_is_an_error(text: str) -> None:
 
 
 def test_one_port_asked_for_twice_is_an_error(tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     with pytest.raises(ConfigError, match="is taken"):
         plan.resolve(tmp_path, dict.fromkeys(SERVICES, port), {})
 
 
 def test_only_some_services() -> None:
-    assert plan.wanted([]) == SERVICES
-    assert plan.wanted(["spark", "clickhouse"]) == ("clickhouse", "spark")
+    assert plan.select_services([]) == SERVICES
+    assert plan.select_services(["spark", "clickhouse"]) == ("clickhouse", "spark")
     with pytest.raises(ConfigError, match="no service 'kafka'"):
-        plan.wanted(["kafka"])
+        plan.select_services(["kafka"])
 
 
 def test_a_package_without_its_repository_runs_no_dagster(monkeypatch, tmp_path) -> None:
     place = tmp_path / "site-packages" / "iscp_dagster" / "local" / "services" / "settings.py"
-    monkeypatch.setitem(home_of.__globals__, "__file__", str(place))
+    monkeypatch.setitem(get_home.__globals__, "__file__", str(place))
     monkeypatch.chdir(tmp_path)
-    assert home_of({}) == tmp_path / ".iscp"
-    assert plan.wanted(["clickhouse", "spark"]) == ("clickhouse", "spark")
+    assert get_home({}) == tmp_path / ".iscp"
+    assert plan.select_services(["clickhouse", "spark"]) == ("clickhouse", "spark")
     with pytest.raises(SetupError, match="--service clickhouse --service spark"):
-        plan.wanted([])
+        plan.select_services([])
 
 
 @pytest.mark.parametrize(
@@ -297,7 +301,7 @@ def test_a_package_without_its_repository_runs_no_dagster(monkeypatch, tmp_path)
     ],
 )
 def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
-    assert without_password(address) == shown
+    assert redact_address(address) == shown
 
 
 def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -314,19 +318,19 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(SetupError, match=r"stack\.json is damaged: Expecting property.* Remove it"):
         state.read(tmp_path)
-    assert written.service("spark").pid == 2
+    assert written.get_service("spark").pid == 2
 
 
 def test_one_supervisor_holds_a_home(tmp_path: Path) -> None:
     locks = HomeLocks(tmp_path)
-    assert locks.gone()
+    assert locks.is_gone()
     with locks.hold(0) as lock:
         assert lock is not None
-        assert locks.supervised()
-        assert not locks.gone()
+        assert locks.is_supervised()
+        assert not locks.is_gone()
         with HomeLocks(tmp_path).hold(0) as second:
             assert second is None
-    assert not locks.supervised()
+    assert not locks.is_supervised()
     assert locks.wait_gone(0)
 
 
@@ -336,7 +340,7 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     # Reading capsys while another thread prints loses output between its two steps.
     said = queue.SimpleQueue[str]()
-    monkeypatch.setattr(show, "line", said.put)
+    monkeypatch.setattr(show, "print_line", said.put)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
@@ -348,8 +352,8 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
     if left is not None:
         write(left, gone.pid, "http://stale:1")
     with ThreadPoolExecutor() as pool, HomeLocks(tmp_path).hold(1.0):
-        assert state.running_stack(tmp_path) is None
-        second = pool.submit(control.up, {}, [], detach=True)
+        assert state.find_running_stack(tmp_path) is None
+        second = pool.submit(control.start_stack, {}, [], detach=True)
         write(Condition.STARTING, os.getpid(), "http://first:1")
         assert said.get(timeout=60) == "dagster: starting"
         write(Condition.READY, os.getpid(), "http://first:1")
@@ -363,7 +367,7 @@ def test_a_second_up_is_told_that_the_first_did_not_come_up(tmp_path, monkeypatc
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     with ThreadPoolExecutor() as pool:
         with HomeLocks(tmp_path).hold(1.0):
-            second = pool.submit(control.up, {}, [], detach=True)
+            second = pool.submit(control.start_stack, {}, [], detach=True)
             assert not wait([second], 0.3).done
         with pytest.raises(UnavailableError, match="did not come up; try again"):
             second.result(60)
@@ -373,9 +377,9 @@ def test_what_is_ready_last_is_told_too(tmp_path, monkeypatch) -> None:
     conditions = [Condition.STARTING, Condition.READY]
     services = [ServiceState(name="spark", condition=each, address="") for each in conditions]
     states = [stack(tmp_path, each, condition=each.condition, supervisor=7) for each in services]
-    monkeypatch.setattr(control, "running_stack", lambda _: states.pop(0))
+    monkeypatch.setattr(control, "find_running_stack", lambda _: states.pop(0))
     told = []
-    progress = SimpleNamespace(update=lambda now: told.append(now.service("spark").condition))
+    progress = SimpleNamespace(update=lambda now: told.append(now.get_service("spark").condition))
     supervisor = SimpleNamespace(pid=7, poll=lambda: None)
     assert control._await_ready(tmp_path, supervisor, progress).condition is Condition.READY
     assert told == conditions
@@ -400,12 +404,12 @@ def test_a_large_log_is_set_aside(tmp_path: Path) -> None:
 
 def test_the_tail_starts_after_an_offset(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert logs.tail(log) == ""
+    assert logs.read_tail(log) == ""
     log.write_text("before\n")
     since = logs.size(log)
     log.write_text("before\none\ntwo\nthree\n")
-    assert logs.tail(log, lines=2) == "two\nthree"
-    assert logs.tail(log, since=since) == "one\ntwo\nthree"
+    assert logs.read_tail(log, lines=2) == "two\nthree"
+    assert logs.read_tail(log, since=since) == "one\ntwo\nthree"
 
 
 @pytest.fixture
@@ -421,11 +425,11 @@ def folder_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_ends_of_logs_are_shown_by_name(folder_of_logs: Path) -> None:
     said: list[str] = []
-    tails.show(tails.files(folder_of_logs, []), 2, said.append, follow=False)
+    tails.show(tails.find_log_files(folder_of_logs, []), 2, said.append, follow=False)
     code, spark = folder_of_logs / "code.log", folder_of_logs / "spark.log"
     assert said == [f"== code: {code}", "two\nthree", f"== spark: {spark}", "four"]
     with pytest.raises(ConfigError, match=r"no log web in .*; there are: code, spark"):
-        tails.files(folder_of_logs, ["web"])
+        tails.find_log_files(folder_of_logs, ["web"])
 
 
 @pytest.mark.parametrize(
@@ -537,16 +541,16 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
     )
     state.write(tmp_path, stack(tmp_path, *services))
     with HomeLocks(tmp_path).hold(1.0):
-        assert control.problems() == ["spark is unwell"]
+        assert control.find_problems() == ["spark is unwell"]
         log = SqlLog(f"sqlite:///{tmp_path / 'iscp_log.sqlite'}")
         log.ensure()
-        assert control.problems() == ["spark is unwell"]
+        assert control.find_problems() == ["spark is unwell"]
         spec = JobSpec(
             detail=IterationDetail(consumer=ConsumerInfo(type="mirror", db="d", table="t", job="m"))
         )
         log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
-        log.strand("id", 10_220, "gone")
-        assert control.problems()[1].startswith("jobs in error: 1;")
+        log.mark_stranded("id", 10_220, "gone")
+        assert control.find_problems()[1].startswith("jobs in error: 1;")
         for check, code in ((True, stack_commands.UNWELL), (False, 0)):
             with pytest.raises(typer.Exit) as ended:
                 stack_commands.status(check=check)
@@ -555,8 +559,8 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    made = credentials.ensured(home)
-    assert credentials.ensured(home) == credentials.read(home) == made
+    made = credentials.ensure_secrets(home)
+    assert credentials.ensure_secrets(home) == credentials.read(home) == made
     for secret in (made.password, made.spark_token, made.webhook):
         assert len(secret) > 20
         assert secret not in repr(made) + repr(settings(secrets=made))
@@ -570,33 +574,53 @@ def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     for name in ("clickhouse.password", "spark.token"):
         (home / name).chmod(0o640)
         with pytest.raises(SetupError, match=f"other users may read .*{name}"):
-            credentials.ensured(home)
+            credentials.ensure_secrets(home)
         (home / name).chmod(0o600)
 
 
 def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypatch) -> None:
     own = plan.resolve(tmp_path, {}, {})
-    told = child_environment(own, {})
+    told = build_child_environment(own, {})
     assert f":{own.secrets.password}@127.0.0.1" in told["CLICKHOUSE_URL"]
     assert told["SPARK_REMOTE"].endswith(f"/;token={own.secrets.spark_token}")
-    up = stack(tmp_path, *running._expected(own))
+    up = stack(tmp_path, *running._list_initial_states(own))
     assert own.secrets.password not in str(up)
     assert own.secrets.spark_token not in str(up)
-    monkeypatch.setattr(environment, "running_stack", lambda _: up)
+    monkeypatch.setattr(environment, "find_running_stack", lambda _: up)
     here = {"ISCP_HOME": str(tmp_path)}
-    found = environment.with_stack(here)
+    found = environment.add_stack_variables(here)
     shown = {each.name: each.address for each in up.services}
     named = {"CLICKHOUSE_URL": shown["clickhouse"] + "/", "SPARK_REMOTE": shown["spark"]}
     for given in (here, {**here, **named}):
         for name in named:
-            assert environment.with_stack(given)[name] == told[name]
+            assert environment.add_stack_variables(given)[name] == told[name]
     others = {"CLICKHOUSE_URL": "http://other:1", "SPARK_REMOTE": "sc://other:1/;token=theirs"}
-    elsewhere = environment.with_stack(here | others)
+    elsewhere = environment.add_stack_variables(here | others)
     assert {name: elsewhere[name] for name in others} == others
-    assert environment.addresses(here)["ISCP_WEBHOOK_SECRET"] == own.secrets.webhook
+    assert environment.get_shell_variables(here)["ISCP_WEBHOOK_SECRET"] == own.secrets.webhook
     mine = here | {"ISCP_WEBHOOK_SECRET": "whsec_mine"}
-    assert environment.with_stack(mine)["ISCP_WEBHOOK_SECRET"] == "whsec_mine"
+    assert environment.add_stack_variables(mine)["ISCP_WEBHOOK_SECRET"] == "whsec_mine"
     # From a shell that has evaluated `iscp env`, `up` starts all services again.
-    assert plan.embedded(plan.resolve(tmp_path, {}, found)) == SERVICES
+    assert plan.list_own_services(plan.resolve(tmp_path, {}, found)) == SERVICES
     half = found | {"SPARK_REMOTE": others["SPARK_REMOTE"]}
     assert plan.resolve(tmp_path, {}, half).spark == others["SPARK_REMOTE"]
+
+
+def test_the_supervisor_s_log_has_what_its_modules_report(tmp_path) -> None:
+    logger = logging.getLogger("iscp_dagster.local")
+    before = (logger.level, logger.propagate)
+    running._log_to_file(settings(home=tmp_path))
+    try:
+        for module in ("stack.ending", "supervise.supervisor", "supervise.vigil"):
+            logging.getLogger(f"iscp_dagster.local.{module}").info("%s reports", module)
+        lines = (tmp_path / "logs" / "supervisor.log").read_text().splitlines()
+    finally:
+        logger.removeHandler(handler := logger.handlers[-1])
+        handler.close()
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+    assert [line.partition(" INFO ")[2] for line in lines] == [
+        "stack.ending reports",
+        "supervise.supervisor reports",
+        "supervise.vigil reports",
+    ]

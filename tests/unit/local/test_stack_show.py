@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from iscp_dagster.local.services.state import Condition, ServiceState
-from iscp_dagster.local.stack.show import coming_up
+from iscp_dagster.local.stack.show import format_progress
 
 NAMES = ("clickhouse", "spark", "code", "runs", "daemon", "dagster", "graphql", "invocations")
 SPINNER = 2
@@ -15,7 +15,7 @@ SPINNER = 2
 
 @pytest.mark.parametrize("ready", range(len(NAMES) + 1))
 def test_all_that_comes_up_is_named_within_eighty_columns(ready: int) -> None:
-    shown = Text.from_markup(coming_up(services(ready))).plain
+    shown = Text.from_markup(format_progress(services(ready))).plain
     assert cell_len(shown) + SPINNER <= 80
     assert shown.split()[:2] == ([str(ready), "ready"] if ready else ["starting", "clickhouse"])
     assert all(name in shown.split() for name in NAMES[ready:])
@@ -23,7 +23,7 @@ def test_all_that_comes_up_is_named_within_eighty_columns(ready: int) -> None:
 
 def test_the_conditions_of_what_is_not_ready_are_told_apart() -> None:
     warming = ServiceState(name="spark", condition=Condition.WARMING, address="")
-    shown = coming_up([*services(6)[:1], warming, *services(6)[2:]])
+    shown = format_progress([*services(6)[:1], warming, *services(6)[2:]])
     assert Text.from_markup(shown).plain == "5 ready  warming spark  starting graphql invocations"
 
 

@@ -16,9 +16,9 @@ from iscp_dagster.local.spark import daemon, ivy, jars, java, s3a, trust
 from iscp_dagster.local.spark.java import Java
 from iscp_dagster.local.spark.server import (
     SparkServer,
-    default_memory,
-    java_options,
-    pyspark_folder,
+    find_pyspark_folder,
+    get_default_memory,
+    parse_java_options,
 )
 from iscp_dagster.local.stack import plan
 from iscp_dagster.model.errors import ConfigError, SetupError
@@ -50,17 +50,21 @@ def test_a_new_enough_java_home_is_preferred(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22", "16"])
 def test_an_old_java_home_is_passed_over(tmp_path: Path, version: str) -> None:
     pretend_java(tmp_path, version, vector=False)
-    assert java.find({"JAVA_HOME": str(tmp_path)}) == java.bundled()
+    assert java.find({"JAVA_HOME": str(tmp_path)}) == java.get_bundled_runtime()
 
 
 def test_the_java_of_the_wheel_is_used_when_there_is_no_other(tmp_path: Path) -> None:
-    assert java.find({}) == java.find({"JAVA_HOME": str(tmp_path / "none")}) == java.bundled()
-    assert java.bundled().program.is_file()
+    assert (
+        java.find({})
+        == java.find({"JAVA_HOME": str(tmp_path / "none")})
+        == java.get_bundled_runtime()
+    )
+    assert java.get_bundled_runtime().program.is_file()
 
 
 def test_options_fit_the_java() -> None:
-    old = Java(program=Path("java"), release=17, vector=True).options()
-    new = Java(program=Path("java"), release=25, vector=False).options()
+    old = Java(program=Path("java"), release=17, vector=True).list_options()
+    new = Java(program=Path("java"), release=25, vector=False).list_options()
     assert "--add-modules=jdk.incubator.vector" in old
     assert "--add-modules=jdk.incubator.vector" not in new
     assert "--sun-misc-unsafe-memory-access=allow" not in old
@@ -80,12 +84,14 @@ def test_jars_are_fetched_once(tmp_path: Path) -> None:
         fetch_all(java_, modules, into, environ)
 
     where = tmp_path / "the jars"
-    first = jars.ensure(where, java.bundled(), {}, fetch)
-    assert first == jars.ensure(where, java.bundled(), {}, fetch) == jars.present(where)
+    first = jars.ensure(where, java.get_bundled_runtime(), {}, fetch)
+    assert (
+        first == jars.ensure(where, java.get_bundled_runtime(), {}, fetch) == jars.find_jars(where)
+    )
     assert len(fetched) == 1
     assert not list(where.glob(".fetch-*"))
     first[0].unlink()
-    jars.ensure(where, java.bundled(), {}, fetch)
+    jars.ensure(where, java.get_bundled_runtime(), {}, fetch)
     assert len(fetched) == 2
 
 
@@ -94,8 +100,8 @@ def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         (into / modules[0].file).write_bytes(b"jar")
 
     with pytest.raises(SetupError, match=r"delta-storage-.*was not found.*ISCP_IVY_SETTINGS"):
-        jars.ensure(tmp_path, java.bundled(), {}, fetch)
-    assert jars.present(tmp_path) is None
+        jars.ensure(tmp_path, java.get_bundled_runtime(), {}, fetch)
+    assert jars.find_jars(tmp_path) is None
     assert not list(tmp_path.glob(".fetch-*"))
 
 
@@ -119,8 +125,10 @@ def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     ],
 )
 def test_spark_is_led_to_the_store_that_delta_rs_is_led_to(environ, told) -> None:
-    found = {name.removeprefix("spark.hadoop."): v for name, v in s3a.settings(environ).items()}
-    always = s3a.settings({}).keys()
+    found = {
+        name.removeprefix("spark.hadoop."): v for name, v in s3a.build_settings(environ).items()
+    }
+    always = s3a.build_settings({}).keys()
     more = {name: v for name, v in found.items() if f"spark.hadoop.{name}" not in always}
     assert more == told
     assert "hush" not in found.values()
@@ -129,7 +137,7 @@ def test_spark_is_led_to_the_store_that_delta_rs_is_led_to(environ, told) -> Non
 
 def test_hadoop_s_part_is_of_the_hadoop_in_pyspark() -> None:
     (hadoop, *_) = s3a.MODULES
-    assert (pyspark_folder() / "jars" / f"hadoop-client-api-{hadoop.version}.jar").is_file()
+    assert (find_pyspark_folder() / "jars" / f"hadoop-client-api-{hadoop.version}.jar").is_file()
 
 
 @pytest.mark.parametrize(
@@ -156,20 +164,20 @@ def test_what_spark_needs_for_s3_is_fetched_when_a_table_is_there(
     told = "".join(capsys.readouterr())
     assert told.count("Delta Lake") == 1
     assert told.count("S3A") == s3
-    command = " ".join(spark_server.service(own).command)
+    command = " ".join(spark_server.build_service(own).command)
     assert ("hadoop-aws" in command, "spark.hadoop.fs.s3.impl" in command) == (s3, s3)
 
 
 def test_the_jars_folder_can_be_shared(tmp_path: Path) -> None:
-    assert jars.folder(tmp_path, {}) == tmp_path / "jars"
-    assert jars.folder(tmp_path, {"ISCP_JARS": "/shared"}) == Path("/shared")
+    assert jars.get_folder(tmp_path, {}) == tmp_path / "jars"
+    assert jars.get_folder(tmp_path, {"ISCP_JARS": "/shared"}) == Path("/shared")
 
 
 @pytest.mark.slow
 def test_an_unreachable_repository_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     proxy = {"https_proxy": "http://someone:secret@127.0.0.1:9"}
     with pytest.raises(SetupError, match="jars cannot be fetched") as raised:
-        jars.ensure(tmp_path, java.bundled(), proxy, ivy.fetch)
+        jars.ensure(tmp_path, java.get_bundled_runtime(), proxy, ivy.fetch)
     assert "\n" not in str(raised.value)
     assert "secret" not in str(raised.value)
     assert "ISCP_JARS" in str(raised.value)
@@ -188,7 +196,7 @@ def test_a_mirror_of_the_companys_own_serves_the_jars(tmp_path: Path) -> None:
         "</filesystem></resolvers></ivysettings>"
     )
     named = {"ISCP_IVY_SETTINGS": str(file)}
-    found = jars.ensure(tmp_path / "jars", java.bundled(), named, ivy.fetch)
+    found = jars.ensure(tmp_path / "jars", java.get_bundled_runtime(), named, ivy.fetch)
     assert [path.read_bytes().decode() for path in found] == [m.name for m in jars.MODULES]
 
 
@@ -198,21 +206,21 @@ def test_a_settings_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         SetupError, match=r"ISCP_IVY_SETTINGS names .*none\.xml, which does not exist"
     ):
-        jars.ensure(tmp_path / "jars", java.bundled(), named, ivy.fetch)
+        jars.ensure(tmp_path / "jars", java.get_bundled_runtime(), named, ivy.fetch)
 
 
 def test_the_environments_certificates_come_first(tmp_path: Path) -> None:
     pem = tmp_path / "ca.pem"
     pem.touch()
-    assert trust.bundle({"SSL_CERT_FILE": str(pem)}) == pem
-    assert trust.bundle({"SSL_CERT_FILE": "/none", "REQUESTS_CA_BUNDLE": str(pem)}) == pem
+    assert trust.find_bundle({"SSL_CERT_FILE": str(pem)}) == pem
+    assert trust.find_bundle({"SSL_CERT_FILE": "/none", "REQUESTS_CA_BUNDLE": str(pem)}) == pem
     usual = ssl.get_default_verify_paths()
-    assert trust.bundle({}) in {Path(usual.cafile or ""), Path(usual.openssl_cafile), None}
+    assert trust.find_bundle({}) in {Path(usual.cafile or ""), Path(usual.openssl_cafile), None}
 
 
 def server_at(home: Path) -> SparkServer:
     return SparkServer(
-        java=java.bundled(),
+        java=java.get_bundled_runtime(),
         port=1,
         jars=[Path("/jars/delta.jar")],
         home=home,
@@ -223,7 +231,7 @@ def server_at(home: Path) -> SparkServer:
 
 
 def test_daemons_of_python_workers_are_those_that_end(tmp_path: Path) -> None:
-    assert f"spark.python.daemon.module={daemon.__name__}" in server_at(tmp_path).command()
+    assert f"spark.python.daemon.module={daemon.__name__}" in server_at(tmp_path).build_command()
 
 
 def test_the_ends_of_idle_daemons_are_no_warnings_of_the_server_and_each_logger_is_a_class() -> (
@@ -237,7 +245,7 @@ def test_the_ends_of_idle_daemons_are_no_warnings_of_the_server_and_each_logger_
         if key.startswith("logger.") and key.endswith(".name")
     }
     assert levels["org.apache.spark.api.python.PythonWorkerFactory"] == "error"
-    jars_of_spark = (pyspark_folder() / "jars").glob("*.jar")
+    jars_of_spark = (find_pyspark_folder() / "jars").glob("*.jar")
     classes = {name for jar in jars_of_spark for name in ZipFile(jar).namelist()}
     assert {f"{name.replace('.', '/')}.class" for name in levels} <= classes
 
@@ -246,11 +254,11 @@ def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     server = server_at(home)
     server.prepare()
-    command = server.command()
+    command = server.build_command()
     assert "local[3]" in command
     assert any(part.endswith(":/jars/delta.jar") for part in command)
     assert f"spark.sql.warehouse.dir={home / 'lake'}" in command
-    environment = server.environment({"SPARK_REMOTE": "sc://other", "KEPT": "1"})
+    environment = server.build_environment({"SPARK_REMOTE": "sc://other", "KEPT": "1"})
     assert environment["SPARK_LOCAL_DIRS"].startswith(str(home))
     assert environment["PYSPARK_PYTHON"] == "/the/python"
     assert environment["KEPT"] == "1"
@@ -261,16 +269,16 @@ def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
 
 def test_the_user_s_java_options_come_last_and_are_quoted_as_for_a_shell() -> None:
     named = "-XX:TieredStopAtLevel=1 '-Dfolder=a b'"
-    options = java_options({"ISCP_SPARK_JAVA_OPTIONS": named})
+    options = parse_java_options({"ISCP_SPARK_JAVA_OPTIONS": named})
     assert options == ("-XX:TieredStopAtLevel=1", "-Dfolder=a b")
-    assert java_options({}) == ()
-    command = replace(server_at(Path("/home")), java_options=options).command()
+    assert parse_java_options({}) == ()
+    command = replace(server_at(Path("/home")), java_options=options).build_command()
     assert command.index("-Dfolder=a b") > command.index("-Xmx1g")
     assert command.index("-Dfolder=a b") < command.index("-cp")
     with pytest.raises(ConfigError, match=r"ISCP_SPARK_JAVA_OPTIONS.*No closing quotation"):
-        java_options({"ISCP_SPARK_JAVA_OPTIONS": "'-Xmx1g"})
+        parse_java_options({"ISCP_SPARK_JAVA_OPTIONS": "'-Xmx1g"})
 
 
 def test_memory_is_a_quarter_within_bounds() -> None:
-    assert default_memory({"ISCP_SPARK_MEMORY": "7g"}) == "7g"
-    assert 1024 <= int(default_memory({}).removesuffix("m")) <= 4096
+    assert get_default_memory({"ISCP_SPARK_MEMORY": "7g"}) == "7g"
+    assert 1024 <= int(get_default_memory({}).removesuffix("m")) <= 4096

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.local.services.service import Service, http_probe, port_probe
+from iscp_dagster.local.services.service import Service, make_http_probe, make_port_probe
 from iscp_dagster.local.services.state import Condition
-from iscp_dagster.local.stack.ports import free_port, is_free
+from iscp_dagster.local.stack.ports import find_free_port, is_free
 from iscp_dagster.local.supervise import warded
 from iscp_dagster.local.supervise.supervisor import Backoff, Supervisor
-from iscp_dagster.local.supervise.ward import processes
+from iscp_dagster.local.supervise.ward import list_processes
 from iscp_dagster.model.errors import UnavailableError
 
 SECONDS = 60
@@ -72,16 +72,16 @@ def server(folder: Path, port: int, name: str = "web", **fields) -> Service:
             "environment": dict(os.environ),
             "folder": folder,
             "log": folder / f"{name}.log",
-            "probe": http_probe(port, "/"),
+            "probe": make_http_probe(port, "/"),
             **fields,
         }
     )
 
 
 async def test_services_start_and_stop(tmp_path: Path) -> None:
-    ports = [free_port(), free_port()]
+    ports = [find_free_port(), find_free_port()]
     one = server(tmp_path, ports[0])
-    two = server(tmp_path, ports[1], name="two", probe=port_probe(ports[1]))
+    two = server(tmp_path, ports[1], name="two", probe=make_port_probe(ports[1]))
     watched = await Watched(one, two).up()
     assert not any(is_free(port) for port in ports)
     await watched.end()
@@ -95,13 +95,13 @@ async def test_services_start_and_stop(tmp_path: Path) -> None:
 
 
 async def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_path: Path) -> None:
-    port, raised = free_port(), []
+    port, raised = find_free_port(), []
 
     async def probe(since: float) -> bool:
         if not raised:
             raised.append("probe")
             raise ValueError("the probe has a bug")
-        return await http_probe(port, "/")(since)
+        return await make_http_probe(port, "/")(since)
 
     async def note() -> str:
         raised.append("note")
@@ -114,8 +114,8 @@ async def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_pa
 
 
 async def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_path: Path) -> None:
-    used = server(tmp_path, free_port())
-    user = server(tmp_path, free_port(), name="user", uses_others=True)
+    used = server(tmp_path, find_free_port())
+    user = server(tmp_path, find_free_port(), name="user", uses_others=True)
     watched = await Watched(used, user).up()
     await watched.end()
     ends = [
@@ -132,7 +132,7 @@ async def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_
 
 
 async def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
-    watched = await Watched(server(tmp_path, free_port())).up()
+    watched = await Watched(server(tmp_path, find_free_port())).up()
     first = watched.seen[-1].pid
     os.kill(first, signal.SIGKILL)
     await watched.until(lambda state: state.restarts == 1 and state.condition is Condition.READY)
@@ -142,8 +142,8 @@ async def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
 
 async def test_a_service_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> None:
     told = (sys.executable, "-c", "raise SystemExit('the disk is on fire')")
-    other = server(tmp_path, free_port(), name="other")
-    watched = Watched(server(tmp_path, free_port(), command=told), other)
+    other = server(tmp_path, find_free_port(), name="other")
+    watched = Watched(server(tmp_path, find_free_port(), command=told), other)
     with pytest.raises(UnavailableError, match=r"ended with status 1(?s:.)*disk is on fire"):
         await asyncio.wait_for(watched.task, SECONDS)
     assert watched.seen[-1].condition in {Condition.DOWN, Condition.STOPPING}
@@ -161,7 +161,7 @@ async def test_a_service_that_ends_at_once_is_an_error_with_its_log(tmp_path: Pa
     ids=["it never answers", "its first use fails"],
 )
 async def test_a_service_that_does_not_come_up_is_an_error(tmp_path: Path, fields, said) -> None:
-    watched = Watched(server(tmp_path, free_port(), **fields))
+    watched = Watched(server(tmp_path, find_free_port(), **fields))
     with pytest.raises(UnavailableError, match=said):
         await asyncio.wait_for(watched.task, SECONDS)
 
@@ -169,14 +169,14 @@ async def test_a_service_that_does_not_come_up_is_an_error(tmp_path: Path, field
 async def test_a_service_is_ready_once_its_first_use_succeeded(tmp_path: Path) -> None:
     mark = tmp_path / "used"
     use = (sys.executable, "-c", f"open({str(mark)!r}, 'w').close()")
-    watched = await Watched(server(tmp_path, free_port(), warm=use)).up()
+    watched = await Watched(server(tmp_path, find_free_port(), warm=use)).up()
     assert mark.exists()
     assert Condition.WARMING in [state.condition for state in watched.seen]
     await watched.end()
 
 
 async def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -> None:
-    watched = Watched(server(tmp_path, free_port(), command=DEAF))
+    watched = Watched(server(tmp_path, find_free_port(), command=DEAF))
     await watched.until(lambda state: state.pid is not None)
     await watched.end()
     assert not watched.ready.is_set()
@@ -186,7 +186,9 @@ async def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -
 async def test_whoever_cancels_a_start_leaves_nothing_running(tmp_path: Path, steps: int) -> None:
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     before = children()
-    starting = asyncio.create_task(warded.start(server(tmp_path, free_port(), command=DEAF), lock))
+    starting = asyncio.create_task(
+        warded.start(server(tmp_path, find_free_port(), command=DEAF), lock)
+    )
     for _ in range(steps):
         await asyncio.sleep(0)
     starting.cancel()
@@ -197,9 +199,11 @@ async def test_whoever_cancels_a_start_leaves_nothing_running(tmp_path: Path, st
 
 
 def children() -> set[int]:
-    return {pid for pid, parent, _, state in processes() if parent == os.getpid() and state != b"Z"}
+    return {
+        pid for pid, parent, _, state in list_processes() if parent == os.getpid() and state != b"Z"
+    }
 
 
 def test_the_wait_before_a_restart_doubles_up_to_a_bound() -> None:
     backoff = Backoff(first=0.5, longest=3.0)
-    assert [backoff.delay(failures) for failures in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]
+    assert [backoff.compute_delay(failures) for failures in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]

@@ -29,9 +29,9 @@ from iscp_dagster import (
     build_definitions,
     resources_from_environment,
 )
-from iscp_dagster.api.discovery import declared, declared_endpoints
-from iscp_dagster.location.component.schema import table_model
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.api.discovery import load_endpoints, load_tables
+from iscp_dagster.location.component.schema import build_table_model
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import ConfigError, IscpError
 
 TYPE = "iscp_dagster.SourceTableComponent"
@@ -242,7 +242,7 @@ def test_yaml_says_all_that_python_says(tables):
     # A table has either this or a key; the other table has this one.
     assert offered - given == {"append", "left_out", "services", "triggers"}
     said = {each.name for each in fields(SourceTable)} - {"left_out"}
-    assert set(table_model().model_fields) == said | {"views", "endpoints"}
+    assert set(build_table_model().model_fields) == said | {"views", "endpoints"}
 
 
 def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
@@ -305,7 +305,7 @@ def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
         (
             "  - name: big\n",
             "  - name: big\n    of: huge\n",
-            r"defs\.yaml:9, attributes\.views: The views are of each other: '\w+' of '\w+' of",
+            r"defs\.yaml:9, attributes\.views: The views form a cycle: '\w+' of '\w+' of",
         ),
         ("of: big", "of: bg", r"attributes\.views: View 'huge': of='bg' is neither the table"),
         (
@@ -328,7 +328,7 @@ def test_what_is_wrong_over_a_table_is_told_with_its_place(project, before, afte
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        ("to: [alerts]", "to: [lost]", "Trigger 'large': to='lost' is no endpoint"),
+        ("to: [alerts]", "to: [lost]", "Trigger 'large': to='lost' is not an endpoint"),
         ("name: any", "name: large", "Trigger 'large' is declared twice in the location"),
     ],
 )
@@ -493,24 +493,26 @@ def importable(project, monkeypatch):
 def test_iscp_finds_the_tables_of_a_project_by_its_definitions(project, tables, monkeypatch):
     write(project, events=EVENTS, orders=ORDERS)
     package = importable(project, monkeypatch)
-    assert declared({"ISCP_ASSETS": package.name}) == [spread(table, 1) for table in tables]
+    assert load_tables({"ISCP_ASSETS": package.name}) == [
+        expand_shards(table, 1) for table in tables
+    ]
     write(project, events=EVENTS.replace("append: true", "priority: high"))
     place = project.defs_folder_path / "events" / "defs.yaml"
     said = (
         f"attributes.indexes.0.priority at {place}:6: Input should be a valid integer, not 'high'"
     )
     with pytest.raises(ConfigError, match=re.escape(said)):
-        declared({"ISCP_ASSETS": package.name})
+        load_tables({"ISCP_ASSETS": package.name})
 
 
 def test_iscp_finds_what_is_over_a_table_of_a_project(project, monkeypatch):
     write(project, trades=TRADES)
     package = importable(project, monkeypatch)
-    (found,) = declared({"ISCP_ASSETS": package.name})
+    (found,) = load_tables({"ISCP_ASSETS": package.name})
     names = ["mirror", "changes", "big", "huge", "large", "any"]
     assert [each.name for each in found.consumers] == names
-    (endpoint,) = declared_endpoints({"ISCP_ASSETS": package.name})
-    assert found.trigger("large").to == (endpoint,)
+    (endpoint,) = load_endpoints({"ISCP_ASSETS": package.name})
+    assert found.get_trigger("large").to == (endpoint,)
 
 
 def test_tables_of_definitions_that_python_builds_are_found_once(tmp_path, monkeypatch):
@@ -523,4 +525,7 @@ def test_tables_of_definitions_that_python_builds_are_found_once(tmp_path, monke
         "defs = Definitions.merge(own, Definitions())\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [table.name for table in declared({"ISCP_ASSETS": "many"})] == ["a.named", "a.unnamed"]
+    assert [table.name for table in load_tables({"ISCP_ASSETS": "many"})] == [
+        "a.named",
+        "a.unnamed",
+    ]

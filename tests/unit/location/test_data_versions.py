@@ -25,7 +25,7 @@ def test_it_tells_the_table_s_facts_as_of_the_run_s_version(source, instance):
     """Dagster shows what a table's latest event says, and nothing from earlier ones."""
     commit(source, "eu", later="than the run")
     log = DeltaLog(source.path, "region")
-    news = DataVersions(instance, source, log, 0).news(["eu", "us"])
+    news = DataVersions(instance, source, log, 0).build_unreported_events(["eu", "us"])
     assert {(each.partition, each.metadata["version"].value) for each in news} == {
         ("eu", 0),
         ("us", 0),
@@ -40,6 +40,8 @@ def test_a_version_is_told_also_if_the_table_s_facts_are_not_known(source, insta
     def unreadable(*_):
         raise OSError("the checkpoint is gone")
 
-    monkeypatch.setattr(DeltaLog, "facts", unreadable)
-    news = DataVersions(instance, source, DeltaLog(source.path, "region"), 0).news(["eu"])
+    monkeypatch.setattr(DeltaLog, "get_facts", unreadable)
+    news = DataVersions(
+        instance, source, DeltaLog(source.path, "region"), 0
+    ).build_unreported_events(["eu"])
     assert [(each.partition, set(each.metadata)) for each in news] == [("eu", {"version"})]

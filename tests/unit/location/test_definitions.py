@@ -14,18 +14,18 @@ from places import ROOT
 
 import assets
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.api.discovery import declared as declared_by
+from iscp_dagster.api.discovery import load_tables as declared_by
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import RUN_BY
-from iscp_dagster.location.assets.source_asset import source_spec
-from iscp_dagster.location.build import build_definitions, runner_definitions
-from iscp_dagster.location.names import clickhouse_pool
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.location.assets.source_asset import build_source_spec
+from iscp_dagster.location.build import build_definitions, build_runner_definitions
+from iscp_dagster.location.names import get_clickhouse_pool
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.sync.iteration.outcomes import Delivery, Written
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.iteration.outcomes import PendingCommit, WriteResult
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 WRITERS = ("index_docs_symbols", "batch_sync_docs_symbols_op")
 
@@ -73,7 +73,7 @@ def test_a_tick_may_begin_in_each_round_of_the_daemon_or_as_set(defined, setting
 def test_a_time_between_looks_that_is_none_is_refused(said):
     said_so = f"ISCP_SCAN_SECONDS is '{said}'; set whole seconds from 1 to 86400"
     with pytest.raises(ConfigError, match=said_so):
-        runner_definitions([], {}, environ={"ISCP_SCAN_SECONDS": said})
+        build_runner_definitions([], {}, environ={"ISCP_SCAN_SECONDS": said})
 
 
 def test_all_that_a_person_sees_is_described(defined):
@@ -119,7 +119,7 @@ def example(title):
 
 def test_a_table_that_is_declared_without_a_description_has_one():
     source = SourceTable("shop.orders", key="id", tenant="region", indexes=[])
-    assert "`shop.orders`" in source_spec(source).description
+    assert "`shop.orders`" in build_source_spec(source).description
 
 
 def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
@@ -143,7 +143,7 @@ def test_what_a_module_imports_and_is_not_there_is_the_module_s_fault(tmp_path, 
 
 
 def test_without_a_module_of_declarations_the_variable_is_named(monkeypatch):
-    monkeypatch.setattr("iscp_dagster.api.discovery.DEFAULT", "no_such")
+    monkeypatch.setattr("iscp_dagster.api.discovery.DEFAULT_PACKAGE", "no_such")
     with pytest.raises(ConfigError, match=r"no module 'no_such' .* name yours in .* ISCP_ASSETS"):
         declared_by({})
 
@@ -159,17 +159,21 @@ def test_without_a_module_of_declarations_the_variable_is_named(monkeypatch):
     ],
 )
 def test_a_pool_is_named_by_host_and_port_without_secrets(url, pool):
-    assert clickhouse_pool(url) == pool
+    assert get_clickhouse_pool(url) == pool
 
 
 def test_a_pool_of_several_servers_is_named_after_the_first():
     urls = "http://ch1:8123, http://ch2:8123"
-    assert clickhouse_pool("", urls) == clickhouse_pool("http://ch1:8123") == "clickhouse:ch1:8123"
+    assert (
+        get_clickhouse_pool("", urls)
+        == get_clickhouse_pool("http://ch1:8123")
+        == "clickhouse:ch1:8123"
+    )
 
 
 def test_a_url_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
-        clickhouse_pool("localhost:8123")
+        get_clickhouse_pool("localhost:8123")
 
 
 IMPORTED = "from iscp_dagster import FullText, Mirror, SourceTable\n"
@@ -232,17 +236,17 @@ def test_a_type_that_is_none_is_told_where_it_is_declared(tmp_path, monkeypatch,
 def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     """A failure here would fail the run, and with it the indexes still to come."""
     source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
-    deployment = in_memory(utc_now)
+    deployment = in_memory(get_utc_now)
     add(deployment.log, key())
     (claim,) = deployment.log.begin(over(key()), "run", {})
     fields = (DeltaField(name="id", type=Primitive("long")),)
-    reading = Reading(
+    reading = ReadRequest(
         plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"), range=claim.range
     )
-    store = deployment.store(source, Mirror(), fields)
-    written = Written(reading=reading, store=store, inserted={"acme": 3})
+    store = deployment.make_index_store(source, Mirror(), fields)
+    written = WriteResult(reading=reading, store=store, inserted={"acme": 3})
     now = deployment.clock()
-    delivery = Delivery(claim=claim, written=written, published=now)
+    delivery = PendingCommit(claim=claim, written=written, published=now)
     context = build_output_context()
     ClickHouseIOManager(lambda: deployment).handle_output(context, delivery)
     shown = context.consume_logged_metadata()

@@ -8,8 +8,8 @@ import sys
 from dagster import Config
 from pydantic import BaseModel, Field
 
-from iscp_dagster.local.services.settings import repository
-from iscp_dagster.location.assets.source_asset import offered
+from iscp_dagster.local.services.settings import get_repository
+from iscp_dagster.location.assets.source_asset import to_dagster_config
 
 
 class Plain(BaseModel):
@@ -30,15 +30,19 @@ def shown(model):
 
 
 def test_a_model_of_pydantic_is_offered_as_one_of_dagsters():
-    assert shown(offered(Plain)) == shown(Ours)
-    assert offered(Plain).__name__ == "Plain"
-    assert offered(Ours) is Ours
+    assert shown(to_dagster_config(Plain)) == shown(Ours)
+    assert to_dagster_config(Plain).__name__ == "Plain"
+    assert to_dagster_config(Ours) is Ours
 
 
 def test_who_reads_what_the_demo_declares_need_not_import_dagster():
     """Commands of `iscp` read it; importing Dagster would make them take half as long again."""
     code = "import sys, assets.docs; print({'dagster', 'pyspark'} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=repository(), check=True, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=get_repository(),
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == "set()\n"

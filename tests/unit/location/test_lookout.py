@@ -7,10 +7,10 @@ from logs import carry_out
 from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
-from iscp_dagster.location.sensor.trial import trial_look
+from iscp_dagster.location.sensor.trial import take_trial_look
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.ending import ENDING_VARIABLE
 
@@ -45,7 +45,9 @@ class Instance:
 class Ticking:
     def __init__(self, folder, monkeypatch):
         monkeypatch.setattr("iscp_dagster.location.sensor.recovery.Recovery.look", lambda *_: None)
-        monkeypatch.setattr("iscp_dagster.location.sensor.runner.identity", lambda _: "me")
+        monkeypatch.setattr(
+            "iscp_dagster.location.sensor.runner.ensure_instance_name", lambda _: "me"
+        )
         self.clock, self.instance = Clock(), Instance()
         self.source, self.deployment = orders(folder), in_memory(self.clock)
         self.lookout = Lookout(
@@ -59,18 +61,20 @@ class Ticking:
             cursor=self.cursor,
             sensor_name="iscp_runner",
             code_location_origin=SimpleNamespace(location_name="here"),
-            resources=SimpleNamespace(iscp=SimpleNamespace(deployment=lambda: self.deployment)),
+            resources=SimpleNamespace(
+                iscp=SimpleNamespace(create_deployment=lambda: self.deployment)
+            ),
         )
 
     def tick(self):
         """Run one tick; return its looks and the seconds that it took."""
         began = self.clock.monotonic()
-        looks = list(self.lookout.looks(self.context()))
+        looks = list(self.lookout.take_looks(self.context()))
         self.cursor = looks[-1].cursor
         return looks, self.clock.monotonic() - began
 
     def pause_job(self):
-        job = self.deployment.log.jobs()[0]
+        job = self.deployment.log.list_jobs()[0]
         assert self.deployment.log.pause(job.key.tenant, job.name)
 
     def after(self, seconds, what):
@@ -115,7 +119,7 @@ def test_a_table_that_goes_is_told_of_at_once(ticking, tmp_path):
     ticking.after(3, lambda: (tmp_path / "orders").rename(tmp_path / "gone"))
     looks, seconds = ticking.tick()
     assert seconds == pytest.approx(3, abs=2 * COMMITS_SECONDS)
-    assert looks[-1].risen == {ticking.source.name}
+    assert looks[-1].new_problem_tables == {ticking.source.name}
     looks, seconds = ticking.tick()
     assert seconds == pytest.approx(TICK, abs=2 * COMMITS_SECONDS), "it was reported before"
 
@@ -138,7 +142,7 @@ def test_a_sensor_that_is_switched_off_meanwhile_queues_nothing(ticking):
 
 
 def test_a_newer_tick_ends_the_one_before(ticking):
-    other = ticking.lookout.looks(ticking.context())
+    other = ticking.lookout.take_looks(ticking.context())
     ticking.after(3, lambda: next(other))
     ticking.after(2, lambda: commit(ticking.source, "us"))
     looks, seconds = ticking.tick()
@@ -160,10 +164,10 @@ def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypa
     monkeypatch.setenv(ENDING_VARIABLE, str(sign))
     sign.touch()
     commit(ticking.source, "us")
-    before = ticking.deployment.log.active_runs()
+    before = ticking.deployment.log.list_active_runs()
     looks, _ = ticking.tick()
     assert [each.dispatches for each in looks] == [[]]
-    assert ticking.deployment.log.active_runs() == before
+    assert ticking.deployment.log.list_active_runs() == before
     sign.unlink()
     looks, _ = ticking.tick()
     assert [len(each.dispatches) for each in looks] == [1]
@@ -171,7 +175,7 @@ def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypa
 
 def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
     """Even when thousands of jobs change each second, looks leave the machine to the runs."""
-    runner = ticking.lookout._begun[1]
+    runner = ticking.lookout._recovery_and_runner[1]
     look = runner.look
 
     def slow(cursor):
@@ -186,18 +190,18 @@ def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
 
 def test_the_log_is_asked_now_and_then_only(ticking, monkeypatch):
     asked = []
-    runner = ticking.lookout._begun[1]
+    runner = ticking.lookout._recovery_and_runner[1]
     monkeypatch.setattr(runner, "has_new_event", lambda: bool(asked.append(1)))
     ticking.tick()
     assert len(asked) == pytest.approx(TICK / EVENTS_SECONDS, rel=0.2)
 
 
 def test_a_table_in_an_object_store_is_asked_as_often_as_it_is_scanned(ticking, monkeypatch):
-    delta_log = ticking.lookout._begun[1].watches[ticking.source.name].delta_log
+    delta_log = ticking.lookout._recovery_and_runner[1].watches[ticking.source.name].delta_log
     polled = []
     poll = delta_log.poll
     monkeypatch.setattr(type(delta_log.files), "local", False)
-    monkeypatch.setattr(delta_log, "ends_at", lambda _: pytest.fail("that is a request"))
+    monkeypatch.setattr(delta_log, "is_latest", lambda _: pytest.fail("that is a request"))
     monkeypatch.setattr(delta_log, "poll", lambda known: (polled.append(known), poll(known))[1])
     ticking.clock.pass_(10)
     ticking.after(3, ticking.pause_job)
@@ -212,15 +216,15 @@ def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
     carry_out(deployment, Runner(deployment, [source]).look(None))
     log.unregister("gone", mirror)
     log.pause("us", mirror)
-    log.stand(mirror, job_spec(source, source.index("mirror")))
+    log.register_standing(mirror, make_job_spec(source, source.get_index("mirror")))
     commit(source, "eu", "us", "gone", "new")
-    before = log.jobs(include_dropped=True), log.history(), log.standing()
-    tried = trial_look(deployment, [source], None)
-    assert (log.jobs(include_dropped=True), log.history(), log.standing()) == before
+    before = log.list_jobs(include_dropped=True), log.read_history(), log.list_standing()
+    tried = take_trial_look(deployment, [source], None)
+    assert (log.list_jobs(include_dropped=True), log.read_history(), log.list_standing()) == before
     found = Runner(deployment, [source]).look(None)
     assert [each.iteration for each in tried.dispatches] == [
         each.iteration for each in found.dispatches
     ]
-    assert {each.key for each in log.jobs(state=JobState.PENDING)} == {
+    assert {each.key for each in log.list_jobs(state=JobState.PENDING)} == {
         key for each in tried.dispatches for key in each.iteration.jobs
     }

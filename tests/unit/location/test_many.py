@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from dagster import DagsterInstance, DagsterRun
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.location.names import partitions_name
+from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.location.sensor.runner import add_partitions
-from iscp_dagster.runs.named import DISPATCH_TAG, runs_named
+from iscp_dagster.runs.named import DISPATCH_TAG, find_runs
 
 SOURCE = SourceTable("shop.orders", key="id", tenant="region", indexes=[Mirror()])
 MANY = [f"number {number}" for number in range(40_000)]
@@ -34,7 +34,7 @@ def instance(tmp_path):
 def test_forty_thousand_tenants_become_partitions_once(instance):
     for tenants in (MANY, [*MANY, "another"]):
         add_partitions(instance, [SOURCE], {SOURCE.name: tenants})
-        held = instance.get_dynamic_partitions(partitions_name(SOURCE))
+        held = instance.get_dynamic_partitions(get_partitions_name(SOURCE))
         assert sorted(held) == sorted(tenants)
 
 
@@ -45,4 +45,4 @@ def test_of_forty_thousand_names_of_runs_those_that_are_there_are_found(instance
     )
     for run in (by_id, dispatched):
         instance.add_run(run)
-    assert {run.run_id for run in runs_named(instance, MANY)} == {MANY[1], "another"}
+    assert {run.run_id for run in find_runs(instance, MANY)} == {MANY[1], "another"}

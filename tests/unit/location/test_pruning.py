@@ -8,14 +8,14 @@ import pytest
 from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.api.environment import runs_kept_of
-from iscp_dagster.location.assets.data_versions import reported, version_event
-from iscp_dagster.location.assets.maintenance import PRUNE, events_to_keep
-from iscp_dagster.location.build import runner_definitions
-from iscp_dagster.location.names import index_key, source_key, sync_job_name
+from iscp_dagster.api.environment import parse_run_retention
+from iscp_dagster.location.assets.data_versions import build_version_event, read_reported_versions
+from iscp_dagster.location.assets.maintenance import PRUNE, find_kept_event_types
+from iscp_dagster.location.build import build_runner_definitions
+from iscp_dagster.location.names import get_index_asset_key, get_source_asset_key, get_sync_job_name
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.runs.pruning import Pruned, prune_runs
+from iscp_dagster.runs.pruning import PruneResult, prune_runs
 
 
 @pytest.fixture(params=["written by others", "loadable"])
@@ -32,14 +32,14 @@ def run(source):
     with dg.DagsterInstance.ephemeral() as instance:
 
         @dg.asset(
-            key=index_key(source, source.indexes[0]),
+            key=get_index_asset_key(source, source.indexes[0]),
             partitions_def=dg.StaticPartitionsDefinition(["eu"]),
         )
         def mirror(context):
             for version in context.run.tags["versions"].split():
-                context.log_event(version_event(source, "eu", int(version)))
+                context.log_event(build_version_event(source, "eu", int(version)))
 
-        defined = dg.define_asset_job(sync_job_name(source), [mirror])
+        defined = dg.define_asset_job(get_sync_job_name(source), [mirror])
         job = dg.Definitions(assets=[mirror], jobs=[defined]).resolve_job_def(defined.name)
 
         def execute(versions, **tags):
@@ -54,22 +54,22 @@ def prune(source, instance):
     return prune_runs(
         instance,
         before=datetime.now(timezone.utc) + timedelta(seconds=1),
-        jobs={sync_job_name(source)},
-        assets=events_to_keep(instance, [source]),
+        jobs={get_sync_job_name(source)},
+        assets=find_kept_event_types(instance, [source]),
         most=100,
     )
 
 
 def test_a_run_that_reported_the_latest_version_of_a_source_stays(source, run):
     instance = run.instance
-    instance.report_runless_asset_event(version_event(source, "eu", 3))
+    instance.report_runless_asset_event(build_version_event(source, "eu", 3))
     ahead = run("5", **{DISPATCH_TAG: "ahead"})
     run("")
-    before = instance.get_materialized_partitions(source_key(source))
-    assert prune(source, instance) == Pruned(runs=0, kept=1)
+    before = instance.get_materialized_partitions(get_source_asset_key(source))
+    assert prune(source, instance) == PruneResult(runs=0, kept=1)
     assert instance.has_run(ahead.run_id)
-    assert instance.get_materialized_partitions(source_key(source)) == before
-    assert reported(instance, source, ["eu"]) == {"eu": "5"}
+    assert instance.get_materialized_partitions(get_source_asset_key(source)) == before
+    assert read_reported_versions(instance, source, ["eu"]) == {"eu": "5"}
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_the_hourly_job_keeps_runs_for_as_long_as_is_set(source, run, environ, d
     """What a person sets for one launch overrides the deployment's setting."""
     old = run("5", **{DISPATCH_TAG: "old"})
     run("6")
-    iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))
+    iscp = SimpleNamespace(create_deployment=lambda: in_memory(Clock()))
     resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}
-    defined = runner_definitions([source], resources, environ=environ)
+    defined = build_runner_definitions([source], resources, environ=environ)
     config = {} if days is None else {"ops": {f"{PRUNE}_op": {"config": {"keep_days": days}}}}
     job = defined.get_job_def(PRUNE)
     assert job.execute_in_process(instance=run.instance, run_config=config).success
@@ -98,13 +98,13 @@ def test_the_hourly_job_keeps_runs_for_as_long_as_is_set(source, run, environ, d
 @pytest.mark.parametrize("said", ["a week", "-1", "nan", "36501"])
 def test_a_time_to_keep_runs_that_is_none_is_refused(said):
     with pytest.raises(ConfigError, match=f"ISCP_KEEP_RUNS_DAYS is '{said}'; set days from 0"):
-        runs_kept_of({"ISCP_KEEP_RUNS_DAYS": said})
+        parse_run_retention({"ISCP_KEEP_RUNS_DAYS": said})
 
 
 def test_a_run_whose_version_another_has_reported_since_goes(source, run):
     instance = run.instance
     ahead = run("5", **{DISPATCH_TAG: "ahead"})
     run("6")
-    assert prune(source, instance) == Pruned(runs=1, kept=0)
+    assert prune(source, instance) == PruneResult(runs=1, kept=0)
     assert not instance.has_run(ahead.run_id)
-    assert reported(instance, source, ["eu"]) == {"eu": "6"}
+    assert read_reported_versions(instance, source, ["eu"]) == {"eu": "6"}

@@ -8,14 +8,14 @@ from logs import key, log_in_memory, over
 from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.joblog.renewal import kept
+from iscp_dagster.joblog.renewal import renew_lease
 from iscp_dagster.location.names import TABLE_TAG
-from iscp_dagster.location.sensor.recovery import Ours, Recovery
-from iscp_dagster.location.working import working
+from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.runs.named import DISPATCH_TAG, identity
+from iscp_dagster.runs.named import DISPATCH_TAG, ensure_instance_name
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus
@@ -30,7 +30,12 @@ class TwoInstances:
         self.deployment = replace(in_memory(Clock()), log=self.log)
         self.here, self.there = DagsterInstance.ephemeral(), DagsterInstance.ephemeral()
         self.instances = [
-            (each, Recovery(self.deployment, Ours.of([SOURCE]), monotonic=lambda: self.now))
+            (
+                each,
+                Recovery(
+                    self.deployment, LocationRuns.from_sources([SOURCE]), monotonic=lambda: self.now
+                ),
+            )
             for each in (self.here, self.there)
         ]
 
@@ -43,7 +48,7 @@ class TwoInstances:
         until = self.now + seconds
         while self.now < until:
             self.now += 1
-            self.log.keep(kept_runs, self.log.leases.run)
+            self.log.renew_leases(kept_runs, self.log.leases.run)
             if self.now % 10 == 0:
                 self.look()
 
@@ -66,10 +71,10 @@ class TwoInstances:
         return over(key(job, "a", "t"))
 
     def states(self):
-        return {job.key.job_name: job.state.label for job in self.log.jobs()}
+        return {job.key.job_name: job.state.label for job in self.log.list_jobs()}
 
     def code(self, job):
-        status = self.log.job(self.due(job).jobs[0]).status
+        status = self.log.find_job(self.due(job).jobs[0]).status
         return status.code, status.attempts
 
 
@@ -128,7 +133,7 @@ def test_a_run_with_nobody_behind_it_ends_and_gives_its_slot_back(world, status,
     world.run("never heard of", status)
     world.run("fell silent", status)
     world.run("lives", status)
-    world.log.keep(["fell silent"], world.log.leases.run)
+    world.log.renew_leases(["fell silent"], world.log.leases.run)
     world.pass_(world.log.leases.run + 11, "lives")
     found = {run.run_id: run.status for run in world.here.get_runs()}
     assert found == {"never heard of": status, "fell silent": ended, "lives": status}
@@ -214,7 +219,7 @@ def test_a_look_that_knows_little_yet_frees_what_its_dagster_knows_to_have_ended
     assert world.states() == {"ended": "running", "unsure": "running"}, "it may still work"
     del world.instances[1:]
     instance, _ = world.instances.pop()
-    ours = Ours.of([SOURCE])
+    ours = LocationRuns.from_sources([SOURCE])
     world.now += world.log.leases.run / 2 + 1
     Recovery(world.deployment, ours, monotonic=lambda: world.now).look(instance)
     assert world.states() == {"ended": "completed", "unsure": "running"}
@@ -226,11 +231,11 @@ def test_a_run_keeps_its_lease_while_it_works_whatever_the_log_does(world):
     class Failing:
         leases = world.log.leases
 
-        def keep(self, names, seconds):
+        def renew_leases(self, names, seconds):
             beats.append((tuple(names), seconds))
             raise UnavailableError("away")
 
-    with kept(Failing(), "run"):
+    with renew_lease(Failing(), "run"):
         while not beats:
             pass
     assert beats[0] == (("run",), world.log.leases.run)
@@ -248,7 +253,7 @@ def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state
     world.put("waits", "ticket", begun=False)
     world.put("waits for another", "ticket 2", begun=False)
     run = DagsterRun(job_name="j", run_id="run", tags={DISPATCH_TAG: "ticket"})
-    with pytest.raises(type(error)), working(world.deployment, run):
+    with pytest.raises(type(error)), renew_run_lease(world.deployment, run):
         raise error
     assert world.states() == {"waits": state, "waits for another": "pending"}
     assert world.code("waits") == (code, 1)
@@ -257,5 +262,5 @@ def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state
 
 
 def test_a_dagster_is_told_from_others_by_its_storage(world):
-    assert identity(world.here) == identity(world.here)
-    assert identity(world.here) != identity(world.there)
+    assert ensure_instance_name(world.here) == ensure_instance_name(world.here)
+    assert ensure_instance_name(world.here) != ensure_instance_name(world.there)

@@ -13,14 +13,14 @@ from tables import deployment_at
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager, OutcomeIOManager
-from iscp_dagster.location.names import partitions_name
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.location.names import get_partitions_name
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import registering
+from iscp_dagster.planning.declared import list_table_specs
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 
 KEY = dg.AssetKey(["shop", "orders_told"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -55,10 +55,10 @@ def runtime():
 @pytest.fixture
 def location(source, runtime, near_spark, tmp_path):
     deployment = deployment_at(NOWHERE, near_spark, tmp_path, services=lambda: runtime)
-    resources = {"iscp": SimpleNamespace(deployment=lambda: deployment)}
+    resources = {"iscp": SimpleNamespace(create_deployment=lambda: deployment)}
     defs = build_definitions([source], resources, environ={})
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(partitions_name(source), ["eu", "us"])
+        instance.add_dynamic_partitions(get_partitions_name(source), ["eu", "us"])
         yield SimpleNamespace(defs=defs, instance=instance, deployment=deployment)
 
 
@@ -114,10 +114,10 @@ def test_a_declaration_beside_the_table_is_an_asset_too(source):
 
 def test_each_tenant_gets_a_job_of_its_priority_that_a_run_takes(location, source, runtime):
     commit(source, "eu", "us")
-    ((name, spec),) = registering(source, {}).items()
+    ((name, spec),) = list_table_specs(source, {}).items()
     assert (name.job, spec.detail.priority) == ("told", 5)
     look = Runner(location.deployment, [source]).look(None)
-    jobs = location.deployment.log.jobs()
+    jobs = location.deployment.log.list_jobs()
     assert [(each.key.tenant, each.state) for each in jobs] == [
         ("eu", JobState.PENDING),
         ("us", JobState.PENDING),
@@ -138,7 +138,7 @@ def test_a_run_shows_its_invocations_with_status_and_link(location, source, runt
     assert runtime.bodies[0]["rows"] == [
         {"id": 1, "region": "eu", "_change": "upsert", "_version": 0}
     ]
-    (job,) = location.deployment.log.jobs()
+    (job,) = location.deployment.log.list_jobs()
     assert (job.watermark.version, job.status.counts["invocations"]) == (0, 1)
 
 
@@ -157,7 +157,7 @@ def test_a_run_whose_handler_failed_names_the_invocation_and_goes_on_after_a_rep
     assert (tenant, shown["invocations"], shown["attached"]) == ("eu", 1, 0)
     assert rows_of(shown) == ["| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | failed |"]
     assert shown["error"].startswith("[10740] Service consumer 'told': invocation inv_0 of")
-    (job,) = location.deployment.log.jobs()
+    (job,) = location.deployment.log.list_jobs()
     assert (job.state, job.status.code) == (JobState.ERROR, 10_740)
     runtime.handler = lambda _: None
     assert materialized(location, "eu").success
@@ -172,7 +172,7 @@ def test_a_temporary_failure_leaves_the_watermark_and_is_planned_again(location,
     assert rows_of(observed(location, ended)["eu"]) == [
         "| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | paused |"
     ]
-    (job,) = location.deployment.log.jobs()
+    (job,) = location.deployment.log.list_jobs()
     assert (job.state, job.status.code, job.status.attempts) == (JobState.COMPLETED, 1_840, 1)
     assert job.watermark == START
     later = location.deployment.clock() + timedelta(hours=1)
@@ -213,11 +213,11 @@ def left_unconfirmed(location, source):
     commit(source, "eu")
     assert materialized(location, "eu").success
     commit(source, "eu")
-    (job,) = location.deployment.log.jobs()
-    delta_log = location.deployment.delta_log(source)
-    iteration = Iteration.of([job], delta_log.latest())
-    reader = Reader(location.deployment, source, iteration.tenants, delta_log)
-    location.deployment.log.begin(iteration, "killed", reader.layout(iteration.range))
+    (job,) = location.deployment.log.list_jobs()
+    delta_log = location.deployment.make_delta_log(source)
+    iteration = Iteration.from_jobs([job], delta_log.get_latest_moment())
+    reader = SourceReader(location.deployment, source, iteration.tenants, delta_log)
+    location.deployment.log.begin(iteration, "killed", reader.plan_layout(iteration.range))
     location.deployment.log.recover({"killed"})
     commit(source, "eu")
 
@@ -228,7 +228,7 @@ def test_the_invocations_of_a_range_that_is_replayed_first_show_too(location, so
     shown = reported(location, ended, MADE)["eu"]
     assert [row.split("|")[1].strip() for row in rows_of(shown)] == ["(0, 1]", "(1, 2]"]
     assert (shown["invocations"], shown["attached"], shown["from_version"]) == (2, 0, 1)
-    (job,) = location.deployment.log.jobs()
+    (job,) = location.deployment.log.list_jobs()
     assert job.status.counts["invocations"] == 2
 
 
@@ -243,14 +243,14 @@ def test_they_show_also_if_the_next_range_fails(location, source, runtime):
 
 def test_they_show_also_if_the_next_range_cannot_be_read(location, source, runtime, monkeypatch):
     left_unconfirmed(location, source)
-    read = Reader.rows
+    read = SourceReader.make_frame
 
     def once(self, spark, wanted, *arguments, **named):
         if wanted.range.to.version == 2:
             raise UnavailableError("Spark is gone.")
         return read(self, spark, wanted, *arguments, **named)
 
-    monkeypatch.setattr(Reader, "rows", once)
+    monkeypatch.setattr(SourceReader, "make_frame", once)
     ended = materialized(location, "eu")
     assert not ended.success
     shown = observed(location, ended)["eu"]
@@ -262,7 +262,7 @@ def test_they_show_also_if_the_job_was_taken_meanwhile(location, source, runtime
     commit(source, "eu")
 
     def taken(_):
-        held = {each.key: each.seq for each in location.deployment.log.jobs()}
+        held = {each.key: each.seq for each in location.deployment.log.list_jobs()}
         location.deployment.log.cancel(held)
 
     runtime.handler = taken
@@ -278,4 +278,4 @@ def test_an_asset_that_loads_its_rows_is_told_that_there_are_none():
     with pytest.raises(
         ConfigError, match=r"asset shop/orders_told is a service consumer, .*deps=\)"
     ):
-        OutcomeIOManager(consumer_kind("service")).load_input(context)
+        OutcomeIOManager(get_consumer_kind("service")).load_input(context)

@@ -13,7 +13,7 @@ from ticks import Ticks
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.assets.source_check import CHECK
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.location.names import partitions_name, source_key
+from iscp_dagster.location.names import get_partitions_name, get_source_asset_key
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 
@@ -27,7 +27,7 @@ def source(tmp_path):
 class Idle(Spark):
     """A stand-in for Spark in loads that need none."""
 
-    def private(self):
+    def open_private_session(self):
         return SimpleNamespace(stop=lambda: None)
 
 
@@ -84,7 +84,7 @@ def test_the_asset_says_what_becomes_of_the_jobs_of_a_replaced_table(defs):
 
 
 def test_the_check_says_the_same_when_a_person_runs_it(defs, source, instance):
-    check = dg.AssetCheckKey(source_key(source), CHECK)
+    check = dg.AssetCheckKey(get_source_asset_key(source), CHECK)
     job = dg.define_asset_job("checks", dg.AssetSelection.checks(check))
     held = dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
 
@@ -102,7 +102,7 @@ def test_the_check_says_the_same_when_a_person_runs_it(defs, source, instance):
 
 def outcome(instance, source):
     """Return what Dagster shows of the check; None if it is of an earlier materialization."""
-    key = dg.AssetCheckKey(source_key(source), CHECK)
+    key = dg.AssetCheckKey(get_source_asset_key(source), CHECK)
     storage = instance.event_log_storage
     record = storage.get_latest_asset_check_execution_by_key([key]).get(key)
     now = LoadingContextForTest(instance)
@@ -116,10 +116,12 @@ def test_a_materialization_of_one_tenant_leaves_the_check_evaluated(source, tmp_
     loaded = replace(source, load=lambda load: commit(source, *load.tenants))
     defs = defined(loaded, tmp_path)
     tick = Ticks(defs, instance)
-    check = dg.AssetCheckKey(source_key(source), CHECK)
+    check = dg.AssetCheckKey(get_source_asset_key(source), CHECK)
     jobs = [
         dg.define_asset_job("checks", dg.AssetSelection.checks(check)),
-        dg.define_asset_job("load", dg.AssetSelection.assets(source_key(source)).without_checks()),
+        dg.define_asset_job(
+            "load", dg.AssetSelection.assets(get_source_asset_key(source)).without_checks()
+        ),
     ]
     held = dg.Definitions.merge(defs, dg.Definitions(jobs=jobs))
     commit(source, "eu")
@@ -131,6 +133,6 @@ def test_a_materialization_of_one_tenant_leaves_the_check_evaluated(source, tmp_
     for event in tick().asset_events:
         instance.report_runless_asset_event(event)
     assert outcome(instance, source) is True
-    instance.add_dynamic_partitions(partitions_name(source), ["eu"])
+    instance.add_dynamic_partitions(get_partitions_name(source), ["eu"])
     held.resolve_job_def("load").execute_in_process(instance=instance, partition_key="eu")
     assert outcome(instance, source) is True

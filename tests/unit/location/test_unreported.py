@@ -15,11 +15,11 @@ from iscp_dagster.model.errors import UnavailableError
 @pytest.fixture
 def its(monkeypatch):
     """Return iterations whose outcomes are their own events."""
-    monkeypatch.setattr(reporting, "news_of", lambda *_: [])
+    monkeypatch.setattr(reporting, "build_news_events", lambda *_: [])
     monkeypatch.setattr(reporting, "DataVersions", lambda *_: None)
-    monkeypatch.setattr(reporting, "materializations", lambda *given: given[3])
+    monkeypatch.setattr(reporting, "build_materializations", lambda *given: given[3])
     monkeypatch.setattr(reporting, "log_event", lambda dagster, event, _: dagster.store(event))
-    deployment = SimpleNamespace(delta_log=lambda _: None)
+    deployment = SimpleNamespace(make_delta_log=lambda _: None)
     return SimpleNamespace(
         to=SimpleNamespace(version=1), deployment=deployment, source=None, run_id="run"
     )
@@ -32,7 +32,7 @@ def outcomes_of(*names):
 def run(its, store, *scans, ends=lambda: None):
     """Report the scans as a run does, then end as `ends` does."""
     context = SimpleNamespace(instance=None, store=store)
-    with reporting.reporting(context, its) as tell:
+    with reporting.report_in_background(context, its) as tell:
         for some in scans:
             tell(some, [])
         ends()

@@ -14,24 +14,24 @@ from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View, 
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.joblog.iterations import Failed, Iteration
+from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.location.assets.io_manager import (
     ClickHouseIOManager,
     OutcomeIOManager,
-    clickhouse_schema,
+    build_clickhouse_schema,
 )
 from iscp_dagster.location.assets.iterations import Iterations
-from iscp_dagster.location.names import partitions_name, partitions_of
-from iscp_dagster.location.outs import InOrder
-from iscp_dagster.location.sensor.recovery import Ours
+from iscp_dagster.location.names import build_partitions_def, get_partitions_name
+from iscp_dagster.location.outs import ParentFirstOutputs
+from iscp_dagster.location.sensor.recovery import LocationRuns
 from iscp_dagster.location.sensor.runner import run_request
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
-from iscp_dagster.model.declared.together.attach import attached
+from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.declared import name_of, new_jobs, registering
+from iscp_dagster.planning.declared import list_table_specs, make_new_jobs, name_of
 from iscp_dagster.planning.look import Dispatch
 
 ALERTS = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
@@ -72,13 +72,13 @@ def given(tmp_path):
 @pytest.fixture
 def location(given):
     deployment = in_memory(Clock())
-    iscp = SimpleNamespace(deployment=lambda: deployment)
+    iscp = SimpleNamespace(create_deployment=lambda: deployment)
     resources = {"iscp": iscp, "clickhouse": ClickHouseIOManager(lambda: deployment)}
     defs = build_definitions(
         [given.source], resources, views=given.views, triggers=given.triggers, environ={}
     )
     with dg.DagsterInstance.ephemeral() as instance:
-        (source,) = attached([given.source], given.views, given.triggers)
+        (source,) = attach_to_tables([given.source], given.views, given.triggers)
         yield Location(defs, instance, deployment, source)
 
 
@@ -91,10 +91,10 @@ class Location:
     def in_step(self, *tenants):
         """Commit for the tenants, and have every job reach the commit."""
         commit(self.source, *tenants)
-        self.instance.add_dynamic_partitions(partitions_name(self.source), list(tenants))
-        table_id = self.deployment.delta_log(self.source).table_id()
-        specs = registering(self.source, {})
-        self.deployment.log.register_many(new_jobs(table_id, tenants, specs))
+        self.instance.add_dynamic_partitions(get_partitions_name(self.source), list(tenants))
+        table_id = self.deployment.make_delta_log(self.source).get_table_id()
+        specs = list_table_specs(self.source, {})
+        self.deployment.log.register_many(make_new_jobs(table_id, tenants, specs))
         for tenant in tenants:
             for each in self.source.consumers:
                 finish(self.jobs, self.source, tenant, name_of(self.source, each))
@@ -124,9 +124,9 @@ class Location:
 
     def partition_statuses(self, name):
         """How Dagster's page of partitions shows each tenant."""
-        tenants = self.instance.get_dynamic_partitions(partitions_name(self.source))
+        tenants = self.instance.get_dynamic_partitions(get_partitions_name(self.source))
         return self.instance.get_status_by_partition(
-            self.key(name), tenants, partitions_of(self.source)
+            self.key(name), tenants, build_partitions_def(self.source)
         )
 
     def latest(self, name):
@@ -235,7 +235,7 @@ def test_the_run_of_a_backfill_takes_triggers_too(location):
 def test_what_a_view_s_job_lacks_does_not_keep_its_trigger_back(location, monkeypatch):
     """Outcomes come scan by scan; a job that fails has none to wait for."""
     location.in_step("eu")
-    monkeypatch.setattr(Iterations, "_by_hand", failing("big", "eu", code=1_100))
+    monkeypatch.setattr(Iterations, "_iterate_by_hand", failing("big", "eu", code=1_100))
     assert sorted(location.run("eu", fails=True)) == sorted(KEYS - {"big"})
 
 
@@ -254,7 +254,7 @@ def test_a_tenant_that_fails_among_many_shows_as_failed(location, monkeypatch, j
 
     run()
     with monkeypatch.context() as patch:
-        patch.setattr(Iterations, "_by_hand", failing("a_large", "us"))
+        patch.setattr(Iterations, "_iterate_by_hand", failing("a_large", "us"))
         assert not run(raise_on_error=False).success
     statuses = location.partition_statuses("a_large")
     assert (statuses["eu"], statuses["us"]) == (Status.MATERIALIZED, Status.FAILED)
@@ -272,8 +272,8 @@ def test_a_job_in_error_that_no_run_told_of_shows_as_failed_until_it_is_material
         return report.execute_in_process(instance=location.instance, raise_on_error=False)
 
     assert run().success
-    (job,) = [each for each in log.jobs(tenant="us") if each.key.job_name == "a_large"]
-    log.enqueue(Iteration.of([job], Moment(job.watermark.version + 1)), "never begun")
+    (job,) = [each for each in log.list_jobs(tenant="us") if each.key.job_name == "a_large"]
+    log.enqueue(Iteration.from_jobs([job], Moment(job.watermark.version + 1)), "never begun")
     log.refuse("never begun", 10_240, "cannot be read")
     assert location.partition_statuses("a_large")["us"] is Status.MATERIALIZED
     told = run()
@@ -289,12 +289,12 @@ def test_a_job_in_error_that_no_run_told_of_shows_as_failed_until_it_is_material
 
 def failing(name, tenant, code=10_100):
     """Return iterations in which that job of the tenant fails."""
-    by_hand = Iterations._by_hand
+    by_hand = Iterations._iterate_by_hand
 
     def failing_by_hand(its):
         for outcomes in by_hand(its):
             yield [
-                Failed(
+                FailedStep(
                     claim=SimpleNamespace(key=outcome.job.key, name=outcome.job.name),
                     code=code,
                     message="gone",
@@ -309,27 +309,27 @@ def failing(name, tenant, code=10_100):
 
 def test_what_was_served_before_an_error_is_reported(location, monkeypatch):
     location.in_step("eu")
-    found = Iterations._by_hand
+    found = Iterations._iterate_by_hand
 
     def breaking(its):
         for outcomes in found(its):
             yield [each for each in outcomes if each.job_name == "a_large"]
             raise RuntimeError("no more")
 
-    monkeypatch.setattr(Iterations, "_by_hand", breaking)
+    monkeypatch.setattr(Iterations, "_iterate_by_hand", breaking)
     assert location.run("eu", fails=True) == ["a_large"]
 
 
 def test_outputs_come_after_those_of_their_views_where_they_come_at_all():
-    held = InOrder({"b": "a", "c": "b", "z": "y"}, {"a", "b", "c", "d", "z"})
+    held = ParentFirstOutputs({"b": "a", "c": "b", "z": "y"}, {"a", "b", "c", "d", "z"})
     assert [*held.put("c", 3)] == []
     assert [*held.put("d", 4)] == [4]
     assert [*held.put("z", 9)] == [9], "y is not selected"
     assert [*held.put("b", 2)] == []
     assert [*held.put("a", 1)] == [1, 2, 3]
-    late = InOrder({"b": "a", "c": "b"}, {"a", "b", "c"})
+    late = ParentFirstOutputs({"b": "a", "c": "b"}, {"a", "b", "c"})
     assert [*late.put("c", 3), *late.put("b", 2)] == []
-    assert [*late.rest()] == [2, 3]
+    assert [*late.release_rest()] == [2, 3]
 
 
 def test_the_sensor_s_run_selects_views_and_triggers(location):
@@ -339,12 +339,12 @@ def test_the_sensor_s_run_selects_views_and_triggers(location):
         for each in location.source.consumers
     ]
     commit(location.source, "eu")
-    at = location.deployment.delta_log(location.source).latest()
-    iteration = Iteration.of(jobs, at)
+    at = location.deployment.make_delta_log(location.source).get_latest_moment()
+    iteration = Iteration.from_jobs(jobs, at)
     request = run_request(Dispatch(name="d", source=location.source, iteration=iteration))
     assert request.job_name == "sync_shop_orders"
     assert set(request.asset_selection) == {location.key(name) for name in KEYS}
-    assert Ours.of([location.source]).assets == {
+    assert LocationRuns.from_sources([location.source]).assets == {
         dg.AssetKey(["shop", "orders"]),
         *request.asset_selection,
     }
@@ -356,8 +356,10 @@ def test_a_materialization_shows_the_view_s_columns_with_their_types(location):
         DeltaField(name=name, type=Primitive(type_), nullable=name != "id")
         for name, type_ in (("id", "long"), ("region", "string"), ("gross", "double"))
     ]
-    shape = IndexTable(source=source, index=source.index("big"), fields=[*fields, *IMAGE_FIELDS])
-    shown = clickhouse_schema(IndexStore(endpoint=location.deployment.endpoint, shape=shape))
+    shape = IndexTable(
+        source=source, index=source.get_index("big"), fields=[*fields, *IMAGE_FIELDS]
+    )
+    shown = build_clickhouse_schema(IndexStore(endpoint=location.deployment.endpoint, shape=shape))
     columns = {each.name: each.type for each in shown.columns}
     assert columns["gross"] == "Nullable(Float64)"
     assert set(columns) == {"id", "region", "gross", *IMAGE_COLUMNS}
@@ -377,4 +379,4 @@ def test_a_trigger_alone_makes_a_table_s_jobs(given):
 def test_an_asset_that_loads_a_trigger_s_rows_is_told_that_there_are_none():
     context = dg.build_input_context(asset_key=dg.AssetKey(["shop", "orders_any"]))
     with pytest.raises(ConfigError, match=r"asset shop/orders_any is a trigger, .*\(deps=\)"):
-        OutcomeIOManager(consumer_kind("trigger")).load_input(context)
+        OutcomeIOManager(get_consumer_kind("trigger")).load_input(context)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from places import GOLDEN
 
 from iscp_dagster.model.batch import (
-    Action,
+    BatchAction,
     BatchRecord,
     Case,
     Decision,
@@ -97,9 +97,9 @@ def test_no_version_is_lost_or_doubled(previous, incoming, phase, repeatable):
         assert incoming[1] <= previous[0]
         return
     new = {v for v in versions(span(incoming)) if v > previous[1]}
-    inserted = [s.range for s in decision.steps if s.action is Action.INSERT]
+    inserted = [s.range for s in decision.steps if s.action is BatchAction.INSERT]
     assert set().union(*map(versions, inserted)) == new
-    replayed = [s.range for s in decision.steps if s.action is Action.REPLAY]
+    replayed = [s.range for s in decision.steps if s.action is BatchAction.REPLAY]
     assert replayed in ([], [stored.range])
     assert repeatable or not replayed
     assert phase is Phase.BEFORE or not replayed
@@ -115,15 +115,17 @@ def test_a_claim_needs_the_dead_letters_only_for_what_is_gone(
     assume(previous is None or previous[0] < incoming[1])
     case, steps = claim_steps(stored, span(incoming), {"new": 1}, repeatable=repeatable)
     assert all(step.layout is not None for step in steps)
-    assert Action.REJECT not in {step.action for step in steps}
-    aside = [step.range for step in steps if step.action is Action.DEAD_LETTER]
+    assert BatchAction.REJECT not in {step.action for step in steps}
+    aside = [step.range for step in steps if step.action is BatchAction.DEAD_LETTER]
     assert aside in ([], [stored and stored.range])
     assert not (repeatable and aside)
     assert steps[-1].range.to.version >= incoming[1]
     assert case is not Case.INVALID
 
 
-@pytest.mark.parametrize(("tolerate", "action"), [(False, Action.REJECT), (True, Action.SKIP)])
+@pytest.mark.parametrize(
+    ("tolerate", "action"), [(False, BatchAction.REJECT), (True, BatchAction.SKIP)]
+)
 def test_a_claim_before_its_record_is_rejected_unless_that_is_tolerated(tolerate, action):
     stored, incoming = record(Phase.AFTER), span((1, 4))
     case, steps = claim_steps(stored, incoming, {}, tolerate_state_mismatch=tolerate)
@@ -135,5 +137,5 @@ def test_a_claim_before_its_record_is_rejected_unless_that_is_tolerated(tolerate
 def test_an_initial_synchronization_starts_from_scratch(to, phase, before):
     _, steps = claim_steps(record(phase, (-1, before)), span((-1, to)), {"new": 1})
     assert [(s.action, s.range, s.layout) for s in steps] == [
-        (Action.INSERT, span((-1, to)), {"new": 1})
+        (BatchAction.INSERT, span((-1, to)), {"new": 1})
     ]

@@ -6,8 +6,8 @@ import pytest
 
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View
 from iscp_dagster.delta.checks import RESERVED
-from iscp_dagster.model.declared.lineage import in_order, parents
-from iscp_dagster.model.declared.together.attach import Declared, UnfitError, attached
+from iscp_dagster.model.declared.lineage import find_parents, sort_views
+from iscp_dagster.model.declared.together.attach import Declarations, UnfitError, attach_to_tables
 from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import ConfigError
@@ -31,39 +31,39 @@ def test_a_view_of_a_view_is_defined_from_the_source_up():
 
 
 def test_a_table_gets_a_changes_index_for_each_view_and_its_triggers():
-    (given, other) = attached([TRADES, EVENTS], [BIG, HUGE], [LARGE], [ALERTS])
+    (given, other) = attach_to_tables([TRADES, EVENTS], [BIG, HUGE], [LARGE], [ALERTS])
     assert other is EVENTS
     assert [each.name for each in given.consumers] == ["mirror", "changes", "big", "huge", "large"]
-    assert given.index("huge") == Changes(name="huge", view=DEFINITION, priority=3)
-    assert given.index("changes").definition != given.index("big").definition
-    assert given.trigger("large") == replace(LARGE, to=[ALERTS])
+    assert given.get_index("huge") == Changes(name="huge", view=DEFINITION, priority=3)
+    assert given.get_index("changes").definition != given.get_index("big").definition
+    assert given.get_trigger("large") == replace(LARGE, to=[ALERTS])
     with pytest.raises(ConfigError, match=r"has no trigger 'small'; it has: large"):
-        given.trigger("small")
+        given.get_trigger("small")
 
 
 def test_a_trigger_s_endpoints_may_be_named():
     named = replace(LARGE, to=["alerts"])
-    (given,) = attached([TRADES], [], [named], [ALERTS])
+    (given,) = attach_to_tables([TRADES], [], [named], [ALERTS])
     assert given.triggers[0].to == (ALERTS,)
     other = replace(ALERTS, name="other")
-    known = Declared.of([TRADES, other, LARGE, LARGE]).all_endpoints()
+    known = Declarations.of([TRADES, other, LARGE, LARGE]).list_endpoints()
     assert known == [ALERTS, other], "with those that only a trigger has, and no trigger at all"
 
 
 def test_triggers_that_a_table_has_already_are_triggers_of_the_location():
     table = replace(TRADES, triggers=[replace(LARGE, to=["alerts"])])
-    (given,) = attached([table], [BIG], [], [ALERTS])
+    (given,) = attach_to_tables([table], [BIG], [], [ALERTS])
     assert given.triggers == [LARGE]
-    assert attached([given]) == [given], "attached again, it stays"
-    assert Declared.of([given]).all_endpoints() == [ALERTS]
+    assert attach_to_tables([given]) == [given], "attached again, it stays"
+    assert Declarations.of([given]).list_endpoints() == [ALERTS]
     with pytest.raises(UnfitError, match="Trigger 'large' is declared twice"):
-        attached([table], [BIG], [LARGE], [ALERTS])
-    with pytest.raises(UnfitError, match="to='alerts' is no endpoint of the location"):
-        attached([table])
+        attach_to_tables([table], [BIG], [LARGE], [ALERTS])
+    with pytest.raises(UnfitError, match="to='alerts' is not an endpoint of the location"):
+        attach_to_tables([table])
 
 
 def test_each_declaration_counts_once_whatever_names_it_has():
-    found = Declared.of([TRADES, BIG, TRADES, LARGE, ALERTS, BIG, Mirror()])
+    found = Declarations.of([TRADES, BIG, TRADES, LARGE, ALERTS, BIG, Mirror()])
     assert found.everything == (TRADES, BIG, LARGE, ALERTS)
 
 
@@ -76,7 +76,9 @@ def test_each_declaration_counts_once_whatever_names_it_has():
     ],
 )
 def test_another_predicate_or_column_is_another_index(made):
-    before, after = (attached([TRADES], [view])[0].index("big") for view in (BIG, made()))
+    before, after = (
+        attach_to_tables([TRADES], [view])[0].get_index("big") for view in (BIG, made())
+    )
     assert before.definition != after.definition
 
 
@@ -99,21 +101,21 @@ def test_what_is_of_a_view_is_below_that_view_s_index():
         # Not the view that has this name in the location.
         replace(LARGE, name="of_another", on=replace(BIG, where="amount > 7")),
     ]
-    (given,) = attached([TRADES], [BIG, HUGE], [LARGE, *others])
-    assert parents(given) == {"huge": "big", "large": "big"}
+    (given,) = attach_to_tables([TRADES], [BIG, HUGE], [LARGE, *others])
+    assert find_parents(given) == {"huge": "big", "large": "big"}
 
 
 def test_views_given_by_name_come_after_those_that_they_are_of():
-    assert in_order([("c", "b"), ("a", None), ("b", "a"), ("d", "t.t")], "t.t").index("b") == 2
+    assert sort_views([("c", "b"), ("a", None), ("b", "a"), ("d", "t.t")], "t.t").index("b") == 2
     refused = {
-        (("a", "b"), ("b", "c"), ("c", "a")): r"views are of each other: '\w' of '\w' of '\w' of",
-        (("a", "a"),): r"views are of each other: 'a' of 'a'\. Make one of them a view of the",
+        (("a", "b"), ("b", "c"), ("c", "a")): r"views form a cycle: '\w' of '\w' of '\w' of",
+        (("a", "a"),): r"views form a cycle: 'a' of 'a'\. Make one of them a view of the",
         (("a", "nope"),): r"View 'a': of='nope' is neither the table 't\.t' nor a view declared",
         (("a", None), ("a", None)): r"View 'a' is declared twice; give each its own name",
     }
     for views, said in refused.items():
         with pytest.raises(ConfigError, match=said):
-            in_order(views, "t.t")
+            sort_views(views, "t.t")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_views_given_by_name_come_after_those_that_they_are_of():
         ),
         ({"columns": ["gross"]}, r"columns=\['gross'\] does not map names to expressions"),
         ({"columns": {"gross": ""}}, r"the calculated column 'gross' is ''; give it a name and"),
-        ({"columns": {"ID": "1"}}, r"calculated column 'ID' would hide 'id', a column of what it"),
+        ({"columns": {"ID": "1"}}, r"calculated column 'ID' would hide 'id', a column of its of="),
         ({"columns": {"desk": "1"}}, r"calculated column 'desk' would hide 'desk', a column of"),
         ({"columns": {"a": "1", "A": "2"}}, r"calculated column 'A' would hide 'a'"),
         ({"of": "trades"}, r"of='trades' is neither a source table nor a view; .* not its name"),
@@ -157,7 +159,9 @@ def test_a_calculated_column_hides_no_column_that_every_change_has(name):
 
 
 def test_a_table_without_a_key_has_no_changes():
-    with pytest.raises(ConfigError, match=r"'changes': append=True, but a change is a change of a"):
+    with pytest.raises(
+        ConfigError, match=r"'changes': append=True, but changes are tracked by key"
+    ):
         SourceTable("shop.events", indexes=[Changes(append=True)])
     with pytest.raises(ConfigError, match=r"declare at least one key column, or append=True"):
         SourceTable("shop.events", indexes=[Changes()])
@@ -170,11 +174,11 @@ def test_a_calculated_column_hides_none_of_the_view_below():
 
 def test_a_calculated_column_hides_none_of_the_source():
     """Which the declaration does not name; the Delta log does."""
-    (given,) = attached([TRADES], [BIG, HUGE])
-    assert given.columns_of(given.index("huge"), ["id", "desk", "amount"])
+    (given,) = attach_to_tables([TRADES], [BIG, HUGE])
+    assert given.select_columns(given.get_index("huge"), ["id", "desk", "amount"])
     said = r"Index shop\.trades/huge: the calculated column 'gross' would hide 'GROSS', a column of"
     with pytest.raises(ConfigError, match=said):
-        given.columns_of(given.index("huge"), ["id", "desk", "amount", "GROSS"])
+        given.select_columns(given.get_index("huge"), ["id", "desk", "amount", "GROSS"])
 
 
 @pytest.mark.parametrize(
@@ -211,7 +215,7 @@ def test_a_trigger_that_means_nothing_is_refused_with_one_error(wrong, said):
         ),
         (
             [TRADES, replace(LARGE, to=["alarms"]), ALERTS],
-            r"to='alarms' is no endpoint of the location, which has: alerts\. Declare Endpoint\(",
+            r"to='alarms' is not an endpoint of the location, which has: alerts\. Declare Endpoi",
         ),
         ([EVENTS, BIG], r"View 'big': its source table 'shop\.trades' is not declared in the"),
         (
@@ -234,19 +238,19 @@ def test_a_trigger_that_means_nothing_is_refused_with_one_error(wrong, said):
 )
 def test_what_does_not_fit_the_others_is_refused(given, said):
     with pytest.raises(UnfitError, match=said):
-        Declared.of(given).attached()
+        Declarations.of(given).build_tables()
 
 
 def test_two_tables_may_have_a_view_of_one_name_but_no_trigger_may_hide_a_table():
     sales = replace(TRADES, name="shop.sales")
-    check_declared_once(attached([TRADES, sales], [BIG, replace(BIG, of=sales)]))
+    check_declared_once(attach_to_tables([TRADES, sales], [BIG, replace(BIG, of=sales)]))
     taken = replace(TRADES, name="shop.trades_large")
     with pytest.raises(ConfigError, match=r"would both have the asset 'shop\.trades_large'"):
-        check_declared_once(attached([TRADES, taken], [], [LARGE]))
+        check_declared_once(attach_to_tables([TRADES, taken], [], [LARGE]))
     other = SourceTable("shop.trades_large", key="id", indexes=[Mirror(name="x")])
     far = replace(TRADES, name="shop.trades", indexes=[Mirror(name="large_x")])
     with pytest.raises(ConfigError, match=r"would both have the index view 'shop\.trades_large_x'"):
-        check_declared_once(attached([far, other], []))
+        check_declared_once(attach_to_tables([far, other], []))
 
 
 @pytest.mark.parametrize("option", ["secrets", "retries", "allow"])

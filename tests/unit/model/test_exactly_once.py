@@ -8,7 +8,15 @@ from collections import Counter
 import pytest
 from places import DOCS
 
-from iscp_dagster.model.batch import Action, BatchRecord, Decision, Phase, Range, Step, decide
+from iscp_dagster.model.batch import (
+    BatchAction,
+    BatchRecord,
+    BatchStep,
+    Decision,
+    Phase,
+    Range,
+    decide,
+)
 from iscp_dagster.model.moment import Moment
 
 PAGE = DOCS / "exactly-once.md"
@@ -85,14 +93,14 @@ class Sink:
 
     def deliver(self, incoming: Range) -> None:
         for step in decide(self.record, incoming).steps:
-            if step.action in {Action.INSERT, Action.REPLAY}:
+            if step.action in {BatchAction.INSERT, BatchAction.REPLAY}:
                 self.write(step)
-            elif step.action is Action.DEAD_LETTER:
+            elif step.action is BatchAction.DEAD_LETTER:
                 self.aside |= set(versions(step.range))
             else:
-                assert step.action is Action.SKIP, step
+                assert step.action is BatchAction.SKIP, step
 
-    def write(self, step: Step) -> None:
+    def write(self, step: BatchStep) -> None:
         layout = step.layout or {"chunk": self.chance.randint(1, 4)}
         self.maybe_die()
         self.record = BatchRecord(range=step.range, phase=Phase.BEFORE, layout=layout)

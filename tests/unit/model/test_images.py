@@ -5,8 +5,8 @@ import json
 import pytest
 
 from iscp_dagster import Changes
-from iscp_dagster.model.declared.images import Condition, Stage, Transitions
-from iscp_dagster.model.declared.schema import parse_schema, schema_json
+from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
+from iscp_dagster.model.declared.schema import parse_schema, to_schema_json
 from iscp_dagster.model.errors import ConfigError
 
 VIEW = [
@@ -28,20 +28,29 @@ def test_a_definition_is_read_as_it_was_written():
 
 def test_an_image_has_the_chosen_columns_those_of_the_key_and_the_calculated_ones():
     needed = {"id", "desk"}
-    whole = Transitions.of(VIEW).carried(AVAILABLE, needed)
+    whole = Transitions.of(VIEW).select_columns(AVAILABLE, needed)
     assert whole == ("desk", "id", "amount", "note", "gross", "net")
-    some = Transitions.of(VIEW, ["note"]).carried(AVAILABLE, needed)
+    some = Transitions.of(VIEW, ["note"]).select_columns(AVAILABLE, needed)
     assert some == ("desk", "id", "note", "gross", "net")
 
 
 def test_triggers_on_one_view_share_its_reading():
-    hot, cold = Condition(name="hot", match="a > 1"), Condition(name="cold", match="a < 1")
+    hot, cold = (
+        TriggerConditions(name="hot", match="a > 1"),
+        TriggerConditions(name="cold", match="a < 1"),
+    )
     view = Transitions.of(VIEW)
-    assert view.with_conditions([hot, cold]) == view.with_conditions([cold, hot])
-    assert view.with_conditions([hot]).view == view
-    assert len({each.column(which) for each in (hot, cold) for which in ("_match", "_un")}) == 4
+    assert view.replace_conditions([hot, cold]) == view.replace_conditions([cold, hot])
+    assert view.replace_conditions([hot]).view == view
+    assert (
+        len({each.format_column_name(which) for each in (hot, cold) for which in ("_match", "_un")})
+        == 4
+    )
     names = ("Alert", "alert", "ALERT", "a_lert", "AlerT")
-    made = {Condition(name=name, match="a > 1").column("_match").lower() for name in names}
+    made = {
+        TriggerConditions(name=name, match="a > 1").format_column_name("_match").lower()
+        for name in names
+    }
     # Spark ignores the case of names, and a source may have a column `_match_alert`.
     assert len(made) == len(names)
     assert "_match_alert" not in made
@@ -74,4 +83,4 @@ def test_a_schema_is_written_as_it_is_read():
             }.items()
         ],
     }
-    assert schema_json(parse_schema(json.dumps(node))) == node
+    assert to_schema_json(parse_schema(json.dumps(node))) == node

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import GOLDEN
 
-from iscp_dagster.clickhouse.write.tokens import chunk_token
+from iscp_dagster.clickhouse.write.tokens import make_chunk_token
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.clock import new_id, utc_now
+from iscp_dagster.model.clock import get_utc_now, make_id
 from iscp_dagster.model.errors import ConfigError, TransitionError
-from iscp_dagster.model.jobs import JobID, JobKey, JobStatus, storable
+from iscp_dagster.model.jobs import JobID, JobKey, JobStatus, to_sql_text
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import (
     MOST_PRIORITY,
@@ -23,7 +23,7 @@ from iscp_dagster.model.specs import (
     JobSpec,
     TriggerSpec,
 )
-from iscp_dagster.model.states import TRANSITIONS, Event, JobState, after
+from iscp_dagster.model.states import TRANSITIONS, Event, JobState, get_next_state
 
 TABLE = GOLDEN / "states.txt"
 
@@ -144,8 +144,8 @@ def test_a_tenant_is_any_storable_text():
 
 @given(text=st.text(alphabet=st.characters(categories=["Cs", "Cc", "L"])))
 def test_storable_text_is_utf8_without_nul(text):
-    assert "\0" not in storable(text)
-    assert storable(text).encode().decode() == storable(text)
+    assert "\0" not in to_sql_text(text)
+    assert to_sql_text(text).encode().decode() == to_sql_text(text)
 
 
 def transition_table() -> str:
@@ -154,7 +154,9 @@ def transition_table() -> str:
         " " * 17 + "".join(f"{'(no row)' if s is None else s.label:<11}" for s in states).rstrip()
     ]
     for event, transition in TRANSITIONS.items():
-        cells = [after(event, s, "j").label if s in transition.allowed else "-" for s in states]
+        cells = [
+            get_next_state(event, s, "j").label if s in transition.allowed else "-" for s in states
+        ]
         lines.append(f"{event.value:<17}" + "".join(f"{cell:<11}" for cell in cells).rstrip())
     return "# The state that an event leads to, by the state it happens in.\n\n" + "".join(
         f"{line}\n" for line in lines
@@ -172,11 +174,11 @@ def test_an_event_leads_where_the_table_says_or_is_refused(event, state):
     transition = TRANSITIONS[event]
     if state in transition.allowed:
         target = state if transition.target is None else transition.target
-        assert after(event, state, "j") is target
+        assert get_next_state(event, state, "j") is target
         return
     shown = "unregistered" if state is None else state.label
     with pytest.raises(TransitionError, match=rf"Job j: cannot {event.value} in state {shown};"):
-        after(event, state, "j")
+        get_next_state(event, state, "j")
 
 
 def test_the_stored_numbers_of_states_never_change():
@@ -194,31 +196,33 @@ RANGE = Range(from_=Moment(4, 100), to=Moment(8, 200))
 
 def test_tokens_never_change():
     # A token stored in ClickHouse by an earlier release must still be recognized.
-    assert chunk_token(7, ["acme"], RANGE, 0, 1, "c0ffee") == "fa9a11208da0be33055e8fd486313ccd"
-    assert chunk_token(7, {"ñ", "a"}, RANGE, 3, 0, "") == "0f070f505ebfc051719bda96d29cf28f"
+    assert (
+        make_chunk_token(7, ["acme"], RANGE, 0, 1, "c0ffee") == "fa9a11208da0be33055e8fd486313ccd"
+    )
+    assert make_chunk_token(7, {"ñ", "a"}, RANGE, 3, 0, "") == "0f070f505ebfc051719bda96d29cf28f"
 
 
 def test_a_token_depends_on_all_but_the_order_of_tenants_and_the_times():
-    token = chunk_token(7, ["a", "b"], RANGE, 0, 1, "x")
-    assert chunk_token(7, {"b", "a"}, RANGE, 0, 1, "x") == token
+    token = make_chunk_token(7, ["a", "b"], RANGE, 0, 1, "x")
+    assert make_chunk_token(7, {"b", "a"}, RANGE, 0, 1, "x") == token
     timeless = Range(from_=Moment(4), to=Moment(8))
-    assert chunk_token(7, ["a", "b"], timeless, 0, 1, "x") == token
+    assert make_chunk_token(7, ["a", "b"], timeless, 0, 1, "x") == token
     others = {
-        chunk_token(8, ["a", "b"], RANGE, 0, 1, "x"),
-        chunk_token(7, ["ab"], RANGE, 0, 1, "x"),
-        chunk_token(7, ["a,b"], RANGE, 0, 1, "x"),
-        chunk_token(7, ["a", "b"], Range(from_=Moment(4), to=Moment(9)), 0, 1, "x"),
-        chunk_token(7, ["a", "b"], Range(from_=Moment(3), to=Moment(8)), 0, 1, "x"),
-        chunk_token(7, ["a", "b"], RANGE, 1, 0, "x"),
-        chunk_token(7, ["a", "b"], RANGE, 0, 1, "y"),
-        chunk_token(7, ["a", "b"], RANGE, 0, 1, "x", "again"),
+        make_chunk_token(8, ["a", "b"], RANGE, 0, 1, "x"),
+        make_chunk_token(7, ["ab"], RANGE, 0, 1, "x"),
+        make_chunk_token(7, ["a,b"], RANGE, 0, 1, "x"),
+        make_chunk_token(7, ["a", "b"], Range(from_=Moment(4), to=Moment(9)), 0, 1, "x"),
+        make_chunk_token(7, ["a", "b"], Range(from_=Moment(3), to=Moment(8)), 0, 1, "x"),
+        make_chunk_token(7, ["a", "b"], RANGE, 1, 0, "x"),
+        make_chunk_token(7, ["a", "b"], RANGE, 0, 1, "y"),
+        make_chunk_token(7, ["a", "b"], RANGE, 0, 1, "x", "again"),
     }
     assert len(others | {token}) == 9
 
 
 def test_ids_fit_a_bigint_and_grow_with_time():
-    early = new_id()
+    early = make_id()
     assert 0 < early < 2**63
-    assert abs((early >> 20) / 1000 - utc_now().timestamp()) < 60
-    assert isinstance(utc_now(), datetime)
-    assert utc_now().tzinfo is timezone.utc
+    assert abs((early >> 20) / 1000 - get_utc_now().timestamp()) < 60
+    assert isinstance(get_utc_now(), datetime)
+    assert get_utc_now().tzinfo is timezone.utc

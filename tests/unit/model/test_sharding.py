@@ -9,19 +9,19 @@ from logs import log_in_memory
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Vector
 from iscp_dagster.api.checks import check_view_free
-from iscp_dagster.api.environment import databases_of, deployment_of, endpoints_of, shards_of
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.api.environment import count_shards, get_databases, get_endpoints, open_deployment
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.location.assets.index_assets import index_assets
+from iscp_dagster.location.assets.index_assets import build_index_assets
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.sharding import FUNCTIONS
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.declared import declared, job_spec, placed
+from iscp_dagster.planning.declared import add_shard, make_job_spec, make_job_specs
 from iscp_dagster.sync.deployment import Deployment
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
@@ -117,7 +117,7 @@ def test_a_sharded_index_is_spread_into_one_index_a_shard():
     source = table(
         Mirror(sharding=BY_ID), FullText("body", sharding=BY_ID), Vector("v", dimension=2)
     )
-    found = spread(source, 2)
+    found = expand_shards(source, 2)
     assert [each.name for each in found.indexes] == [
         "mirror_shard_0",
         "mirror_shard_1",
@@ -128,19 +128,19 @@ def test_a_sharded_index_is_spread_into_one_index_a_shard():
     assert [each.shard for each in found.indexes] == [0, 1, 0, 1, 0]
     assert [each.shown for each in found.indexes] == ["mirror", "mirror", "text", "text", "vector"]
     assert found.indexes[2].text == "body"
-    assert spread(found, 3) == found
-    assert [each.name for each in spread(source, 1).indexes] == [
+    assert expand_shards(found, 3) == found
+    assert [each.name for each in expand_shards(source, 1).indexes] == [
         "mirror_shard_0",
         "text_shard_0",
         "vector",
     ]
     plain = table(Mirror())
-    assert spread(plain, 3) is plain
+    assert expand_shards(plain, 3) is plain
 
 
 def test_tables_bear_the_indexs_own_name_on_every_shard():
     field = [DeltaField(name=name, type=Primitive("long")) for name in ("tenant", "id")]
-    first, second = spread(table(Mirror(sharding=BY_ID)), 2).indexes
+    first, second = expand_shards(table(Mirror(sharding=BY_ID)), 2).indexes
     shapes = [IndexTable(source=table(), index=each, fields=field) for each in (first, second)]
     assert {(each.view, each.rows) for each in shapes} == {("t_mirror", "t_mirror__rows")}
     said = [json.loads(each.definition)["sharding"] for each in shapes]
@@ -151,7 +151,7 @@ def test_tables_bear_the_indexs_own_name_on_every_shard():
 
 def test_function_key_and_number_of_shards_are_the_indexs_definition():
     def definition(sharding, shards=2):
-        return spread(table(Mirror(sharding=sharding)), shards).indexes[0].definition
+        return expand_shards(table(Mirror(sharding=sharding)), shards).indexes[0].definition
 
     others = [
         definition({"hash_function": "xxHash64", "key": ["id"]}),
@@ -171,7 +171,7 @@ def test_a_shard_and_an_index_of_the_same_view_are_declared_twice():
         ConfigError, match="/mirror_shard_1: names that end in _shard_ and a number"
     ):
         table(Mirror(sharding=BY_ID), Mirror(name="mirror_shard_1"))
-    other = replace(spread(table(Mirror(name="b_mirror", sharding=BY_ID)), 2), name="shop.a")
+    other = replace(expand_shards(table(Mirror(name="b_mirror", sharding=BY_ID)), 2), name="shop.a")
     same = replace(table(Mirror()), name="shop.a_b")
     with pytest.raises(ConfigError, match=r"would both have the index view 'shop\.a_b_mirror'"):
         check_declared_once([other, same])
@@ -179,35 +179,35 @@ def test_a_shard_and_an_index_of_the_same_view_are_declared_twice():
 
 
 def test_a_job_says_its_shard_and_keeps_it():
-    source = spread(table(Mirror(sharding=BY_ID)), 2)
-    specs = declared(source, source.indexes)
+    source = expand_shards(table(Mirror(sharding=BY_ID)), 2)
+    specs = make_job_specs(source, source.indexes)
     name = JobID(db="shop", table="t", job="mirror_shard_1")
     info = specs[name].detail.consumer
     assert info.options == {"shard": 1}
-    assert index_of(source, info).placement == source.indexes[1].placement
-    changed = SpecUpdate(options={"description": "x"}).applied(specs[name]).detail.consumer
+    assert resolve_index(source, info).placement == source.indexes[1].placement
+    changed = SpecUpdate(options={"description": "x"}).apply_to(specs[name]).detail.consumer
     assert changed.options == {"shard": 1, "description": "x"}
     bare = ConsumerInfo(type="mirror", db="shop", table="t", job="mirror_shard_1")
     spec = replace(specs[name], detail=replace(specs[name].detail, consumer=bare))
-    assert placed(source, spec) == specs[name]
-    assert job_spec(source, Mirror()).detail.consumer.options == {}
+    assert add_shard(source, spec) == specs[name]
+    assert make_job_spec(source, Mirror()).detail.consumer.options == {}
 
 
 @pytest.mark.parametrize("count", [1, 0])
 def test_a_shard_that_is_declared_no_more_is_refused(count):
-    source = spread(table(Mirror(sharding=BY_ID)), 2)
-    info = job_spec(source, source.indexes[1]).detail.consumer
-    fewer = spread(table(Mirror(sharding=BY_ID)), 1) if count else table(Mirror())
+    source = expand_shards(table(Mirror(sharding=BY_ID)), 2)
+    info = make_job_spec(source, source.indexes[1]).detail.consumer
+    fewer = expand_shards(table(Mirror(sharding=BY_ID)), 1) if count else table(Mirror())
     with pytest.raises(ConfigError, match=r"keeps shard 1 of an index.*no such shard.*unregister"):
-        index_of(fewer, info)
+        resolve_index(fewer, info)
 
 
 def test_a_shards_job_keeps_the_kind_that_is_declared():
-    source = spread(table(Mirror(sharding=BY_ID)), 2)
-    info = job_spec(source, source.indexes[1]).detail.consumer
+    source = expand_shards(table(Mirror(sharding=BY_ID)), 2)
+    info = make_job_spec(source, source.indexes[1]).detail.consumer
     said = r"a shard of a mirror index, and only a declared text.*as one.*rebuild shop\.t/mirror_sh"
     with pytest.raises(ConfigError, match=said):
-        index_of(source, replace(info, type="text", options=info.options | {"text": "name"}))
+        resolve_index(source, replace(info, type="text", options=info.options | {"text": "name"}))
 
 
 def test_a_job_is_no_place_to_declare_shards():
@@ -215,7 +215,7 @@ def test_a_job_is_no_place_to_declare_shards():
         type="mirror", db="shop", table="t", job="mine", options={"sharding": BY_ID}
     )
     with pytest.raises(ConfigError, match="no option 'sharding'"):
-        index_of(table(), info)
+        resolve_index(table(), info)
 
 
 def deployment(count):
@@ -226,29 +226,36 @@ def deployment(count):
 
 
 def test_each_shard_is_stored_at_its_own_endpoint():
-    source = spread(table(Mirror(sharding=BY_ID), FullText("body")), 2)
+    source = expand_shards(table(Mirror(sharding=BY_ID), FullText("body")), 2)
     schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
-    hosts = [deployment(2).store(source, each, schema).endpoint.host for each in source.indexes]
+    hosts = [
+        deployment(2).make_index_store(source, each, schema).endpoint.host
+        for each in source.indexes
+    ]
     assert hosts == ["ch0", "ch1", "ch0"]
     with pytest.raises(ConfigError, match="spread over 2 servers, and CLICKHOUSE_URLS names 3"):
-        deployment(3).store(source, source.indexes[0], schema)
-    info = job_spec(source, source.indexes[1]).detail.consumer
-    data = deployment(2).data(info)
+        deployment(3).make_index_store(source, source.indexes[0], schema)
+    info = make_job_spec(source, source.indexes[1]).detail.consumer
+    data = deployment(2).get_index_data(info)
     assert (data.endpoint.host, data.database, data.view) == ("ch1", "shop", "t_mirror")
-    assert deployment(1).data(info) is None
+    assert deployment(1).get_index_data(info) is None
 
 
 @pytest.mark.parametrize("between", [" ", ",", ", ", "\n"])
 def test_servers_are_named_in_one_setting(between):
     urls = between.join(["http://me:secret@one:1", "http://two:2"])
     environ = {"CLICKHOUSE_URLS": urls}
-    assert shards_of(environ) == 2
-    assert [each.address for each in endpoints_of(environ)] == ["http://one:1", "http://two:2"]
-    assert endpoints_of(environ)[0].password == "secret"
-    assert shards_of({"CLICKHOUSE_URL": "http://one:1"}) == shards_of({"CLICKHOUSE_URLS": ""}) == 1
-    assert len(endpoints_of({"CLICKHOUSE_URL": "http://one:1"})) == 1
+    assert count_shards(environ) == 2
+    assert [each.address for each in get_endpoints(environ)] == ["http://one:1", "http://two:2"]
+    assert get_endpoints(environ)[0].password == "secret"
+    assert (
+        count_shards({"CLICKHOUSE_URL": "http://one:1"})
+        == count_shards({"CLICKHOUSE_URLS": ""})
+        == 1
+    )
+    assert len(get_endpoints({"CLICKHOUSE_URL": "http://one:1"})) == 1
     both = environ | {"CLICKHOUSE_URL": "http://one:1"}
-    assert endpoints_of(both) == endpoints_of(environ)
+    assert get_endpoints(both) == get_endpoints(environ)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +291,7 @@ def test_servers_are_named_in_one_setting(between):
 )
 def test_settings_that_contradict_are_refused_without_a_password(url, urls, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        endpoints(url, urls)
+        parse_endpoints(url, urls)
     assert "secret" not in str(refused.value)
 
 
@@ -292,26 +299,31 @@ TWO_DATABASES = "http://u:secret@one:1/?database=a http://one:1/?insert_quorum=2
 
 
 def test_a_database_each_makes_two_shards_of_one_server():
-    first, second = endpoints("http://one:1/?database=a", TWO_DATABASES)
-    assert [each.holds("shop") for each in (first, second)] == ["a", "b"]
+    first, second = parse_endpoints("http://one:1/?database=a", TWO_DATABASES)
+    assert [each.resolve_database("shop") for each in (first, second)] == ["a", "b"]
     assert (first.server, first.address) == ("http://one:1", "http://one:1/?database=a")
     assert (second.address, second.insert_quorum) == ("http://one:1/?database=b", "2")
-    assert databases_of({"CLICKHOUSE_URLS": TWO_DATABASES}) == ("a", "b")
-    assert databases_of({}) == ()
+    assert get_databases({"CLICKHOUSE_URLS": TWO_DATABASES}) == ("a", "b")
+    assert get_databases({}) == ()
     served = replace(deployment(2), endpoint=first, shards=(first, second))
-    source = spread(table(Mirror(sharding=BY_ID), FullText("body")), 2)
+    source = expand_shards(table(Mirror(sharding=BY_ID), FullText("body")), 2)
     schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
-    names = [served.store(source, each, schema).shape.database for each in source.indexes]
+    names = [
+        served.make_index_store(source, each, schema).shape.database for each in source.indexes
+    ]
     assert names == ["a", "b", "a"]
-    info = job_spec(source, source.indexes[1]).detail.consumer
-    assert (served.data(info).database, served.data(info).view) == ("b", "t_mirror")
+    info = make_job_spec(source, source.indexes[1]).detail.consumer
+    assert (served.get_index_data(info).database, served.get_index_data(info).view) == (
+        "b",
+        "t_mirror",
+    )
 
 
 def test_dagster_shows_an_index_where_its_url_has_it():
-    source = spread(table(Mirror(sharding=BY_ID), FullText("body")), 2)
+    source = expand_shards(table(Mirror(sharding=BY_ID), FullText("body")), 2)
 
     def places(*databases):
-        specs = index_assets(source, "pool", databases).specs
+        specs = build_index_assets(source, "pool", databases).specs
         return {each.key.path[-1]: each.metadata["dagster/table_name"] for each in specs}
 
     assert places("a", "b") == {
@@ -327,12 +339,12 @@ def test_tables_of_one_name_do_not_share_a_database_that_a_url_names():
     check_declared_once(sources)
     with pytest.raises(ConfigError, match=r"would both have the index view 'a\.t_mirror'"):
         check_declared_once(sources, ("a",))
-    shard = endpoints("http://one:1/?database=a")
+    shard = parse_endpoints("http://one:1/?database=a")
     within = replace(deployment(1), endpoint=shard[0], shards=shard)
-    info = job_spec(sources[0], Mirror(name="mine")).detail.consumer
+    info = make_job_spec(sources[0], Mirror(name="mine")).detail.consumer
     check_view_free(within, sources, sources[0], info)
     other = JobID(db="crm", table="t", job="mine")
-    within.log.register("x", other, "1", job_spec(sources[1], Mirror(name="mine")))
+    within.log.register("x", other, "1", make_job_spec(sources[1], Mirror(name="mine")))
     with pytest.raises(ConfigError, match=r"view a\.t_mine already belongs to index crm\.t/mine"):
         check_view_free(within, sources, sources[0], info)
     check_view_free(deployment(1), sources, sources[0], info)
@@ -345,7 +357,7 @@ def test_the_deployment_of_an_environment_has_its_servers(tmp_path):
         "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
         "ISCP_LAKE": str(tmp_path),
     }
-    found = deployment_of(environ)
+    found = open_deployment(environ)
     assert [each.host for each in found.endpoints] == ["one", "two"]
     assert found.endpoint == found.endpoints[0]
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster import Endpoint, Mirror, ServiceConsumer, SourceTable, Trigger, View
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.model.declared.together.clashes import check_declared_once
-from iscp_dagster.model.declared.together.sound import sound
+from iscp_dagster.model.declared.together.sound import select_consistent
 from iscp_dagster.model.errors import ConfigError
 
 WORDS = SourceTable("au.words", key="id", tenant="t", indexes=[Mirror(), Mirror(name="text")])
@@ -23,7 +23,7 @@ LARGE = Trigger("large", on=WORDS, match="n > 2", to=["alerts"])
 
 
 def stand(*declared):
-    return sound(Declared.of(declared), check_declared_once)
+    return select_consistent(Declarations.of(declared), check_declared_once)
 
 
 def names(found):
@@ -34,11 +34,13 @@ def test_what_fits_stands_as_it_is():
     found = stand(WORDS, BIG, LARGE, ALERTS)
     assert names(found) == ["au.words", "mirror", "text", "big", "large"]
     assert (found.mistakes, found.placeless) == ([], [])
-    assert found.tables == Declared.of([WORDS, BIG, LARGE, ALERTS]).attached()
+    assert found.tables == Declarations.of([WORDS, BIG, LARGE, ALERTS]).build_tables()
 
 
 def test_one_declaration_that_is_given_twice_counts_once():
-    found = sound(Declared(tables=[WORDS, WORDS], views=[BIG, BIG]), check_declared_once)
+    found = select_consistent(
+        Declarations(tables=[WORDS, WORDS], views=[BIG, BIG]), check_declared_once
+    )
     assert names(found) == ["au.words", "mirror", "text", "big"]
     assert found.mistakes == []
 
@@ -67,7 +69,7 @@ def test_what_names_an_endpoint_stands_though_another_declares_it_later():
     with_alerts = replace(LARGE, name="other", to=[ALERTS])
     found = stand(WORDS, LARGE, with_alerts, replace(BIG, name="mirror"))
     assert names(found) == ["au.words", "mirror", "text", "large", "other"]
-    assert found.tables[0].trigger("large").to == (ALERTS,)
+    assert found.tables[0].get_trigger("large").to == (ALERTS,)
 
 
 def test_what_is_over_no_table_is_told_by_itself():

@@ -3,9 +3,9 @@
 import pytest
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
-from iscp_dagster.api.chosen import chosen
+from iscp_dagster.api.chosen import select_indexes
 from iscp_dagster.batches import keepersql
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.write import letters
 from iscp_dagster.model.declared.names import RESERVED_VIEWS
 from iscp_dagster.model.declared.tables import Index
@@ -62,7 +62,7 @@ def test_names_come_from_the_declaration():
             "'shop.one' and 'shop.two' are both declared at the path",
         ),
         (lambda: check_declared_once([orders(), orders()]), "'shop.orders' is declared twice"),
-        (lambda: orders().index("words"), "has no index 'words'; it has: none"),
+        (lambda: orders().get_index("words"), "has no index 'words'; it has: none"),
         (lambda: orders(indexes=Mirror()), r"indexes=Mirror\(.* is not a list of indexes"),
         (lambda: orders(indexes=[Mirror]), r"indexes=\[<class.* is not a list of indexes"),
         (lambda: orders(key=3), "key=3 names no columns"),
@@ -98,7 +98,7 @@ def test_an_index_may_not_be_named_as_what_belongs_to_another_one(name):
         orders(indexes=[Mirror(name=name)])
     info = ConsumerInfo(type="mirror", db="shop", table="orders", job=name)
     with pytest.raises(ConfigError, match=said):
-        index_of(orders(), info)
+        resolve_index(orders(), info)
 
 
 @pytest.mark.parametrize(("table", "index"), [("t_", "rows_1"), ("t_", "staging"), ("t", "_rows")])
@@ -137,13 +137,13 @@ def test_tables_may_not_share_a_name_in_dagster(other):
 def test_an_index_carries_key_tenant_and_what_it_needs():
     table = orders()
     index = FullText("body", columns=["title"])
-    assert table.columns_of(index, COLUMNS) == ("region", "id", "title", "body")
-    assert table.columns_of(Mirror(), COLUMNS) == COLUMNS
+    assert table.select_columns(index, COLUMNS) == ("region", "id", "title", "body")
+    assert table.select_columns(Mirror(), COLUMNS) == COLUMNS
 
 
 def test_a_column_that_the_source_lacks_is_named():
     with pytest.raises(ConfigError, match=r"shop\.orders/text: the source has no column 'text'"):
-        orders().columns_of(FullText("text"), COLUMNS)
+        orders().select_columns(FullText("text"), COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_column_that_the_source_lacks_is_named():
 )
 def test_a_rebuild_follows_where_the_column_that_makes_the_table_was_renamed(index, rebuilt):
     with pytest.raises(ConfigError) as caught:
-        orders().columns_of(index, COLUMNS)
+        orders().select_columns(index, COLUMNS)
     command = f"then rebuild it (`iscp job rebuild shop.orders/{index.name} --tenant '*'`)"
     assert (command in str(caught.value)) is rebuilt
 
@@ -178,7 +178,7 @@ def test_a_command_names_indexes_as_it_prints_them(names, indexes):
         SourceTable("shop.b", key="id", indexes=[Mirror()]),
         SourceTable("shop.c", key="id"),
     ]
-    found = chosen(names, tables)
+    found = select_indexes(names, tables)
     picked = [[table.name] if i is None else [f"{table.name}/{n}" for n in i] for table, i in found]
     assert [name for each in picked for name in each] == indexes
 
@@ -189,7 +189,7 @@ def test_a_name_that_names_nothing_is_refused(name):
     with pytest.raises(
         ConfigError, match=r"No index .* is declared or registered; there are: shop\.a/m"
     ):
-        chosen([name], tables)
+        select_indexes([name], tables)
 
 
 def test_a_command_names_indexes_that_are_only_registered_too():
@@ -198,33 +198,37 @@ def test_a_command_names_indexes_that_are_only_registered_too():
         SourceTable("shop.b", key="id"),
     ]
     held = [JobID(db="shop", table=table, job="copy") for table in ("a", "b", "gone")]
-    assert chosen([], tables, held) == [(tables[0], None), (tables[1], None)]
-    assert chosen(["b/copy"], tables, held) == [(tables[1], ["copy"])]
-    assert chosen(["copy"], tables, held) == [(tables[0], ["copy"]), (tables[1], ["copy"])]
-    assert chosen(["shop.a"], tables, held) == [(tables[0], ["mirror", "copy"])]
+    assert select_indexes([], tables, held) == [(tables[0], None), (tables[1], None)]
+    assert select_indexes(["b/copy"], tables, held) == [(tables[1], ["copy"])]
+    assert select_indexes(["copy"], tables, held) == [(tables[0], ["copy"]), (tables[1], ["copy"])]
+    assert select_indexes(["shop.a"], tables, held) == [(tables[0], ["mirror", "copy"])]
     with pytest.raises(ConfigError, match=r"shop\.a/copy, shop\.a/mirror, shop\.b/copy\.$"):
-        chosen(["shop.gone/copy"], tables, held)
+        select_indexes(["shop.gone/copy"], tables, held)
 
 
 def test_an_index_carries_what_it_does_not_exclude():
     table = orders(indexes=[FullText("body", exclude=["embedding"]), Mirror()])
     words, mirror = table.indexes
-    assert table.columns_of(words, COLUMNS) == COLUMNS[:-1]
-    assert table.columns_of(words, (*COLUMNS, "later")) == (*COLUMNS[:-1], "later")
+    assert table.select_columns(words, COLUMNS) == COLUMNS[:-1]
+    assert table.select_columns(words, (*COLUMNS, "later")) == (*COLUMNS[:-1], "later")
     assert words.definition["exclude"] == ["embedding"]
     assert "exclude" not in mirror.definition, "tables that were made before stay as they are"
-    assert table.columns_of(words, COLUMNS[:-1]) == COLUMNS[:-1], "what is left out may be dropped"
+    assert table.select_columns(words, COLUMNS[:-1]) == COLUMNS[:-1], (
+        "what is left out may be dropped"
+    )
 
 
 def test_a_spec_says_either_which_columns_an_index_has_or_which_not():
     table = orders(indexes=[Mirror(exclude=["embedding"]), FullText("body", columns=["title"])])
 
     def index(job, type_, **said):
-        return index_of(table, ConsumerInfo(type=type_, db="shop", table="orders", job=job, **said))
+        return resolve_index(
+            table, ConsumerInfo(type=type_, db="shop", table="orders", job=job, **said)
+        )
 
     narrow = index("mirror", "mirror", columns=("title",))
-    assert table.columns_of(narrow, COLUMNS) == ("region", "id", "title")
+    assert table.select_columns(narrow, COLUMNS) == ("region", "id", "title")
     wide = index("text", "text", options={"exclude": ["embedding"]})
-    assert table.columns_of(wide, COLUMNS) == COLUMNS[:-1]
+    assert table.select_columns(wide, COLUMNS) == COLUMNS[:-1]
     with pytest.raises(ConfigError, match="both given"):
         index("mirror", "mirror", columns=("title",), options={"exclude": ["body"]})

@@ -14,7 +14,7 @@ from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning import joining
-from iscp_dagster.planning.joining import MOST_BYTES, Due, joined, parts
+from iscp_dagster.planning.joining import MOST_BYTES, DueIteration, join_iterations, split_iteration
 
 END = Moment(20)
 
@@ -38,7 +38,9 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
         for each in names
     ]
     from_ = Moment(start) if start >= 0 else START
-    return Due(iteration=replace(Iteration.of(jobs, to), from_=from_), jobs=jobs, cut=cut)
+    return DueIteration(
+        iteration=replace(Iteration.from_jobs(jobs, to), from_=from_), jobs=jobs, cut=cut
+    )
 
 
 def log_of(sizes, held=None, *, feed=True):
@@ -46,12 +48,12 @@ def log_of(sizes, held=None, *, feed=True):
     snapshot = {t: SimpleNamespace(bytes=size) for t, size in (held or sizes).items()}
     facts = SimpleNamespace(metadata=SimpleNamespace(feed_enabled=feed))
     return SimpleNamespace(
-        bytes_written=lambda after, upto: sizes,
-        tenant_sizes=lambda version: snapshot,
-        commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
-        facts=lambda version: facts,
-        opened=lambda version: [],
-        files=SimpleNamespace(missing=lambda paths: None),
+        get_bytes_written=lambda after, upto: sizes,
+        get_tenant_sizes=lambda version: snapshot,
+        read_commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
+        get_facts=lambda version: facts,
+        list_opened_files=lambda version: [],
+        files=SimpleNamespace(find_missing=lambda paths: None),
     )
 
 
@@ -97,7 +99,7 @@ def fewest(members):
 
 @given(dues())
 def test_each_job_is_in_one_iteration_that_it_may_be_read_in_and_there_are_as_few_as_may_be(given_):
-    found = joined(given_, SMALL)
+    found = join_iterations(given_, SMALL)
     of = {job: each for each in given_ for job in each.iteration.jobs}
     taken = [job for each in found for job in each.iteration.jobs]
     assert sorted(taken) == sorted(of)
@@ -115,14 +117,14 @@ def test_each_job_is_in_one_iteration_that_it_may_be_read_in_and_there_are_as_fe
 
 
 def test_what_one_commit_changed_is_one_iteration_however_long_each_was_idle():
-    found = joined([due(f"t{n}", n, 19) for n in range(9)], SMALL)
+    found = join_iterations([due(f"t{n}", n, 19) for n in range(9)], SMALL)
     (each,) = found
     assert (each.iteration.from_, len(each.iteration.tenants)) == (Moment(19), 9)
 
 
 def test_what_a_trigger_kept_apart_is_not_joined():
     both = [due("a", 3, 3, names=("mirror",)), due("a", 3, 3, names=("text",))]
-    assert len(joined(both, SMALL)) == 2
+    assert len(join_iterations(both, SMALL)) == 2
 
 
 def test_an_iteration_is_bounded_by_tenants_and_bytes_and_who_waits_longest_is_in_the_first(
@@ -132,18 +134,20 @@ def test_an_iteration_is_bounded_by_tenants_and_bytes_and_who_waits_longest_is_i
     monkeypatch.setattr(joining, "MOST_TENANTS", 4)
     sizes = {f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES}
     members = [due(f"t{n}", 3, 3, began=10 - n) for n in range(10)]
-    found = joined(members, log_of(sizes))
+    found = join_iterations(members, log_of(sizes))
     tenants = [sorted(each.iteration.tenants) for each in found]
     assert tenants == [["t6", "t7", "t8", "t9"], ["t4", "t5"], ["t3"], ["t0", "t1", "t2"]]
-    new = joined([*members, due("new", 3, 3)], log_of(sizes))
+    new = join_iterations([*members, due("new", 3, 3)], log_of(sizes))
     assert "new" in new[0].iteration.tenants
 
 
 def test_a_run_reads_its_tenants_in_parts(monkeypatch):
     monkeypatch.setattr(joining, "MOST_TENANTS", 4)
     sizes = {f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES}
-    (whole,) = joined([due(f"t{n}", 3, 3, names=("mirror", "text")) for n in range(10)], log_of({}))
-    found = parts(whole.iteration, log_of(sizes))
+    (whole,) = join_iterations(
+        [due(f"t{n}", 3, 3, names=("mirror", "text")) for n in range(10)], log_of({})
+    )
+    found = split_iteration(whole.iteration, log_of(sizes))
     assert [sorted(each.tenants) for each in found] == [
         ["t0", "t1", "t2"],
         ["t3"],
@@ -156,7 +160,7 @@ def test_a_run_reads_its_tenants_in_parts(monkeypatch):
 def test_first_iterations_are_bounded_by_what_the_snapshot_holds(monkeypatch):
     monkeypatch.setattr(joining, "PARTS", 1)
     sizes = {"a": MOST_BYTES - 1, "b": 1, "c": 1}
-    found = joined([due(each, -1, -1) for each in "abc"], log_of(sizes))
+    found = join_iterations([due(each, -1, -1) for each in "abc"], log_of(sizes))
     assert [sorted(each.iteration.tenants) for each in found] == [["a", "b"], ["c"]]
 
 
@@ -164,16 +168,16 @@ def test_tenants_that_may_be_read_whole_are_bounded_by_what_the_snapshot_holds(m
     """A few bytes changed, but without a feed a gigabyte is read for each."""
     monkeypatch.setattr(joining, "PARTS", 1)
     changed, held = dict.fromkeys("abc", 1), dict.fromkeys("abc", MOST_BYTES - 1)
-    (whole,) = joined([due(each, 3, 3) for each in "abc"], log_of(changed, held))
+    (whole,) = join_iterations([due(each, 3, 3) for each in "abc"], log_of(changed, held))
     gone = log_of(changed, held, feed=False)
-    assert len(joined([due(each, 3, 3) for each in "abc"], gone)) == 3
-    assert len(parts(whole.iteration, log_of(changed, held))) == 1
-    assert len(parts(whole.iteration, gone)) == 3
+    assert len(join_iterations([due(each, 3, 3) for each in "abc"], gone)) == 3
+    assert len(split_iteration(whole.iteration, log_of(changed, held))) == 1
+    assert len(split_iteration(whole.iteration, gone)) == 3
 
 
 def test_steps_of_a_backlog_end_where_others_do_and_who_can_reach_the_end_does():
     steps = [due(f"t{n}", n, n, to=Moment(min(20, n + 6)), cut=n < 14) for n in (0, 3, 4, 12, 15)]
-    found = joined(steps, SMALL)
+    found = join_iterations(steps, SMALL)
     assert [(sorted(e.iteration.tenants), e.iteration.to.version) for e in found] == [
         (["t0"], 6),
         (["t3"], 6),
@@ -186,7 +190,7 @@ def test_steps_of_a_backlog_end_where_others_do_and_who_can_reach_the_end_does()
 def test_a_tenant_of_narrow_bounds_does_not_have_the_others_crawl():
     narrow = due("narrow", 0, 0, to=Moment(1), cut=True)
     wide = [due(f"t{n}", 0, 0, to=Moment(9), cut=True) for n in range(3)]
-    found = joined([narrow, *wide], SMALL)
+    found = join_iterations([narrow, *wide], SMALL)
     assert [(len(e.iteration.tenants), e.iteration.to.version) for e in found] == [(1, 1), (3, 9)]
 
 
@@ -241,7 +245,7 @@ def worked_off(tenants, join):
 @given(backlogs())
 def test_joined_steps_give_each_tenant_what_its_own_would_and_in_as_few_runs_a_look(tenants):
     alone, looks, _ = worked_off(tenants, lambda steps: steps)
-    together, joint_looks, _ = worked_off(tenants, lambda steps: joined(steps, SMALL))
+    together, joint_looks, _ = worked_off(tenants, lambda steps: join_iterations(steps, SMALL))
     assert together == alone
     assert together == [sorted(c for c in changes if c > since) for changes, since, _ in tenants]
     assert joint_looks <= 3 * looks

@@ -7,7 +7,7 @@ from logs import carry_out
 from onetable import commit
 
 from iscp_dagster import Trigger
-from iscp_dagster.location.assets.iterations import register
+from iscp_dagster.location.assets.iterations import register_jobs
 from iscp_dagster.model.moment import START
 from iscp_dagster.planning.runner import Runner
 
@@ -19,7 +19,7 @@ def source(source):
 
 def begins(deployment, name="alert"):
     """Return where the jobs of that name stand, by tenant."""
-    jobs = [job for job in deployment.log.jobs() if job.key.job_name == name]
+    jobs = [job for job in deployment.log.list_jobs() if job.key.job_name == name]
     return {job.key.tenant: job.watermark.version for job in jobs}
 
 
@@ -95,7 +95,7 @@ def test_a_job_that_was_unregistered_or_stands_stays_as_it_is(deployment, source
     commit(source, "eu", "us")
     runner = Runner(deployment, [source])
     cursor = look(runner, deployment)
-    name = next(job.name for job in deployment.log.jobs() if job.key.job_name == "alert")
+    name = next(job.name for job in deployment.log.list_jobs() if job.key.job_name == "alert")
     deployment.log.unregister("us", name)
     commit(source, "eu", "us")
     look(runner, deployment, cursor)
@@ -106,10 +106,12 @@ def test_a_tenant_with_rows_at_that_version_begins_with_a_snapshot(deployment, s
     commit(source, "eu", "us")
     look(Runner(deployment, [source]), deployment)
     # As a person may materialize one tenant of a table that no runner looks at.
-    us = [job for job in deployment.log.jobs() if job.key.tenant == "us"]
+    us = [job for job in deployment.log.list_jobs() if job.key.tenant == "us"]
     for name in {job.name for job in us}:
         deployment.log.unregister("us", name)
-    deployment.log.forget([j for j in deployment.log.jobs(include_dropped=True) if j.drop_at])
+    deployment.log.delete_dropped(
+        [j for j in deployment.log.list_jobs(include_dropped=True) if j.drop_at]
+    )
     look(Runner(deployment, [source]), deployment, run=False)
     assert begins(deployment) == {"eu": 0, "us": START.version}
 
@@ -126,8 +128,8 @@ def test_a_newcomer_that_a_person_materializes_before_a_look_begins_there_too(de
     commit(source, "eu")
     look(Runner(deployment, [source]), deployment)
     commit(source, "asia")
-    table_id = deployment.delta_log(source).table_id()
-    register(deployment, source, table_id, ["eu", "asia"], source.consumers)
+    table_id = deployment.make_delta_log(source).get_table_id()
+    register_jobs(deployment, source, table_id, ["eu", "asia"], source.consumers)
     assert begins(deployment) == {"eu": 0, "asia": 0}
     assert begins(deployment, "mirror")["asia"] == START.version
 
@@ -136,9 +138,9 @@ def test_a_trigger_that_a_person_registers_tenant_by_tenant_has_no_newcomers(dep
     (alert,) = source.triggers
     source = replace(source, triggers=[replace(alert, auto_register=False)])
     commit(source, "eu")
-    table_id = deployment.delta_log(source).table_id()
-    register(deployment, source, table_id, ["eu"], source.consumers)
+    table_id = deployment.make_delta_log(source).get_table_id()
+    register_jobs(deployment, source, table_id, ["eu"], source.consumers)
     look(Runner(deployment, [source]), deployment)
     commit(source, "asia")
-    register(deployment, source, table_id, ["asia"], source.consumers)
+    register_jobs(deployment, source, table_id, ["asia"], source.consumers)
     assert begins(deployment)["asia"] == START.version

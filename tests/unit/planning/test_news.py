@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.news import Untold, tell, with_range
+from iscp_dagster.planning.news import PendingNews, add_range, take_batches
 
 TENANTS = st.frozensets(st.sampled_from("abcdefgh"))
 LOOKS = st.lists(st.one_of(st.none(), st.lists(TENANTS, min_size=1, max_size=3)), max_size=12)
@@ -18,10 +18,10 @@ LOOKS = st.lists(st.one_of(st.none(), st.lists(TENANTS, min_size=1, max_size=3))
 def test_every_changed_tenant_is_told_of_after_its_change_and_the_backlog_stays_small(looks, room):
     """A look brings commits or none; in the end each tenant's last change was reported."""
     commits: list[frozenset[str]] = []
-    pending: list[Untold] = []
+    pending: list[PendingNews] = []
     told: dict[str, int] = {}
 
-    def changed(range_: Untold) -> set[str]:
+    def changed(range_: PendingNews) -> set[str]:
         first = 0 if range_.after is None else range_.after.version + 1
         return {t for tenants in commits[first : range_.upto.version + 1] for t in tenants}
 
@@ -30,9 +30,11 @@ def test_every_changed_tenant_is_told_of_after_its_change_and_the_backlog_stays_
         if new:
             after = Moment(len(commits) - 1) if commits else None
             commits.extend(new)
-            pending = with_range(pending, after, Moment(len(commits) - 1))
-        news, pending = tell(pending, changed, room)
-        pending = [Untold.from_json(json.loads(json.dumps(each.to_json()))) for each in pending]
+            pending = add_range(pending, after, Moment(len(commits) - 1))
+        news, pending = take_batches(pending, changed, room)
+        pending = [
+            PendingNews.from_json(json.loads(json.dumps(each.to_json()))) for each in pending
+        ]
         assert len(pending) <= 2
         for each in news:
             for tenant in each.tenants:

@@ -10,7 +10,7 @@ from onetable import commit
 
 from iscp_dagster import SourceTable
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.planning.look import Cursor
+from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
 
@@ -40,7 +40,7 @@ def versions(report):
 def test_nothing_is_told_before_the_runner_has_looked(deployment, source):
     commit(source, "eu")
     looking = Looking(deployment, source)
-    assert (looking.report().news, looking.told) == ([], str(Cursor()))
+    assert (looking.report().news, looking.told) == ([], str(SensorCursor()))
     looking.look()
     assert versions(looking.report()) == [{"eu": 0}]
     assert looking.report().news == []
@@ -141,9 +141,11 @@ def test_what_a_person_brought_in_step_before_is_no_news(deployment, source):
     carry_out(deployment, looking.look())
     looking.report()
     commit(source, "eu", "us")
-    log = deployment.delta_log(source)
-    jobs = [job for job in deployment.log.jobs() if job.key.tenant == "eu"]
-    for claim in deployment.log.begin(Iteration.of(jobs, log.latest()), "by hand", {}):
+    log = deployment.make_delta_log(source)
+    jobs = [job for job in deployment.log.list_jobs() if job.key.tenant == "eu"]
+    for claim in deployment.log.begin(
+        Iteration.from_jobs(jobs, log.get_latest_moment()), "by hand", {}
+    ):
         complete(deployment.log, claim, claim.range.to, {})
     looking.look()
     assert versions(looking.report()) == [{"us": 1}]
@@ -176,9 +178,14 @@ def test_a_problem_and_its_end_are_told_once_each(deployment, source):
     commit(source, "eu")
     looking.look()
     reports += [looking.report(), looking.report()]
-    assert [set(each.risen) for each in reports] == [{source.name}, set(), set(), set()]
+    assert [set(each.new_problem_tables) for each in reports] == [
+        {source.name},
+        set(),
+        set(),
+        set(),
+    ]
     assert [set(each.settled) for each in reports] == [set(), set(), {source.name}, set()]
-    assert [bool(each.of(source.name)) for each in reports] == [True, True, False, False]
+    assert [bool(each.list_problems(source.name)) for each in reports] == [True, True, False, False]
 
 
 def test_a_table_that_cannot_be_read_meanwhile_stops_its_own_news_alone(

@@ -21,21 +21,21 @@ from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.location.assets.iterations import register
+from iscp_dagster.location.assets.iterations import register_jobs
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.planning.look import Cursor
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.runner import BEGINNING, Runner
-from iscp_dagster.planning.table_problems import problems_of
-from iscp_dagster.planning.watch import Watch
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.planning.table_problems import find_problems
+from iscp_dagster.planning.watch import TableWatch
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 
@@ -75,7 +75,7 @@ def test_a_first_look_registers_every_tenant_and_synchronizes_it_in_one_scan(dep
     look = Runner(deployment, [source]).look(None)
     both = ["mirror", "vector"]
     assert due(look) == [("eu", both, -1, 0), ("us", both, -1, 0)]
-    assert {job.state for job in deployment.log.jobs()} == {JobState.PENDING}
+    assert {job.state for job in deployment.log.list_jobs()} == {JobState.PENDING}
     assert [each.iteration.priority for each in look.dispatches] == [1]
 
 
@@ -94,10 +94,10 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     commit(source, "us")
     look = runner.look(first.cursor)
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
-    idle = deployment.log.jobs(tenant="eu")
+    idle = deployment.log.list_jobs(tenant="eu")
     assert {job.watermark.version for job in idle} == {0}
     carry_out(deployment, look)
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
@@ -123,8 +123,8 @@ def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are
 ):
     runner, first = begun(deployment, source, "eu", "us", "xx")
     commit(source, "eu", "us", "xx")
-    (mirror, *_) = deployment.log.jobs(tenant="us")
-    mine = Iteration.of([mirror], deployment.delta_log(source).moment(1))
+    (mirror, *_) = deployment.log.list_jobs(tenant="us")
+    mine = Iteration.from_jobs([mirror], deployment.make_delta_log(source).get_moment(1))
 
     def taken():
         deployment.log.begin(mine, "a person's", {})
@@ -132,10 +132,10 @@ def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are
 
     runner.ending = taken
     (dispatch,) = runner.look(first.cursor).dispatches
-    others = [job.key for job in deployment.log.jobs() if job.key != mirror.key]
+    others = [job.key for job in deployment.log.list_jobs() if job.key != mirror.key]
     assert dispatch.iteration.jobs == tuple(others)
-    assert deployment.log.queued(dispatch.name) == (dispatch.iteration,)
-    assert deployment.log.job(mirror.key).run_id == "a person's"
+    assert deployment.log.list_queued(dispatch.name) == (dispatch.iteration,)
+    assert deployment.log.find_job(mirror.key).run_id == "a person's"
 
 
 def test_a_restart_in_between_loses_nothing(deployment, source):
@@ -153,7 +153,7 @@ def test_a_restart_in_between_loses_nothing(deployment, source):
 def opened(monkeypatch):
     """Record each opening of a table and each query for its jobs, until emptied."""
     found = []
-    for of, name in ((deltalog, "DeltaFacts"), (Watch, "_begin")):
+    for of, name in ((deltalog, "SnapshotReader"), (TableWatch, "_examine_table")):
         real = getattr(of, name)
 
         def told(*args, real=real, name=name):
@@ -167,7 +167,7 @@ def opened(monkeypatch):
 def at_rest(deployment, source, *more):
     """Return the cursor of a runner that has nothing left to do."""
     cursor = settle(deployment, source, Runner(deployment, [source, *more]), None)
-    assert Cursor.parse(cursor).at_rest.keys() == {source.name, *(each.name for each in more)}
+    assert SensorCursor.parse(cursor).at_rest.keys() == {source.name, *(each.name for each in more)}
     return cursor
 
 
@@ -180,7 +180,7 @@ def test_after_a_restart_nothing_is_found_out_about_tables_at_rest(deployment, s
     assert (look.dispatches, look.cursor, opened) == ([], cursor, [])
     commit(source, "eu")
     assert due(runner.look(look.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
-    assert "_begin" not in opened
+    assert "_examine_table" not in opened
 
 
 def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, source, opened):
@@ -188,7 +188,7 @@ def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, s
     cursor = at_rest(deployment, source)
     opened.clear()
     commit(source, "za", "new")
-    (us,) = (job.key for job in deployment.log.jobs(name=MIRROR, tenant="us"))
+    (us,) = (job.key for job in deployment.log.list_jobs(name=MIRROR, tenant="us"))
     deployment.log.rebuild([us])
     look = Runner(deployment, [source]).look(cursor)
     assert due(look) == [
@@ -196,11 +196,11 @@ def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, s
         ("us", ["mirror"], -1, 1),
         ("za", ["mirror", "vector"], 0, 1),
     ]
-    assert "_begin" not in opened
+    assert "_examine_table" not in opened
 
 
 def emptied(deployment, source):
-    with deployment.log.writing() as connection:
+    with deployment.log.begin_write() as connection:
         for table in (ISCP_LOG, ISCP_LOG_EVENTS):
             connection.execute(sa.delete(table))
     return source
@@ -222,7 +222,7 @@ def with_one_more(deployment, source):
 
 def stood_for(deployment, source):
     name = JobID(db=source.database, table=source.table, job="asked")
-    deployment.log.stand(name, declared_as(name))
+    deployment.log.register_standing(name, declared_as(name))
     return source
 
 
@@ -293,9 +293,9 @@ def test_what_happened_to_a_table_that_raised_is_not_lost_with_the_looks_cursor(
 ):
     commit(source, "eu")
     cursor, runner = at_rest(deployment, source), Runner(deployment, [source])
-    deployment.log.rebuild(job.key for job in deployment.log.jobs())
+    deployment.log.rebuild(job.key for job in deployment.log.list_jobs())
     with monkeypatch.context() as patched:
-        patched.setattr(Watch, "take_in", raising(UnavailableError("no answer")))
+        patched.setattr(TableWatch, "refresh", raising(UnavailableError("no answer")))
         assert runner.look(cursor).problems
     assert due(runner.look(cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
 
@@ -322,7 +322,7 @@ def test_of_tables_at_rest_that_a_look_has_no_time_for_nothing_is_missed(
         commit(table, "eu")
     cursor = at_rest(deployment, source, late)
     name = JobID(db="shop", table="late", job="mirror")
-    deployment.log.rebuild(job.key for job in deployment.log.jobs(name=name))
+    deployment.log.rebuild(job.key for job in deployment.log.list_jobs(name=name))
     seconds = iter(range(0, 1_000, 15))
     look = Runner(deployment, [source, late], monotonic=lambda: next(seconds)).look(cursor)
     assert (look.left_out, look.dispatches) == ({"shop.late"}, [])
@@ -349,7 +349,7 @@ def test_optimize_changes_no_tenant(deployment, source):
     DeltaTable(source.path).optimize.compact()
     look = runner.look(first.cursor)
     assert look.dispatches == []
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
 
 
 def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
@@ -370,7 +370,7 @@ def test_a_periodic_job_is_due_when_its_interval_has_passed(deployment, source, 
     runner, first = begun(deployment, source, "eu")
     every = SpecUpdate(job_type="periodic", schedule={"interval": "1h"})
     deployment.log.update("eu", MIRROR, every)
-    watermark = deployment.log.jobs()[0].watermark.at
+    watermark = deployment.log.list_jobs()[0].watermark.at
     commit(source, "eu")
     clock.now = watermark + timedelta(minutes=59)
     second = runner.look(first.cursor)
@@ -384,8 +384,8 @@ def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, s
     runner, look = begun(deployment, source, "eu", "us")
     for _ in range(3):
         commit(source, "us")
-    held = deployment.log.jobs(tenant="eu")
-    to = deployment.delta_log(source).moment(2)
+    held = deployment.log.list_jobs(tenant="eu")
+    to = deployment.make_delta_log(source).get_moment(2)
     deployment.log.flush({job.key: Range(from_=job.watermark, to=to) for job in held})
     mirror = held[0]
     deployment.log.update("eu", mirror.name, SpecUpdate(priority=7))
@@ -406,7 +406,7 @@ def test_a_paused_job_is_planned_when_it_is_resumed(deployment, source):
 
 
 def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
-    deployment = replace(deployment, bounds=Bounds(versions=2))
+    deployment = replace(deployment, bounds=IterationBounds(versions=2))
     commit(source, "eu")
     runner = Runner(deployment, [source])
     look = runner.look(None)
@@ -423,7 +423,7 @@ def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
 def test_a_backlog_of_tenants_at_different_commits_is_worked_off_together(
     deployment, source, tmp_path
 ):
-    deployment = replace(deployment, bounds=Bounds(versions=6))
+    deployment = replace(deployment, bounds=IterationBounds(versions=6))
     source = replace(source, tenant="tenant")
     tenants = [f"t{number}" for number in range(10)]
     table = tmp_path / "orders"
@@ -438,7 +438,7 @@ def test_a_backlog_of_tenants_at_different_commits_is_worked_off_together(
         steps += [(len(each.iteration.tenants), each.iteration.to) for each in look.dispatches]
         carry_out(deployment, look)
     assert len(steps) == 4
-    assert {job.watermark.version for job in deployment.log.jobs()} >= {20}
+    assert {job.watermark.version for job in deployment.log.list_jobs()} >= {20}
 
 
 def test_a_job_of_its_own_bounds_narrows_the_iteration_that_it_shares(deployment, source):
@@ -462,13 +462,15 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
     dispatch_alone(monkeypatch, most=3)
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
-    table_id = deployment.delta_log(source).table_id()
+    table_id = deployment.make_delta_log(source).get_table_id()
     deployment.log.register_many(
-        new_jobs(table_id, ["eu", "us", "xx"], declared(source, source.indexes))
+        make_new_jobs(table_id, ["eu", "us", "xx"], make_job_specs(source, source.indexes))
     )
-    for job in deployment.log.jobs():
+    for job in deployment.log.list_jobs():
         deployment.log.update(job.key.tenant, job.name, greedy)
-    (vector,) = [job.name for job in deployment.log.jobs(tenant="xx") if job.name.job == "vector"]
+    (vector,) = [
+        job.name for job in deployment.log.list_jobs(tenant="xx") if job.name.job == "vector"
+    ]
     deployment.log.update("xx", vector, SpecUpdate(priority=9))
     look = Runner(deployment, [source]).look(None)
     found = [(*d.iteration.tenants, d.iteration.jobs[0].job_name) for d in look.dispatches]
@@ -523,9 +525,9 @@ def test_what_a_commit_changed_is_gone_through_once_however_many_are_due(
     tenants, counted = [f"t{number:02}" for number in range(60)], Counter()
     runner, first = begun(deployment, source, *tenants)
     commit(source, *tenants)
-    own = deltalog.tenant_name
+    own = deltalog.parse_tenant
     monkeypatch.setattr(
-        deltalog, "tenant_name", lambda value: counted.update([value]) or own(value)
+        deltalog, "parse_tenant", lambda value: counted.update([value]) or own(value)
     )
     (joined,) = runner.look(first.cursor).dispatches
     assert joined.iteration.tenants == set(tenants)
@@ -537,12 +539,12 @@ def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(
     runner = Runner(deployment, [source])
     first = runner.look(None)
     name = JobID(db="shop", table="orders", job="mirror2")
-    spec = deployment.log.jobs()[0].spec
-    assert deployment.log.stand(name, spec)
-    assert not deployment.log.stand(name, spec)
+    spec = deployment.log.list_jobs()[0].spec
+    assert deployment.log.register_standing(name, spec)
+    assert not deployment.log.register_standing(name, spec)
     commit(source, "us")
     runner.look(first.cursor)
-    assert [job.key.tenant for job in deployment.log.jobs(name=name)] == ["us"]
+    assert [job.key.tenant for job in deployment.log.list_jobs(name=name)] == ["us"]
 
 
 def test_a_trigger_that_fails_is_a_problem_of_its_own(deployment, source):
@@ -579,14 +581,14 @@ def test_a_long_start_is_spread_over_several_looks(deployment, source, tmp_path)
 def be_slow(monkeypatch, now, away):
     """The stores of the tables in `away` use up a look's time, and do not answer."""
 
-    class Slow(Watch):
-        def take_in(self, *seen, **how):
+    class Slow(TableWatch):
+        def refresh(self, *seen, **how):
             if self.source.name in away:
                 now[0] += BEGINNING + 1
                 raise UnavailableError("no answer")
-            return super().take_in(*seen, **how)
+            return super().refresh(*seen, **how)
 
-    monkeypatch.setattr("iscp_dagster.planning.runner.Watch", Slow)
+    monkeypatch.setattr("iscp_dagster.planning.runner.TableWatch", Slow)
 
 
 @pytest.mark.parametrize("wrong", ["store", "log"])
@@ -618,7 +620,7 @@ def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
         away.clear()
     else:
         with monkeypatch.context() as patched:
-            patched.setattr(deployment.log, "standing", raising(UnavailableError("no answer")))
+            patched.setattr(deployment.log, "list_standing", raising(UnavailableError("no answer")))
             with pytest.raises(UnavailableError):
                 runner.look(look.cursor)
     assert due(runner.look(look.cursor)) == [("eu", ["mirror"], 0, 1)]
@@ -689,24 +691,26 @@ def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
         (problem,) = found.problems
         assert problem.table == "shop.twin"
         assert "is the same Delta table as shop.orders" in problem.message
-    assert [each.table for each in problems_of(deployment, twin)] == ["shop.twin"]
+    assert [each.table for each in find_problems(deployment, twin)] == ["shop.twin"]
     jobs = Jobs(deployment=deployment, sources=[source, twin], cancel_runs=pytest.fail)
     info = ConsumerInfo(type="mirror", db="shop", table="twin", job="more")
     more = JobSpec(detail=IterationDetail(consumer=info))
     for ask in (
-        lambda: positions(deployment, twin),
+        lambda: read_positions(deployment, twin),
         lambda: jobs.wait("shop.twin", timeout=0),
         lambda: jobs.register_job("eu", JobID(db="shop", table="twin", job="more"), more),
-        lambda: register(
+        lambda: register_jobs(
             deployment, twin, DeltaTable(source.path).metadata().id, "us", twin.indexes
         ),
-        lambda: register(
+        lambda: register_jobs(
             deployment, twin, DeltaTable(source.path).metadata().id, "new", twin.indexes
         ),
     ):
         with pytest.raises(ConfigError, match=r"the same Delta table as shop\.orders"):
             ask()
-    assert deployment.log.holders(DeltaTable(source.path).metadata().id) == {("shop", "orders")}
+    assert deployment.log.find_table_names(DeltaTable(source.path).metadata().id) == {
+        ("shop", "orders")
+    }
 
 
 @pytest.mark.parametrize(
@@ -755,7 +759,7 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
         path = other.path
         spoil(next(Path(path).glob("_delta_log/*.checkpoint.parquet")))
         with pytest.raises(SourceError, match="the reader gave up"):
-            deployment.delta_log(other).poll()
+            deployment.make_delta_log(other).poll()
         # The user's code may call deltalake too.
         other = replace(other, load=print, tenants=lambda: DeltaTable(path).partitions())
     elif wrong == "tenants":
@@ -765,7 +769,9 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
     runner = Runner(deployment, [other, source])
     look = runner.look(None)
     if wrong == "trigger":
-        job = next(each for each in deployment.log.jobs(tenant="eu") if each.name.table == "other")
+        job = next(
+            each for each in deployment.log.list_jobs(tenant="eu") if each.name.table == "other"
+        )
         carry_out(deployment, look)
         deployment.log.update("eu", job.name, SpecUpdate(job_type="builtins:int"))
         commit(other, "eu")
@@ -785,9 +791,9 @@ def test_a_table_that_cannot_be_read_is_asked_once_a_look(deployment, source, tm
 
     @dataclass(frozen=True, kw_only=True)
     class Slow(Deployment):
-        def delta_log(self, source):
+        def make_delta_log(self, source):
             asked.append(source.name)
-            return super().delta_log(source)
+            return super().make_delta_log(source)
 
     asked = []
     slow = Slow(**{each.name: getattr(deployment, each.name) for each in fields(deployment)})
@@ -818,7 +824,7 @@ def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(deployment, source
     counted = [[each.facts["rows_without_tenant"] for each in look.problems] for look in looks]
     assert counted == [[2], [2], [3], []]
     # It is reported again when there are more of them.
-    assert [bool(look.risen) for look in looks] == [True, False, True, False]
+    assert [bool(look.new_problem_tables) for look in looks] == [True, False, True, False]
     assert [bool(look.settled) for look in looks] == [False, False, False, True]
 
 
@@ -829,7 +835,7 @@ def test_what_is_left_out_of_a_table_is_told_and_holds_up_nothing(deployment, so
     look = runner.look(None)
     assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
     assert [(each.code, each.severe) for each in look.problems] == [(10_100, True)]
-    assert look.risen == {source.name}
+    assert look.new_problem_tables == {source.name}
     carry_out(deployment, look)
     look = Runner(deployment, [source]).look(look.cursor)
     assert (look.problems, look.settled) == ([], {source.name})
@@ -868,7 +874,7 @@ def test_a_problem_is_told_once_and_its_end_too(deployment, source, tmp_path):
             (Path(other.path) / commit_name(0)).unlink()
             commit(other, "eu")
         looks.append(Runner(deployment, [other, source]).look(looks[-1].cursor))
-    told = [(sorted(each.risen), sorted(each.settled)) for each in looks]
+    told = [(sorted(each.new_problem_tables), sorted(each.settled)) for each in looks]
     nothing, rose, over = ([], []), (["shop.other"], []), ([], ["shop.other"])
     assert told == [rose, nothing, nothing, rose, over, nothing]
     assert [len(each.problems) for each in looks] == [1, 1, 1, 1, 0, 0]
@@ -895,7 +901,7 @@ def test_what_was_made_from_commits_that_a_backup_does_not_have_is_built_anew(
 ):
     commit(source, "eu", "us", "still")
     settled = settle(deployment, source, Runner(deployment, [source]), None)
-    (still,) = {j.watermark for j in deployment.log.jobs(tenant="still")}
+    (still,) = {j.watermark for j in deployment.log.list_jobs(tenant="still")}
     shutil.copytree(source.path, tmp_path / "backup")
     commit(source, "us", "eu")
     watching = Runner(deployment, [source])
@@ -911,8 +917,8 @@ def test_what_was_made_from_commits_that_a_backup_does_not_have_is_built_anew(
     assert due(look) == [("eu", both, -1, last), ("us", both, -1, last)]
     carry_out(deployment, look)
     assert watching.look(look.cursor).dispatches == []
-    assert {j.watermark for j in deployment.log.jobs(tenant="still")} == {still}
-    assert all(each.in_step for each in positions(deployment, source))
+    assert {j.watermark for j in deployment.log.list_jobs(tenant="still")} == {still}
+    assert all(each.in_step for each in read_positions(deployment, source))
 
 
 def test_watermarks_of_another_history_are_not_moved_along_this_one(deployment, source, tmp_path):
@@ -924,9 +930,9 @@ def test_watermarks_of_another_history_are_not_moved_along_this_one(deployment, 
     shutil.copytree(tmp_path / "backup", source.path)
     for _ in range(2):
         commit(source, "eu")
-    before = {job.key: str(job.watermark) for job in deployment.log.jobs()}
+    before = {job.key: str(job.watermark) for job in deployment.log.list_jobs()}
     flush_watermarks(deployment, [source])
-    assert {job.key: str(job.watermark) for job in deployment.log.jobs()} == before
+    assert {job.key: str(job.watermark) for job in deployment.log.list_jobs()} == before
 
 
 def settle(deployment, source, runner, cursor):
@@ -934,7 +940,7 @@ def settle(deployment, source, runner, cursor):
     while (look := runner.look(cursor)).cursor != cursor:
         carry_out(deployment, look)
         cursor = look.cursor
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     return cursor
 
 
@@ -944,7 +950,7 @@ def test_a_table_recreated_at_its_path_is_another_table(deployment, source):
     commit(source, "eu")
     look = runner.look(first.cursor)
     assert due(look) == []
-    jobs = deployment.log.jobs()
+    jobs = deployment.log.list_jobs()
     assert {(job.state, job.status.code) for job in jobs} == {(JobState.ERROR, 10_220)}
     assert "was dropped or recreated" in jobs[0].status.message
     assert "Register the job again" in jobs[0].status.message
@@ -985,7 +991,7 @@ def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(
             (Path(source.path) / commit_name(version)).unlink()
     look = runner.look(first.cursor)
     assert due(look) == []
-    jobs = deployment.log.jobs()
+    jobs = deployment.log.list_jobs()
     assert {(job.state, job.status.code) for job in jobs} == {(JobState.ERROR, 10_220)}
     assert {job.key.tenant for job in jobs} == {"eu", "us"}
     assert runner.look(look.cursor).cursor == look.cursor
@@ -1003,10 +1009,10 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
     assert due(look) == [("eu", both, -1, 1), ("us", both, -1, 1), ("xx", both, -1, 1)]
     assert look.problems == []
     assert {d.iteration.priority for d in look.dispatches if "eu" in d.iteration.tenants} == {9}
-    table_id = deployment.delta_log(source).table_id()
-    assert {job.key.table_id for job in deployment.log.jobs()} == {table_id}
+    table_id = deployment.make_delta_log(source).get_table_id()
+    assert {job.key.table_id for job in deployment.log.list_jobs()} == {table_id}
     carry_out(deployment, look)
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
@@ -1017,7 +1023,7 @@ def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, sou
     look = Runner(deployment, [source]).look(first.cursor)
     (problem,) = look.problems
     assert "the jobs of mirror, vector belong to the earlier table" in problem.message
-    assert problems_of(deployment, source) == look.problems
+    assert find_problems(deployment, source) == look.problems
     look = Runner(deployment, [replace(source, on_replace="rebuild")]).look(look.cursor)
     assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
     assert look.settled == {"shop.orders"}
@@ -1037,7 +1043,7 @@ def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(
     look = runner.look(look.cursor)
     assert due(look) == due(Runner(deployment, [source]).look(look.cursor)) == []
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=pytest.fail)
-    (mirror,) = [job for job in deployment.log.jobs() if job.name.job == "mirror"]
+    (mirror,) = [job for job in deployment.log.list_jobs() if job.name.job == "mirror"]
     assert jobs.register_job("eu", mirror.name, mirror.spec)
     # No job of that index is stranded any more; all jobs of the other one still are.
     commit(source, "us")
@@ -1096,7 +1102,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     assert [tenant for tenant, *_ in due(taken)] == ["us"]
     late = one.look(cursor)
     assert (late.dispatches, late.elsewhere) == ([], {source.name})
-    assert Cursor.parse(late.cursor).marks == Cursor.parse(cursor).marks
+    assert SensorCursor.parse(late.cursor).marks == SensorCursor.parse(cursor).marks
 
 
 def test_two_runners_that_look_at_once_dispatch_each_iteration_once(deployment, source):

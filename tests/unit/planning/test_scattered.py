@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from onetable import write_commit
 
 from iscp_dagster import Mirror
-from iscp_dagster.joblog.iterations import Done
+from iscp_dagster.joblog.iterations import WrittenStep
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.states import JobState
@@ -36,7 +36,7 @@ def counted(log):
 def complete_at_once(log, dispatch):
     """Do to the log what the dispatch's run would, all jobs at once."""
     claims = log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
-    assert not log.complete([Done(claim=claim, to=claim.range.to) for claim in claims])
+    assert not log.complete([WrittenStep(claim=claim, to=claim.range.to) for claim in claims])
 
 
 @pytest.fixture
@@ -66,11 +66,13 @@ def scattered(deployment, source, tmp_path, clock):
             complete_at_once(log, dispatch)
         for version, tenant in enumerate(tenants, start=1):
             write_commit(folder / "orders", version, [tenant], version)
-        delta_log = here.delta_log(table)
+        delta_log = here.make_delta_log(table)
         log.flush(
             {
-                job.key: Range(from_=job.watermark, to=delta_log.moment(int(job.key.tenant) + 1))
-                for job in log.jobs()
+                job.key: Range(
+                    from_=job.watermark, to=delta_log.get_moment(int(job.key.tenant) + 1)
+                )
+                for job in log.list_jobs()
             }
         )
         look = Runner(here, [table]).look(None)
@@ -93,7 +95,7 @@ def asked(scattered, number):
     with counted(log) as sent:
         complete_at_once(log, dispatch)
     counts.append(sum(sent))
-    assert {(job.watermark.version, job.state) for job in log.jobs()} == {
+    assert {(job.watermark.version, job.state) for job in log.list_jobs()} == {
         (number + 1, JobState.COMPLETED)
     }
     return counts
@@ -108,6 +110,6 @@ def test_the_statements_of_a_flush_do_not_depend_on_tenants(scattered):
     for number in (40, 400):
         deployment, table, _, _ = scattered(number)
         with counted(deployment.log) as sent:
-            assert flush_watermarks(deployment, [table]).moved == {table.name: 2 * number - 2}
+            assert flush_watermarks(deployment, [table]).moved_jobs == {table.name: 2 * number - 2}
         counts.append(sum(sent))
     assert counts[0] == counts[1]

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import GOLDEN
 
-from iscp_dagster.batches.factory import Backing, opener
+from iscp_dagster.batches.factory import Backing, make_opener
 from iscp_dagster.batches.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
-from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
@@ -24,9 +24,9 @@ from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import EPOCH, START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
-from iscp_dagster.planning.triggers import iteration_of
+from iscp_dagster.planning.triggers import plan_iteration
 from iscp_dagster.planning.triggers.loading import load_trigger
-from iscp_dagster.planning.triggers.plan import check_trigger, plan
+from iscp_dagster.planning.triggers.plan import check_trigger, plan_iterations
 
 TABLE = GOLDEN / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)
@@ -105,7 +105,7 @@ def trigger_options(options: dict[str, str]) -> dict[str, object]:
 def even(jobs, latest, _now):
     """The trigger of golden/triggers/custom.txt."""
     upto = latest.version - latest.version % 2
-    return tuple(i for job in jobs for i in iteration_of([job], Moment(upto, upto * MICROS)))
+    return tuple(i for job in jobs for i in plan_iteration([job], Moment(upto, upto * MICROS)))
 
 
 def shown(iteration: Iteration) -> str:
@@ -136,20 +136,20 @@ def test_a_trigger_plans_as_its_table_says(title, lines):
     jobs = [
         parse_job(line, now) for line in lines if not line.startswith(("latest", "now", "plan"))
     ]
-    planned = plan(jobs, latest, now, load={"even": even}.__getitem__)
+    planned = plan_iterations(jobs, latest, now, load={"even": even}.__getitem__)
     assert [shown(i) for i in planned] == [line for line in lines if line.startswith("plan")]
 
 
 def test_an_unknown_job_type_says_where_it_was_looked_for():
     with pytest.raises(ConfigError, match=r"'hourly' is unknown.*entry point of iscp_dagster"):
-        plan([make_job("a", 1, job_type="hourly")], Moment(5), NOW)
+        plan_iterations([make_job("a", 1, job_type="hourly")], Moment(5), NOW)
 
 
 def refused(job_type: str) -> str:
     """Return why no job of that type is planned; one beside it is."""
     reasons = []
     jobs = [make_job("a", 1, job_type=job_type), make_job("b", 1)]
-    planned = plan(jobs, Moment(5), NOW, refuse=reasons.append)
+    planned = plan_iterations(jobs, Moment(5), NOW, refuse=reasons.append)
     assert [shown(i) for i in planned] == ["plan (1, 5] b"]
     return str(reasons[0])
 
@@ -166,15 +166,21 @@ def test_a_schedule_that_two_updates_made_unreadable_stops_no_other():
     ("trigger", "message"),
     [
         (lambda jobs, latest, now: 1 / 0, "failed to plan: ZeroDivisionError"),
-        (lambda jobs, latest, now: iteration_of(jobs, latest) * 2, "each job it was given once"),
-        (lambda jobs, latest, now: iteration_of(jobs, Moment(7)), r"planned \(1, 7\] for job 'a'"),
-        (lambda jobs, latest, now: iteration_of([make_job("z", 1)], latest), "for job 'z'"),
-        (lambda jobs, latest, now: iteration_of([make_job("a", 0)], latest), "from its watermark"),
+        (lambda jobs, latest, now: plan_iteration(jobs, latest) * 2, "each job it was given once"),
+        (
+            lambda jobs, latest, now: plan_iteration(jobs, Moment(7)),
+            r"planned \(1, 7\] for job 'a'",
+        ),
+        (lambda jobs, latest, now: plan_iteration([make_job("z", 1)], latest), "for job 'z'"),
+        (
+            lambda jobs, latest, now: plan_iteration([make_job("a", 0)], latest),
+            "from its watermark",
+        ),
     ],
 )
 def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message):
     with pytest.raises(ConfigError, match=message):
-        plan([make_job("a", 1, job_type="mine")], Moment(5), NOW, load=lambda _: trigger)
+        plan_iterations([make_job("a", 1, job_type="mine")], Moment(5), NOW, load=lambda _: trigger)
 
 
 @pytest.fixture
@@ -205,10 +211,10 @@ def installed(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("installed")
 def test_triggers_and_consumers_are_found_by_entry_point():
-    assert plan([make_job("a", 1, job_type="rarely")], Moment(5), NOW) == ()
+    assert plan_iterations([make_job("a", 1, job_type="rarely")], Moment(5), NOW) == ()
     check_trigger(TriggerSpec(job_type="rarely"))
     info = ConsumerInfo(type="offered", db="d", table="t", job="j")
-    consumer = consumer_kind("offered").consumer(SourceTable("d.t", key="id"), info, None)
+    consumer = get_consumer_kind("offered").make_consumer(SourceTable("d.t", key="id"), info, None)
     assert (type(consumer).__name__, consumer.info) == ("Consumer", info)
     with pytest.raises(ConfigError, match=r"known: .*rarely"):
         check_trigger(TriggerSpec(job_type="often"))
@@ -233,23 +239,23 @@ def test_a_trigger_that_cannot_be_made_stops_no_other(job_type, why):
 )
 def test_state_stores_are_found_by_entry_point_and_import_path(setting):
     endpoint = Endpoint.parse("http://127.0.0.1:9")
-    store = opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
+    store = make_opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
     assert store.place == (setting, "sqlite:///log")
     key = StateKey(tenant="a", table_id="t", job_name="j", registration=1)
     range_ = Range(from_=START, to=Moment(5))
     batch = BatchRecord(range=range_, phase=Phase.BEFORE, layout={})
-    held = store.write(key, batch, holder="run", seen=None)
+    held = store.write(key, batch, holder="run", expected=None)
     assert store.read([key]) == {key: held}
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_state_store_that_nobody_offers_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'redis' is unknown: .*known: kept"):
-        opener("redis", log_url="", endpoint=None)
+        make_opener("redis", log_url="", endpoint=None)
     with pytest.raises(ConfigError, match=r"redis://… is neither a database .*known: kept"):
-        opener("redis://localhost/0", log_url="", endpoint=None)
+        make_opener("redis://localhost/0", log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="cannot be called"):
-        opener("offering:__name__", log_url="", endpoint=None)
+        make_opener("offering:__name__", log_url="", endpoint=None)
 
 
 def test_what_a_store_lives_in_shows_no_password():
@@ -259,7 +265,7 @@ def test_what_a_store_lives_in_shows_no_password():
 def test_a_trigger_is_found_by_its_import_path():
     class_path = f"{__name__}:EveryJob"
     assert load_trigger(f"{__name__}:even") is even
-    (planned,) = plan([make_job("a", 1, job_type=class_path)], Moment(5), NOW)
+    (planned,) = plan_iterations([make_job("a", 1, job_type=class_path)], Moment(5), NOW)
     assert shown(planned) == "plan (1, 5] a"
 
 
@@ -267,7 +273,7 @@ class EveryJob:
     """A trigger as a class."""
 
     def __call__(self, jobs, latest, _now):
-        return tuple(i for job in jobs for i in iteration_of([job], latest))
+        return tuple(i for job in jobs for i in plan_iteration([job], latest))
 
 
 @pytest.mark.parametrize(
@@ -302,31 +308,31 @@ def test_a_trigger_of_ones_own_plans_the_jobs_of_its_type_only():
 
     def always(jobs, latest, now):
         seen.extend(job.key.job_name for job in jobs)
-        return tuple(i for job in jobs for i in iteration_of([job], latest))
+        return tuple(i for job in jobs for i in plan_iteration([job], latest))
 
     jobs = [make_job("b", 2, job_type="mine"), make_job("a", 3, job_type="mine")]
     others = [make_job("c", 4), make_job("d", 4)]
-    planned = plan([*jobs, *others], Moment(9), NOW, load={"mine": always}.__getitem__)
+    planned = plan_iterations([*jobs, *others], Moment(9), NOW, load={"mine": always}.__getitem__)
     assert seen == ["a", "b"]
     assert [shown(i) for i in planned] == ["plan (4, 9] c d", "plan (3, 9] a", "plan (2, 9] b"]
 
 
 def test_jobs_of_two_tenants_are_not_planned_together():
     with pytest.raises(ConfigError, match="one table and tenant"):
-        plan([make_job("a", 1), make_job("a", 1, tenant="other")], Moment(5), NOW)
+        plan_iterations([make_job("a", 1), make_job("a", 1, tenant="other")], Moment(5), NOW)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"jobs": ()}, "at least one"),
-        ({"jobs": (make_job("a", 1).key,) * 2}, "each job once"),
+        ({"jobs": ()}, "one or more distinct jobs"),
+        ({"jobs": (make_job("a", 1).key,) * 2}, "one or more distinct jobs"),
         ({"tenants": frozenset({"other"})}, r"tenants \['other'\] has jobs"),
         ({"table_id": "else"}, "over table else"),
     ],
 )
 def test_an_iteration_that_contradicts_itself_is_refused(changes, message):
-    (iteration,) = iteration_of([make_job("a", 1)], Moment(5))
+    (iteration,) = plan_iteration([make_job("a", 1)], Moment(5))
     with pytest.raises(ConfigError, match=message):
         replace(iteration, **changes)
 
@@ -350,8 +356,8 @@ some_jobs = st.lists(a_job, max_size=6).map(
 
 @given(jobs=some_jobs, latest=st.integers(-1, 15).map(Moment), data=st.data())
 def test_what_holds_for_every_plan(jobs, latest, data):
-    planned = plan(jobs, latest, NOW)
-    assert plan(data.draw(st.permutations(jobs)), latest, NOW) == planned
+    planned = plan_iterations(jobs, latest, NOW)
+    assert plan_iterations(data.draw(st.permutations(jobs)), latest, NOW) == planned
     by_key = {job.key: job for job in jobs}
     chosen = [key for iteration in planned for key in iteration.jobs]
     assert len(chosen) == len(set(chosen))
@@ -376,7 +382,7 @@ def test_planning_and_completing_brings_every_job_that_may_run_to_the_latest(job
         if job.state in ACTIVE:
             rows[job.key] = replace(job, state=JobState.COMPLETED)
     for _ in range(3 * len(jobs) + 3):
-        for iteration in plan(rows.values(), latest, NOW):
+        for iteration in plan_iterations(rows.values(), latest, NOW):
             running.append(iteration)
             for key in iteration.jobs:
                 rows[key] = replace(rows[key], state=JobState.RUNNING)

@@ -11,10 +11,10 @@ from onetable import Clock, in_memory
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.location.assets import maintenance
-from iscp_dagster.location.build import runner_definitions
+from iscp_dagster.location.build import build_runner_definitions
 from iscp_dagster.model.errors import IscpError, SourceError
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.writing.serving import Served
+from iscp_dagster.sync.writing.serving import ServeResult
 from iscp_dagster.upkeep import maintenance as upkeep
 from iscp_dagster.upkeep.dead_letters import replay_letters
 
@@ -36,7 +36,7 @@ def test_letters_of_an_index_that_raises_stay_and_the_others_are_replayed(monkey
     def broken(_, source):
         raise ValueError("broken") if source is SOURCES[0] else SourceError("is not read")
 
-    monkeypatch.setattr(Deployment, "delta_log", broken)
+    monkeypatch.setattr(Deployment, "make_delta_log", broken)
     letters = [letter_of(f"{source.name}/mirror") for source in SOURCES]
     first, second = replay_letters(in_memory(Clock()), SOURCES, letters)
     assert "An unexpected error, ValueError: broken" in str(first.error)
@@ -48,12 +48,12 @@ def test_a_step_of_the_collection_that_raises_stops_no_other(monkeypatch):
     def raising(*_):
         raise KeyError("unforeseen")
 
-    served = Served(problems=["shop.first: is not served"])
+    served = ServeResult(problems=["shop.first: is not served"])
     monkeypatch.setattr(upkeep, "collect", raising)
     monkeypatch.setattr(maintenance, "serve_all", lambda *_: served)
-    iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))
+    iscp = SimpleNamespace(create_deployment=lambda: in_memory(Clock()))
     resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}
-    job = runner_definitions(SOURCES, resources, environ={}).get_job_def(maintenance.COLLECT)
+    job = build_runner_definitions(SOURCES, resources, environ={}).get_job_def(maintenance.COLLECT)
     with dg.DagsterInstance.ephemeral() as instance:
         ended = job.execute_in_process(instance=instance, raise_on_error=False)
     assert not ended.success

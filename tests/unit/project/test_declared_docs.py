@@ -11,8 +11,8 @@ import yaml
 from places import DOCS
 
 from iscp_dagster import SourceTableComponent, Trigger, View
-from iscp_dagster.api.discovery import declared
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.api.discovery import load_tables
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.model.declared.views import TAKEN
 
 NUMBERS = count()
@@ -33,11 +33,11 @@ def test_what_a_page_declares_in_python_it_declares_in_yaml(page, tmp_path, monk
     name, (consumers, _) = f"shown_{next(NUMBERS)}", SHOWN[page]
     (tmp_path / f"{name}.py").write_text(block(page, "python"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    (in_python,) = declared({"ISCP_ASSETS": name})
+    (in_python,) = load_tables({"ISCP_ASSETS": name})
     attributes = yaml.safe_load(block(page, "yaml"))["attributes"]
     made = SourceTableComponent.from_attributes_dict(attributes=attributes)
     given = [made.table, *made.views, *made.triggers, *made.endpoints]
-    (in_yaml,) = Declared.of(given).attached()
+    (in_yaml,) = Declarations.of(given).build_tables()
     assert [each.name for each in in_python.consumers] == consumers
     assert [each.name for each in in_yaml.consumers] == consumers
     for here, there in zip(in_python.consumers, in_yaml.consumers, strict=True):

@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from iscp_dagster.serve.web.following import following, marks
+from iscp_dagster.serve.web.following import read_marks, watch_declarations
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ CHANGES = {
 def test_a_file_that_changes_comes_or_goes_is_told_once(declared, change):
     told = Event()
     environ = {**os.environ, "ISCP_ASSETS": "followed_assets"}
-    with following(environ, told.set, seconds=0.01):
+    with watch_declarations(environ, told.set, seconds=0.01):
         assert not told.wait(0.05)
         change(declared)
         assert told.wait(20)
@@ -39,7 +39,9 @@ def test_a_mistake_is_not_told_until_it_is_corrected(declared, caplog):
     """Who serves goes on with what was declared before."""
     told, wrong = Event(), Event()
     caplog.handler.addFilter(lambda record: wrong.set() or True)
-    with following({**os.environ, "ISCP_ASSETS": "followed_assets"}, told.set, seconds=0.01):
+    with watch_declarations(
+        {**os.environ, "ISCP_ASSETS": "followed_assets"}, told.set, seconds=0.01
+    ):
         (declared / "two.py").write_text("from iscp_dagster import *\nSourceTable('x')\n")
         assert wrong.wait(60)
         assert "followed_assets/two.py" in caplog.text.replace("\n", "")
@@ -49,7 +51,7 @@ def test_a_mistake_is_not_told_until_it_is_corrected(declared, caplog):
 
 
 def test_a_single_module_is_followed_and_none_is_no_error(declared):
-    assert [name.rpartition("/")[2] for name in marks({"ISCP_ASSETS": "followed_assets.one"})] == [
-        "one.py"
-    ]
-    assert marks({"ISCP_ASSETS": "nowhere_at_all.x"}) == {}
+    assert [
+        name.rpartition("/")[2] for name in read_marks({"ISCP_ASSETS": "followed_assets.one"})
+    ] == ["one.py"]
+    assert read_marks({"ISCP_ASSETS": "nowhere_at_all.x"}) == {}

@@ -5,10 +5,10 @@ import asyncio
 from history import FakeIndex, new_feed, until
 
 from iscp_dagster.joblog.history import Bookmark
-from iscp_dagster.joblog.protocol import Touched
+from iscp_dagster.joblog.protocol import ChangedTenants
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.serve.live.hub import Hub
-from iscp_dagster.serve.live.positions import Position
+from iscp_dagster.serve.live.hub import FeedHub
+from iscp_dagster.serve.live.positions import ChangePosition
 
 
 class Log:
@@ -17,14 +17,14 @@ class Log:
     def __init__(self):
         self.touched_now, self.failures, self.asked = frozenset(), 0, []
 
-    def touched(self, since):
+    def read_changed_tenants(self, since):
         self.asked.append(since)
         if self.failures:
             self.failures -= 1
             raise UnavailableError("the log is away")
         found, self.touched_now = self.touched_now, frozenset()
         upto = Bookmark(len(self.asked), 0, "")
-        return Touched(upto=upto, tenants=found, whole=since is not None)
+        return ChangedTenants(upto=upto, tenants=found, complete=since is not None)
 
 
 def hub_of(log, **options):
@@ -34,27 +34,27 @@ def hub_of(log, **options):
         pauses.append(seconds)
         await asyncio.sleep(0)
 
-    return Hub(touched=log.touched, pause=pause, **options), pauses
+    return FeedHub(find_touched=log.read_changed_tenants, pause=pause, **options), pauses
 
 
 async def test_what_is_touched_is_read_and_nothing_without_subscribers():
     index, log = FakeIndex(), Log()
     index.synchronize("acme", {1})
-    hub, pauses = hub_of(log, whole=10**6)
-    async with hub.following("big", lambda: new_feed(index)) as feed:
-        assert feed.at == {"acme": Position.after(1)}
-        await until(lambda: hub.looks > 3)
+    hub, pauses = hub_of(log, refresh_seconds=10**6)
+    async with hub.follow_feed("big", lambda: new_feed(index)) as feed:
+        assert feed.positions == {"acme": ChangePosition.from_commit(1)}
+        await until(lambda: hub.poll_count > 3)
         index.synchronize("acme", {1})
         log.touched_now = frozenset({("other", "acme")})
-        looked = hub.looks
-        await until(lambda: hub.looks > looked + 2)
-        assert feed.at == {"acme": Position.after(1)}
+        looked = hub.poll_count
+        await until(lambda: hub.poll_count > looked + 2)
+        assert feed.positions == {"acme": ChangePosition.from_commit(1)}
         log.touched_now = frozenset({("t", "acme")})
-        await until(lambda: feed.at == {"acme": Position.after(2)})
+        await until(lambda: feed.positions == {"acme": ChangePosition.from_commit(2)})
         log.failures = 3
         await until(lambda: not log.failures)
-        looked = hub.looks
-        await until(lambda: hub.looks > looked)
+        looked = hub.poll_count
+        await until(lambda: hub.poll_count > looked)
         assert pauses.count(0.4) == 1
     looked = len(log.asked)
     for _ in range(50):
@@ -65,10 +65,10 @@ async def test_what_is_touched_is_read_and_nothing_without_subscribers():
 async def test_all_watermarks_are_looked_at_from_time_to_time():
     index, log = FakeIndex(), Log()
     index.synchronize("acme", {1})
-    hub, _ = hub_of(log, whole=0.0)
-    async with hub.following("big", lambda: new_feed(index)) as feed:
+    hub, _ = hub_of(log, refresh_seconds=0.0)
+    async with hub.follow_feed("big", lambda: new_feed(index)) as feed:
         index.synchronize("acme", {1})
-        await until(lambda: feed.at == {"acme": Position.after(2)})
+        await until(lambda: feed.positions == {"acme": ChangePosition.from_commit(2)})
         # A second user has the same feed, and the first may leave before it.
-        async with hub.following("big", lambda: new_feed(index)) as other:
+        async with hub.follow_feed("big", lambda: new_feed(index)) as other:
             assert other is feed

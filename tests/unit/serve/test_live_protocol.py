@@ -8,46 +8,48 @@ from hypothesis import strategies as st
 
 from iscp_dagster.serve.live.transport.protocol import (
     MOST_REASON,
-    Admit,
-    Close,
+    AdmitClient,
+    CloseSocket,
     Conversation,
-    Send,
-    Start,
-    Stop,
-    too_slow,
+    SendMessage,
+    StartOperation,
+    StopOperation,
+    format_slow_reason,
 )
 
 ASK = {"type": "subscribe", "id": "a", "payload": {"query": "subscription { x }"}}
 
 
 def said(conversation, message):
-    return conversation.received(json.dumps(message))
+    return conversation.handle_frame(json.dumps(message))
 
 
 def opened(**caps):
     conversation = Conversation(**caps)
-    assert said(conversation, {"type": "connection_init"}) == [Admit({})]
-    assert conversation.admitted() == [Send({"type": "connection_ack"})]
+    assert said(conversation, {"type": "connection_init"}) == [AdmitClient({})]
+    assert conversation.accept_connection() == [SendMessage({"type": "connection_ack"})]
     return conversation
 
 
 def test_an_operation_tells_its_results_and_ends():
     conversation = opened()
     (start,) = said(conversation, ASK)
-    assert start == Start(serial=1, query="subscription { x }", variables=None, operation=None)
+    assert start == StartOperation(
+        serial=1, query="subscription { x }", variables=None, operation=None
+    )
     told = {"type": "next", "id": "a", "payload": {"data": {"x": 1}}}
-    assert conversation.next(1, {"data": {"x": 1}}) == [Send(told)]
-    assert conversation.ended(1) == [Send({"type": "complete", "id": "a"})]
-    assert conversation.next(1, {"data": {}}) == []
+    assert conversation.send_result(1, {"data": {"x": 1}}) == [SendMessage(told)]
+    assert conversation.complete_operation(1) == [SendMessage({"type": "complete", "id": "a"})]
+    assert conversation.send_result(1, {"data": {}}) == []
 
 
 def test_an_id_can_be_used_again_and_late_results_of_the_first_are_dropped():
     conversation = opened()
     said(conversation, ASK)
-    assert said(conversation, {"type": "complete", "id": "a"}) == [Stop(1)]
+    assert said(conversation, {"type": "complete", "id": "a"}) == [StopOperation(1)]
     (again,) = said(conversation, ASK)
     assert again.serial == 2
-    assert conversation.next(1, {"data": {}}) == conversation.failed(1, []) == []
+    assert conversation.send_result(1, {"data": {}}) == conversation.fail_operation(1, []) == []
     assert said(conversation, {"type": "complete", "id": "unknown"}) == []
 
 
@@ -56,7 +58,7 @@ def test_a_failed_operation_leaves_the_others():
     said(conversation, ASK)
     said(conversation, ASK | {"id": "b"})
     error = {"type": "error", "id": "a", "payload": [{"message": "no"}]}
-    assert conversation.failed(1, [{"message": "no"}]) == [Send(error)]
+    assert conversation.fail_operation(1, [{"message": "no"}]) == [SendMessage(error)]
     assert conversation.running == (2,)
 
 
@@ -88,18 +90,23 @@ def test_what_the_protocol_forbids_closes_with_its_code(before, message, code, r
     conversation = Conversation()
     for step in before:
         if step == "admit":
-            conversation.admitted()
+            conversation.accept_connection()
         else:
             said(conversation, {"type": "connection_init"} if step == "init" else ASK)
     *stops, close = said(conversation, message)
     assert (close.code, close.reason[: len(reason)]) == (code, reason)
-    assert stops == [Stop(1)] * ("ask" in before)
-    assert said(conversation, ASK) == conversation.admitted() == conversation.waited() == []
+    assert stops == [StopOperation(1)] * ("ask" in before)
+    assert (
+        said(conversation, ASK)
+        == conversation.accept_connection()
+        == conversation.expire_init()
+        == []
+    )
 
 
 @pytest.mark.parametrize("frame", ["", "[", "[1]", "7", b"{}", "[" * 100_000])
 def test_a_frame_that_is_no_message_closes(frame):
-    (close,) = Conversation().received(frame)
+    (close,) = Conversation().handle_frame(frame)
     assert close.code == 4400
 
 
@@ -107,10 +114,10 @@ def test_a_frame_that_is_no_message_closes(frame):
     "value", [r'"\ud800"', r'"\uDC00x"', "NaN", "-Infinity", r'{"\udfff": 1}', "1" * 5_000]
 )
 def test_what_could_not_be_written_in_an_answer_closes(value):
-    (close,) = Conversation().received(f'{{"type": "ping", "payload": {{"a": {value}}}}}')
+    (close,) = Conversation().handle_frame(f'{{"type": "ping", "payload": {{"a": {value}}}}}')
     assert close.code == 4400
     conversation = opened()
-    *_, close = conversation.received(
+    *_, close = conversation.handle_frame(
         f'{{"type": "subscribe", "id": "a", "payload": '
         f'{{"query": "{{x}}", "variables": {{"a": {value}}}}}}}'
     )
@@ -118,31 +125,31 @@ def test_what_could_not_be_written_in_an_answer_closes(value):
 
 
 def test_a_whole_pair_is_a_text_and_an_empty_operation_name_is_none():
-    (pong,) = Conversation().received(r'{"type": "ping", "payload": {"a": "\ud83d\ude00"}}')
-    assert pong == Send({"type": "pong", "payload": {"a": "😀"}})
+    (pong,) = Conversation().handle_frame(r'{"type": "ping", "payload": {"a": "\ud83d\ude00"}}')
+    assert pong == SendMessage({"type": "pong", "payload": {"a": "😀"}})
     (start,) = said(opened(), ASK | {"payload": {"query": "{x}", "operationName": ""}})
     assert start.operation is None
 
 
 def test_connection_init_is_waited_for():
-    assert opened().waited() == []
+    assert opened().expire_init() == []
     asked = Conversation()
     said(asked, {"type": "connection_init"})
-    assert asked.waited() == []
-    assert Conversation().waited() == [Close(4408, "Connection initialisation timeout")]
+    assert asked.expire_init() == []
+    assert Conversation().expire_init() == [CloseSocket(4408, "Connection initialisation timeout")]
 
 
 def test_a_refused_connection_is_forbidden():
     conversation = Conversation()
     said(conversation, {"type": "connection_init", "payload": {"token": "wrong"}})
-    assert conversation.refused() == [Close(4403, "Forbidden")]
+    assert conversation.refuse_connection() == [CloseSocket(4403, "Forbidden")]
 
 
 def test_ping_is_answered_at_any_time():
     conversation = Conversation()
-    assert said(conversation, {"type": "ping"}) == [Send({"type": "pong"})]
+    assert said(conversation, {"type": "ping"}) == [SendMessage({"type": "pong"})]
     answer = {"type": "pong", "payload": {"n": 1}}
-    assert said(conversation, {"type": "ping", "payload": {"n": 1}}) == [Send(answer)]
+    assert said(conversation, {"type": "ping", "payload": {"n": 1}}) == [SendMessage(answer)]
     assert said(conversation, {"type": "pong"}) == []
 
 
@@ -156,8 +163,10 @@ def test_one_operation_too_many_is_told_so_and_the_others_go_on():
 
 
 def test_a_position_is_whole_in_a_reason_or_not_there():
-    assert too_slow("SUBSCRIBER_TOO_SLOW", "p" * 103) == f"SUBSCRIBER_TOO_SLOW {'p' * 103}"
-    assert too_slow("SUBSCRIBER_TOO_SLOW", "p" * 104) == "SUBSCRIBER_TOO_SLOW"
+    assert (
+        format_slow_reason("SUBSCRIBER_TOO_SLOW", "p" * 103) == f"SUBSCRIBER_TOO_SLOW {'p' * 103}"
+    )
+    assert format_slow_reason("SUBSCRIBER_TOO_SLOW", "p" * 104) == "SUBSCRIBER_TOO_SLOW"
 
 
 def test_a_reason_fits_a_close_frame():
@@ -166,6 +175,14 @@ def test_a_reason_fits_a_close_frame():
     assert set(close.reason) == {"é"}
 
 
+METHODS = {
+    "admitted": "accept_connection",
+    "waited": "expire_init",
+    "ended": "complete_operation",
+    "failed": "fail_operation",
+    "refused": "refuse_connection",
+    "next": "send_result",
+}
 steps = st.one_of(
     st.sampled_from(["init", "admitted", "refused", "waited", "ping", "pong", "bad"]),
     st.tuples(st.sampled_from(["ask", "complete"]), st.sampled_from("abc")),
@@ -195,15 +212,17 @@ def done(conversation, step):
     if kind in messages:
         return said(conversation, messages[kind])
     extra = {"next": ({},), "failed": ([],)}.get(kind, ())
-    return getattr(conversation, kind)(*([] if argument is None else [argument, *extra]))
+    return getattr(conversation, METHODS.get(kind, kind))(
+        *([] if argument is None else [argument, *extra])
+    )
 
 
 def shown(actions):
     """Name each action as the model does."""
-    names = {Start: "start", Stop: "stop", Admit: "admit"}
+    names = {StartOperation: "start", StopOperation: "stop", AdmitClient: "admit"}
     return [
-        each.code if isinstance(each, Close)
-        else (each.message["type"], each.message.get("id")) if isinstance(each, Send)
+        each.code if isinstance(each, CloseSocket)
+        else (each.message["type"], each.message.get("id")) if isinstance(each, SendMessage)
         else names[type(each)]
         for each in actions
     ]  # fmt: skip

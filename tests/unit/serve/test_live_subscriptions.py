@@ -7,20 +7,20 @@ from history import FakeIndex, Listener, new_feed, settled, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
-from iscp_dagster.serve.live.positions import Position
-from iscp_dagster.serve.live.ring import Entry, Ring
-from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, Wanted
-from iscp_dagster.serve.where import parse
+from iscp_dagster.serve.live.positions import ChangePosition
+from iscp_dagster.serve.live.ring import Ring, RingEntry
+from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, ChangeFilter
+from iscp_dagster.serve.where import parse_where
 
-COLUMNS = {name: column(name, parsed("Int32")) for name in ("id", "value")}
+COLUMNS = {name: build_column(name, parse_type("Int32")) for name in ("id", "value")}
 
 
 def wanting(where, tenants=None):
-    return Wanted(where=parse(COLUMNS, where), tenants=tenants)
+    return ChangeFilter(where=parse_where(COLUMNS, where), tenants=tenants)
 
 
 async def opened(index, **options):
@@ -83,13 +83,15 @@ class Model:
     def truth(self, at):
         meets = self.wanted.__dict__["_meets"]
         for tenant, position in at.items():
-            if self.wanted.sees(tenant):
+            if self.wanted.can_see(tenant):
                 for key, value in self.index.as_of(tenant, position).items():
                     if meets({"tenant": tenant, "id": key, "value": value}):
                         yield tenant, key, value
 
     def check(self, feed):
-        assert self.rows == {(tenant, key): value for tenant, key, value in self.truth(feed.at)}
+        assert self.rows == {
+            (tenant, key): value for tenant, key, value in self.truth(feed.positions)
+        }
 
 
 tenants = st.sampled_from(["acme", "globex", "late"])
@@ -137,8 +139,8 @@ async def listen(index, feed, told, where, sight, snapshot):
     wanted = wanting(where, sight)
     model = Model(index, wanted)
     if not snapshot:
-        model.start(feed.visible(sight))
-    listener = Listener(feed, wanted=wanted, snapshot=snapshot, progress=True)
+        model.start(feed.get_visible_positions(sight))
+    listener = Listener(feed, change_filter=wanted, snapshot=snapshot, progress=True)
     await begun(listener)
     told.append((listener, model))
 
@@ -158,13 +160,13 @@ async def resume(index, feed, told, which, back, anew):
         told.append((listener, model))
         again = Listener(
             feed,
-            wanted=model.wanted,
+            change_filter=model.wanted,
             snapshot=listener.subscription.snapshot,
             after=listener.subscription.after,
             progress=True,
         )
         if listener.subscription.after is None and not listener.subscription.snapshot:
-            model.start(feed.visible(model.wanted.tenants))
+            model.start(feed.get_visible_positions(model.wanted.tenants))
         told[-1] = (again, model)
         await begun(again)
         return
@@ -173,7 +175,7 @@ async def resume(index, feed, told, which, back, anew):
     if anew and not told:
         feed.close()
         await feed.open()
-    again = Listener(feed, wanted=model.wanted, after=kept[-1].cursor, progress=True)
+    again = Listener(feed, change_filter=model.wanted, after=kept[-1].cursor, progress=True)
     await begun(again)
     told.append((again, model))
 
@@ -189,7 +191,7 @@ STEPS = {
 
 async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_deleted():
     index, feed = await synchronized()
-    listener = Listener(feed, wanted=wanting({"value": {"_gte": 2, "_lt": 5}}))
+    listener = Listener(feed, change_filter=wanting({"value": {"_gte": 2, "_lt": 5}}))
     await begun(listener)
     for _ in range(5):
         index.synchronize("acme", {1})
@@ -250,7 +252,7 @@ async def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_othe
     slow.task.cancel()
     await asyncio.gather(slow.task, return_exceptions=True)
     stuck = slow.subscription
-    told = stuck.messages()
+    told = stuck.stream_messages()
     index.synchronize("acme", {2})
     waiting = asyncio.ensure_future(anext(told))
     await until(lambda: len(feed.ring._readers) == 2)
@@ -321,10 +323,10 @@ async def test_whoever_waits_for_room_or_news_can_be_canceled_at_any_moment(step
 
     async def goes_on():
         while True:
-            await ring.room(1)
-            ring.append(Entry())
-            await ring.news(reader, 60)
-            assert list(ring.taken(reader))
+            await ring.make_room(1)
+            ring.append(RingEntry())
+            await ring.wait_for_entries(reader, 60)
+            assert list(ring.take_entries(reader))
             await asyncio.sleep(0)
 
     task = asyncio.create_task(goes_on())
@@ -347,7 +349,7 @@ async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
         index.synchronize(tenant, {1})
     feed = await opened(index)
     seeing = Listener(feed)
-    other = Listener(feed, wanted=wanting(None, frozenset({"globex"})))
+    other = Listener(feed, change_filter=wanting(None, frozenset({"globex"})))
     await settled(feed, [seeing, other])
     gap(index)
     await settled(feed, [seeing, other])
@@ -365,14 +367,16 @@ async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
 
 async def test_an_expired_cursor_is_refused_with_the_oldest_position():
     index, feed = await synchronized()
-    old = feed.cursor(feed.at)
+    old = feed.format_cursor(feed.positions)
     gap(index)
     await feed._follow(None)
     listener = Listener(feed, after=old)
     await asyncio.wait_for(listener.task, 5)
     assert isinstance(listener.error, PositionExpiredError)
     assert listener.error.extensions["code"] == "POSITION_EXPIRED"
-    assert listener.error.extensions["oldest"] == feed.cursor({"acme": Position.after(2)})
+    assert listener.error.extensions["oldest"] == feed.format_cursor(
+        {"acme": ChangePosition.from_commit(2)}
+    )
     wrong = Listener(feed, after="x")
     await asyncio.wait_for(wrong.task, 5)
     assert isinstance(wrong.error, PositionInvalidError)
@@ -380,7 +384,7 @@ async def test_an_expired_cursor_is_refused_with_the_oldest_position():
 
 async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positions():
     index, feed = await synchronized()
-    old = feed.cursor(feed.at)
+    old = feed.format_cursor(feed.positions)
     index.commit("acme", {1})
     index.commit("acme", {2})
     index.publish("acme")
@@ -392,7 +396,7 @@ async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positio
 
 async def test_another_generation_expires_every_subscriber_and_cursor():
     index, feed = await synchronized()
-    old, listener = feed.cursor(feed.at), Listener(feed)
+    old, listener = feed.format_cursor(feed.positions), Listener(feed)
     await settled(feed, [listener])
     index.generation = 1
     index.synchronize("acme", {1})
@@ -403,7 +407,11 @@ async def test_another_generation_expires_every_subscriber_and_cursor():
     assert isinstance(late.error, PositionExpiredError)
     # Both are told from where all changes of the index as it is now are there.
     oldest = listener.error.extensions["oldest"]
-    assert oldest == late.error.extensions["oldest"] == feed.cursor({"acme": Position.after(1)})
+    assert (
+        oldest
+        == late.error.extensions["oldest"]
+        == feed.format_cursor({"acme": ChangePosition.from_commit(1)})
+    )
     again = Listener(feed, after=oldest)
     await settled(feed, [again])
     assert again.error is None
@@ -413,7 +421,7 @@ async def test_another_generation_expires_every_subscriber_and_cursor():
 
 async def test_a_position_that_cannot_be_asked_for_is_not_told():
     index, feed = await synchronized()
-    old = feed.cursor(feed.at)
+    old = feed.format_cursor(feed.positions)
     index.generation = 1
     index.synchronize("acme", {1})
     await feed._follow(None)
@@ -427,8 +435,8 @@ async def test_a_position_that_cannot_be_asked_for_is_not_told():
 async def test_progress_moves_the_cursor_of_a_quiet_filter():
     index, feed = await synchronized()
     quiet = wanting({"id": {"_eq": 99}})
-    loud = Listener(feed, wanted=quiet, progress=True)
-    silent = Listener(feed, wanted=quiet)
+    loud = Listener(feed, change_filter=quiet, progress=True)
+    silent = Listener(feed, change_filter=quiet)
     await settled(feed, [loud, silent])
     for _ in range(2):
         index.synchronize("acme", {1})
@@ -437,7 +445,7 @@ async def test_progress_moves_the_cursor_of_a_quiet_filter():
     assert {each.operation for each in loud.messages} == {PROGRESS}
     last = loud.messages[-1]
     assert (last.data, last.fields, last.ts_timestamp) == (None, (), None)
-    assert last.cursor == feed.cursor({"acme": Position.after(3)})
+    assert last.cursor == feed.format_cursor({"acme": ChangePosition.from_commit(3)})
     await stop(loud, silent)
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from history import until
 
 from iscp_dagster.serve.access import UnauthenticatedError, Viewer
-from iscp_dagster.serve.live.service import Listening
-from iscp_dagster.serve.live.transport.socket import Connection, SocketBounds, Sockets
+from iscp_dagster.serve.live.service import SubscriberContext
+from iscp_dagster.serve.live.transport.socket import SocketBounds, SocketConnection, SocketServer
 
 ACME = Viewer(tenants=frozenset({"acme"}))
 
@@ -25,13 +25,13 @@ class Deaf:
 
 
 class Tokens:
-    open = False
+    is_open = False
 
     def __init__(self, withdrawn=()):
         self.withdrawn, self.asked, self.go = set(withdrawn), [], threading.Event()
         self.go.set()
 
-    def viewer(self, token):
+    def identify_viewer(self, token):
         self.asked.append(token)
         self.go.wait(20)
         if token in self.withdrawn:
@@ -40,15 +40,15 @@ class Tokens:
 
 
 def connected(sockets, token):
-    connection = Connection(sockets=sockets, websocket=Deaf())
+    connection = SocketConnection(sockets=sockets, websocket=Deaf())
     connection.token, connection.viewer = token, ACME
-    sockets.open.add(connection)
+    sockets.connections.add(connection)
     return connection
 
 
 async def test_clients_that_do_not_read_do_not_put_off_the_end_of_others():
     tokens = Tokens(withdrawn={"old"})
-    sockets = Sockets(schemas=None, access=tokens)
+    sockets = SocketServer(schemas=None, access=tokens)
     ending = [connected(sockets, "old") for _ in range(3)]
     staying = connected(sockets, "new")
     await asyncio.wait_for(sockets.check_tokens(), 5)
@@ -63,10 +63,12 @@ async def test_readings_that_take_long_do_not_put_off_who_connects():
     with ThreadPoolExecutor(1) as few:
         loop.set_default_executor(few)
         reading = loop.run_in_executor(None, go.wait, 20)
-        connection = Connection(sockets=Sockets(schemas=None, access=Tokens()), websocket=Deaf())
+        connection = SocketConnection(
+            sockets=SocketServer(schemas=None, access=Tokens()), websocket=Deaf()
+        )
         connection.websocket.headers = {}
         try:
-            connecting = asyncio.create_task(connection._admit({"token": "one"}))
+            connecting = asyncio.create_task(connection._identify_client({"token": "one"}))
             await until(lambda: connection.viewer == ACME)
         finally:
             go.set()
@@ -78,12 +80,12 @@ async def test_a_function_that_hangs_does_not_keep_slow_clients():
     tokens = Tokens()
     tokens.go.clear()
     bounds = SocketBounds(stuck_seconds=0.0, check_seconds=0.01)
-    sockets = Sockets(schemas=None, access=tokens, bounds=bounds)
+    sockets = SocketServer(schemas=None, access=tokens, bounds=bounds)
     lost = []
     slow = connected(sockets, "one")
-    async with sockets.beside():
+    async with sockets.watch_connections():
         await until(lambda: tokens.asked)
-        listening = Listening(viewer=ACME, on_lost=lost.append)
+        listening = SubscriberContext(viewer=ACME, on_lost=lost.append)
         slow._waiting[1] = (asyncio.get_running_loop().time() - 1, listening)
         await until(lambda: lost)
         tokens.go.set()

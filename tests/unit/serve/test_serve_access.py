@@ -12,8 +12,8 @@ from iscp_dagster.serve.access import (
     OpenAccess,
     UnauthenticatedError,
     Viewer,
-    access,
-    bearer,
+    load_access,
+    parse_bearer,
 )
 from iscp_dagster.serve.web.app import check_host
 
@@ -32,61 +32,61 @@ def written(tmp_path, tokens):
 def test_a_file_names_tokens_or_their_digests(tmp_path):
     digest = hashlib.sha256(b"hashed").hexdigest()
     path = written(tmp_path, {"plain": ["acme"], f"sha256:{digest}": "*", "nobody": []})
-    known = access(str(path))
-    assert not known.open
-    assert known.viewer("plain") == Viewer(tenants=frozenset({"acme"}))
-    assert known.viewer("hashed") == EVERYONE
-    assert known.viewer("nobody") == Viewer(tenants=frozenset())
+    known = load_access(str(path))
+    assert not known.is_open
+    assert known.identify_viewer("plain") == Viewer(tenants=frozenset({"acme"}))
+    assert known.identify_viewer("hashed") == EVERYONE
+    assert known.identify_viewer("nobody") == Viewer(tenants=frozenset())
     for unknown in (None, "", "other", digest, f"sha256:{digest}"):
         with pytest.raises(UnauthenticatedError):
-            known.viewer(unknown)
+            known.identify_viewer(unknown)
 
 
 def test_a_changed_file_counts_at_once_and_a_broken_one_lets_nobody_in(tmp_path):
     path = written(tmp_path, {"old": "*"})
-    known = access(str(path))
-    known.viewer("old")
+    known = load_access(str(path))
+    known.identify_viewer("old")
     written(tmp_path, {"newer": "*"})
-    assert known.viewer("newer") == EVERYONE
+    assert known.identify_viewer("newer") == EVERYONE
     with pytest.raises(UnauthenticatedError):
-        known.viewer("old")
+        known.identify_viewer("old")
     written(tmp_path, "{")
-    with pytest.raises(ConfigError, match=r"no JSON"):
-        known.viewer("newer")
+    with pytest.raises(ConfigError, match=r"not JSON"):
+        known.identify_viewer("newer")
     path.unlink()
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        known.viewer("newer")
+        known.identify_viewer("newer")
 
 
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
-        ({}, "no JSON object"),
-        ([], "no JSON object"),
+        ({}, "not a JSON object"),
+        ([], "not a JSON object"),
         ({"top-secret": "acme"}, 'Token 1 in .* has str as its tenants; use a list of names, or "'),
         ({"top-secret": [1]}, "Token 1 in .* has list as its tenants"),
         ({"": ["acme"]}, "Token 1 in .* is empty"),
-        ({"top-secret here": ["acme"]}, "characters that no header can have"),
+        ({"top-secret here": ["acme"]}, "characters that a header cannot have"),
     ],
 )
 def test_a_wrong_file_is_refused_at_the_start_and_no_token_is_told(tmp_path, tokens, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        access(str(written(tmp_path, tokens)))
+        load_access(str(written(tmp_path, tokens)))
     assert "top-secret" not in str(refused.value)
 
 
 def test_a_function_of_the_users_names_the_tenants():
-    known = access(f"{__name__}:tenants_by_name")
+    known = load_access(f"{__name__}:tenants_by_name")
     assert isinstance(known, FunctionAccess)
-    assert known.viewer("one") == Viewer(tenants=frozenset({"acme"}))
-    assert known.viewer("all") == EVERYONE
+    assert known.identify_viewer("one") == Viewer(tenants=frozenset({"acme"}))
+    assert known.identify_viewer("all") == EVERYONE
     for unknown in ("other", None):
         with pytest.raises(UnauthenticatedError):
-            known.viewer(unknown)
+            known.identify_viewer(unknown)
     with pytest.raises(ConfigError, match="returned int as its tenants"):
-        known.viewer("number")
+        known.identify_viewer("number")
     with pytest.raises(ConfigError, match="nowhere"):
-        access("nowhere.module:name")
+        load_access("nowhere.module:name")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_function_of_the_users_names_the_tenants():
     ],
 )
 def test_a_bearer_token_is_read_from_its_header(header, token):
-    assert bearer(header) == token
+    assert parse_bearer(header) == token
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
@@ -110,4 +110,4 @@ def test_without_tokens_the_server_listens_on_loopback(host, tmp_path):
     for other in ("0.0.0.0", "::", "192.168.1.1", "example.org", ""):
         with pytest.raises(ConfigError, match="--tokens"):
             check_host(other, OpenAccess())
-        check_host(other, access(str(written(tmp_path, {"t": "*"}))))
+        check_host(other, load_access(str(written(tmp_path, {"t": "*"}))))

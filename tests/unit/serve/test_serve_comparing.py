@@ -5,9 +5,9 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.serve.columns import column
-from iscp_dagster.serve.comparing import OPERATORS, fitted
+from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.serve.columns import build_column
+from iscp_dagster.serve.comparing import OPERATORS, fit_comparison
 
 TYPES = ("Int8", "UInt16", "Decimal(3, 2)", "Date", "DateTime", "DateTime64(3, 'UTC')")
 
@@ -15,7 +15,7 @@ TYPES = ("Int8", "UInt16", "Decimal(3, 2)", "Date", "DateTime", "DateTime64(3, '
 @st.composite
 def comparisons(draw):
     """Return a column, an operator, a literal near the type's values, and a place of a value."""
-    asked = column("a", parsed(draw(st.sampled_from(TYPES))))
+    asked = build_column("a", parse_type(draw(st.sampled_from(TYPES))))
     step, least, most = asked.grid
     places = st.one_of(
         st.integers(least, least + 3), st.integers(most - 3, most), st.integers(least, most)
@@ -31,9 +31,9 @@ def test_a_fitted_comparison_means_the_same(comparison):
     asked, operator, literal, place = comparison
     step, least, most = asked.grid
     said = OPERATORS[operator](Fraction(place) * step, literal)
-    found = fitted(asked, operator, literal)
+    found = fit_comparison(asked, operator, literal)
     if not found.operator:
-        assert found.always is said
+        assert found.constant_result is said
         return
     assert least <= found.value <= most
     assert OPERATORS[found.operator](place, found.value) is said

@@ -10,14 +10,14 @@ from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.types.cells import CELLS
-from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve import catalog as catalogs
-from iscp_dagster.serve.columns import _BY_NAME, column, named
-from iscp_dagster.serve.graph.schema import schema
+from iscp_dagster.serve.columns import _SCALARS_BY_TYPE, build_column, to_graphql_name
+from iscp_dagster.serve.graph.schema import create_schema
 from iscp_dagster.serve.scalars import SCALARS, BadValueError
-from iscp_dagster.serve.web.requests import RefusedError, media_type
+from iscp_dagster.serve.web.requests import RefusedRequestError, choose_media_type
 
 HERE = Endpoint(host="nowhere", port=1)
 
@@ -28,8 +28,8 @@ def catalog(monkeypatch, tables, columns, endpoints=(HERE,), unbuilt=()):
     def held(wanted):
         return {(place, view): {} if view in unbuilt else columns for place, view in wanted}
 
-    monkeypatch.setattr(catalogs, "_held", held)
-    return catalogs.catalog(tables, endpoints, lambda *_: {"photo"})
+    monkeypatch.setattr(catalogs, "_read_view_columns", held)
+    return catalogs.read_catalog(tables, endpoints, lambda *_: {"photo"})
 
 
 def table(*indexes, name="shop.tickets"):
@@ -39,9 +39,9 @@ def table(*indexes, name="shop.tickets"):
 def test_every_type_that_an_index_can_have_has_a_scalar():
     names = {name for cells in CELLS.values() for cell in cells for name in cell.names}
     structures = {"Map", "Tuple", "Nested", "Dynamic", "Variant"}
-    assert names | structures <= set(_BY_NAME)
-    assert column("a", parsed("Array(Array(Nullable(Int64)))")).lists == 2
-    assert column("a", parsed("AggregateFunction(sum, Int8)")) is None
+    assert names | structures <= set(_SCALARS_BY_TYPE)
+    assert build_column("a", parse_type("Array(Array(Nullable(Int64)))")).list_depth == 2
+    assert build_column("a", parse_type("AggregateFunction(sum, Int8)")) is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_every_type_that_an_index_can_have_has_a_scalar():
     ],
 )
 def test_names_are_mangled(name, field):
-    assert named(name) == field
+    assert to_graphql_name(name) == field
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,15 @@ def test_of_columns_of_one_name_the_second_is_left_out(monkeypatch, columns, sho
     held = catalog(monkeypatch, tables, {"id": "Int64", **columns})
     assert list(held.queries["shop_tickets"].by_field) == ["id", *shown]
     assert set(held.queries) == {"shop_tickets", "shop_others"}
-    assert re.search(f"shop_tickets is without its column {note}", print_schema(schema(held)))
+    assert re.search(
+        f"shop_tickets is without its column {note}", print_schema(create_schema(held))
+    )
 
 
 def test_many_columns_take_no_longer_each(monkeypatch):
     def serve(columns):
         held = dict.fromkeys(["id", *(f"c{n}" for n in range(columns))], "Int64")
-        return schema(catalog(monkeypatch, [table(Mirror())], held))
+        return create_schema(catalog(monkeypatch, [table(Mirror())], held))
 
     assert time_growth(serve, 200, 1_600) < 8 * SLACK
 
@@ -87,7 +89,7 @@ def test_many_columns_take_no_longer_each(monkeypatch):
 def test_a_key_that_is_left_out_still_orders_the_rows(monkeypatch):
     source = SourceTable("shop.tickets", key="grüße", indexes=[Mirror()])
     held = catalog(monkeypatch, [source], {"größe": "Int8", "grüße": "Int8"})
-    assert [column.name for column in held.queries["shop_tickets"].identity] == ["grüße"]
+    assert [column.name for column in held.queries["shop_tickets"].identity_columns] == ["grüße"]
 
 
 @pytest.mark.parametrize(
@@ -109,18 +111,20 @@ def test_of_indexes_and_types_of_one_name_the_second_is_left_out(monkeypatch, ta
     rest = table(Mirror(), name="z.z")
     held = catalog(monkeypatch, [*tables, rest], {"id": "Int64"})
     assert set(held.queries) == {*fields, "z_z"}
-    assert "Rename the table or the index to see both." in print_schema(schema(held))
+    assert "Rename the table or the index to see both." in print_schema(create_schema(held))
 
 
 def test_a_name_stays_with_the_first_declared_while_that_is_not_built(monkeypatch):
     built = {}
     tables = [table(FullText("body"), name="shop.a_b"), table(Mirror(name="text"), name="shop_a.b")]
     monkeypatch.setattr(
-        catalogs, "_columns_of", lambda _, views: {view: built.get(view, {}) for view in views}
+        catalogs,
+        "_read_shard_columns",
+        lambda _, views: {view: built.get(view, {}) for view in views},
     )
     for views in ({"b_text"}, {"b_text", "a_b_text"}):
         built = {view: {"id": "Int64"} for view in views}
-        held = catalogs.catalog(tables, [HERE], lambda *_: ())
+        held = catalogs.read_catalog(tables, [HERE], lambda *_: ())
         owners = {each.source.name for each in held.queries.values()}
         assert owners == ({"shop.a_b"} if "a_b_text" in built else set())
         assert held.unbuilt == {"shop_a_b_text"} - set(held.queries)
@@ -132,23 +136,23 @@ def test_a_server_that_does_not_answer_stops_no_index_of_another(monkeypatch):
             raise UnavailableError("no answer")
         return {view: {"id": "Int64"} for view in views}
 
-    monkeypatch.setattr(catalogs, "_columns_of", columns_of)
+    monkeypatch.setattr(catalogs, "_read_shard_columns", columns_of)
     tables = [
-        spread(table(Mirror(sharding={"hash_function": "cityHash64", "key": ["id"]})), 2),
+        expand_shards(table(Mirror(sharding={"hash_function": "cityHash64", "key": ["id"]})), 2),
         table(Mirror(), name="z.z"),
     ]
     endpoints, silent = (HERE, Endpoint(host="second", port=1)), {"second"}
-    held = catalogs.catalog(tables, endpoints, lambda *_: ())
+    held = catalogs.read_catalog(tables, endpoints, lambda *_: ())
     assert (set(held.queries), held.unbuilt) == ({"z_z"}, {"shop_tickets"})
     assert held.notes == ("shop_tickets: its ClickHouse does not answer now.",)
     silent.clear()
-    whole = catalogs.catalog(tables, endpoints, lambda *_: ())
+    whole = catalogs.read_catalog(tables, endpoints, lambda *_: ())
     silent.add("second")
-    held = catalogs.catalog(tables, endpoints, lambda *_: (), whole)
+    held = catalogs.read_catalog(tables, endpoints, lambda *_: (), whole)
     assert held.queries == whole.queries
     silent.add("nowhere")
     with pytest.raises(UnavailableError):
-        catalogs.catalog(tables, endpoints, lambda *_: (), whole)
+        catalogs.read_catalog(tables, endpoints, lambda *_: (), whole)
 
 
 def test_system_columns_and_timestamps_are_no_data(monkeypatch):
@@ -156,7 +160,7 @@ def test_system_columns_and_timestamps_are_no_data(monkeypatch):
     columns |= {"sums": "AggregateFunction(sum, Int8)"}
     found = catalog(monkeypatch, [table(Mirror())], columns)
     assert list(found.queries["shop_tickets"].by_field) == ["id"]
-    told = print_schema(schema(found))
+    told = print_schema(create_schema(found))
     assert "shop_tickets is without its column 'ts_timestamp'" in told
     assert "shop_tickets is without its column 'sums': GraphQL has no type for Aggregate" in told
 
@@ -179,7 +183,7 @@ def test_an_index_that_is_not_built_is_noted(monkeypatch):
     )
     assert found.unbuilt == {"shop_tickets_text"}
     assert set(found.queries) == {"shop_tickets", "shop_tickets_vector"}
-    assert (found.waiting, found.notes) == (("shop.tickets/text is not built yet.",), ())
+    assert (found.unbuilt_notes, found.notes) == (("shop.tickets/text is not built yet.",), ())
 
 
 @pytest.mark.parametrize(
@@ -200,16 +204,16 @@ def test_an_index_that_is_not_built_is_noted(monkeypatch):
 def test_a_wrong_literal_is_refused(scalar, wrong):
     for value in wrong:
         with pytest.raises(BadValueError):
-            SCALARS[scalar].read(value)
+            SCALARS[scalar].parse(value)
 
 
 def test_a_moment_is_in_utc_unless_it_says_another_zone():
-    read = SCALARS["Timestamp"].read
+    read = SCALARS["Timestamp"].parse
     assert read("1970-01-01T00:00:00") == read("1970-01-01 01:30+01:30") == 0
     assert read("1969-12-31T22:00:00.000000001-02:00") == 1
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/json;q=0", "application/xml, */json"])
 def test_an_answer_that_nobody_reads_is_not_acceptable(accept):
-    with pytest.raises(RefusedError):
-        media_type(accept)
+    with pytest.raises(RefusedRequestError):
+        choose_media_type(accept)

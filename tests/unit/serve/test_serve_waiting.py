@@ -6,12 +6,12 @@ import anyio
 import httpx
 import pytest
 
-from iscp_dagster.serve.catalog import Catalog
-from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.catalog import ServedCatalog
+from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.web import graphql_http
-from iscp_dagster.serve.web.app import Settings, create_app
-from iscp_dagster.serve.web.graphql_http import Bounds
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
+from iscp_dagster.serve.web.graphql_http import HttpBounds
 
 ASKED = {"query": "{ _tables }"}
 
@@ -25,7 +25,7 @@ class Blocked:
     def __call__(self):
         self.asked.set()
         assert self.go.wait(30)
-        return Catalog()
+        return ServedCatalog()
 
 
 @pytest.fixture
@@ -36,7 +36,11 @@ def blocked():
 
 
 def client_of(look, **bounds):
-    app = create_app(Settings(schemas=Schemas(load=look), bounds=Bounds(**bounds), environ={}))
+    app = create_app(
+        GraphQLServerSettings(
+            schemas=SchemaCache(load=look), bounds=HttpBounds(**bounds), environ={}
+        )
+    )
     transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
@@ -65,7 +69,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(blocked, monkeypatch)
     assert code(answer) == (408, "REQUEST_TIMEOUT")
 
 
-@pytest.mark.parametrize(("asked", "bound"), [(2, {"patience": 0.05}), (3, {"waiting": 1})])
+@pytest.mark.parametrize(("asked", "bound"), [(2, {"wait_seconds": 0.05}), (3, {"max_waiting": 1})])
 async def test_so_many_requests_wait_for_a_place_and_only_so_long(blocked, asked, bound):
     """The time of a request itself begins with the place."""
     answers = []
@@ -73,14 +77,14 @@ async def test_so_many_requests_wait_for_a_place_and_only_so_long(blocked, asked
     async def ask(client):
         answers.append(await client.post("/graphql", json=ASKED))
 
-    client = client_of(blocked, together=1, **bound)
+    client = client_of(blocked, max_running=1, **bound)
     async with client, anyio.create_task_group() as tasks:
         for _ in range(asked):
             tasks.start_soon(ask, client)
         while not answers:  # noqa: ASYNC110 - an answer is no event
             await anyio.sleep(0.01)
         blocked.go.set()
-    async with client_of(blocked, together=1) as client:
+    async with client_of(blocked, max_running=1) as client:
         await ask(client)
     sent_away, *others = answers
     assert code(sent_away) == (503, "OVERLOADED")

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from invoked import Runtime, retriever_of
 
 from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.serviceconsumers.chunks import Owner, Part, chunks, line
+from iscp_dagster.serviceconsumers.chunks import JobIdentity, TenantChanges, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = ("acme", "globex", "initech")
-OWNER = Owner(table_id="t", job="booked", registration=1, generation=0)
+OWNER = JobIdentity(table_id="t", job="booked", registration=1, generation=0)
 CHANGES = st.dictionaries(
     st.tuples(st.sampled_from(TENANTS), st.integers(0, 2**63 - 1)),
     st.tuples(st.decimals(0, 10**12, places=2), st.integers(2, 5), st.booleans()),
@@ -25,7 +25,7 @@ CHANGES = st.dictionaries(
 
 def part(**changes):
     given_ = {"table": "a.b", "tenant": "acme", "from_": 1, "to": 5, "snapshot": False}
-    return Part(**(given_ | changes))
+    return TenantChanges(**(given_ | changes))
 
 
 def consumer(runtime, **options):
@@ -75,8 +75,8 @@ def test_any_cut_and_grouping_makes_the_same_chunks_and_keys(changed, seed, snap
     st.integers(1, 400),
 )
 def test_a_chunk_is_bounded_and_nothing_is_left_out(rows, most_rows, most_bytes):
-    lines = sorted(line({"x": text}, version, "upsert") for version, text in rows)
-    found = list(chunks(part(), lines, rows=most_rows, most=most_bytes))
+    lines = sorted(format_line({"x": text}, version, "upsert") for version, text in rows)
+    found = list(cut_chunks(part(), lines, rows=most_rows, most=most_bytes))
     told = [row for each in found for row in json.loads(each.body)["rows"]]
     assert sorted((row["_version"], row["x"]) for row in told) == sorted(rows)
     assert [row["_version"] for row in told] == sorted(version for version, _ in rows)
@@ -90,7 +90,7 @@ def test_a_chunk_is_bounded_and_nothing_is_left_out(rows, most_rows, most_bytes)
 
 
 def test_an_empty_snapshot_is_told_and_an_empty_tail_is_not():
-    (only,) = chunks(part(snapshot=True), [], rows=5)
+    (only,) = cut_chunks(part(snapshot=True), [], rows=5)
     assert json.loads(only.body) == {
         "table": "a.b",
         "tenant": "acme",
@@ -101,7 +101,7 @@ def test_an_empty_snapshot_is_told_and_an_empty_tail_is_not():
         "last": True,
         "rows": [],
     }
-    assert list(chunks(part(), [], rows=5)) == []
+    assert list(cut_chunks(part(), [], rows=5)) == []
 
 
 @pytest.mark.parametrize(
@@ -118,19 +118,19 @@ def test_an_empty_snapshot_is_told_and_an_empty_tail_is_not():
     ],
 )
 def test_a_key_names_job_tenant_and_range(changed, of):
-    lines = [line({"x": 1}, 2, "upsert")]
-    (here,) = chunks(part(), lines, rows=5)
-    (there,) = chunks(part(**(changed if of == "part" else {})), lines, rows=5)
-    owner = Owner(**(OWNER.__dict__ | (changed if of == "owner" else {})))
-    assert here.key(OWNER) == here.key(OWNER) != there.key(owner)
+    lines = [format_line({"x": 1}, 2, "upsert")]
+    (here,) = cut_chunks(part(), lines, rows=5)
+    (there,) = cut_chunks(part(**(changed if of == "part" else {})), lines, rows=5)
+    owner = JobIdentity(**(OWNER.__dict__ | (changed if of == "owner" else {})))
+    assert here.compute_key(OWNER) == here.compute_key(OWNER) != there.compute_key(owner)
 
 
 def test_a_key_names_the_chunk_by_number_and_content():
-    lines = [line({"x": x}, 2, "upsert") for x in (1, 1, 2)]
-    cut = [each.key(OWNER) for each in chunks(part(), lines, rows=1)]
+    lines = [format_line({"x": x}, 2, "upsert") for x in (1, 1, 2)]
+    cut = [each.compute_key(OWNER) for each in cut_chunks(part(), lines, rows=1)]
     assert len(set(cut)) == 3
-    (whole,) = chunks(part(), lines, rows=5)
-    assert whole.key(OWNER) not in cut
+    (whole,) = cut_chunks(part(), lines, rows=5)
+    assert whole.compute_key(OWNER) not in cut
 
 
 def test_values_have_the_texts_of_events():
@@ -150,10 +150,10 @@ def test_values_have_the_texts_of_events():
 )
 def test_lines_are_sorted_by_tenant_in_memory_or_on_disk(given_, memory):
     sorter = Sorter(memory=memory)
-    lines = [(tenant, line({"x": text}, 0, "upsert")) for tenant, text in given_]
+    lines = [(tenant, format_line({"x": text}, 0, "upsert")) for tenant, text in given_]
     for tenant, each in lines:
         sorter.add(tenant, [each])
-    read = {tenant: sorter.sorted(tenant) for tenant in TENANTS}
+    read = {tenant: sorter.read_sorted(tenant) for tenant in TENANTS}
     for tenant in TENANTS:
         assert list(read[tenant]) == sorted(each for whose, each in lines if whose == tenant)
     sorter.close()

@@ -7,13 +7,13 @@ import pytest
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.api.checks import check_spec
-from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.lineage import parents
-from iscp_dagster.model.declared.together.attach import Declared, UnfitError
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
+from iscp_dagster.model.declared.lineage import find_parents
+from iscp_dagster.model.declared.together.attach import Declarations, UnfitError
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 
 ORDERS = SourceTable("shop.orders", key="id", tenant="customer")
 HERE = "http://127.0.0.1:9080"
@@ -24,20 +24,20 @@ def service(**options):
 
 
 def attached(*declared):
-    return Declared.of(declared).attached()
+    return Declarations.of(declared).build_tables()
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"url": "ftp://a"}, r"url='ftp://a' is no plain address of http or https; write one"),
-        ({"url": "http://u:secret@a"}, r"url='http://a' is no plain address"),
+        ({"url": "ftp://a"}, r"url='ftp://a' is not a plain http or https address; write one"),
+        ({"url": "http://u:secret@a"}, r"url='http://a' is not a plain http or https address"),
         ({"url": "http://u:secret@a", "handler": "Orders"}, r"consumer 'http://a': handler="),
-        ({"url": "http://a/p?x=secret"}, r"url='http://a/p' is no plain address"),
-        ({"url": "http://a?"}, r"url='http://a' is no plain address"),
-        ({"url": "http://a#secret"}, r"url='http://a' is no plain address"),
+        ({"url": "http://a/p?x=secret"}, r"url='http://a/p' is not a plain http or https address"),
+        ({"url": "http://a?"}, r"url='http://a' is not a plain http or https address"),
+        ({"url": "http://a#secret"}, r"url='http://a' is not a plain http or https address"),
         ({"url": "http://a?secret", "handler": 7}, r"consumer 'http://a': handler="),
-        ({"url": 7}, r"url='7' is no plain address"),
+        ({"url": 7}, r"url='7' is not a plain http or https address"),
         ({"handler": "Orders"}, r"handler='Orders' does not name a service and its handler"),
         ({"handler": 7}, r"handler=7 does not name"),
         ({"name": "a b"}, r"The service consumer name 'a b' is not an identifier"),
@@ -65,15 +65,15 @@ def test_one_in_a_table_or_on_it_is_the_tables():
     table = replace(ORDERS, services=[inside])
     (found,) = attached(table, inside, beside)
     assert [each.name for each in found.services] == ["one", "two"]
-    assert parents(found) == {}
+    assert find_parents(found) == {}
 
 
 @pytest.mark.parametrize(
     ("services", "why"),
     [
         ([service()], r"'orders_changed' is on no source table; give on=, or put it into"),
-        ([service(on=SourceTable("a.b", key="k"))], r"on='a.b' is no source table of the location"),
-        ([service(on=4)], r"on=4 is no source table"),
+        ([service(on=SourceTable("a.b", key="k"))], r"'a.b' is not a source table of the location"),
+        ([service(on=4)], r"on=4 is not a source table"),
         (
             [service(on=ORDERS), service(on=ORDERS, name="x", url="http://other")],
             r"the service 'Orders' is at http://other, and 'orders_changed' has it at http://127",
@@ -102,13 +102,13 @@ def test_it_gets_the_columns_that_it_asks_for_with_key_and_tenant():
     table = replace(ORDERS, services=[service(columns=["item"]), service(name="whole")])
     available = ["customer", "id", "item", "note"]
     for each, wanted in zip(table.services, [available[:3], available], strict=True):
-        info = job_spec(table, each).detail.consumer
-        assert consumer_kind(info.type).columns(table, info, available) == tuple(wanted)
+        info = make_job_spec(table, each).detail.consumer
+        assert get_consumer_kind(info.type).list_columns(table, info, available) == tuple(wanted)
 
 
 def test_its_job_is_as_declared_or_none():
     table = replace(ORDERS, services=[service(priority=3)])
-    spec = job_spec(table, table.services[0])
+    spec = make_job_spec(table, table.services[0])
     nobody, changed = (
         JobID(db="shop", table="orders", job=job) for job in ("nobody", "orders_changed")
     )
@@ -119,7 +119,7 @@ def test_its_job_is_as_declared_or_none():
     with pytest.raises(ConfigError, match="no service consumer of that name is declared"):
         check_spec(table, nobody, undeclared)
     with pytest.raises(ConfigError, match="has no service consumer 'nobody'; it has: orders_cha"):
-        table.service("nobody")
+        table.get_service("nobody")
     other = replace(spec.detail.consumer, type="mirror")
     with pytest.raises(ConfigError, match="a service consumer of that name is declared, and the"):
         check_spec(table, changed, replace(spec, detail=replace(spec.detail, consumer=other)))

@@ -15,19 +15,19 @@ from onetable import Clock
 
 from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.joblog import lifecycle
-from iscp_dagster.location.assets.metadata import told_metadata
-from iscp_dagster.model.consumers.protocol import together
+from iscp_dagster.location.assets.metadata import build_consumer_metadata
+from iscp_dagster.model.consumers.protocol import merge_facts
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
-from iscp_dagster.planning.declared import job_spec, name_of
+from iscp_dagster.planning.declared import make_job_spec, name_of
 from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import (
     InvocationFailedError,
     InvocationRefusedError,
 )
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
-from iscp_dagster.sync.executors.retriever import Worker
-from iscp_dagster.sync.writing.scan import ScanError, _lost
+from iscp_dagster.sync.executors.retriever import ConsumerThread
+from iscp_dagster.sync.writing.scan import ScanError, _find_loss
 
 CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(5)]
 DESKS = ("acme", "globex")
@@ -85,8 +85,8 @@ class Dying(Runtime):
             raise Killed
         return sent
 
-    def look(self, invoked, seconds):
-        return self.real.look(invoked, seconds)
+    def poll_invocation(self, invoked, seconds):
+        return self.real.poll_invocation(invoked, seconds)
 
 
 @pytest.mark.parametrize("taken", [False, True])
@@ -102,7 +102,7 @@ def test_a_run_that_dies_between_two_chunks_is_gone_on_with(requests, taken):
     again = consumed(runtime)
     assert not again.refused
     assert sorted(rows_told(runtime)) == sorted((desk, id_) for desk, id_, *_ in CHANGES)
-    told = [again.told[desk] for desk in DESKS]
+    told = [again.reports[desk] for desk in DESKS]
     assert [each["invocations"] for each in told] == [3, 3]
     assert sum(each["attached"] for each in told) == done
 
@@ -133,13 +133,13 @@ def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_after_a_rep
     failed = next(each for each in runtime.invoked.values() if each.failed)
     assert f"invocation {failed.id} of Trades/booked with chunk 1 of (1, 5]" in str(error)
     assert f"({failed.link}) failed: 400 no. Correct the handler" in str(error)
-    assert retriever.told["globex"]["invocations"] == 3
+    assert retriever.reports["globex"]["invocations"] == 3
     runtime.handler = lambda _: None
     repeated = consumed(runtime)
     assert str(repeated.refused["acme"]) == str(error), "nobody has repaired the job yet"
     mended = consumed(runtime, repairs={"acme": 1})
     assert not mended.refused
-    assert [mended.told[desk]["attached"] for desk in DESKS] == [1, 3]
+    assert [mended.reports[desk]["attached"] for desk in DESKS] == [1, 3]
     mine = [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"]
     assert mine == [0, 1, 1, 2]
 
@@ -161,7 +161,7 @@ def test_a_row_that_the_runtime_does_not_take_is_named_with_the_remedy():
     assert (tenant, type(error)) == ("acme", SchemaError)
     assert "its largest row is {'id': 7}. " in str(error)
     assert "columns=[...]" in str(error)
-    assert retriever.told["globex"]["invocations"] == 1
+    assert retriever.reports["globex"]["invocations"] == 1
 
 
 def test_a_reason_without_end_is_cut():
@@ -221,7 +221,7 @@ def test_an_invocation_that_goes_on_is_waited_for_only_so_long():
     clock, looks = Clock(), []
 
     class Slow(Runtime):
-        def look(self, invoked, seconds):
+        def poll_invocation(self, invoked, seconds):
             looks.append(seconds)
             clock.pass_(seconds)
             return replace(invoked, status="suspended")
@@ -230,7 +230,7 @@ def test_an_invocation_that_goes_on_is_waited_for_only_so_long():
     retriever = consumed(Slow(), CHANGES[:2], ["acme"], declared=made, monotonic=clock.monotonic)
     error = retriever.refused["acme"]
     assert isinstance(error, InvocationGoingError)
-    assert "is suspended; it goes on (10 s are waited for it at a time)" in str(error)
+    assert "is suspended; it continues (an iteration waits 10 s for it)" in str(error)
     assert sum(looks) == 11
 
 
@@ -238,7 +238,7 @@ def test_it_is_waited_for_as_long_as_invocations_end():
     clock, looks = Clock(), []
 
     class Steady(Runtime):
-        def look(self, invoked, seconds):
+        def poll_invocation(self, invoked, seconds):
             clock.pass_(6)
             looks.append(invoked.id)
             ended = looks.count(invoked.id) > 1
@@ -255,7 +255,7 @@ def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
     asked = []
 
     class Down(Runtime):
-        def keyed(self, *names):
+        def is_keyed(self, *names):
             asked.append(names)
             raise UnavailableError("The runtime does not answer.")
 
@@ -283,12 +283,12 @@ def test_a_zombie_that_goes_on_asks_for_what_the_other_run_asked_for():
                 consumed(runtime, CHANGES, ["acme"])
             return runtime.send(*arguments, **named)
 
-        def look(self, invoked, seconds):
-            return runtime.look(invoked, seconds)
+        def poll_invocation(self, invoked, seconds):
+            return runtime.poll_invocation(invoked, seconds)
 
     lost = FenceError("taken")
     zombie = consumed(Zombies(), CHANGES, ["acme"], lost=lambda _: lost if len(seen) > 1 else None)
-    assert zombie.told["acme"]["attached"] == zombie.told["acme"]["invocations"] == 3
+    assert zombie.reports["acme"]["attached"] == zombie.reports["acme"]["invocations"] == 3
     assert len(rows_told(runtime)) == len(set(rows_told(runtime))) == 5
 
 
@@ -302,7 +302,7 @@ def test_a_run_that_lost_a_job_invokes_nothing_more_of_it():
     retriever = consumed(runtime, lost=after_one)
     assert retriever.refused == {"acme": lost}
     assert [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"] == [0]
-    assert retriever.told["globex"]["invocations"] == 3
+    assert retriever.reports["globex"]["invocations"] == 3
 
 
 def test_a_run_that_is_interrupted_stops_waiting():
@@ -311,29 +311,29 @@ def test_a_run_that_is_interrupted_stops_waiting():
     retriever.coming.queue.clear()
 
     class Endless(Runtime):
-        def look(self, invoked, seconds):
+        def poll_invocation(self, invoked, seconds):
             asked.set()
             return replace(invoked, status="suspended")
 
-    lost = partial(_lost, SimpleNamespace(lost_for=lambda _: None), retriever)
-    worker = Worker(lambda: consumer(Endless(), lost=lost), retriever)
+    lost = partial(_find_loss, SimpleNamespace(find_loss=lambda _: None), retriever)
+    worker = ConsumerThread(lambda: consumer(Endless(), lost=lost), retriever)
     worker.put(rows_of(CHANGES[:2]))
     ending = threading.Thread(target=worker.end)
     ending.start()
     assert asked.wait(SECONDS)
     worker.abort(KeyboardInterrupt())
     ending.join(SECONDS)
-    assert not worker.going
+    assert not worker.is_alive
     assert isinstance(retriever.refused["acme"], ScanError)
 
 
 def test_a_rebuilt_job_invokes_everything_anew():
     runtime = Runtime()
     source = SourceTable("shop.trades", key="id", tenant="desk", services=[declared()])
-    spec = job_spec(source, source.services[0])
+    spec = make_job_spec(source, source.services[0])
     row = NewJob(tenant="acme", name=name_of(source, source.services[0]), table_id="t", spec=spec)
-    job = lifecycle.registered(row, registration=7, seq=0, now=T0)
-    for each in (job, job, lifecycle.rebuilt(job, T0)):
+    job = lifecycle.register_job(row, registration=7, seq=0, now=T0)
+    for each in (job, job, lifecycle.rebuild_job(job, T0)):
         generation = each.spec.detail.consumer.generation
         whole = retriever_of(CHANGES, ["acme"], span=(-1, 2), snapshot=True)
         consumer(runtime, generation=generation).consume(whole)
@@ -359,33 +359,37 @@ def test_a_value_that_json_has_not_stops_its_tenant_alone():
 def test_without_a_runtime_or_with_a_column_of_a_taken_name_there_is_no_consumer():
     made = declared()
     source = SourceTable("shop.trades", key="id", tenant="desk", services=[made])
-    info = job_spec(source, made).detail.consumer
+    info = make_job_spec(source, made).detail.consumer
     given = {"table_id": "t", "lost": lambda _: None, "repairs": {}}
     with pytest.raises(ConfigError, match="no runtime of invocations is named; set ISCP_INVOCATIO"):
-        InvokingConsumer.of(source, info, services=None, columns=["id"], **given)
+        InvokingConsumer.from_info(source, info, services=None, columns=["id"], **given)
     with pytest.raises(ConfigError, match="the source has a column '_change', a name that every"):
-        InvokingConsumer.of(source, info, services=Runtime, columns=["id", "_change"], **given)
+        InvokingConsumer.from_info(
+            source, info, services=Runtime, columns=["id", "_change"], **given
+        )
 
 
 def test_the_invocations_are_shown_with_status_and_link():
     runtime = Runtime()
     retriever = consumed(runtime, CHANGES[:3], ["acme"])
-    shown = told_metadata(retriever.told["acme"])
+    shown = build_consumer_metadata(retriever.reports["acme"])
     assert (shown["invocations"], shown["attached"]) == (2, 0)
     assert shown["invoked"].value.splitlines()[2:] == [
         "| (1, 5] | 0 | 2 | [inv_0](http://here/inv_0) | completed |",
         "| (1, 5] | 1 | 1 | [inv_1](http://here/inv_1) | completed |",
     ]
     again = consumed(runtime, CHANGES[:3], ["acme"])
-    assert told_metadata(again.told["acme"])["invoked"].value.endswith("was there already |")
-    assert told_metadata({"matches": 3}) == {"matches": 3}
+    assert build_consumer_metadata(again.reports["acme"])["invoked"].value.endswith(
+        "was there already |"
+    )
+    assert build_consumer_metadata({"matches": 3}) == {"matches": 3}
 
 
 def test_of_many_invocations_the_latest_are_shown_of_which_the_last_one_failed():
     runtime = Runtime(handler=lambda body: "422 no" if body["last"] else None)
     changes = [("acme", id_, None, 2, False) for id_ in range(60)]
     retriever = consumed(runtime, changes, ["acme"], declared=declared(rows=1))
-    told = retriever.told["acme"]
+    told = retriever.reports["acme"]
     assert retriever.refused.keys() == {"acme"}
     assert told["invocations"] == 60
     assert [each["chunk"] for each in told["invoked"]] == list(range(10, 60))
@@ -394,19 +398,19 @@ def test_of_many_invocations_the_latest_are_shown_of_which_the_last_one_failed()
 
 def test_what_was_begun_before_the_runtime_went_down_is_shown_too():
     class Leaving(Runtime):
-        def look(self, invoked, seconds):
+        def poll_invocation(self, invoked, seconds):
             raise UnavailableError("The runtime does not answer.")
 
     retriever = consumed(Leaving(), CHANGES[:3], ["acme"])
     assert isinstance(retriever.refused["acme"], UnavailableError)
-    (shown,) = retriever.told["acme"]["invoked"]
+    (shown,) = retriever.reports["acme"]["invoked"]
     assert (shown["id"], shown["status"]) == ("inv_0", "accepted")
 
 
 def test_what_was_told_of_two_ranges_is_put_together():
     first = {"invocations": 2, "invoked": [*range(40)], "said": "a", "old": 1}
     second = {"invocations": 3, "invoked": [*range(40, 60)], "said": "b", "new": 2}
-    assert together(first, second) == {
+    assert merge_facts(first, second) == {
         "invocations": 5,
         "invoked": [*range(10, 60)],
         "said": "b",

@@ -9,8 +9,8 @@ import yaml
 from places import DOCS
 
 from iscp_dagster import ServiceConsumer, SourceTable, SourceTableComponent
-from iscp_dagster.model.declared.together.attach import Declared
-from iscp_dagster.serviceconsumers.chunks import Part, chunks, line
+from iscp_dagster.model.declared.together.attach import Declarations
+from iscp_dagster.serviceconsumers.chunks import TenantChanges, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.consumer import TENANTS
 from iscp_dagster.serviceconsumers.invoking import SHOWN
 from iscp_dagster.serviceconsumers.sorting import MEMORY
@@ -27,7 +27,7 @@ def block(head):
 def declared():
     made = {}
     exec(block('python title="assets/orders.py"'), made)
-    (table,) = Declared.of(made.values()).attached()
+    (table,) = Declarations.of(made.values()).build_tables()
     return table
 
 
@@ -44,7 +44,7 @@ def test_yaml_declares_what_python_declares(declared):
 def test_a_declaration_beside_the_table_means_the_same(declared):
     table = SourceTable("shop.orders", key="id", tenant="customer", indexes=declared.indexes)
     beside = ServiceConsumer("http://127.0.0.1:9080", handler="Orders/on_changes", on=table)
-    (found,) = Declared.of([table, beside]).attached()
+    (found,) = Declarations.of([table, beside]).build_tables()
     assert [each.definition for each in found.services] == [
         each.definition for each in declared.services
     ]
@@ -62,11 +62,11 @@ def test_the_batch_is_one_that_is_made():
     told = json.loads(block("json"))
     rows = told["rows"]
     lines = [
-        line({k: v for k, v in row.items() if k[0] != "_"}, row["_version"], row["_change"])
+        format_line({k: v for k, v in row.items() if k[0] != "_"}, row["_version"], row["_change"])
         for row in rows
     ]
-    part = Part(table="shop.orders", tenant="acme", from_=4, to=6, snapshot=False)
-    (made,) = chunks(part, sorted(lines), rows=1_000)
+    part = TenantChanges(table="shop.orders", tenant="acme", from_=4, to=6, snapshot=False)
+    (made,) = cut_chunks(part, sorted(lines), rows=1_000)
     assert json.loads(made.body) == told
     assert list(json.loads(made.body)) == list(told)
 

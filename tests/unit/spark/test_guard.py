@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from iscp_dagster.model.errors import FenceError, UnavailableError
-from iscp_dagster.spark.guard import interruptible
+from iscp_dagster.spark.guard import interrupt_when_lost
 
 
 class Spark:
@@ -31,7 +31,7 @@ class Interrupted(BaseException):
 
 def test_work_that_ends_by_itself_is_left_alone():
     spark = Spark()
-    with interruptible(spark, lambda: True, every=0.001):
+    with interrupt_when_lost(spark, lambda: True, every=0.001):
         assert len(spark.tags) == 1
     assert spark.tags == []
     assert not spark.interrupted.is_set()
@@ -39,7 +39,7 @@ def test_work_that_ends_by_itself_is_left_alone():
 
 def test_a_run_that_is_terminated_takes_its_work_along():
     spark = Spark()
-    with pytest.raises(Interrupted), interruptible(spark, lambda: True):
+    with pytest.raises(Interrupted), interrupt_when_lost(spark, lambda: True):
         raise Interrupted
     assert spark.interrupted.is_set()
     assert spark.tags == []
@@ -49,7 +49,7 @@ def test_a_run_that_lost_its_jobs_is_interrupted_and_told_so():
     spark = Spark()
 
     def work():
-        with interruptible(spark, lambda: False, every=0.001):
+        with interrupt_when_lost(spark, lambda: False, every=0.001):
             assert spark.interrupted.wait(30)
             raise UnavailableError("operation canceled")
 
@@ -59,7 +59,7 @@ def test_a_run_that_lost_its_jobs_is_interrupted_and_told_so():
 
 def test_an_error_of_its_own_is_no_interruption():
     spark = Spark()
-    with pytest.raises(UnavailableError), interruptible(spark, lambda: True):
+    with pytest.raises(UnavailableError), interrupt_when_lost(spark, lambda: True):
         raise UnavailableError("down")
     assert not spark.interrupted.is_set()
 
@@ -71,6 +71,6 @@ def test_a_job_log_that_does_not_answer_changes_nothing():
         asked.set()
         raise UnavailableError("no log")
 
-    with interruptible(spark, held, every=0.001):
+    with interrupt_when_lost(spark, held, every=0.001):
         assert asked.wait(30)
     assert not spark.interrupted.is_set()

@@ -51,13 +51,19 @@ def test_the_path_takes_its_sessions_by_the_same_resource(environment, monkeypat
             ended.append(self)
 
     shared = object()
-    monkeypatch.setattr("iscp_dagster.location.resources.spark.private", lambda *_: Session())
-    monkeypatch.setattr("iscp_dagster.location.resources.spark.shared", lambda *_: shared)
+    monkeypatch.setattr(
+        "iscp_dagster.location.resources.spark.create_private_session", lambda *_: Session()
+    )
+    monkeypatch.setattr(
+        "iscp_dagster.location.resources.spark.get_shared_session", lambda *_: shared
+    )
     seen = []
 
     @dg.asset
     def own(spark: Spark, iscp: Iscp) -> None:
-        seen.extend([spark.spark_session, iscp.deployment().spark(), spark.shared()])
+        seen.extend(
+            [spark.spark_session, iscp.create_deployment().spark(), spark.open_shared_session()]
+        )
 
     orders = SourceTable("shop.orders", key="id", indexes=[Mirror()])
     resources = resources_from_environment()

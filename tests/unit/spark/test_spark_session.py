@@ -5,16 +5,16 @@ import traceback
 
 import pytest
 
-from iscp_dagster.delta.failures import reading, spoken, translated
+from iscp_dagster.delta.failures import summarize_message, translate_error, wrap_spark_errors
 from iscp_dagster.model.errors import ConfigError, ReadError, SourceError, UnavailableError
-from iscp_dagster.spark.remote import Remote
-from iscp_dagster.spark.session import shared
+from iscp_dagster.spark.remote import SparkRemote
+from iscp_dagster.spark.session import get_shared_session
 
 
 def test_a_server_that_is_not_there_is_named_at_once_without_its_token():
     started = time.monotonic()
     with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:9 does not") as caught:
-        shared("sc://127.0.0.1:9/;token=hidden")
+        get_shared_session("sc://127.0.0.1:9/;token=hidden")
     assert time.monotonic() - started < 30
     assert "hidden" not in str(caught.value)
 
@@ -29,7 +29,7 @@ def test_an_address_is_read_as_pyspark_reads_it():
         "sc://host/;use_ssl=True",
         "sc://[::1]:7",
     ):
-        ours, theirs = Remote.parse(address, {}), DefaultChannelBuilder(address)
+        ours, theirs = SparkRemote.parse(address, {}), DefaultChannelBuilder(address)
         bearer = [("authorization", f"Bearer {theirs.token}")] if theirs.token else []
         assert ours.place == theirs.endpoint
         assert list(ours.headers) == [*theirs.metadata(), *bearer]
@@ -39,8 +39,10 @@ def test_an_address_is_read_as_pyspark_reads_it():
 
 def test_a_token_of_the_environment_goes_with_an_address_without_one():
     environ = {"SPARK_CONNECT_AUTHENTICATE_TOKEN": "theirs"}
-    assert Remote.parse("sc://localhost", environ).headers == (("authorization", "Bearer theirs"),)
-    named = Remote.parse("sc://localhost/;token=mine", environ)
+    assert SparkRemote.parse("sc://localhost", environ).headers == (
+        ("authorization", "Bearer theirs"),
+    )
+    named = SparkRemote.parse("sc://localhost/;token=mine", environ)
     assert named.headers == (("authorization", "Bearer mine"),)
     assert "mine" not in repr(named)
 
@@ -61,7 +63,7 @@ def test_a_token_of_the_environment_goes_with_an_address_without_one():
 )
 def test_an_address_that_is_none_is_refused_without_its_token(address):
     with pytest.raises(ConfigError, match=r"SPARK_REMOTE \(sc://") as caught:
-        shared(address)
+        get_shared_session(address)
     said = "".join(traceback.format_exception(caught.value))
     assert "hidden" not in said.replace("host:hidden", "host")
 
@@ -70,7 +72,7 @@ def test_a_server_that_is_going_down_is_tried_again():
     from pyspark.errors.exceptions.connect import UnknownException
 
     said = "(java.lang.IllegalStateException) Cannot call methods on a stopped SparkContext."
-    found = translated("/lake/orders", UnknownException(said))
+    found = translate_error("/lake/orders", UnknownException(said))
     assert isinstance(found, UnavailableError)
     assert not found.permanent
 
@@ -88,7 +90,9 @@ def test_a_server_that_is_going_down_is_tried_again():
 def test_a_store_that_spark_has_no_module_for_is_tried_again_when_it_has(said):
     from pyspark.errors.exceptions.connect import UnknownException
 
-    found = translated("s3://lake/orders", UnknownException(f"{said}\n\nJVM stacktrace:\n{TRACE}"))
+    found = translate_error(
+        "s3://lake/orders", UnknownException(f"{said}\n\nJVM stacktrace:\n{TRACE}")
+    )
     assert isinstance(found, UnavailableError)
     assert "lacks Hadoop's module" in str(found)
     assert "scala" not in str(found)
@@ -105,7 +109,7 @@ def test_what_the_client_says_of_a_server_that_came_anew_is_tried_again(conditio
     from pyspark.errors import PySparkRuntimeError
 
     error = PySparkRuntimeError(errorClass=condition, messageParameters=parameters)
-    found = translated("/lake/orders", error)
+    found = translate_error("/lake/orders", error)
     assert isinstance(found, UnavailableError)
     assert not found.permanent
 
@@ -113,7 +117,7 @@ def test_what_the_client_says_of_a_server_that_came_anew_is_tried_again(conditio
 def test_a_request_that_was_given_up_is_tried_again():
     from pyspark.sql.connect.client.retries import RetryException
 
-    assert isinstance(translated("/lake/orders", RetryException()), UnavailableError)
+    assert isinstance(translate_error("/lake/orders", RetryException()), UnavailableError)
 
 
 @pytest.mark.parametrize("what", ["SESSION_CHANGED", "SESSION_NOT_FOUND", "OPERATION_ABANDONED"])
@@ -121,7 +125,7 @@ def test_a_handle_that_the_server_does_not_know_is_tried_again(what):
     from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
     error = SparkConnectGrpcException(message="no", errorClass=f"INVALID_HANDLE.{what}")
-    assert isinstance(translated("/lake/orders", error), UnavailableError)
+    assert isinstance(translate_error("/lake/orders", error), UnavailableError)
 
 
 PLAN = "\n'Project ['nope]\n+- SubqueryAlias spark_catalog.default.orders\n"
@@ -160,7 +164,7 @@ def test_whatever_spark_raises_is_one_of_our_errors_and_as_long_as_what_it_says(
     from pyspark.errors.exceptions.connect import AnalysisException
 
     error = AnalysisException(message=said, errorClass=condition)
-    with pytest.raises(SourceError) as caught, reading("/lake/orders"):
+    with pytest.raises(SourceError) as caught, wrap_spark_errors("/lake/orders"):
         raise error
     told = str(caught.value)
     assert told.startswith("/lake/orders: ")
@@ -180,7 +184,7 @@ def test_an_error_of_ours_that_an_executor_raised_is_that_error():
     error = PythonException(
         message=f"Thrown from the Python worker:\n{cause}{PYTHON}{raised}\n{TRACE}"
     )
-    found = translated("/lake/orders", error)
+    found = translate_error("/lake/orders", error)
     assert type(found) is UnavailableError
     assert str(found) == "ClickHouse at http://h did not answer."
 
@@ -191,4 +195,4 @@ def test_of_a_call_that_failed_its_details_are_told():
         "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE"
         f'\n\tdetails = "{said}"\n\tdebug_error_string = "UNKNOWN:{said}"\n>'
     )
-    assert spoken(call) == said
+    assert summarize_message(call) == said

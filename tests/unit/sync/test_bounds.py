@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.api.environment import bounds_of
+from iscp_dagster.api.environment import parse_bounds
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, ROWS_PER_CHUNK
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobStatus
-from iscp_dagster.planning.triggers.backoff import FIRST, LONGEST, SKEW, backoff, waits
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.planning.triggers.backoff import (
+    FIRST,
+    LONGEST,
+    SKEW,
+    compute_backoff,
+    is_backing_off,
+)
+from iscp_dagster.sync.bounds import IterationBounds
 
 volumes = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=20)
 most = st.integers(1, 200)
@@ -23,8 +29,8 @@ most = st.integers(1, 200)
 @given(volumes=volumes, versions=st.integers(1, 25), bytes_=most, rows=most)
 def test_a_step_takes_what_fits_and_always_something(volumes, versions, bytes_, rows):
     written = list(enumerate(volumes, start=1))
-    bounds = Bounds(versions=versions, bytes=bytes_, rows=rows)
-    last = bounds.last(0, len(volumes), written)
+    bounds = IterationBounds(versions=versions, bytes=bytes_, rows=rows)
+    last = bounds.find_last_version(0, len(volumes), written)
     sizes, counts = (list(accumulate(each)) for each in zip(*volumes, strict=True))
 
     def fits(version):
@@ -37,50 +43,53 @@ def test_a_step_takes_what_fits_and_always_something(volumes, versions, bytes_, 
 
 
 def test_several_changes_of_one_version_are_one_step():
-    assert Bounds(bytes=10).last(3, 6, [(4, (8, 1)), (4, (8, 1)), (5, (1, 1))]) == 4
+    assert (
+        IterationBounds(bytes=10).find_last_version(3, 6, [(4, (8, 1)), (4, (8, 1)), (5, (1, 1))])
+        == 4
+    )
 
 
 def test_where_the_log_does_not_say_the_versions_bound():
-    assert Bounds(versions=2).last(3, 9, ()) == 5
+    assert IterationBounds(versions=2).find_last_version(3, 9, ()) == 5
 
 
 def test_a_job_narrows_the_bounds_of_its_iteration_and_widens_none():
     limits = [(0, 0), (9, 70), (3, 900)]
     details = [SimpleNamespace(max_versions=most, max_bytes=size) for most, size in limits]
     jobs = [SimpleNamespace(spec=SimpleNamespace(detail=each)) for each in details]
-    bounds = Bounds(versions=5, bytes=100)
-    assert bounds.of(jobs[:1]) == bounds
-    assert bounds.of(jobs[:2]) == replace(bounds, bytes=70)
-    assert bounds.of(jobs) == replace(bounds, versions=3, bytes=70)
+    bounds = IterationBounds(versions=5, bytes=100)
+    assert bounds.tighten_for_jobs(jobs[:1]) == bounds
+    assert bounds.tighten_for_jobs(jobs[:2]) == replace(bounds, bytes=70)
+    assert bounds.tighten_for_jobs(jobs) == replace(bounds, versions=3, bytes=70)
 
 
 @pytest.mark.parametrize("wrong", [{"versions": 0}, {"bytes": 0}, {"rows": 0}])
 def test_bounds_that_let_nothing_through_are_refused(wrong):
     with pytest.raises(ConfigError, match="at least one"):
-        Bounds(**wrong)
+        IterationBounds(**wrong)
 
 
 def test_the_rows_of_an_iteration_are_those_whose_tokens_are_remembered():
-    assert Bounds().rows == MOST_CHUNKS * ROWS_PER_CHUNK
+    assert IterationBounds().rows == MOST_CHUNKS * ROWS_PER_CHUNK
 
 
 def test_the_wait_doubles_up_to_a_limit():
-    assert [backoff(n) for n in range(4)] == [timedelta(0), FIRST, 2 * FIRST, 4 * FIRST]
-    assert backoff(8) == LONGEST
-    assert backoff(10**9) == LONGEST
+    assert [compute_backoff(n) for n in range(4)] == [timedelta(0), FIRST, 2 * FIRST, 4 * FIRST]
+    assert compute_backoff(8) == LONGEST
+    assert compute_backoff(10**9) == LONGEST
 
 
 def test_a_clock_that_is_wrong_makes_no_job_wait_for_it():
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
     for ended, waiting in {-FIRST: False, -FIRST / 2: True, SKEW: True, 2 * SKEW: False}.items():
-        assert waits(JobStatus(end_at=now + ended, attempts=1), now) is waiting
-    assert not waits(JobStatus(), now)
+        assert is_backing_off(JobStatus(end_at=now + ended, attempts=1), now) is waiting
+    assert not is_backing_off(JobStatus(), now)
 
 
 def test_a_deployment_says_how_much_an_iteration_takes_on():
     asked = {"ISCP_MAX_VERSIONS": "7", "ISCP_MAX_BYTES": ""}
-    assert bounds_of(asked) == replace(Bounds(), versions=7)
+    assert parse_bounds(asked) == replace(IterationBounds(), versions=7)
     with pytest.raises(ConfigError, match="ISCP_MAX_BYTES is 'all'; set a whole number"):
-        bounds_of({"ISCP_MAX_BYTES": "all"})
+        parse_bounds({"ISCP_MAX_BYTES": "all"})
     with pytest.raises(ConfigError, match="at least one version"):
-        bounds_of({"ISCP_MAX_VERSIONS": "0"})
+        parse_bounds({"ISCP_MAX_VERSIONS": "0"})

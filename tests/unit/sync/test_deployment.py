@@ -19,7 +19,7 @@ def test_the_first_call_gives_what_was_joined_meanwhile_and_the_next_asks_again(
         asked.set()
         return next(sessions)
 
-    joining = replace(in_memory(Clock()), spark=join).joining_spark()
+    joining = replace(in_memory(Clock()), spark=join).join_spark_early()
     assert asked.wait(SECONDS)
     assert [joining.spark(), joining.spark()] == [0, 1]
 
@@ -28,7 +28,7 @@ def test_an_error_of_joining_is_raised_where_the_session_is_asked_for():
     def join():
         raise UnavailableError("nobody answers")
 
-    joining = replace(in_memory(Clock()), spark=join).joining_spark()
+    joining = replace(in_memory(Clock()), spark=join).join_spark_early()
     for _ in range(2):
         with pytest.raises(UnavailableError, match="nobody answers"):
             joining.spark()
@@ -36,7 +36,7 @@ def test_an_error_of_joining_is_raised_where_the_session_is_asked_for():
 
 def test_nobody_waits_for_a_session_that_is_not_asked_for():
     waits = threading.Event()
-    replace(in_memory(Clock()), spark=waits.wait).joining_spark()
+    replace(in_memory(Clock()), spark=waits.wait).join_spark_early()
     (thread,) = (each for each in threading.enumerate() if each.name == "joining Spark")
     assert thread.daemon
     waits.set()

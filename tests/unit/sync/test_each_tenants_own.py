@@ -11,10 +11,10 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.model.batch import Action, Range
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.sync.ledger import recalled
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.model.batch import BatchAction, Range
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.sync.ledger import load_ledger
+from iscp_dagster.sync.reading.reader import SourceReader
 
 EVERYONE = frozenset(f"t{number}" for number in range(20))
 EARLY = frozenset(f"t{number}" for number in range(10))
@@ -31,7 +31,9 @@ class Fleet:
         self.deployment = in_memory(Clock())
         self.log = self.deployment.log
         self.put(*EVERYONE)
-        rows = new_jobs(self.delta_log.table_id(), EVERYONE, declared(self.source, [index]))
+        rows = make_new_jobs(
+            self.delta_log.get_table_id(), EVERYONE, make_job_specs(self.source, [index])
+        )
         self.log.register_many(rows)
         iteration = self.iteration()
         for claim in self.log.begin(iteration, "first", {}):
@@ -39,7 +41,7 @@ class Fleet:
 
     @property
     def delta_log(self):
-        return self.deployment.delta_log(self.source)
+        return self.deployment.make_delta_log(self.source)
 
     def put(self, *tenants):
         commit(self.source, *tenants)
@@ -51,21 +53,21 @@ class Fleet:
 
     def range(self, after, upto):
         log = self.delta_log
-        return Range(from_=log.moment(after), to=log.moment(upto))
+        return Range(from_=log.get_moment(after), to=log.get_moment(upto))
 
     def reader(self, tenants=EVERYONE):
-        return Reader(self.deployment, self.source, tenants, self.delta_log)
+        return SourceReader(self.deployment, self.source, tenants, self.delta_log)
 
     def iteration(self, tenants=EVERYONE):
-        jobs = [job for job in self.log.jobs() if job.key.tenant in tenants]
-        return Iteration.of(jobs, self.delta_log.latest())
+        jobs = [job for job in self.log.list_jobs() if job.key.tenant in tenants]
+        return Iteration.from_jobs(jobs, self.delta_log.get_latest_moment())
 
     def begin(self, run, tenants=EVERYONE):
         """Begin an iteration up to the last commit, as a run does."""
         iteration, reader = self.iteration(tenants), self.reader(tenants)
-        layout = reader.layout(iteration.range)
-        layouts = reader.snapshot_layouts(iteration.range, layout)
-        _, recall, _ = recalled(reader, iteration)
+        layout = reader.plan_layout(iteration.range)
+        layouts = reader.plan_snapshot_layouts(iteration.range, layout)
+        _, recall, _ = load_ledger(reader, iteration)
         return self.log.begin(iteration, run, layout, layouts=layouts, recall=recall)
 
     def die(self, tenants=EVERYONE):
@@ -91,7 +93,7 @@ def test_tenants_whose_files_are_gone_are_read_together_and_the_others_as_change
     fleet.put("t3")
     fleet.lose(1, GONE - {"t3"})
     fleet.lose(2, {"t3"})
-    plans = fleet.reader().plans(fleet.range(0, 2))
+    plans = fleet.reader().plan_tenants(fleet.range(0, 2))
     found = {plan.kind: tenants for plan, tenants in plans.items()}
     assert found == {ReadKind.SNAPSHOT: GONE, ReadKind.TAIL: EVERYONE - GONE}
     assert len(plans) == 2
@@ -104,11 +106,11 @@ def test_an_index_is_asked_once_for_all_tenants_what_it_has_in_an_added_column(f
         asked.append((columns, tenants))
         return dict.fromkeys(GONE, "body")
 
-    monkeypatch.setattr(IndexStore, "kept", kept)
+    monkeypatch.setattr(IndexStore, "find_filled_columns", kept)
     commit(fleet.source, *EVERYONE, body="words")
-    (job, *_) = fleet.log.jobs()
+    (job, *_) = fleet.log.list_jobs()
     reader = replace(fleet.reader(), consumers=(job.spec.detail.consumer,))
-    plans = reader.plans(fleet.range(0, 1))
+    plans = reader.plan_tenants(fleet.range(0, 1))
     assert {plan.kind: tenants for plan, tenants in plans.items()} == {
         ReadKind.SNAPSHOT: GONE,
         ReadKind.TAIL: EVERYONE - GONE,
@@ -122,7 +124,7 @@ def test_only_the_batch_of_a_tenant_whose_files_are_gone_is_set_aside(fleet):
     fleet.put(*EVERYONE)
     fleet.lose(1, GONE)
     found = tenants_by_action(fleet.begin("next"))
-    assert found == {Action.DEAD_LETTER: GONE, Action.REPLAY: EVERYONE - GONE}
+    assert found == {BatchAction.DEAD_LETTER: GONE, BatchAction.REPLAY: EVERYONE - GONE}
 
 
 def test_a_tenant_that_is_due_for_a_snapshot_anyway_is_not_set_aside_and_the_others_are(fleet):
@@ -132,7 +134,7 @@ def test_a_tenant_that_is_due_for_a_snapshot_anyway_is_not_set_aside_and_the_oth
     fleet.lose(1, GONE)
     fleet.lose(2, {"t3"})
     found = tenants_by_action(fleet.begin("next"))
-    assert found[Action.DEAD_LETTER] == GONE - {"t3"}
+    assert found[BatchAction.DEAD_LETTER] == GONE - {"t3"}
 
 
 def test_a_tenant_of_whom_only_a_snapshot_was_begun_is_not_set_aside(fleet):
@@ -143,7 +145,7 @@ def test_a_tenant_of_whom_only_a_snapshot_was_begun_is_not_set_aside(fleet):
     # By then the files of others are gone as well.
     fleet.lose(1, {"t5"})
     found = tenants_by_action(fleet.begin("next"))
-    assert found == {Action.DEAD_LETTER: {"t5"}, Action.REPLAY: EVERYONE - {"t5"}}
+    assert found == {BatchAction.DEAD_LETTER: {"t5"}, BatchAction.REPLAY: EVERYONE - {"t5"}}
 
 
 def test_batches_of_different_ranges_are_decided_each_by_its_own(fleet):
@@ -156,4 +158,4 @@ def test_batches_of_different_ranges_are_decided_each_by_its_own(fleet):
     fleet.lose(2, {"t5", "t16"})
     found = tenants_by_action(fleet.begin("next"))
     # The batch of t5 ended before its second commit.
-    assert found[Action.DEAD_LETTER] == {"t3", "t16", "t17"}
+    assert found[BatchAction.DEAD_LETTER] == {"t3", "t16", "t17"}

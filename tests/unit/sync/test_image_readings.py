@@ -6,27 +6,27 @@ from types import SimpleNamespace
 import pytest
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
-from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.together.attach import attached
+from iscp_dagster.model.consumers.kinds import get_consumer_kind
+from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError, UntimedError
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.readings import ReadRequest
 from iscp_dagster.sync.reading.transitions import (
-    by_view,
     check_timestamps,
-    columns_of_images,
-    transitions_of,
+    get_transitions,
+    group_by_view,
+    list_image_columns,
 )
 
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
 BIG = View("big", of=TRADES, where="amount > 100", columns={"gross": "amount * 1.19"})
 TRIGGERS = [Trigger("hot", on=BIG, match="gross > 5"), Trigger("cold", on=BIG, match="gross < 2")]
-(SOURCE,) = attached([TRADES], [BIG], TRIGGERS)
+(SOURCE,) = attach_to_tables([TRADES], [BIG], TRIGGERS)
 TYPES = {"mirror": "mirror", "changes": "changes", "big": "changes"}
 
 
@@ -36,19 +36,19 @@ def info(job):
 
 def test_jobs_of_one_view_share_a_reading():
     claims = [SimpleNamespace(consumer=info(job)) for job in (*TYPES, "hot", "cold", "gone")]
-    found = by_view(SOURCE, claims)
+    found = group_by_view(SOURCE, claims)
     shared = [[each.consumer.job for each in some] for _, some in found]
     # A job that nobody declares fails on its own, once its columns are asked for.
     assert shared == [["mirror", "gone"], ["changes"], ["big", "hot", "cold"]]
     conditions = [transitions and len(transitions.conditions) for transitions, _ in found]
     assert conditions == [None, 0, 2]
     with pytest.raises(ConfigError, match="declares no trigger 'gone'"):
-        transitions_of(SOURCE, info("gone"))
+        get_transitions(SOURCE, info("gone"))
 
 
 def test_columns_of_images_are_those_of_the_view_and_of_the_change():
     def columns(job, *available):
-        return columns_of_images(SOURCE, info(job), transitions_of(SOURCE, info(job)), available)
+        return list_image_columns(SOURCE, info(job), get_transitions(SOURCE, info(job)), available)
 
     images = ("_change", "_image", "_fields", "_ordinal")
     assert columns("changes", "id", "desk", "amount") == ("id", "desk", "amount", *images)
@@ -63,13 +63,13 @@ def test_columns_of_images_are_those_of_the_view_and_of_the_change():
 def test_only_what_is_read_as_a_snapshot_after_a_beginning_is_a_gap():
     tail = ReadPlan(kind=ReadKind.TAIL, reason="changes")
     whole = ReadPlan(kind=ReadKind.SNAPSHOT, reason="VACUUM removed files")
-    images = transitions_of(SOURCE, info("big"))
+    images = get_transitions(SOURCE, info("big"))
     later, first = (Range(from_=at, to=Moment(9)) for at in (Moment(4), START))
-    gap = Reading(plan=whole, range=later, transitions=images).gap
+    gap = ReadRequest(plan=whole, range=later, transitions=images).gap
     assert gap == "versions 5 to 9: VACUUM removed files"
-    assert Reading(plan=tail, range=later, transitions=images).gap == ""
-    assert Reading(plan=whole, range=first, transitions=images).gap == ""
-    assert Reading(plan=whole, range=later).gap == ""
+    assert ReadRequest(plan=tail, range=later, transitions=images).gap == ""
+    assert ReadRequest(plan=whole, range=first, transitions=images).gap == ""
+    assert ReadRequest(plan=whole, range=later).gap == ""
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_a_kind_of_index_that_cannot_be_loaded_holds_up_no_trigger(monkeypatch):
     def broken():
         raise ConfigError("a package's kind cannot be loaded")
 
-    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.kinds", broken)
+    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.load_kinds", broken)
     names = ("mirror", "changes", "trigger")
-    assert [consumer_kind(each).of_images for each in names] == [False, False, True]
+    assert [get_consumer_kind(each).of_images for each in names] == [False, False, True]
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        index_of(SOURCE, info("mirror"))
+        resolve_index(SOURCE, info("mirror"))

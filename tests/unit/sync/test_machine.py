@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from logs import key, name, spec
 
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.joblog.iterations import Claim, Failed
-from iscp_dagster.model.batch import WRITES, Action, Range, Step
+from iscp_dagster.joblog.iterations import Claim, FailedStep
+from iscp_dagster.model.batch import WRITES, BatchAction, BatchStep, Range
 from iscp_dagster.model.errors import (
     FeedGoneError,
     FenceError,
@@ -25,10 +25,10 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.machine import State, by_job, step
-from iscp_dagster.sync.iteration.narrowing import UntriedError, tenants_of
-from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.iteration.machine import IterationState, group_by_job, handle_event
+from iscp_dagster.sync.iteration.narrowing import UntriedError, get_tenants
+from iscp_dagster.sync.iteration.outcomes import ErrorDetail, PendingCommit, WriteResult
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 TAIL = ReadPlan(kind=ReadKind.TAIL, reason="changes")
 FIRST = Range(from_=Moment(2), to=Moment(4))
@@ -41,7 +41,7 @@ FAULTS = (POISON, GONE, STOPS, TAKEN, LOST, LATE, RAISES, RECORDED, WRONG)
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def claim(tenant: str, job: str = "mirror", actions=(Action.INSERT,)) -> Claim:
+def claim(tenant: str, job: str = "mirror", actions=(BatchAction.INSERT,)) -> Claim:
     """Return a claim whose steps do this, each on two versions."""
     ranges = (FIRST, SECOND)[: len(actions)] if len(actions) > 1 else (WHOLE,)
     return Claim(
@@ -52,7 +52,7 @@ def claim(tenant: str, job: str = "mirror", actions=(Action.INSERT,)) -> Claim:
         fence=2,
         run_id="run",
         range=WHOLE,
-        steps=tuple(Step(action=a, range=r) for a, r in zip(actions, ranges, strict=True)),
+        steps=tuple(BatchStep(action=a, range=r) for a, r in zip(actions, ranges, strict=True)),
     )
 
 
@@ -61,7 +61,7 @@ class Services:
     """Answers commands; `faults` has what goes wrong for a tenant and job."""
 
     faults: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    given: list[Delivery | Failed] = field(default_factory=list)
+    given: list[PendingCommit | FailedStep] = field(default_factory=list)
     scans: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     """How each was read, and for whom."""
     rebuilt: set[str] = field(default_factory=set)
@@ -72,43 +72,43 @@ class Services:
 
     def answer(self, command):  # noqa: PLR0911 - a table
         match command:
-            case commands.Record(claims):
+            case commands.RecordSteps(claims):
                 self.recorded.update((e.key.tenant, e.key.job_name) for e in claims)
                 lost = [e for e in claims if self.fault(e) == RECORDED]
-                return commands.Recorded(
+                return commands.StepsRecorded(
                     {each.key: FenceError("recorded by another") for each in lost}
                 )
-            case commands.Plan(claims, plan, apart):
-                some = by_job(claims).values() if apart else [claims]
+            case commands.PlanReads(claims, plan, apart):
+                some = group_by_job(claims).values() if apart else [claims]
                 step_ = claims[0].step
-                reading = Reading(plan=plan or TAIL, range=step_.range)
-                return commands.Planned(tuple((reading, each) for each in some))
-            case commands.Scan(trial):
+                reading = ReadRequest(plan=plan or TAIL, range=step_.range)
+                return commands.ReadsPlanned(tuple((reading, each) for each in some))
+            case commands.ScanClaims(trial):
                 return self.scanned(trial)
-            case commands.Check(part):
+            case commands.VerifyScan(part):
                 wrong = {e.key for e in part.claims if self.fault(e) == WRONG}
                 passed = [e for e in part.claims if e.step.action not in WRITES]
-                return commands.Checked(
+                return commands.ScanVerified(
                     part,
-                    passed={e.key: Delivery(claim=e, written=part.written) for e in passed},
-                    wrong={each: SchemaError("rows are missing") for each in wrong},
+                    outcomes={e.key: PendingCommit(claim=e, written=part.written) for e in passed},
+                    errors={each: SchemaError("rows are missing") for each in wrong},
                     rebuild=frozenset(wrong),
                 )
-            case commands.Place(deliveries):
-                return commands.Placed(deliveries, self.lost(deliveries, LOST))
-            case commands.Move(deliveries):
+            case commands.PlaceRows(deliveries):
+                return commands.RowsPlaced(deliveries, self.lost(deliveries, LOST))
+            case commands.MoveWatermarks(deliveries):
                 lost = self.lost(deliveries, LATE)
                 left = [each.claim for each in deliveries if each.claim.key not in lost]
                 going = [each for each in left if not each.last]
                 claims = tuple(replace(each, steps=each.steps[1:]) for each in going)
-                return commands.Moved(deliveries, claims, lost)
-            case commands.Serve(deliveries):
-                return commands.Served(deliveries, NOW)
-            case commands.Fail(failures, rebuild):
+                return commands.WatermarksMoved(deliveries, claims, lost)
+            case commands.ServeIndex(deliveries):
+                return commands.IndexServed(deliveries, NOW)
+            case commands.RecordFailures(failures, rebuild):
                 self.rebuilt |= {each.tenant for each in rebuild}
-                return commands.Refused(failures)
-            case commands.Discard():
-                return commands.Discarded()
+                return commands.FailuresRecorded(failures)
+            case commands.DropStaging():
+                return commands.CleanupDone()
         raise AssertionError(command)
 
     def lost(self, deliveries, fault):
@@ -118,7 +118,7 @@ class Services:
     def scanned(self, trial):
         """Scan as the real one does: some faults are of all tenants, as far as it can tell."""
         kind = trial.reading.plan.kind
-        self.scans.append((kind.value, tenants_of(trial.claims)))
+        self.scans.append((kind.value, get_tenants(trial.claims)))
         writing = [each for each in trial.claims if each.step.action in WRITES]
         assert {each.step.range for each in trial.claims} == {trial.reading.range}
         for each in writing:
@@ -126,55 +126,55 @@ class Services:
                 return commands.ScanFailed(trial, SourceError(f"a file of {each.key.tenant}"))
             if self.fault(each) == AWAY:
                 return commands.ScanFailed(trial, UnavailableError("Spark is away"))
-        return commands.Scanned(
+        return commands.ScanFinished(
             trial,
             tuple(
-                commands.Part(claims=claims, written=self.written(trial, claims))
-                for claims in by_job(trial.claims).values()
+                commands.ScanResult(claims=claims, written=self.written(trial, claims))
+                for claims in group_by_job(trial.claims).values()
             ),
         )
 
     def written(self, trial, claims):
-        staged = trial.reading.staged
+        staged = trial.reading.is_snapshot
         error, stopped = None, {}
         for each in claims:
             if each.step.action not in WRITES:
                 continue
             fault, tenant = self.fault(each), each.key.tenant
             if fault == POISON:
-                error = Error.of(SourceError(f"a row of {tenant}"))
+                error = ErrorDetail.from_error(SourceError(f"a row of {tenant}"))
             elif fault == GONE and not staged:
-                error = error or Error.of(FeedGoneError(f"a change of {tenant}"))
+                error = error or ErrorDetail.from_error(FeedGoneError(f"a change of {tenant}"))
             elif fault == STOPS:
-                stopped[tenant] = Error.of(SchemaError(f"a value of {tenant}"))
+                stopped[tenant] = ErrorDetail.from_error(SchemaError(f"a value of {tenant}"))
             elif fault == TAKEN:
-                stopped[tenant] = Error.of(FenceError(f"the job of {tenant}"))
-        return Written(
+                stopped[tenant] = ErrorDetail.from_error(FenceError(f"the job of {tenant}"))
+        return WriteResult(
             reading=trial.reading,
-            told={each.key.tenant: {"rows": 1} for each in claims},
+            reports={each.key.tenant: {"rows": 1} for each in claims},
             error=error,
-            unsure=bool(error and error.unsure),
-            stopped=stopped,
+            tenant_may_be_cause=bool(error and error.tenant_may_be_cause),
+            tenant_errors=stopped,
         )
 
 
 def run(claims, services):
     """Carry out an iteration; return its last state."""
-    state, following = step(State(), commands.Claimed(tuple(claims)))
+    state, following = handle_event(IterationState(), commands.JobsClaimed(tuple(claims)))
     waiting = list(following)
     while True:
         if not waiting:
-            state, following = step(state, commands.Idle())
+            state, following = handle_event(state, commands.CommandsDone())
             waiting = list(following)
             if not waiting:
                 return state
         command = waiting.pop(0)
-        if isinstance(command, commands.Stop):
+        if isinstance(command, commands.AbortIteration):
             raise command.error
-        if isinstance(command, commands.Give):
+        if isinstance(command, commands.ReturnOutcomes):
             services.given += command.outcomes
             continue
-        state, following = step(state, services.answer(command))
+        state, following = handle_event(state, services.answer(command))
         waiting[:0] = following
 
 
@@ -182,7 +182,7 @@ def ends(services):
     """Return each claim's outcome."""
     return {
         (each.claim.key.tenant, each.claim.key.job_name): each.code
-        if isinstance(each, Failed)
+        if isinstance(each, FailedStep)
         else 0
         for each in services.given
     }
@@ -192,10 +192,10 @@ TENANTS = [f"t{number}" for number in range(12)]
 JOBS = ["mirror", "text"]
 ACTIONS = st.sampled_from(
     [
-        (Action.INSERT,),
-        (Action.REPLAY, Action.INSERT),
-        (Action.SKIP,),
-        (Action.DEAD_LETTER, Action.INSERT),
+        (BatchAction.INSERT,),
+        (BatchAction.REPLAY, BatchAction.INSERT),
+        (BatchAction.SKIP,),
+        (BatchAction.DEAD_LETTER, BatchAction.INSERT),
     ]
 )
 CODES = {
@@ -257,13 +257,13 @@ def test_what_has_no_key_at_fault_is_scanned_once_a_step(case):
 
 def test_what_was_told_of_earlier_steps_is_told_with_the_last():
     services = Services()
-    run([claim("a", actions=(Action.REPLAY, Action.INSERT))], services)
+    run([claim("a", actions=(BatchAction.REPLAY, BatchAction.INSERT))], services)
     (outcome,) = services.given
-    assert outcome.told_in_all == {"rows": 2}
+    assert outcome.total_report == {"rows": 2}
     services = Services({("a", "mirror"): LOST})
-    run([claim("a", actions=(Action.REPLAY, Action.INSERT))], services)
+    run([claim("a", actions=(BatchAction.REPLAY, BatchAction.INSERT))], services)
     (outcome,) = services.given
-    assert outcome.told == {"rows": 1}
+    assert outcome.reported == {"rows": 1}
 
 
 def test_changes_that_cannot_be_read_give_their_tenants_a_snapshot_at_the_end():
@@ -302,23 +302,28 @@ def test_rows_that_are_wrong_fail_their_job_and_have_it_rebuilt():
 
 
 def test_a_settled_step_goes_on_without_being_moved_again():
-    first = claim("a", actions=(Action.REPLAY, Action.INSERT))
-    state, _ = step(State(), commands.Claimed((first,)))
+    first = claim("a", actions=(BatchAction.REPLAY, BatchAction.INSERT))
+    state, _ = handle_event(IterationState(), commands.JobsClaimed((first,)))
     following = replace(first, steps=first.steps[1:], fence=3)
-    reading = Reading(plan=TAIL, range=FIRST)
-    written = Written(reading=reading, settled={first.key: following})
-    state, answer = step(state, commands.Checked(commands.Part(claims=(first,), written=written)))
-    assert answer == (commands.Record((following,)),)
+    reading = ReadRequest(plan=TAIL, range=FIRST)
+    written = WriteResult(reading=reading, next_claims={first.key: following})
+    state, answer = handle_event(
+        state, commands.ScanVerified(commands.ScanResult(claims=(first,), written=written))
+    )
+    assert answer == (commands.RecordSteps((following,)),)
     assert state.open == {first.key: following}
 
 
 def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
     both = (claim("a"), claim("b"))
-    state, _ = step(State(), commands.Claimed(both))
-    assert step(state, commands.Interrupted()) == (State(), (commands.Release(both),))
-    assert step(State(), commands.Interrupted()) == (State(), ())
-    state = replace(state, told={both[0].key: {"rows": 1}})
-    _, (fail, give) = step(state, commands.Broken(ValueError("a bug")))
+    state, _ = handle_event(IterationState(), commands.JobsClaimed(both))
+    assert handle_event(state, commands.RunInterrupted()) == (
+        IterationState(),
+        (commands.ReleaseClaims(both),),
+    )
+    assert handle_event(IterationState(), commands.RunInterrupted()) == (IterationState(), ())
+    state = replace(state, reports={both[0].key: {"rows": 1}})
+    _, (fail, give) = handle_event(state, commands.IterationFailed(ValueError("a bug")))
     assert [(each.code, each.message) for each in fail.failures] == (
         [(IscpError.code, "ValueError: a bug")] * 2
     )
@@ -327,31 +332,31 @@ def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
 
 def test_a_range_that_contradicts_its_record_is_refused_before_anything_is_read():
     rejected = replace(
-        claim("a", actions=(Action.REJECT,)), previous=type("Record", (), {"range": FIRST})()
+        claim("a", actions=(BatchAction.REJECT,)), previous=type("Record", (), {"range": FIRST})()
     )
     services = Services()
     run([rejected, claim("b")], services)
     assert services.scans == [("tail", frozenset("b"))]
     assert services.recorded == {("b", "mirror"): 1}
-    wrong = next(each for each in services.given if isinstance(each, Failed))
+    wrong = next(each for each in services.given if isinstance(each, FailedStep))
     assert "lies before its recorded batch (2, 4]" in wrong.message
 
 
 def test_a_job_that_is_lost_once_its_snapshot_is_in_place_starts_over():
     for fault, over in ((LOST, set()), (LATE, {"a"})):
         services = Services({("a", "mirror"): fault})
-        each = replace(claim("a"), steps=(Step(action=Action.INSERT, range=INITIAL),))
+        each = replace(claim("a"), steps=(BatchStep(action=BatchAction.INSERT, range=INITIAL),))
         store = object()
-        state, _ = step(State(), commands.Claimed((each,)))
+        state, _ = handle_event(IterationState(), commands.JobsClaimed((each,)))
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
-        written = Written(reading=Reading(plan=plan, range=INITIAL), store=store)
-        state, following = step(
-            state, commands.Checked(commands.Part(claims=(each,), written=written))
+        written = WriteResult(reading=ReadRequest(plan=plan, range=INITIAL), store=store)
+        state, following = handle_event(
+            state, commands.ScanVerified(commands.ScanResult(claims=(each,), written=written))
         )
         waiting = list(following)
         while waiting:
             command = waiting.pop(0)
-            if not isinstance(command, commands.Give):
-                state, more = step(state, services.answer(command))
+            if not isinstance(command, commands.ReturnOutcomes):
+                state, more = handle_event(state, services.answer(command))
                 waiting[:0] = more
         assert services.rebuilt == over

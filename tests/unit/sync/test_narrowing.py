@@ -24,19 +24,19 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration.narrowing import (
     TENANTS_TRIED,
-    Trial,
-    learned,
-    narrowed,
-    tenants_of,
-    untried,
+    ScanGroup,
+    get_tenants,
+    make_untried_error,
+    record_scan,
+    split_group,
 )
-from iscp_dagster.sync.iteration.outcomes import Error
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.iteration.outcomes import ErrorDetail
+from iscp_dagster.sync.reading.readings import ReadRequest
 
-READING = Reading(
+READING = ReadRequest(
     plan=ReadPlan(kind=ReadKind.TAIL, reason=""), range=Range(from_=START, to=Moment(1))
 )
-ERROR = Error(code=10_200, message="key 7 of tenant t3 is odd")
+ERROR = ErrorDetail(code=10_200, message="key 7 of tenant t3 is odd")
 
 
 def claims_of(number, run_id="run"):
@@ -49,23 +49,25 @@ def claims_of(number, run_id="run"):
 def narrowed_down(claims, bad):
     """Narrow down as the iteration does; return who was blamed, who was given up, and the scans."""
     known, blamed, given_up, scans = {}, set(), set(), 0
-    waiting = [Trial(reading=READING, claims=tuple(claims))]
+    waiting = [ScanGroup(reading=READING, claims=tuple(claims))]
     while waiting:
         trial = waiting.pop(0)
-        if trial.failed:
-            smaller, left = narrowed(known, trial)
+        if trial.errors:
+            smaller, left = split_group(known, trial)
             waiting[:0] = smaller
-            given_up |= tenants_of(left)
+            given_up |= get_tenants(left)
             continue
         scans += 1
-        tenants = tenants_of(trial.claims)
+        tenants = get_tenants(trial.claims)
         if not tenants & bad:
-            known = learned(known, trial, "mirror", served=True)
+            known = record_scan(known, trial, "mirror", served=True)
         elif len(tenants) == 1:
-            known = learned(known, trial, "mirror", served=False)
+            known = record_scan(known, trial, "mirror", served=False)
             blamed |= tenants
         else:
-            waiting.insert(0, Trial(reading=READING, claims=trial.claims, failed={"mirror": ERROR}))
+            waiting.insert(
+                0, ScanGroup(reading=READING, claims=trial.claims, errors={"mirror": ERROR})
+            )
     return blamed, given_up, scans
 
 
@@ -120,12 +122,12 @@ def test_another_run_tries_others_first():
     ],
 )
 def test_a_service_that_does_not_answer_is_no_tenant_s_fault(error, unsure):
-    assert Error.of(error("odd")).unsure is unsure
+    assert ErrorDetail.from_error(error("odd")).tenant_may_be_cause is unsure
 
 
 def test_an_error_of_others_is_told_without_their_keys():
     (claim,) = claims_of(1)
-    message = str(untried(claim, ERROR))
+    message = str(make_untried_error(claim, ERROR))
     assert "t0" in message
     assert str(ERROR.code) in message
     assert "key 7" not in message

@@ -9,13 +9,18 @@ from nearspark import NearSpark
 from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.clickhouse.tables.ddl import DEDUPLICATION_WINDOW
-from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, chunks_per_task
+from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, compute_chunks_per_task
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.sync.reading.reader import MOST_ROWS, MOST_TASKS_OF_IMAGES, SMALL_BYTES, Reader
-from iscp_dagster.sync.reading.readings import Reading
+from iscp_dagster.sync.reading.reader import (
+    MOST_ROWS,
+    MOST_TASKS_OF_IMAGES,
+    SMALL_BYTES,
+    SourceReader,
+)
+from iscp_dagster.sync.reading.readings import ReadRequest
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
 ADDED = {"partitionValues": {"region": "eu"}, "dataChange": True, "modificationTime": 1}
@@ -47,12 +52,12 @@ def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, di
     ]
     Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
     deployment = in_memory(Clock())
-    delta_log = deployment.delta_log(source)
-    found = Reader(deployment, source, frozenset({"eu"}), delta_log)
-    range_ = Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
-    selection = found._selection(["id", "region"], 1)
-    assert found.layout(range_)["partitions"] == 1
-    assert (found._feed(range_, selection) is not None) is direct
+    delta_log = deployment.make_delta_log(source)
+    found = SourceReader(deployment, source, frozenset({"eu"}), delta_log)
+    range_ = Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
+    selection = found._make_selection(["id", "region"], 1)
+    assert found.plan_layout(range_)["partitions"] == 1
+    assert (found._plan_feed(range_, selection) is not None) is direct
 
 
 def written(folder, size):
@@ -62,8 +67,8 @@ def written(folder, size):
     actions = [{"add": {"path": "1.parquet", **ADDED, "size": size}}]
     Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
     deployment = in_memory(Clock())
-    found = Reader(deployment, source, frozenset({"eu"}), deployment.delta_log(source))
-    return found, Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
+    found = SourceReader(deployment, source, frozenset({"eu"}), deployment.make_delta_log(source))
+    return found, Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_changes_are_read_by_as_many_tasks_as_they_have_work_for_and_spark_cores
     found, range_ = written(tmp_path, size)
     spark = NearSpark(cores=cores)
     found = replace(found, deployment=replace(found.deployment, spark=lambda: spark))
-    assert found.layout(range_)["partitions"] == tasks
+    assert found.plan_layout(range_)["partitions"] == tasks
 
 
 def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_path):
@@ -92,17 +97,17 @@ def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_p
     def away():
         raise UnavailableError("Spark is away.")
 
-    layout = replace(found, deployment=replace(found.deployment, spark=away)).layout(range_)
+    layout = replace(found, deployment=replace(found.deployment, spark=away)).plan_layout(range_)
     assert "partitions" not in layout
     plan = ReadPlan(kind=ReadKind.TAIL, reason="")
-    wanted = Reading(plan=plan, range=range_, layout=layout)
+    wanted = ReadRequest(plan=plan, range=range_, layout=layout)
     for cores in (1, 64):
         spark = NearSpark(cores=cores)
         again = replace(found, deployment=replace(found.deployment, spark=lambda s=spark: s))
-        assert again._recorded_tasks(wanted) == 2
+        assert again._get_recorded_tasks(wanted) == 2
 
 
 @pytest.mark.parametrize("tasks", range(1, MOST_TASKS + 1))
 def test_all_tasks_together_write_no_more_chunks_than_clickhouse_remembers(tasks):
-    assert tasks * chunks_per_task(tasks) * 5 <= DEDUPLICATION_WINDOW
+    assert tasks * compute_chunks_per_task(tasks) * 5 <= DEDUPLICATION_WINDOW
     assert MOST_TASKS_OF_IMAGES * MOST_CHUNKS <= DEDUPLICATION_WINDOW

@@ -14,7 +14,13 @@ from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.executors import retriever
-from iscp_dagster.sync.executors.retriever import AHEAD, ConsumerError, Retriever, Share, Worker
+from iscp_dagster.sync.executors.retriever import (
+    AHEAD,
+    ConsumerError,
+    ConsumerScan,
+    ConsumerThread,
+    Retriever,
+)
 
 SECONDS = 30
 ROWS = pa.table(
@@ -35,7 +41,7 @@ class Waits:
 
 
 def share_of(data_type, columns=("id",)):
-    return Share(
+    return ConsumerScan(
         job=JobID(db="d", table="t", job="j"),
         registrations={"default": 1},
         range=Range(from_=START, to=Moment(3)),
@@ -47,7 +53,7 @@ def share_of(data_type, columns=("id",)):
 
 
 def at_work(consumer):
-    return Worker(lambda: consumer, Retriever(share=share_of(DataType.SNAPSHOT)))
+    return ConsumerThread(lambda: consumer, Retriever(share=share_of(DataType.SNAPSHOT)))
 
 
 def test_if_one_consumer_is_slow_the_others_may_get_blocked():
@@ -83,10 +89,10 @@ def test_an_interrupted_run_does_not_wait_for_a_consumer_that_works_on(monkeypat
     for _ in range(AHEAD):
         worker.put(ROWS)
     worker.abort(KeyboardInterrupt())
-    assert worker.going
+    assert worker.is_alive
     assert worker.retriever.broken
     busy.go.set()
-    wait_for(lambda: not worker.going, SECONDS)
+    wait_for(lambda: not worker.is_alive, SECONDS)
     assert isinstance(worker.failure, ConsumerError)
     assert busy.batches == 0
 
@@ -191,7 +197,7 @@ class Inserts:
 def test_who_deletes_first_needs_no_upsert():
     consumer = Inserts()
     retriever = Retriever(share=share_of(DataType.TAIL, ("id", "name")))
-    worker = Worker(lambda: consumer, retriever)
+    worker = ConsumerThread(lambda: consumer, retriever)
     worker.put(CHANGES)
     worker.end()
     assert worker.failure is None
@@ -222,12 +228,12 @@ def test_who_keeps_deletes_like_inserts_gets_the_rows_as_they_come_with_a_mark()
         retriever = Retriever(share=share_of(data_type, ("name", "id")))
         for each in (CHANGES, None):
             retriever.coming.put(each)
-        chunk = retriever.marked()
+        chunk = retriever.read_marked_rows()
         assert chunk.column_names == ["name", "id", "_version", "_timestamp", "_deleted"]
         assert chunk.select(["id", "name"]).equals(CHANGES.select(["id", "name"]))
         found[data_type] = chunk["_deleted"].to_pylist()
-        assert retriever.marked() is None
-        assert retriever.marked() is None
+        assert retriever.read_marked_rows() is None
+        assert retriever.read_marked_rows() is None
         assert (retriever.drained, retriever.chunks) == (True, 1)
         gone = found[data_type].count(True)
         assert (retriever.inserted["default"], retriever.deleted["default"]) == (3 - gone, gone)

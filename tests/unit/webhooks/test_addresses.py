@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.webhooks.sending.addresses import parsed, refusal
+from iscp_dagster.webhooks.sending.addresses import find_refusal, parse_network
 
 PUBLIC = ("8.8.8.8", "1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "2a00:1450:4001:81b::200e")
 DENIED = (
@@ -29,44 +29,46 @@ NEVER = (
     *("2001:0:a9fe:a9fe:8000:63bf:3fff:fdd2", "2001:0:4136:e378:8000:63bf:5601:5601"),
     "::ffff:0:169.254.169.254",
 )
-EVERYTHING = (parsed("0.0.0.0/0"), parsed("::/0"))
+EVERYTHING = (parse_network("0.0.0.0/0"), parse_network("::/0"))
 
 
 @pytest.mark.parametrize("address", [*PUBLIC, "::ffff:8.8.8.8", "64:ff9b::808:808"])
 def test_public_addresses_are_sent_to(address):
-    assert refusal(address) is None
+    assert find_refusal(address) is None
 
 
 @pytest.mark.parametrize("address", DENIED)
 def test_what_is_not_public_is_refused_unless_it_is_allowed(address):
-    assert "is not public; allow=[...] of the endpoint may name its network" in refusal(address)
-    assert refusal(address, EVERYTHING) is None
+    assert "is not public; allow=[...] of the endpoint may name its network" in find_refusal(
+        address
+    )
+    assert find_refusal(address, EVERYTHING) is None
 
 
 @pytest.mark.parametrize("address", NEVER)
 def test_some_addresses_are_refused_whatever_is_allowed(address):
-    assert refusal(address, EVERYTHING)
-    assert refusal(address)
+    assert find_refusal(address, EVERYTHING)
+    assert find_refusal(address)
 
 
 def test_an_allowed_network_allows_no_other():
-    allowed = (parsed("10.1.0.0/16"), parsed("fd12::/64"))
-    assert refusal("10.1.2.3", allowed) is None
-    assert refusal("::ffff:10.1.2.3", allowed) is None
-    assert refusal("fd12::5", allowed) is None
-    assert refusal("10.2.0.1", allowed)
-    assert refusal("fd13::5", allowed)
+    allowed = (parse_network("10.1.0.0/16"), parse_network("fd12::/64"))
+    assert find_refusal("10.1.2.3", allowed) is None
+    assert find_refusal("::ffff:10.1.2.3", allowed) is None
+    assert find_refusal("fd12::5", allowed) is None
+    assert find_refusal("10.2.0.1", allowed)
+    assert find_refusal("fd13::5", allowed)
 
 
 @given(st.ip_addresses(v=4))
 def test_an_address_in_another_spelling_is_judged_like_itself(address: IPv4Address):
-    own = refusal(str(address)) is None
+    own = find_refusal(str(address)) is None
     low = int(address)
     for spelt in (0xFFFF << 32 | low, 0x64_FF9B << 96 | low):
-        assert (refusal(str(IPv6Address(spelt))) is None) == own
+        assert (find_refusal(str(IPv6Address(spelt))) is None) == own
 
 
 @pytest.mark.parametrize("network", ["169.254.0.0/16", "169.254.169.254/32", "fe80::/64"])
 def test_a_network_that_is_never_allowed_cannot_be_named(network):
     with pytest.raises(ValueError, match="is never allowed"):
-        parsed(network)
+        parse_network(network)

@@ -18,13 +18,13 @@ def test_an_endpoint_needs_a_url_and_a_secret():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"url": "example.com/hook"}, "its url 'example.com/hook' is no address of http or https"),
-        ({"url": "ftp://example.com"}, "is no address of http"),
-        ({"url": "https://"}, "is no address of http"),
-        ({"url": "https://example.com:99999/"}, "is no address of http"),
-        ({"url": "https://exa mple.com/"}, "is no address of http"),
-        ({"url": "https://bücher.example/"}, "is no address of http or https in ASCII"),
-        ({"url": "https://[::1/"}, "is no address of http"),
+        ({"url": "example.com/hook"}, "its url 'example.com/hook' is not an http or https address"),
+        ({"url": "ftp://example.com"}, "is not an http or https address"),
+        ({"url": "https://"}, "is not an http or https address"),
+        ({"url": "https://example.com:99999/"}, "is not an http or https address"),
+        ({"url": "https://exa mple.com/"}, "is not an http or https address"),
+        ({"url": "https://bücher.example/"}, "is not an http or https address in ASCII"),
+        ({"url": "https://[::1/"}, "is not an http or https address"),
         ({"url": "https://example.com/#a"}, "ends in a fragment, #a; leave it out"),
         ({"secrets": []}, r"secrets=\[...\] is empty; name the environment variable"),
         ({"secrets": "S"}, "secrets='S' is not a list"),
@@ -37,9 +37,9 @@ def test_an_endpoint_needs_a_url_and_a_secret():
         ({"jitter": "0.2"}, "jitter='0.2' is not a number from 0 to less than 1"),
         ({"jitter": 1}, "jitter=1 is not a number from 0 to less than 1"),
         ({"pending": True}, "pending=True is not a whole number"),
-        ({"allow": ["10.0.0.1/8"]}, "allow has '10.0.0.1/8', which is no network: .*host bits set"),
-        ({"allow": [167772161]}, "allow has 167772161, which is no network"),
-        ({"allow": ["internal"]}, "allow has 'internal', which is no network"),
+        ({"allow": ["10.0.0.1/8"]}, "has '10.0.0.1/8', which is not a network: .*host bits set"),
+        ({"allow": [167772161]}, "allow has 167772161, which is not a network"),
+        ({"allow": ["internal"]}, "allow has 'internal', which is not a network"),
     ],
 )
 def test_a_bad_endpoint_is_refused(changes, why):

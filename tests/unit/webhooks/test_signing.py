@@ -10,11 +10,11 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from iscp_dagster import Endpoint
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.sending.signing import headers, secrets_of
+from iscp_dagster.webhooks.sending.signing import build_headers, get_secrets
 
 NEW, OLD = ("whsec_" + base64.b64encode(bytes(range(n, n + 32))).decode() for n in (0, 100))
 ENDPOINT = Endpoint("alerts", url="https://example.com/hook", secrets=("NEW", "OLD"))
-SECRETS = secrets_of(ENDPOINT, {"NEW": NEW, "OLD": OLD})
+SECRETS = get_secrets(ENDPOINT, {"NEW": NEW, "OLD": OLD})
 
 
 def now():
@@ -23,23 +23,23 @@ def now():
 
 @given(body=st.binary().map(lambda data: b'{"a": "%s"}' % base64.b64encode(data)))
 def test_each_secret_verifies_alone_while_secrets_are_rotated(body):
-    sent = headers(SECRETS, "acf67a288f80147280c9d4b1e99378cd", now(), body)
+    sent = build_headers(SECRETS, "acf67a288f80147280c9d4b1e99378cd", now(), body)
     for secret in (NEW, OLD):
         assert Webhook(secret).verify(body, sent)
     assert [each.partition(",")[0] for each in sent["webhook-signature"].split(" ")] == ["v1"] * 2
-    assert sent == headers(SECRETS, sent["webhook-id"], int(sent["webhook-timestamp"]), body)
+    assert sent == build_headers(SECRETS, sent["webhook-id"], int(sent["webhook-timestamp"]), body)
 
 
 def test_the_signatures_are_those_of_the_package_newest_first():
     at = datetime(2025, 6, 18, tzinfo=timezone.utc)
-    sent = headers(SECRETS, "id", int(at.timestamp()), b"{}")
+    sent = build_headers(SECRETS, "id", int(at.timestamp()), b"{}")
     expected = [Webhook(secret).sign("id", at, "{}") for secret in (NEW, OLD)]
     assert sent["webhook-signature"] == " ".join(expected)
 
 
 @pytest.mark.parametrize("changed", [{"webhook-id": "other"}, {"webhook-timestamp": "1"}])
 def test_another_id_or_time_is_not_verified(changed):
-    sent = headers(SECRETS, "id", now(), b"{}")
+    sent = build_headers(SECRETS, "id", now(), b"{}")
     with pytest.raises(WebhookVerificationError):
         Webhook(NEW).verify(b"{}", sent | changed)
     with pytest.raises(WebhookVerificationError):
@@ -49,7 +49,7 @@ def test_another_id_or_time_is_not_verified(changed):
 @pytest.mark.parametrize("length", [24, 64])
 def test_secrets_of_24_to_64_bytes_are_taken(length):
     held = "whsec_" + base64.b64encode(b"x" * length).decode()
-    assert secrets_of(ENDPOINT, {"NEW": held, "OLD": held}) == (b"x" * length,) * 2
+    assert get_secrets(ENDPOINT, {"NEW": held, "OLD": held}) == (b"x" * length,) * 2
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_secrets_of_24_to_64_bytes_are_taken(length):
         (None, "NEW is not set"),
         ("", "NEW is not set"),
         (base64.b64encode(b"x" * 32).decode(), "NEW does not begin with whsec_"),
-        ("whsec_" + "x" * 31 + "!", "NEW is no base64 after whsec_"),
-        ("whsec_" + "x" * 33, "NEW is no base64 after whsec_"),
-        ("whsec_" + base64.urlsafe_b64encode(b"\xff" * 32).decode(), "NEW is no base64"),
+        ("whsec_" + "x" * 31 + "!", "NEW is not base64 after whsec_"),
+        ("whsec_" + "x" * 33, "NEW is not base64 after whsec_"),
+        ("whsec_" + base64.urlsafe_b64encode(b"\xff" * 32).decode(), "NEW is not base64"),
         ("whsec_" + base64.b64encode(b"x" * 23).decode(), "NEW holds 23 bytes; a secret has 24"),
         ("whsec_" + base64.b64encode(b"x" * 65).decode(), "NEW holds 65 bytes; a secret has 24"),
     ],
@@ -70,5 +70,5 @@ def test_another_secret_is_refused_by_its_variables_name_alone(held, why):
     with pytest.raises(
         ConfigError, match=f"Endpoint 'alerts': the environment variable {why}"
     ) as e:
-        secrets_of(ENDPOINT, environ)
+        get_secrets(ENDPOINT, environ)
     assert not held or held.removeprefix("whsec_") not in str(e.value)

@@ -18,13 +18,13 @@ from idempotent_receiver import retry_horizon
 from iscp_dagster import Endpoint
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.answers import Answer
+from iscp_dagster.webhooks.answers import EndpointAnswer
 from iscp_dagster.webhooks.sending.network import MOST_READ
-from iscp_dagster.webhooks.sending.posting import TOLD
+from iscp_dagster.webhooks.sending.posting import ANSWER_CHARACTERS
 from iscp_dagster.webhooks.sending.sender import Pace
-from iscp_dagster.webhooks.sending.signing import secrets_of
+from iscp_dagster.webhooks.sending.signing import get_secrets
 
 PAGE = (DOCS / "webhooks.md").read_text(encoding="utf-8")
 DECLARING, MAKING = re.findall(r"^```python.*?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -51,22 +51,22 @@ def test_the_endpoint_is_declared_as_shown_and_its_secret_made_as_shown():
     with contextlib.redirect_stdout(said):
         exec(MAKING, {})
     endpoint = declared()
-    assert len(secrets_of(endpoint, {"ALERTS_SECRET": said.getvalue().strip()})[0]) == 32
+    assert len(get_secrets(endpoint, {"ALERTS_SECRET": said.getvalue().strip()})[0]) == 32
 
 
 def test_the_body_is_that_of_an_event():
     (shown,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     at = SourceTimestamp(nanos=1705316445123456789, version=1)
-    event = Event(
-        event_id=IdScheme().event_id("large_trade_alert", "123", at),
+    event = TriggerEvent(
+        event_id=IdScheme().make_event_id("large_trade_alert", "123", at),
         event_type=EventType.MATCH,
         trigger_name="large_trade_alert",
         timestamp=datetime(2024, 1, 15, 10, 44, 6, 112_000, tzinfo=timezone.utc),
         source_timestamp=at,
         data={"id": 123, "gross": Decimal("595.00")},
     )
-    assert json.loads(shown) == json.loads(event.body())
-    assert list(json.loads(shown)) == list(json.loads(event.body()))
+    assert json.loads(shown) == json.loads(event.encode_body())
+    assert list(json.loads(shown)) == list(json.loads(event.encode_body()))
 
 
 def test_every_option_is_in_the_table_with_its_default():
@@ -93,7 +93,7 @@ def test_the_numbers_in_the_text_are_the_defaults():
     assert endpoint.failing_days == 5
     assert "five days (`failing_days=`)" in PAGE
     assert f"At most {MOST_READ // 1000} kB" in PAGE
-    assert f"first {TOLD} characters" in PAGE
+    assert f"first {ANSWER_CHARACTERS} characters" in PAGE
     assert f"within {Pace().lease:g} seconds" in PAGE
     assert "twenty times a second" in PAGE
     assert Pace().look == 1 / 20
@@ -101,4 +101,4 @@ def test_the_numbers_in_the_text_are_the_defaults():
 
 @pytest.mark.parametrize("status", [300, 301, 401, 402, 403, 404, 405, 409, 418])
 def test_what_the_table_says_to_pause_does(status):
-    assert Answer(status=status).pauses
+    assert EndpointAnswer(status=status).pauses

@@ -11,7 +11,7 @@ from iscp_dagster.model.errors import ConfigError
 
 
 class ClashError(ConfigError):
-    """Two declarations would have one name; `beside` is the table that has it."""
+    """Two declarations would share a name; `beside` is the table that has it."""
 
     code = 10_130
 
@@ -21,7 +21,7 @@ class ClashError(ConfigError):
 
 
 Owner = tuple[str, SourceTable, str]
-"""A name, the table that would have it, and what of the table, as a message says it."""
+"""A name, the table that would have it, and what of the table, as messages name it."""
 
 
 def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] = ()) -> None:
@@ -32,63 +32,63 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     """
     _refuse_one_name(tables)
     _refuse_one_path(tables)
-    _refuse_shared("index view", _index_views(tables, databases))
-    _refuse_shared("asset", _assets(tables))
-    # Dagster's names of jobs, ops, checks and sets of partitions have no dot; no name of one sort
-    # begins as those of another do.
+    _refuse_shared("index view", _list_index_views(tables, databases))
+    _refuse_shared("asset", _list_assets(tables))
+    # Dagster's names of jobs, ops, checks and partitions definitions have no dot; each sort has its
+    # own prefix.
     for middle in ("_", "__"):
-        names = [(f"{each.database}{middle}{each.table}", each, each.name) for each in tables]
+        names = [(f"{table.database}{middle}{table.table}", table, table.name) for table in tables]
         _refuse_shared("name in Dagster", names)
 
 
-def _index_views(tables: Iterable[SourceTable], databases: Sequence[str]) -> Iterator[Owner]:
+def _list_index_views(tables: Iterable[SourceTable], databases: Sequence[str]) -> Iterator[Owner]:
     for table in tables:
         for index in table.indexes:
             yield view_of(table, index, databases), table, f"{table.name}/{index.name}"
 
 
-def _assets(tables: Sequence[SourceTable]) -> Iterator[Owner]:
+def _list_assets(tables: Sequence[SourceTable]) -> Iterator[Owner]:
     for table in tables:
         yield table.name, table, f"the table {table.name}"
-        for each in table.consumers:
-            name = f"{table.database}.{view_name(table.table, each.name)}"
-            yield name, table, f"{table.name}/{each.name}"
+        for consumer in table.consumers:
+            name = f"{table.database}.{view_name(table.table, consumer.name)}"
+            yield name, table, f"{table.name}/{consumer.name}"
 
 
 def _refuse_shared(what: str, owners: Iterable[Owner]) -> None:
-    held: dict[str, tuple[SourceTable, str]] = {}
-    for name, table, called in owners:
-        if name in held:
-            other, said = held[name]
+    by_name: dict[str, tuple[SourceTable, str]] = {}
+    for name, table, label in owners:
+        if name in by_name:
+            other, other_label = by_name[name]
             raise ClashError(
-                f"The location: {said} and {called} would both have the {what} {name!r}; rename "
-                "one of them.",
+                f"The location: {other_label} and {label} would both have the {what} {name!r}; "
+                "rename one of them.",
                 other.name,
             )
-        held[name] = table, called
+        by_name[name] = table, label
 
 
 def _refuse_one_name(tables: Sequence[SourceTable]) -> None:
-    held: set[str] = set()
+    names: set[str] = set()
     for table in tables:
-        if table.name in held:
+        if table.name in names:
             raise ClashError(
                 f"The location: source table {table.name!r} is declared twice; give each its own "
                 "name.",
                 table.name,
             )
-        held.add(table.name)
+        names.add(table.name)
 
 
 def _refuse_one_path(tables: Sequence[SourceTable]) -> None:
-    """Reject two tables with one path: jobs are told apart by the Delta table's id.
+    """Reject two tables with one path: jobs are identified by the Delta table's id.
 
     An alias of a path is found later, by that id.
     """
-    held: dict[str, str] = {}
+    by_path: dict[str, str] = {}
     for table in tables:
-        place = posixpath.normpath((table.path or "").removeprefix("file:"))
-        other = held.setdefault(place, table.name) if table.path else table.name
+        path = posixpath.normpath((table.path or "").removeprefix("file:"))
+        other = by_path.setdefault(path, table.name) if table.path else table.name
         if other != table.name:
             raise ClashError(
                 f"The location: {other!r} and {table.name!r} are both declared at the path "

@@ -21,7 +21,7 @@ from graphql.execution.collect_fields import collect_fields, collect_sub_fields
 from graphql.execution.values import get_argument_values, get_variable_values
 from graphql.pyutils import Path
 
-from iscp_dagster.serve.live.telling import Message
+from iscp_dagster.serve.live.telling import ChangeMessage
 
 Values = Mapping[str, Any]
 Projection = Callable[[Any], dict[str, Any]]
@@ -32,12 +32,12 @@ class RefusedOperationError(Exception):
     """A subscription could not begin; `errors` are GraphQL's."""
 
     def __init__(self, errors: Sequence[GraphQLError]) -> None:
-        super().__init__("; ".join(each.message for each in errors))
+        super().__init__("; ".join(error.message for error in errors))
         self.errors = errors
 
 
-class Telling:
-    """One subscription of a valid document. `answers` tells its results as plain data."""
+class SubscriptionExecution:
+    """One subscription of a valid document. `stream_results` yields plain data."""
 
     def __init__(
         self,
@@ -49,59 +49,63 @@ class Telling:
     ) -> None:
         self._schema, self._operation, self._context = schema, operation, context
         self._fragments = {
-            each.name.value: each
-            for each in document.definitions
-            if isinstance(each, FragmentDefinitionNode)
+            definition.name.value: definition
+            for definition in document.definitions
+            if isinstance(definition, FragmentDefinitionNode)
         }
-        held = get_variable_values(
+        coerced = get_variable_values(
             schema, operation.variable_definitions or (), dict(variables or {})
         )
-        if isinstance(held, list):
-            raise RefusedOperationError(held)
-        self._variables: dict[str, Any] = held
+        if isinstance(coerced, list):
+            raise RefusedOperationError(coerced)
+        self._variables: dict[str, Any] = coerced
 
-    async def answers(self) -> AsyncGenerator[Values, None]:
-        """Tell the data of each message. Raises RefusedOperationError, SubscriptionError."""
+    async def stream_results(self) -> AsyncGenerator[Values, None]:
+        """Yield the data of each message. Raises RefusedOperationError, SubscriptionError."""
         root = self._schema.subscription_type
-        fields = self._fields(root) if root else {}
-        (name, nodes), *others = fields.items() or [("", [])]
+        fields = self._collect_fields(root) if root else {}
+        (name, nodes), *other_fields = fields.items() or [("", [])]
         field = root.fields.get(nodes[0].name.value) if root and nodes else None
-        if root is None or field is None or field.subscribe is None or others:
+        if root is None or field is None or field.subscribe is None or other_fields:
             raise RefusedOperationError([GraphQLError("Subscribe to one field.", nodes)])
-        given = get_argument_values(field, nodes[0], self._variables)
+        args = get_argument_values(field, nodes[0], self._variables)
         type_ = get_named_type(field.type)
         assert isinstance(type_, GraphQLObjectType)
-        shown = self._projection(type_, nodes)
-        info = self._info(root, field.type, name, nodes)
-        messages: AsyncGenerator[Message, None] = field.subscribe(None, info, **given)
+        project = self._build_projection(type_, nodes)
+        info = self._build_info(root, field.type, name, nodes)
+        messages: AsyncGenerator[ChangeMessage, None] = field.subscribe(None, info, **args)
         async with aclosing(messages):
             async for message in messages:
-                yield {"data": {name: shown(message)}}
+                yield {"data": {name: project(message)}}
 
-    def _fields(self, type_: GraphQLObjectType) -> Fields:
+    def _collect_fields(self, type_: GraphQLObjectType) -> Fields:
         return collect_fields(
             self._schema, self._fragments, self._variables, type_, self._operation.selection_set
         )
 
-    def _projection(self, type_: GraphQLObjectType, nodes: Sequence[FieldNode]) -> Projection:
-        """A function from a message, or a row of one, to what was selected of it."""
+    def _build_projection(self, type_: GraphQLObjectType, nodes: Sequence[FieldNode]) -> Projection:
+        """A function from a message, or its row, to its selected fields."""
         fields = collect_sub_fields(
             self._schema, self._fragments, self._variables, type_, list(nodes)
         )
-        parts = [(name, self._part(type_, its)) for name, its in fields.items()]
-        return lambda given: {name: part(given) for name, part in parts}
+        parts = [
+            (name, self._build_part(type_, field_nodes)) for name, field_nodes in fields.items()
+        ]
+        return lambda source: {name: part(source) for name, part in parts}
 
-    def _part(self, type_: GraphQLObjectType, nodes: Sequence[FieldNode]) -> Callable[[Any], Any]:
+    def _build_part(
+        self, type_: GraphQLObjectType, nodes: Sequence[FieldNode]
+    ) -> Callable[[Any], Any]:
         name = nodes[0].name.value
         if name == "__typename":
-            return lambda _given: type_.name
+            return lambda _source: type_.name
         inner = get_named_type(type_.fields[name].type)
         if not isinstance(inner, GraphQLObjectType):
-            return lambda given: _value(given, name)
-        shown = self._projection(inner, nodes)
-        return lambda given: None if (row := _value(given, name)) is None else shown(row)
+            return lambda source: _get_value(source, name)
+        project = self._build_projection(inner, nodes)
+        return lambda source: None if (row := _get_value(source, name)) is None else project(row)
 
-    def _info(
+    def _build_info(
         self, root: GraphQLObjectType, type_: Any, name: str, nodes: Sequence[FieldNode]
     ) -> GraphQLResolveInfo:
         return GraphQLResolveInfo(
@@ -120,6 +124,6 @@ class Telling:
         )
 
 
-def _value(given: Any, name: str) -> Any:
+def _get_value(source: Any, name: str) -> Any:
     """A field of a row, or of a message."""
-    return given[name] if isinstance(given, Mapping) else getattr(given, name)
+    return source[name] if isinstance(source, Mapping) else getattr(source, name)

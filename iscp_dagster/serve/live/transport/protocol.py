@@ -1,7 +1,7 @@
 """One connection's conversation in the subprotocol graphql-transport-ws, without a socket.
 
-Rules and close codes are those of graphql-ws, PROTOCOL.md. The caller gives what arrives, and the
-results of operations; it gets back what to do. Nothing is to be done after a `Close`.
+Rules and close codes come from graphql-ws, PROTOCOL.md. The caller passes in what arrives, and the
+results of operations, and gets back actions. There are none after a `CloseSocket`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NOT_ACCEPTABLE, TIMED_OUT, EXISTS, TOO_MANY_INITS = 4406, 4408, 4409, 4429
 
 
 @dataclass(frozen=True)
-class Send:
+class SendMessage:
     """Send the message as one text frame."""
 
     message: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Close:
+class CloseSocket:
     """Close the socket; every operation has ended."""
 
     code: int
@@ -39,14 +39,17 @@ class Close:
 
 
 @dataclass(frozen=True)
-class Admit:
-    """Decide on the `connection_init` with this payload: answer with `admitted` or `refused`."""
+class AdmitClient:
+    """Decide on a `connection_init` with this payload.
+
+    By `accept_connection` or `refuse_connection`.
+    """
 
     payload: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Start:
+class StartOperation:
     """Begin an operation; its results name `serial`, as a client may use an id again."""
 
     serial: int
@@ -56,21 +59,21 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """End an operation; what it still tells is dropped."""
+class StopOperation:
+    """End an operation; its further results are dropped."""
 
     serial: int
 
 
-Action = Send | Close | Admit | Start | Stop
+SocketAction = SendMessage | CloseSocket | AdmitClient | StartOperation | StopOperation
 
 
 @dataclass(kw_only=True)
 class Conversation:
-    """What has been said on one connection. `most` operations run at a time."""
+    """The state of one connection. `most` operations run at a time."""
 
     most: int = 100
-    _asked: bool = field(default=False, init=False)
+    _init_received: bool = field(default=False, init=False)
     _admitted: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
     _serials: int = field(default=0, init=False)
@@ -86,125 +89,133 @@ class Conversation:
     def closed(self) -> bool:
         return self._closed
 
-    def received(self, frame: str | bytes) -> list[Action]:
-        """Take in one frame of the client's."""
+    def handle_frame(self, frame: str | bytes) -> list[SocketAction]:
+        """Handle one frame from the client."""
         if self._closed:
             return []
         try:
-            message = _read(frame)
-            return self._answer(message)
+            message = _parse_frame(frame)
+            return self._answer_message(message)
         except _BadRequestError as error:
             return self.close(BAD_REQUEST, str(error))
 
-    def admitted(self, payload: Mapping[str, Any] | None = None) -> list[Action]:
+    def accept_connection(self, payload: Mapping[str, Any] | None = None) -> list[SocketAction]:
         """Acknowledge the connection."""
         if self._closed:
             return []
         self._admitted = True
-        return [Send(_message("connection_ack", payload=payload))]
+        return [SendMessage(_build_message("connection_ack", payload=payload))]
 
-    def refused(self, reason: str = "Forbidden") -> list[Action]:
-        """Turn the connection away, or end it when its token is withdrawn."""
+    def refuse_connection(self, reason: str = "Forbidden") -> list[SocketAction]:
+        """Refuse the connection, or end it when its token is withdrawn."""
         return self.close(FORBIDDEN, reason)
 
-    def waited(self) -> list[Action]:
+    def expire_init(self) -> list[SocketAction]:
         """Note that the time for `connection_init` is over."""
-        return [] if self._asked else self.close(TIMED_OUT, "Connection initialisation timeout")
+        return (
+            []
+            if self._init_received
+            else self.close(TIMED_OUT, "Connection initialisation timeout")
+        )
 
-    def next(self, serial: int, result: Mapping[str, Any]) -> list[Action]:
-        """Tell one result of an operation, unless it has ended."""
-        return self._told(serial, "next", result)
+    def send_result(self, serial: int, result: Mapping[str, Any]) -> list[SocketAction]:
+        """Send one result of an operation, unless it has ended."""
+        return self._send_payload(serial, "next", result)
 
-    def failed(self, serial: int, errors: Sequence[Mapping[str, Any]]) -> list[Action]:
+    def fail_operation(
+        self, serial: int, errors: Sequence[Mapping[str, Any]]
+    ) -> list[SocketAction]:
         """End an operation with errors."""
-        told = self._told(serial, "error", list(errors))
+        actions = self._send_payload(serial, "error", list(errors))
         self._running.pop(serial, None)
-        return told
+        return actions
 
-    def ended(self, serial: int) -> list[Action]:
-        """End an operation that told all it had."""
-        told = self._told(serial, "complete", None)
+    def complete_operation(self, serial: int) -> list[SocketAction]:
+        """End an operation that has sent all its results."""
+        actions = self._send_payload(serial, "complete", None)
         self._running.pop(serial, None)
-        return told
+        return actions
 
-    def close(self, code: int, reason: str) -> list[Action]:
+    def close(self, code: int, reason: str) -> list[SocketAction]:
         """End every operation and the connection. A second call does nothing."""
         if self._closed:
             return []
-        stopped = [Stop(serial) for serial in self._running]
+        stops = [StopOperation(serial) for serial in self._running]
         self._running.clear()
         self._closed = True
-        return [*stopped, Close(code, cut(reason))]
+        return [*stops, CloseSocket(code, truncate_reason(reason))]
 
-    def _told(self, serial: int, kind: str, payload: Any) -> list[Action]:
+    def _send_payload(self, serial: int, kind: str, payload: Any) -> list[SocketAction]:
         if self._closed or serial not in self._running:
             return []
-        return [Send(_message(kind, id=self._running[serial], payload=payload))]
+        return [SendMessage(_build_message(kind, id=self._running[serial], payload=payload))]
 
-    def _answer(self, message: Mapping[str, Any]) -> list[Action]:
+    def _answer_message(self, message: Mapping[str, Any]) -> list[SocketAction]:
         kind = message.get("type")
         if kind == "connection_init":
-            return self._init(_payload(message))
+            return self._handle_init(_parse_payload(message))
         if kind == "ping":
-            return [Send(_message("pong", payload=_payload(message)))]
+            return [SendMessage(_build_message("pong", payload=_parse_payload(message)))]
         if kind == "pong":
-            _payload(message)
+            _parse_payload(message)
             return []
         if kind == "subscribe":
-            return self._subscribe(message)
+            return self._handle_subscribe(message)
         if kind == "complete":
-            return self._complete(_id(message))
+            return self._handle_complete(_parse_id(message))
         raise _BadRequestError(f"Unknown message type {str(kind)[:40]!r}")
 
-    def _init(self, payload: Mapping[str, Any] | None) -> list[Action]:
-        if self._asked:
+    def _handle_init(self, payload: Mapping[str, Any] | None) -> list[SocketAction]:
+        if self._init_received:
             return self.close(TOO_MANY_INITS, "Too many initialisation requests")
-        self._asked = True
-        return [Admit(payload or {})]
+        self._init_received = True
+        return [AdmitClient(payload or {})]
 
-    def _subscribe(self, message: Mapping[str, Any]) -> list[Action]:
+    def _handle_subscribe(self, message: Mapping[str, Any]) -> list[SocketAction]:
         if not self._admitted:
             return self.close(UNAUTHORIZED, "Unauthorized")
-        id_, payload = _id(message), _payload(message) or {}
-        start = _start(self._serials + 1, payload)
+        id_, payload = _parse_id(message), _parse_payload(message) or {}
+        start = _parse_start(self._serials + 1, payload)
         if id_ in self._running.values():
             return self.close(EXISTS, f"Subscriber for {id_} already exists")
         if len(self._running) >= self.most:
-            return [Send(_message("error", id=id_, payload=[self._too_many()]))]
+            return [
+                SendMessage(_build_message("error", id=id_, payload=[self._build_limit_error()]))
+            ]
         self._serials += 1
         self._running[start.serial] = id_
         return [start]
 
-    def _too_many(self) -> Mapping[str, Any]:
+    def _build_limit_error(self) -> Mapping[str, Any]:
         return {
             "message": f"This connection has {self.most} operations, the most that it may have; "
             "complete one, or open another connection.",
             "extensions": {"code": "TOO_MANY_SUBSCRIPTIONS"},
         }
 
-    def _complete(self, id_: str) -> list[Action]:
-        found = [serial for serial, each in self._running.items() if each == id_]
-        for serial in found:
+    def _handle_complete(self, id_: str) -> list[SocketAction]:
+        serials = [serial for serial, running_id in self._running.items() if running_id == id_]
+        for serial in serials:
             del self._running[serial]
-        return [Stop(serial) for serial in found]
+        return [StopOperation(serial) for serial in serials]
 
 
 class _BadRequestError(Exception):
-    """A message is not one of the protocol's."""
+    """A message violates the protocol."""
 
 
-def cut(reason: str) -> str:
+def truncate_reason(reason: str) -> str:
     """Shorten a reason to what a close frame can carry."""
     return reason.encode()[:MOST_REASON].decode(errors="ignore")
 
 
-def too_slow(name: str, position: str) -> str:
-    """Return the reason to close with; half a position would lead nowhere, and is left out."""
-    whole = f"{name} {position}"
-    return whole if len(whole.encode()) <= MOST_REASON else name
+def format_slow_reason(name: str, position: str) -> str:
+    """Return the reason to close with; a position that does not fit is left out."""
+    reason = f"{name} {position}"
+    return reason if len(reason.encode()) <= MOST_REASON else name
 
 
-def _read(frame: str | bytes) -> Mapping[str, Any]:
+def _parse_frame(frame: str | bytes) -> Mapping[str, Any]:
     if isinstance(frame, bytes):
         raise _BadRequestError("Messages are text frames, not binary ones")
     try:
@@ -216,21 +227,21 @@ def _read(frame: str | bytes) -> Mapping[str, Any]:
     return message
 
 
-def _payload(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _parse_payload(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
     payload = message.get("payload")
     if payload is None or isinstance(payload, dict):
         return payload
     raise _BadRequestError("The message's payload is not an object")
 
 
-def _id(message: Mapping[str, Any]) -> str:
+def _parse_id(message: Mapping[str, Any]) -> str:
     id_ = message.get("id")
     if isinstance(id_, str) and 0 < len(id_) <= MOST_ID:
         return id_
     raise _BadRequestError(f"The message's id is not a text of 1 to {MOST_ID} characters")
 
 
-def _start(serial: int, payload: Mapping[str, Any]) -> Start:
+def _parse_start(serial: int, payload: Mapping[str, Any]) -> StartOperation:
     query, name = payload.get("query"), payload.get("operationName")
     variables, extensions = payload.get("variables"), payload.get("extensions")
     if not isinstance(query, str):
@@ -239,8 +250,8 @@ def _start(serial: int, payload: Mapping[str, Any]) -> Start:
         raise _BadRequestError("The payload's operationName is not a text")
     if not isinstance(variables, dict | None) or not isinstance(extensions, dict | None):
         raise _BadRequestError("The payload's variables and extensions are objects or null")
-    return Start(serial=serial, query=query, variables=variables, operation=name or None)
+    return StartOperation(serial=serial, query=query, variables=variables, operation=name or None)
 
 
-def _message(kind: str, **parts: Any) -> Mapping[str, Any]:
+def _build_message(kind: str, **parts: Any) -> Mapping[str, Any]:
     return {"type": kind} | {name: value for name, value in parts.items() if value is not None}

@@ -1,6 +1,6 @@
 """Confines the engine's process to its data, `user_files`, and what is allowed by name.
 
-Call `confine` before the engine is imported, since the import starts threads.
+Call `confine_process` before importing the engine, since the import starts threads.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _ENVIRONMENT_AT = 47
 class Reach:
     """What queries may access outside of the tables.
 
-    `paths` are folders besides `user_files`; `hosts`, as `name` or `name:port`, are those that
-    `url()` and `s3()` may connect to. `any_port` is for an engine whose own
+    `paths` are folders besides `user_files`; `url()` and `s3()` may connect to
+    `hosts`, as `name` or `name:port`. `any_port` is for an engine whose own
     configuration connects it to other servers, such as a Keeper.
     """
 
@@ -60,29 +60,29 @@ class Reach:
 
     @property
     def ports(self) -> tuple[int, ...] | None:
-        """The ports that connections may be made to; None for all."""
-        named = [host.rpartition(":")[2] for host in self.hosts if ":" in host]
-        plain = _WEB_PORTS if any(":" not in host for host in self.hosts) else ()
-        return None if self.any_port else (*plain, *map(int, named))
+        """The ports that may be connected to; None for all."""
+        named_ports = [host.rpartition(":")[2] for host in self.hosts if ":" in host]
+        default_ports = _WEB_PORTS if any(":" not in host for host in self.hosts) else ()
+        return None if self.any_port else (*default_ports, *map(int, named_ports))
 
 
-def confine(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bool:
+def confine_process(reach: Reach, *files: Path, shown_variables: Iterable[str] = ()) -> bool:
     """Confine this process to its reach and these files for good.
 
-    `/proc` shows none of its variables but those `shown`. False where the kernel has no Landlock.
+    `/proc` then shows only the `shown_variables`. False if the kernel has no Landlock.
     """
     for folder in (reach.user_files, reach.data / SCRATCH):
         folder.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = tempfile.tempdir = str(reach.data / SCRATCH)
     os.chdir(reach.user_files)
-    if not landlock.version():
+    if not landlock.get_abi_version():
         return False
-    _hide_environment(shown)
-    own = [Path("/proc/self", name) for name in _OWN]
-    _pin(own)
-    read = (*map(Path, _SYSTEM), *_python(), *own, *files)
+    _hide_environment(shown_variables)
+    own_files = [Path("/proc/self", name) for name in _OWN]
+    _keep_open(own_files)
+    read = (*map(Path, _SYSTEM), *_list_python_paths(), *own_files, *files)
     write = (reach.data, *reach.paths, Path("/dev/null"))
-    landlock.restrict(read=read, write=write, connect=reach.ports)
+    landlock.limit_process(read=read, write=write, connect=reach.ports)
     return True
 
 
@@ -96,13 +96,15 @@ def _hide_environment(shown: Iterable[str]) -> None:
         os.putenv(name, value)
     numbers = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
     start, end = map(int, numbers.rpartition(")")[2].split()[_ENVIRONMENT_AT:][:2])
-    kept = [(name, os.environb.get(name)) for name in map(os.fsencode, shown)]
-    told = b"".join(b"%s=%s\0" % (name, value) for name, value in kept if value is not None)
+    variables = [(name, os.environb.get(name)) for name in map(os.fsencode, shown)]
+    environment = b"".join(
+        b"%s=%s\0" % (name, value) for name, value in variables if value is not None
+    )
     ctypes.memset(start, 0, end - start)
-    ctypes.memmove(start, told, min(len(told), end - start))
+    ctypes.memmove(start, environment, min(len(environment), end - start))
 
 
-def _python() -> list[Path]:
+def _list_python_paths() -> list[Path]:
     """Where this Python's modules are, those of packages installed as editable included."""
     libraries = [Path(path) for path in sys.path if path.endswith("-packages")]
     editable = [Path(path).resolve() for path in (*chdb_http.__path__, *asgi_guards.__path__)]
@@ -117,7 +119,7 @@ def _python() -> list[Path]:
     return [Path(sys.prefix), Path(sys.base_prefix), *editable, *libraries, *linked]
 
 
-def _pin(files: list[Path]) -> None:
+def _keep_open(files: list[Path]) -> None:
     """Keep /proc files open: a rule is for an inode, and the kernel may replace unused ones."""
     for file in files:
         if file.exists():

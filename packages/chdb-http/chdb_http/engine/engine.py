@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOCK_NAME = "chdb-http.lock"
 # chDB makes its own query ids; this setting, without effect here, carries the client's id.
 QUERY_ID_SETTING = "distributed_cache_client_id"
-# Where chDB's defaults are those of clickhouse-local, take the server's.
+# The server's defaults, where chDB has those of clickhouse-local.
 SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
 _STOP_SECONDS = 3.0
 # Python objects, not formats of ClickHouse.
@@ -58,7 +58,7 @@ class Connection:
     def __init__(self, path: str) -> None:
         self._handle = chdb.connect(path)
         self.allow_files(allowed=False)
-        self.lost = False
+        self.broken = False
         # Whether a client's own SET may have run; until then all settings are the server's.
         self.changed = False
         # The max_query_size after such a SET.
@@ -109,25 +109,25 @@ class Connection:
         """Grant or revoke the right to files, for statements that begin from now on."""
         self.run(f"SET ROLE {FILES_ROLE if allowed else 'NONE'}".encode())
 
-    def forbid_files(self) -> None:
+    def deny_files(self) -> None:
         """Revoke the right to files; if that fails, raise, and mark the connection to be closed."""
         try:
             self.allow_files(allowed=False)
         except EngineError:
-            self.lost = True
+            self.broken = True
             raise
 
     def note_changes(self) -> None:
         """Read back the limit that a client's own SET may have changed."""
-        said = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
-        self.query_limit = int(said)
+        value = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
+        self.query_limit = int(value)
 
     def close(self) -> None:
         self._handle.close()
 
 
 class Engine:
-    """Opens the data of `reach` for this process alone; `workers` statements run side by side.
+    """Opens the data of `reach` for this process only; `workers` statements run side by side.
 
     Queries may access what `reach` allows. `config_file` is ClickHouse's own configuration, which
     may name a Keeper, for example.
@@ -137,9 +137,9 @@ class Engine:
         path = reach.data
         self.folders = reach.folders
         self.workers = workers
-        self._lock = _lock(path)
+        self._lock = _lock_folder(path)
         reach.user_files.mkdir(exist_ok=True)
-        rights = write_rights(reach, _checked(config_file))
+        rights = write_rights(reach, _check_config_file(config_file))
         self._path = f"{path}?user_files_path={reach.user_files}/&config-file={rights}"
         try:
             self._control = Connection(self._path)
@@ -192,17 +192,17 @@ class Engine:
         os.close(self._lock)
 
 
-def _checked(file: Path | None) -> Path | None:
+def _check_config_file(file: Path | None) -> Path | None:
     """The configuration; raises `StartError` when there is no such file."""
-    whole = file.expanduser().resolve() if file else None
-    if whole is not None and not whole.is_file():
+    resolved = file.expanduser().resolve() if file else None
+    if resolved is not None and not resolved.is_file():
         raise StartError(
-            f"ClickHouse's configuration {whole} is not a file; name another --config-file"
+            f"ClickHouse's configuration {resolved} is not a file; name another --config-file"
         )
-    return whole
+    return resolved
 
 
-def _lock(path: Path) -> int:
+def _lock_folder(path: Path) -> int:
     """Hold the folder for this process; raises `StartError` when another one does."""
     path.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

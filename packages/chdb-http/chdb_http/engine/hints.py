@@ -22,15 +22,15 @@ _LOG_TABLE = re.compile(r"\bsystem`?\.`?\w+_log\b")
 _ACCESS = re.compile(r"have the grant [A-Z ,]*\b(?:USER|ROLE|QUOTA|POLIC|PROFILE|ACCESS)")
 
 
-def explained(error: EngineError, *, read_only: bool) -> EngineError:
+def add_hint(error: EngineError, *, read_only: bool) -> EngineError:
     """The same error with a hint: what this server lacks, or that a GET may only read."""
-    hint = _hint(error, read_only=read_only)
+    hint = _find_hint(error, read_only=read_only)
     if hint is None:
         return error
     return EngineError(error.number, f"{error.detail.rstrip('.')}. {hint}", error.name)
 
 
-def _hint(error: EngineError, *, read_only: bool) -> str | None:
+def _find_hint(error: EngineError, *, read_only: bool) -> str | None:
     if error.number == Code.READONLY and read_only:
         return _GET
     if error.number == Code.ACCESS_DENIED and _ACCESS.search(error.detail):

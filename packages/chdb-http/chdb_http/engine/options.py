@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from chdb_http.sql.errors import Code, EngineError, shortened
+from chdb_http.sql.errors import Code, EngineError, truncate_value
 from chdb_http.sql.octets import from_header, has_controls
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _MAX_FIELDS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionAsked:
+class SessionRequest:
     """A named session: `must_exist` is session_check, `close` ends it after the request."""
 
     session_id: str
@@ -61,7 +61,7 @@ class Options:
     database: str | None = None
     role: str | None = None
     default_format: str = DEFAULT_FORMAT
-    session: SessionAsked | None = None
+    session: SessionRequest | None = None
     read_only: bool = False
     wait_end: bool = False
     buffer_bytes: int = _DEFAULT_BUFFER_BYTES
@@ -75,62 +75,62 @@ class Options:
     @property
     def query_limit(self) -> int:
         """The most bytes of a statement; an invalid value is left for the engine to refuse."""
-        asked = self.settings.get(_QUERY_LIMIT, "")
-        return int(asked) if _NUMBER.fullmatch(asked) else _DEFAULT_QUERY_BYTES
+        value = self.settings.get(_QUERY_LIMIT, "")
+        return int(value) if _NUMBER.fullmatch(value) else _DEFAULT_QUERY_BYTES
 
-    def with_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
-        """The same with form fields added, and without settings that describe external tables."""
+    def add_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
+        """A copy with form fields added, and without settings that describe external tables."""
         described = {
-            f"{name}_{what}" for name in files for what in ("format", "structure", "types")
+            f"{name}_{suffix}" for name in files for suffix in ("format", "structure", "types")
         }
         pairs = dict(fields)
         settings = {name: value for name, value in self.settings.items() if name not in described}
         return replace(
             self,
             query=self.query or pairs.get("query", ""),
-            settings={**settings, **_settings(pairs)},
+            settings={**settings, **_parse_settings(pairs)},
         )
 
 
 def read_options(request: Request) -> Options:
     """The options of a request. Raises `EngineError` for values that the server would refuse."""
-    values = _url_fields(request.scope["query_string"])
+    values = _parse_url_fields(request.scope["query_string"])
     headers = {name: from_header(value) for name, value in request.headers.items()}
-    if _flag(values, "compress") or _flag(values, "decompress"):
+    if _parse_flag(values, "compress") or _parse_flag(values, "decompress"):
         raise EngineError(
             Code.NOT_IMPLEMENTED,
             "compress=1 and decompress=1 (native block framing) are not supported by the embedded "
             "server. Use Accept-Encoding and Content-Encoding with lz4, zstd, gzip or deflate",
         )
     # Checked and ignored, as if a proxy had dropped it: Native blocks are those of revision 0.
-    _number(values, "client_protocol_version", 0)
-    settings = _settings(values)
+    _parse_number(values, "client_protocol_version", 0)
+    settings = _parse_settings(values)
     compressed = settings.get("enable_http_compression", "1") not in {"0", "false"}
     return Options(
         query=values.get("query", ""),
-        query_id=_query_id(values),
+        query_id=_parse_query_id(values),
         settings=settings,
         database=values.get("database") or headers.get("x-clickhouse-database"),
         role=values.get("role"),
         default_format=headers.get("x-clickhouse-format")
         or values.get("default_format")
         or DEFAULT_FORMAT,
-        session=_session(values),
+        session=_parse_session(values),
         read_only=request.method in {"GET", "HEAD"},
-        wait_end=_flag(values, "wait_end_of_query"),
-        buffer_bytes=_number(values, "buffer_size", _DEFAULT_BUFFER_BYTES),
+        wait_end=_parse_flag(values, "wait_end_of_query"),
+        buffer_bytes=_parse_number(values, "buffer_size", _DEFAULT_BUFFER_BYTES),
         accept_encoding=headers.get("accept-encoding", "") if compressed else "",
         content_encoding=headers.get("content-encoding", ""),
     )
 
 
-def _settings(values: Mapping[str, str]) -> dict[str, str]:
-    chosen = {name: value for name, value in values.items() if name and name not in _RESERVED}
-    for name in chosen:
+def _parse_settings(values: Mapping[str, str]) -> dict[str, str]:
+    settings = {name: value for name, value in values.items() if name and name not in _RESERVED}
+    for name in settings:
         shape = _PARAMETER_NAME if is_parameter(name) else _SETTING_NAME
         if not shape.fullmatch(name):
             raise EngineError(Code.UNKNOWN_SETTING, f"Unknown setting '{name}'")
-    return chosen
+    return settings
 
 
 def check_url(query_string: bytes) -> None:
@@ -146,20 +146,20 @@ def check_url(query_string: bytes) -> None:
         )
 
 
-def _url_fields(query_string: bytes) -> dict[str, str]:
+def _parse_url_fields(query_string: bytes) -> dict[str, str]:
     pairs = parse_qsl(
         query_string.decode("latin-1"), keep_blank_values=True, errors="surrogateescape"
     )
     return dict(pairs)
 
 
-def _query_id(values: Mapping[str, str]) -> str:
-    asked = values.get("query_id", "")
-    if has_controls(asked):
+def _parse_query_id(values: Mapping[str, str]) -> str:
+    query_id = values.get("query_id", "")
+    if has_controls(query_id):
         raise EngineError(
-            Code.BAD_ARGUMENTS, f"Invalid query_id {asked!r}: it contains a control character"
+            Code.BAD_ARGUMENTS, f"Invalid query_id {query_id!r}: it contains a control character"
         )
-    return asked or str(uuid.uuid4())
+    return query_id or str(uuid.uuid4())
 
 
 def is_parameter(name: str) -> bool:
@@ -167,37 +167,37 @@ def is_parameter(name: str) -> bool:
     return name.startswith(_PARAMETER)
 
 
-def _flag(values: Mapping[str, str], name: str) -> bool:
+def _parse_flag(values: Mapping[str, str], name: str) -> bool:
     return values.get(name, "0").lower() in {"1", "true"}
 
 
-def _number(values: Mapping[str, str], name: str, default: int) -> int:
-    asked = values.get(name) or str(default)
-    if not _NUMBER.fullmatch(asked):
+def _parse_number(values: Mapping[str, str], name: str, default: int) -> int:
+    value = values.get(name) or str(default)
+    if not _NUMBER.fullmatch(value):
         raise EngineError(
             Code.CANNOT_PARSE_INPUT_ASSERTION_FAILED,
-            f"Cannot parse the parameter {name}: '{shortened(asked)}' is not a 64-bit number",
+            f"Cannot parse the parameter {name}: '{truncate_value(value)}' is not a 64-bit number",
         )
-    return int(asked)
+    return int(value)
 
 
-def _session(values: Mapping[str, str]) -> SessionAsked | None:
+def _parse_session(values: Mapping[str, str]) -> SessionRequest | None:
     if not values.get("session_id"):
         return None
-    asked = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
-    if not asked.isdecimal() or not asked.isascii():
+    timeout = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
+    if not timeout.isdecimal() or not timeout.isascii():
         raise EngineError(
-            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{shortened(asked)}'"
+            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{truncate_value(timeout)}'"
         )
-    if not _NUMBER.fullmatch(asked) or int(asked) > _MAX_SESSION_SECONDS:
+    if not _NUMBER.fullmatch(timeout) or int(timeout) > _MAX_SESSION_SECONDS:
         raise EngineError(
             Code.INVALID_SESSION_TIMEOUT,
-            f"Session timeout '{shortened(asked)}' is larger than max_session_timeout: "
+            f"Session timeout '{truncate_value(timeout)}' is larger than max_session_timeout: "
             f"{_MAX_SESSION_SECONDS}",
         )
-    return SessionAsked(
+    return SessionRequest(
         session_id=values["session_id"],
-        seconds=int(asked),
-        must_exist=_flag(values, "session_check"),
-        close=_flag(values, "close_session"),
+        seconds=int(timeout),
+        must_exist=_parse_flag(values, "session_check"),
+        close=_parse_flag(values, "close_session"),
     )

@@ -1,8 +1,8 @@
 """Checks what a statement accesses outside of the tables, before the engine runs it.
 
 The engine's rights and the kernel refuse what is not allowed; this check says why, as the real
-server does, and decides which statements get the right to files: those that name them openly,
-inside the allowed folders. It refuses what it cannot read.
+server does, and gives the right to files to statements that name them openly, inside the
+allowed folders. It refuses what it cannot read.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from chdb_http.sql.errors import Code, EngineError, shortened
+from chdb_http.sql.errors import Code, EngineError, truncate_value
 from chdb_http.sql.pieces import is_found
-from chdb_http.sql.tokens import Kind, tokens, unquote
+from chdb_http.sql.tokens import TokenKind, iter_tokens, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,15 +59,15 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
     """
     if not is_found(_SUSPECT, text):
         return False
-    words = list(tokens(text))
-    closing, attaches, reads_files = _closings(words), False, False
+    words = list(iter_tokens(text))
+    closing, attaches, reads_files = _match_brackets(words), False, False
     for at, word in enumerate(words):
         before = words[at - 1] if at else None
         after = words[at + 1] if at + 1 < len(words) else None
         _check_clause(word, before, after)
         # Another statement may come first, before PARALLEL WITH.
         attaches |= word.is_word("ATTACH")
-        if attaches and word.kind is Kind.STRING and before and before.is_word("FROM"):
+        if attaches and word.kind is TokenKind.STRING and before and before.is_word("FROM"):
             raise EngineError(Code.ACCESS_DENIED, "ATTACH ... FROM a folder is not allowed")
         called = after is not None and after.is_mark(b"(")
         if called and word.is_name and len(word.value) < _LONGEST_NAME:
@@ -79,12 +79,12 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
 def check_columns(text: bytes) -> None:
     """Raise `EngineError` 36 for a text that is anything but a list of columns."""
     depth = end = 0
-    for word in tokens(text):
-        if word.is_mark(b";") or (word.kind is Kind.MARK and word.value >= b"\x80"):
+    for word in iter_tokens(text):
+        if word.is_mark(b";") or (word.kind is TokenKind.MARK and word.value >= b"\x80"):
             depth = -1
-        if word.kind is Kind.MARK and word.value in {b"(", b"[", b"{"}:
+        if word.kind is TokenKind.MARK and word.value in {b"(", b"[", b"{"}:
             depth += 1
-        elif word.kind is Kind.MARK and word.value in {b")", b"]", b"}"}:
+        elif word.kind is TokenKind.MARK and word.value in {b")", b"]", b"}"}:
             depth -= 1
         end = word.end
         if depth < 0:
@@ -96,12 +96,16 @@ def check_columns(text: bytes) -> None:
 
 
 def _check_clause(word: Token, before: Token | None, after: Token | None) -> None:
-    if word.kind is Kind.MARK and word.value >= b"\x80":
+    if word.kind is TokenKind.MARK and word.value >= b"\x80":
         raise EngineError(
             Code.SYNTAX_ERROR,
             f"Syntax error: failed at position {word.start + 1}: unexpected character",
         )
-    if word.kind is Kind.QUOTED and _is_used(before, after) and _ESCAPED.search(word.value[:1024]):
+    if (
+        word.kind is TokenKind.QUOTED
+        and _is_used(before, after)
+        and _ESCAPED.search(word.value[:1024])
+    ):
         raise EngineError(
             Code.ACCESS_DENIED,
             "Write the name of a function, an engine or a setting without escapes",
@@ -137,8 +141,8 @@ def _is_used(before: Token | None, after: Token | None) -> bool:
 
 def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
     """Refuse `EXPRESSIONS` in a statement that names a file, or makes or alters a table or view."""
-    named = (word for word in words if word.is_name and len(word.value) < _LONGEST_NAME)
-    if any(_name(word) == EXPRESSIONS for word in named) and (
+    names = (word for word in words if word.is_name and len(word.value) < _LONGEST_NAME)
+    if any(_get_lower_name(word) == EXPRESSIONS for word in names) and (
         reads_files or any(word.is_word("CREATE", "REPLACE", "ALTER", "ATTACH") for word in words)
     ):
         raise EngineError(
@@ -148,20 +152,20 @@ def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
         )
 
 
-def _closings(words: list[Token]) -> dict[int, int]:
+def _match_brackets(words: list[Token]) -> dict[int, int]:
     """Where each opening bracket is closed."""
-    found: dict[int, int] = {}
+    closing: dict[int, int] = {}
     opened: list[int] = []
     for at, word in enumerate(words):
-        if word.kind is Kind.MARK and word.value in {b"(", b"[", b"{"}:
+        if word.kind is TokenKind.MARK and word.value in {b"(", b"[", b"{"}:
             opened.append(at)
-            found[at] = len(words)
-        elif word.kind is Kind.MARK and word.value in {b")", b"]", b"}"} and opened:
-            found[opened.pop()] = at
-    return found
+            closing[at] = len(words)
+        elif word.kind is TokenKind.MARK and word.value in {b")", b"]", b"}"} and opened:
+            closing[opened.pop()] = at
+    return closing
 
 
-def _name(word: Token) -> str:
+def _get_lower_name(word: Token) -> str:
     return unquote(word.value).lower()
 
 
@@ -169,7 +173,7 @@ def _check_call(
     words: list[Token], at: int, closing: Mapping[int, int], folders: Sequence[Path]
 ) -> bool:
     """True for a call that reads files."""
-    name = _name(words[at])
+    name = _get_lower_name(words[at])
     if name in _REFUSED:
         raise EngineError(
             Code.ACCESS_DENIED,
@@ -179,11 +183,13 @@ def _check_call(
     if name not in (*_FILES, *_URLS) or _is_table(words, at):
         return False
     # A cluster's function takes the cluster first, and the engine File its format.
-    two = name.endswith("cluster") or _is_engine(words[max(at - 2, 0) : at])
-    arguments = _arguments(words, at + 1, closing)[: 2 if two else 1]
+    takes_two = name.endswith("cluster") or _is_engine(words[max(at - 2, 0) : at])
+    arguments = _split_arguments(words, at + 1, closing)[: 2 if takes_two else 1]
     check = _check_path if name in _FILES else _check_url
-    bare = bool(two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD)
-    for argument in arguments[1:] if bare else arguments:
+    is_bare = bool(
+        takes_two and arguments and arguments[0][:1] and arguments[0][0].kind is TokenKind.WORD
+    )
+    for argument in arguments[1:] if is_bare else arguments:
         check(argument, folders)
     if at and words[at - 1].is_word("AS") and name in _FILES:
         raise EngineError(
@@ -197,12 +203,12 @@ def _is_table(words: list[Token], at: int) -> bool:
     """True for a table's name: `CREATE TABLE url (...)`, `INSERT INTO url (...)`, `db.url`."""
     if not at:
         return False
-    last = words[at - 1]
-    columns = words[0].is_word("CREATE", "INSERT", "REPLACE") and last.is_word(
+    previous = words[at - 1]
+    columns = words[0].is_word("CREATE", "INSERT", "REPLACE") and previous.is_word(
         "TABLE", "EXISTS", "INTO"
     )
     before = islice(words, at)
-    return last.is_mark(b".") or (
+    return previous.is_mark(b".") or (
         columns and all(word.is_word(*_BEFORE_TABLE, "INSERT", "INTO") for word in before)
     )
 
@@ -212,29 +218,31 @@ def _is_engine(before: list[Token]) -> bool:
     return bool(words) and words[-1].is_word("ENGINE")
 
 
-def _arguments(words: list[Token], opening: int, closing: Mapping[int, int]) -> list[list[Token]]:
+def _split_arguments(
+    words: list[Token], opening: int, closing: Mapping[int, int]
+) -> list[list[Token]]:
     """The words of a call's arguments; of inner brackets, only the opening one."""
-    found: list[list[Token]] = []
+    arguments: list[list[Token]] = []
     current: list[Token] = []
     at = opening + 1
     while at < closing[opening]:
         if words[at].is_mark(b","):
-            found.append(current)
+            arguments.append(current)
             current = []
         else:
             current.append(words[at])
         at = closing.get(at, at) + 1
-    return [*found, current] if current else found
+    return [*arguments, current] if current else arguments
 
 
-def _plain(argument: list[Token]) -> str | None:
+def _parse_plain_string(argument: list[Token]) -> str | None:
     """The text of a string that is written without escapes; None for anything else."""
-    raw = argument[0].value if len(argument) == 1 and argument[0].kind is Kind.STRING else b""
+    raw = argument[0].value if len(argument) == 1 and argument[0].kind is TokenKind.STRING else b""
     return unquote(raw) if raw.startswith(b"'") and b"\\" not in raw else None
 
 
 def _check_url(argument: list[Token], folders: Sequence[Path]) -> None:
-    url = _plain(argument)
+    url = _parse_plain_string(argument)
     if url is None or not _WEB.match(url):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
@@ -244,18 +252,19 @@ def _check_url(argument: list[Token], folders: Sequence[Path]) -> None:
 
 
 def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
-    path = _plain(argument)
+    path = _parse_plain_string(argument)
     if path is None:
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
             "Write the path of a file as a string, so that the server can see that it lies "
             f"inside `{folders[0]}`",
         )
-    whole = os.path.normpath(folders[0] / path)
-    if _is_upward(path) or not any(_is_in(whole, folder) for folder in folders):
+    full_path = os.path.normpath(folders[0] / path)
+    if _is_upward(path) or not any(_is_in(full_path, folder) for folder in folders):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
-            f"File `{shortened(path)}` is not inside `{folders[0]}`. Put it there, or allow its "
+            f"File `{truncate_value(path)}` is not inside `{folders[0]}`. Put it there, or allow "
+            "its "
             "folder with --allowed-path",
         )
 

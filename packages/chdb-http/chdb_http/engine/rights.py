@@ -1,8 +1,8 @@
 """The rights of queries in the engine: its users' configuration, written at each start.
 
 chDB runs the engine like clickhouse-local, whose one user may read and write every file, connect
-to every host and run programs. Rights are granted here by name, so that what a new version adds is
-refused (ClickHouse doc: GRANT, users.xml).
+to every host and run programs. Rights are granted here by name, so that additions of new versions
+are refused (ClickHouse doc: GRANT, users.xml).
 """
 
 from __future__ import annotations
@@ -91,49 +91,49 @@ def write_rights(reach: Reach, config_file: Path | None) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "config.d").mkdir(parents=True)
     main = folder / "config.xml"
-    main.write_text(_prompt())
+    main.write_text(_render_main_config())
     if config_file is not None:
         # Files are merged in the order of their names; later ones override earlier ones.
         (folder / "config.d" / f"own{config_file.suffix}").write_bytes(config_file.read_bytes())
     users = folder / "users.xml"
-    users.write_text(_users(grants(reach)))
-    (folder / "config.d" / "zz_rights.xml").write_text(_config(folder, users))
-    _write_own(reach.data)
+    users.write_text(_render_users(build_grants(reach)))
+    (folder / "config.d" / "zz_rights.xml").write_text(_render_rights_config(folder, users))
+    _write_defaults(reach.data)
     return main
 
 
-def _prompt() -> str:
+def _render_main_config() -> str:
     values = "".join(f" <{name}>{value}</{name}>\n" for name, value in _PROMPT.items())
     return f"<clickhouse>\n{values}</clickhouse>\n"
 
 
-def _write_own(data: Path) -> None:
+def _write_defaults(data: Path) -> None:
     """Write the function that hides `file()`, and the database that every connection begins in."""
     for name in ("user_defined", "metadata"):
         (data / name).mkdir(exist_ok=True)
     (data / "user_defined" / "function_file.sql").write_text(_NO_FILE)
     default, link = data / "metadata" / "default.sql", data / "metadata" / "default"
     if not default.exists():
-        made = link.readlink().name if link.is_symlink() else uuid.uuid4()
-        default.write_text(f"ATTACH DATABASE _ UUID '{made}'\nENGINE = Atomic\n")
+        database_id = link.readlink().name if link.is_symlink() else uuid.uuid4()
+        default.write_text(f"ATTACH DATABASE _ UUID '{database_id}'\nENGINE = Atomic\n")
     # The engine makes the link, and would take an old one for a second database of that id.
     link.unlink(missing_ok=True)
 
 
-def grants(reach: Reach) -> list[str]:
+def build_grants(reach: Reach) -> list[str]:
     """The GRANT and REVOKE statements of the engine's one user."""
-    found = [f"GRANT {', '.join(_DATA)} ON *.*"]
-    found += [f"GRANT TABLE ENGINE ON {engine}" for engine in _ENGINES]
-    found += [f"REVOKE DROP DATABASE ON {database}.*" for database in _KEPT]
-    found += [f"REVOKE DROP ON {database}.*" for database in _ITS_OWN]
-    found += [f"REVOKE CREATE DATABASE ON {LOCAL_DATABASE}.*", f"GRANT {FILES_ROLE}"]
+    grants = [f"GRANT {', '.join(_DATA)} ON *.*"]
+    grants += [f"GRANT TABLE ENGINE ON {engine}" for engine in _ENGINES]
+    grants += [f"REVOKE DROP DATABASE ON {database}.*" for database in _KEPT]
+    grants += [f"REVOKE DROP ON {database}.*" for database in _ITS_OWN]
+    grants += [f"REVOKE CREATE DATABASE ON {LOCAL_DATABASE}.*", f"GRANT {FILES_ROLE}"]
     for host in reach.hosts:
-        pattern = _address_of(host)
-        found += [f"GRANT READ, WRITE ON {source}('{pattern}')" for source in ("URL", "S3")]
-    return found
+        pattern = _build_url_pattern(host)
+        grants += [f"GRANT READ, WRITE ON {source}('{pattern}')" for source in ("URL", "S3")]
+    return grants
 
 
-def _address_of(host: str) -> str:
+def _build_url_pattern(host: str) -> str:
     """A pattern of the URLs of one host."""
     name, _, port = host.partition(":")
     ports = f":{port}" if port else "(:80|:443)?"
@@ -141,7 +141,7 @@ def _address_of(host: str) -> str:
     return pattern.replace("\\", "\\\\")
 
 
-def _config(folder: Path, users: Path) -> str:
+def _render_rights_config(folder: Path, users: Path) -> str:
     return (
         f'<clickhouse>\n <users_config replace="1">{escape(str(users))}</users_config>\n'
         f' <default_database replace="1">{LOCAL_DATABASE}</default_database>\n'
@@ -150,7 +150,7 @@ def _config(folder: Path, users: Path) -> str:
     )
 
 
-def _users(queries: list[str]) -> str:
+def _render_users(queries: list[str]) -> str:
     """The users' file; constant settings keep URLs from leading to hosts that were not named."""
     granted = "\n".join(f"    <query>{escape(query)}</query>" for query in queries)
     values = "".join(f"<{name}>{value}</{name}>" for name, value in _FIXED.items())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chdb_http.engine.engine import Connection
-    from chdb_http.engine.options import SessionAsked
+    from chdb_http.engine.options import SessionRequest
 
 
 @dataclass(kw_only=True)
@@ -32,16 +32,16 @@ class Sessions:
         self._later = later
         self._sessions: dict[str, _Session] = {}
 
-    def acquire(self, asked: SessionAsked) -> Connection | None:
+    def acquire(self, requested: SessionRequest) -> Connection | None:
         """Take the session; None for a new one, which gets its connection from `release`.
 
-        Raises `EngineError` 373 while another request has it and 372 when session_check finds
+        Raises `EngineError` 373 while another request has it, and 372 if session_check finds
         none.
         """
-        name = asked.session_id
+        name = requested.session_id
         session = self._sessions.get(name)
         if session is None:
-            if asked.must_exist:
+            if requested.must_exist:
                 raise EngineError(Code.SESSION_NOT_FOUND, f"Session {name} not found")
             self._sessions[name] = _Session()
             return None
@@ -54,21 +54,23 @@ class Sessions:
             session.timer.cancel()
         return session.connection
 
-    def idle(self, name: str) -> Connection | None:
+    def get_idle_connection(self, name: str) -> Connection | None:
         """The connection of a session that nobody uses now."""
         session = self._sessions.get(name)
         return None if session is None or session.busy else session.connection
 
-    def release(self, asked: SessionAsked, connection: Connection | None) -> None:
+    def release(self, requested: SessionRequest, connection: Connection | None) -> None:
         """Give the session back; it ends after its timeout, or now when it has no connection."""
-        session = self._sessions[asked.session_id]
+        session = self._sessions[requested.session_id]
         session.connection, session.busy = connection, False
-        if connection is None or asked.close:
-            self._end(asked.session_id)
+        if connection is None or requested.close:
+            self._end_session(requested.session_id)
         else:
-            session.timer = self._later(asked.seconds, lambda: self._end(asked.session_id))
+            session.timer = self._later(
+                requested.seconds, lambda: self._end_session(requested.session_id)
+            )
 
-    def _end(self, name: str) -> None:
+    def _end_session(self, name: str) -> None:
         session = self._sessions.pop(name)
         if session.connection is not None:
             session.connection.close()
@@ -79,4 +81,4 @@ class Sessions:
             timer = self._sessions[name].timer
             if timer is not None:
                 timer.cancel()
-            self._end(name)
+            self._end_session(name)

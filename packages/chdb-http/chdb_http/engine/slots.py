@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chdb_http.engine.engine import SERVER_DEFAULTS
-from chdb_http.engine.prepare import borrowed, make_ready
+from chdb_http.engine.prepare import make_ready, prepare_session
 from chdb_http.engine.reach import check_reach
 from chdb_http.sql.errors import Code, EngineError
 
@@ -30,12 +30,14 @@ class Slots:
         self._sessions = sessions
         self._running: set[str] = set()
         # One check at a time; many would keep Python's lock from the event loop.
-        self._look = threading.Lock()
+        self._check_lock = threading.Lock()
 
-    def query_limit(self, options: Options) -> int:
+    def get_query_limit(self, options: Options) -> int:
         """The most bytes of the request's statement: by its settings, else by its session's."""
-        asked = options.session
-        connection = None if asked is None else self._sessions.idle(asked.session_id)
+        session = options.session
+        connection = (
+            None if session is None else self._sessions.get_idle_connection(session.session_id)
+        )
         if connection is None or connection.query_limit is None or options.sets_query_limit:
             return options.query_limit
         return connection.query_limit
@@ -46,20 +48,20 @@ class Slots:
         Raises `EngineError` 202 when all slots are taken, 216 for an id that is running, and 373
         for a session that is in use.
         """
-        self._admit(query.options.query_id)
-        lease = self._lease(query)
+        self._check_slot(query.options.query_id)
+        lease = self._lease_connection(query)
         self._running.add(query.options.query_id)
         future = self._engine.submit(lambda: self._run(query, sql, lease))
         loop = asyncio.get_running_loop()
 
-        def ended(_: Future[Outcome]) -> None:
+        def schedule_release(_: Future[Outcome]) -> None:
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._give_back, query, lease)
+                loop.call_soon_threadsafe(self._release_slot, query, lease)
 
-        future.add_done_callback(ended)
+        future.add_done_callback(schedule_release)
         return future
 
-    def _admit(self, query_id: str) -> None:
+    def _check_slot(self, query_id: str) -> None:
         if len(self._running) >= self._engine.workers:
             raise EngineError(
                 Code.TOO_MANY_SIMULTANEOUS_QUERIES,
@@ -72,21 +74,21 @@ class Slots:
                 f"Query with id = {query_id} is already running",
             )
 
-    def _lease(self, query: Query) -> _Lease:
+    def _lease_connection(self, query: Query) -> _Lease:
         session = query.options.session
         return _Lease(None if session is None else self._sessions.acquire(session))
 
-    def _give_back(self, query: Query, lease: _Lease) -> None:
+    def _release_slot(self, query: Query, lease: _Lease) -> None:
         self._running.discard(query.options.query_id)
         if query.options.session is not None:
             connection = lease.connection
-            if connection is not None and connection.lost:
+            if connection is not None and connection.broken:
                 connection.close()
                 connection = None
             self._sessions.release(query.options.session, connection)
 
     def _run(self, query: Query, sql: bytes, lease: _Lease) -> Outcome:
-        with self._look:
+        with self._check_lock:
             reads_files = check_reach(query.statement.text, self._engine.folders)
         if reads_files or query.statement.input_call is not None:
             query = replace(query, reads_files=True)
@@ -103,7 +105,7 @@ class Slots:
         if lease.connection is None:
             lease.connection = self._engine.connect()
             lease.connection.set(SERVER_DEFAULTS)
-        with borrowed(lease.connection, query):
+        with prepare_session(lease.connection, query):
             outcome = lease.connection.run(sql, query.options.default_format)
         if query.statement.sets:
             lease.connection.note_changes()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _OK = "Ok.\n"
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
-_ASKED_BY_PAGES = ("Authorization", "Content-Type", "Content-Encoding", "X-ClickHouse-Format")
-_TOLD_TO_PAGES = (
+_ALLOWED_HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "X-ClickHouse-Format")
+_EXPOSED_HEADERS = (
     *("X-ClickHouse-Summary", "X-ClickHouse-Query-Id", "X-ClickHouse-Format"),
     *("X-ClickHouse-Timezone", "X-ClickHouse-Exception-Code", "X-ClickHouse-Exception-Tag"),
 )
@@ -29,22 +29,22 @@ _TOLD_TO_PAGES = (
 
 def build_app(queries: ASGIApp, admission: Admission) -> Starlette:
     """The application; `queries` answers admitted requests that carry a statement."""
-    root = _Root(queries)
+    root = _RootApp(queries)
     app = Starlette(
         routes=[
-            Route("/ping", _ok),
-            Route("/replicas_status", _ok),
+            Route("/ping", _answer_ok),
+            Route("/replicas_status", _answer_ok),
             Route("/", root),
             Route("/query", root),
         ],
-        exception_handlers={404: _no_handle},
-        middleware=_middleware(admission),
+        exception_handlers={404: _answer_not_found},
+        middleware=_build_middleware(admission),
     )
     app.router.redirect_slashes = False
     return app
 
 
-def _middleware(admission: Admission) -> list[Middleware]:
+def _build_middleware(admission: Admission) -> list[Middleware]:
     guard = Middleware(Guard, admission=admission)
     if not admission.origins:
         return [guard]
@@ -52,24 +52,24 @@ def _middleware(admission: Admission) -> list[Middleware]:
         CORSMiddleware,
         allow_origins=sorted(admission.origins),
         allow_methods=_METHODS,
-        allow_headers=_ASKED_BY_PAGES,
-        expose_headers=_TOLD_TO_PAGES,
+        allow_headers=_ALLOWED_HEADERS,
+        expose_headers=_EXPOSED_HEADERS,
     )
     return [guard, shared]
 
 
-class _Root:
+class _RootApp:
     """Answers queries, and health checks and browsers on the same path."""
 
     def __init__(self, queries: ASGIApp) -> None:
         self._queries = queries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, bare = scope["method"], scope["path"] == "/" and not scope["query_string"]
+        method, is_bare = scope["method"], scope["path"] == "/" and not scope["query_string"]
         answer: ASGIApp
         if method == "OPTIONS":
             answer = Response(status_code=204, headers={"Allow": ", ".join(_METHODS)})
-        elif method in {"GET", "HEAD"} and bare:
+        elif method in {"GET", "HEAD"} and is_bare:
             answer = PlainTextResponse(_OK)
         elif method in {"GET", "HEAD", "POST"}:
             answer = self._queries
@@ -78,11 +78,11 @@ class _Root:
         await answer(scope, receive, send)
 
 
-async def _ok(_: Request) -> Response:
+async def _answer_ok(_: Request) -> Response:
     return PlainTextResponse(_OK)
 
 
-async def _no_handle(request: Request, _: Exception) -> Response:
+async def _answer_not_found(request: Request, _: Exception) -> Response:
     target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     text = (
         f"There is no handle {target}\n\n"

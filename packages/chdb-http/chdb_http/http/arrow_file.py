@@ -19,7 +19,7 @@ _MAGIC = b"ARROW1"
 _MAGIC_BLOCK = 8
 
 
-async def stream_of_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def extract_stream(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The stream within a file. Raises `EngineError` when either end lacks the magic."""
     head, tail = b"", b""
     async for chunk in chunks:
@@ -28,17 +28,17 @@ async def stream_of_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             head += chunk
             if len(head) < _MAGIC_BLOCK:
                 continue
-            _check(head.startswith(_MAGIC), "does not begin")
+            _check_magic(head.startswith(_MAGIC), "does not begin")
             yield head[_MAGIC_BLOCK:]
         else:
             yield chunk
-    _check(tail == _MAGIC and len(head) >= _MAGIC_BLOCK, "does not end")
+    _check_magic(tail == _MAGIC and len(head) >= _MAGIC_BLOCK, "does not end")
 
 
-def _check(holds: bool, how: str) -> None:  # noqa: FBT001
+def _check_magic(holds: bool, fault: str) -> None:  # noqa: FBT001
     if not holds:
         raise EngineError(
             Code.INCORRECT_DATA,
-            f"The rows in format Arrow are not a whole Arrow file: the body {how} with ARROW1. "
+            f"The rows in format Arrow are not a whole Arrow file: the body {fault} with ARROW1. "
             "Send the whole file, or use FORMAT ArrowStream for a stream",
         )

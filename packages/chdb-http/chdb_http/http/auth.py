@@ -30,7 +30,7 @@ class Account:
 
     def check(self, request: Request) -> None:
         """Raise `EngineError` 516 for wrong credentials and 194 for none."""
-        user, password = _given(request)
+        user, password = _parse_credentials(request)
         if password is None:
             raise EngineError(Code.REQUIRED_PASSWORD, f"{user}: {_HINT}")
         right_user = hmac.compare_digest(user.encode(), self.user.encode())
@@ -39,24 +39,24 @@ class Account:
             raise EngineError(Code.AUTHENTICATION_FAILED, f"{user}: {_HINT}")
 
 
-def _given(request: Request) -> tuple[str, str | None]:
+def _parse_credentials(request: Request) -> tuple[str, str | None]:
     headers, params = request.headers, request.query_params
     if "x-clickhouse-user" in headers or "x-clickhouse-key" in headers:
         user = headers.get("x-clickhouse-user", DEFAULT_USER)
-        return _text(user), _text(headers.get("x-clickhouse-key", ""))
+        return _decode_header(user), _decode_header(headers.get("x-clickhouse-key", ""))
     if "authorization" in headers:
-        return _basic(headers["authorization"])
+        return _parse_basic(headers["authorization"])
     if "user" in params or "password" in params:
         return params.get("user", DEFAULT_USER), params.get("password", "")
     return DEFAULT_USER, None
 
 
-def _text(header: str) -> str:
+def _decode_header(header: str) -> str:
     """A header's text: it comes as Latin-1, but clients send UTF-8."""
     return header.encode("latin-1").decode("utf-8", "replace")
 
 
-def _basic(header: str) -> tuple[str, str]:
+def _parse_basic(header: str) -> tuple[str, str]:
     scheme, _, value = header.partition(" ")
     try:
         decoded = base64.b64decode(value, validate=True).decode() if scheme == "Basic" else ""

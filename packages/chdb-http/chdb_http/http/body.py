@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from chdb_http.http.codecs import decoder
+from chdb_http.http.codecs import make_decoder
 from chdb_http.sql.errors import Code, EngineError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# The most bytes held of any text but streamed rows, whatever max_query_size says.
+# The most bytes held of any text except streamed rows, whatever max_query_size says.
 MAX_HELD_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 14
 
@@ -21,10 +21,10 @@ class Body:
 
     def __init__(self, raw: AsyncIterator[bytes], content_encoding: str) -> None:
         self._raw = raw
-        self._decoder = decoder(content_encoding)
+        self._decoder = make_decoder(content_encoding)
         self._plain = content_encoding.strip().lower() in {"", "identity"}
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def read_chunks(self) -> AsyncIterator[bytes]:
         """The decoded bytes, in portions. Raises `EngineError` for a body of another encoding."""
         async for chunk in self._raw:
             if data := await self._decode(chunk):
@@ -42,14 +42,14 @@ class Body:
 
 async def read_whole(chunks: AsyncIterator[bytes], limit: int = MAX_HELD_BYTES) -> bytes:
     """All of the bytes. Raises `EngineError` 229 beyond `limit`."""
-    held = bytearray()
+    data = bytearray()
     async for chunk in chunks:
-        held += chunk
-        check_held(len(held), limit)
-    return bytes(held)
+        data += chunk
+        check_size(len(data), limit)
+    return bytes(data)
 
 
-def check_held(size: int, limit: int = MAX_HELD_BYTES) -> None:
+def check_size(size: int, limit: int = MAX_HELD_BYTES) -> None:
     """Raise `EngineError` 229 for a text of more than `limit` bytes."""
     if size > limit:
         raise EngineError(

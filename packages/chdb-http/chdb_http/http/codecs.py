@@ -65,8 +65,8 @@ class _IdentityDecoder(_Identity):
         return None
 
 
-class _Encoder:
-    """Of zlib and zstandard, whose streams have the same methods."""
+class _StreamEncoder:
+    """For zlib and zstandard, whose streams have the same methods."""
 
     def __init__(self, stream: zlib._Compress | zstandard.ZstdCompressionObj) -> None:
         self._stream = stream
@@ -91,14 +91,14 @@ class _Lz4Encoder:
         return self._head + bytes(self._stream.flush())
 
 
-class _Frame(Protocol):
+class _CompressedFrame(Protocol):
     """One frame of zlib, zstandard or lz4."""
 
     @property
     def eof(self) -> bool: ...
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        """A portion of the output, and the data that is left."""
+        """Return a portion of the output, and the rest of the data."""
 
 
 class _ZlibFrame:
@@ -110,9 +110,9 @@ class _ZlibFrame:
         return self._stream.eof
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        made = self._stream.decompress(data, PORTION)
-        left = self._stream.unused_data if self.eof else self._stream.unconsumed_tail
-        return made, memoryview(left)
+        output = self._stream.decompress(data, PORTION)
+        rest = self._stream.unused_data if self.eof else self._stream.unconsumed_tail
+        return output, memoryview(rest)
 
 
 class _Lz4Frame:
@@ -124,9 +124,9 @@ class _Lz4Frame:
         return bool(self._stream.eof)
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        made = self._stream.decompress(data, PORTION)
+        output = self._stream.decompress(data, PORTION)
         # It keeps the data that it has not decompressed yet, earlier data included.
-        return made, memoryview((self.eof and self._stream.unused_data) or b"")
+        return output, memoryview((self.eof and self._stream.unused_data) or b"")
 
 
 class _ZstdFrame:
@@ -140,9 +140,9 @@ class _ZstdFrame:
         return self._stream.eof
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        some = data[:_ZSTD_INPUT]
-        made = self._stream.decompress(some)
-        return made, data[len(some) - len((self.eof and self._stream.unused_data) or b"") :]
+        portion = data[:_ZSTD_INPUT]
+        output = self._stream.decompress(portion)
+        return output, data[len(portion) - len((self.eof and self._stream.unused_data) or b"") :]
 
 
 class _FramesDecoder:
@@ -150,7 +150,7 @@ class _FramesDecoder:
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
-        self._frame: _Frame = _new_frame(encoding)
+        self._frame: _CompressedFrame = _make_frame(encoding)
         self._begun = False
         self._rest = memoryview(b"")
         self._full = False
@@ -164,27 +164,27 @@ class _FramesDecoder:
         parts: list[bytes] = []
         size = 0
         while self.pending and size < PORTION:
-            parts.append(self._step())
+            parts.append(self._decompress_portion())
             size += len(parts[-1])
         return b"".join(parts)
 
-    def _step(self) -> bytes:
+    def _decompress_portion(self) -> bytes:
         if self._frame.eof:
-            self._frame = _new_frame(self._encoding)
+            self._frame = _make_frame(self._encoding)
         self._begun = True
         try:
-            made, self._rest = self._frame.step(self._rest)
+            output, self._rest = self._frame.step(self._rest)
         except (zlib.error, zstandard.ZstdError, RuntimeError) as error:
-            raise self._broken(str(error)) from error
+            raise self._make_decode_error(str(error)) from error
         # After a full portion there may be more output from the bytes already taken.
-        self._full = len(made) >= PORTION and not self._frame.eof
-        return made
+        self._full = len(output) >= PORTION and not self._frame.eof
+        return output
 
     def finish(self) -> None:
         if self._begun and not self._frame.eof:
-            raise self._broken("the body ends within a frame")
+            raise self._make_decode_error("the body ends within a frame")
 
-    def _broken(self, reason: str) -> EngineError:
+    def _make_decode_error(self, reason: str) -> EngineError:
         return EngineError(
             Code.CANNOT_DECOMPRESS,
             f"Cannot decompress the request body as '{self._encoding}': {reason}. "
@@ -192,7 +192,7 @@ class _FramesDecoder:
         )
 
 
-def _new_frame(encoding: str) -> _Frame:
+def _make_frame(encoding: str) -> _CompressedFrame:
     if encoding == "zstd":
         return _ZstdFrame()
     if encoding == "lz4":
@@ -200,7 +200,7 @@ def _new_frame(encoding: str) -> _Frame:
     return _ZlibFrame(_GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS)
 
 
-def decoder(encoding: str) -> Decoder:
+def make_decoder(encoding: str) -> Decoder:
     """The decoder of a Content-Encoding; an unknown one raises `EngineError` 48."""
     name = encoding.strip().lower()
     if name in {"", "identity"}:
@@ -221,13 +221,13 @@ def choose_encoding(accept: str) -> str | None:
     return next((name for name in _PREFERENCE if name in names), None)
 
 
-def encoder(encoding: str | None) -> Encoder:
+def make_encoder(encoding: str | None) -> Encoder:
     """The encoder of a name from `choose_encoding`."""
     if encoding is None:
         return _IdentityEncoder()
     if encoding == "lz4":
         return _Lz4Encoder()
     if encoding == "zstd":
-        return _Encoder(zstandard.ZstdCompressor(level=_FAST_LEVEL).compressobj())
+        return _StreamEncoder(zstandard.ZstdCompressor(level=_FAST_LEVEL).compressobj())
     bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS
-    return _Encoder(zlib.compressobj(_FAST_LEVEL, zlib.DEFLATED, bits))
+    return _StreamEncoder(zlib.compressobj(_FAST_LEVEL, zlib.DEFLATED, bits))

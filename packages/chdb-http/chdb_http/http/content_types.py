@@ -26,7 +26,9 @@ _PREFIXES = (
 )
 
 
-def content_type(output_format: str | None) -> str:
+def get_content_type(output_format: str | None) -> str:
     """The type of a result in this format; None is a response without a result."""
     name = (output_format or "").lower()
-    return next((kind for prefix, kind in _PREFIXES if name.startswith(prefix)), _TEXT)
+    return next(
+        (content_type for prefix, content_type in _PREFIXES if name.startswith(prefix)), _TEXT
+    )

@@ -38,31 +38,31 @@ class Exchange:
     async def answer(self, query: Query, reply: Reply, receive: Receive) -> None:
         """Run any statement but an insert with rows."""
         if query.statement.verb is Verb.SELECT:
-            await self._select(query, reply, receive)
+            await self._run_select(query, reply, receive)
             return
         if query.statement.verb is Verb.KILL and not query.options.read_only:
             future = self.engine.run_kill(query.statement.text, query.output_format)
         else:
             future = self.slots.start(query, query.statement.text)
-        async with self._watched(query, reply, receive, future):
+        async with self._cancel_on_disconnect(query, reply, receive, future):
             outcome = await asyncio.wrap_future(future)
         has_result = query.statement.reads_only or bool(outcome.data)
         if outcome.data:
             await reply.write(outcome.data, query.output_format)
         await reply.finish(outcome, query.output_format if has_result else None)
 
-    async def _select(self, query: Query, reply: Reply, receive: Receive) -> None:
+    async def _run_select(self, query: Query, reply: Reply, receive: Receive) -> None:
         pipe = Pipe()
         sql = select_into(query.statement, pipe.writer, query.options.default_format)
-        future = self._start(query, sql, pipe, pipe.writer)
+        future = self._start_statement(query, sql, pipe, pipe.writer)
         try:
-            async with self._watched(query, reply, receive, future):
+            async with self._cancel_on_disconnect(query, reply, receive, future):
                 async for chunk in read_chunks(pipe.reader):
                     await reply.write(chunk, query.output_format)
                 outcome = await asyncio.wrap_future(future)
         finally:
             pipe.close(pipe.reader)
-            await self._cancel(query, future)
+            await self._cancel_statement(query, future)
         await reply.finish(outcome, query.output_format)
 
     async def insert(self, query: Query, rows: AsyncIterator[bytes], reply: Reply) -> None:
@@ -71,22 +71,24 @@ class Exchange:
         When the client goes away or sends broken rows nothing more is written: the statement is
         canceled before its pipe is closed, which would look like the end of the rows.
         """
-        query, rows = await _as_stream(query, rows)
+        query, rows = await _convert_arrow_file(query, rows)
         pipe = Pipe()
-        future = self._start(query, insert_from(query.statement, pipe.reader), pipe, pipe.reader)
-        whole = False
+        future = self._start_statement(
+            query, insert_from(query.statement, pipe.reader), pipe, pipe.reader
+        )
+        complete = False
         try:
             with suppress(BrokenPipeError):
                 async for chunk in rows:
                     await write_all(pipe.writer, chunk)
-            whole = True
+            complete = True
         finally:
-            if not whole:
-                await self._doom(query, future)
+            if not complete:
+                await self._mark_canceled(query, future)
             pipe.close(pipe.writer)
         await reply.finish(await asyncio.wrap_future(future), None)
 
-    def _start(self, query: Query, sql: bytes, pipe: Pipe, end: int) -> Future[Outcome]:
+    def _start_statement(self, query: Query, sql: bytes, pipe: Pipe, end: int) -> Future[Outcome]:
         """Start a statement that holds one end of the pipe open while it runs."""
         try:
             future = self.slots.start(query, sql)
@@ -97,54 +99,54 @@ class Exchange:
         return future
 
     @asynccontextmanager
-    async def _watched(
+    async def _cancel_on_disconnect(
         self, query: Query, reply: Reply, receive: Receive, future: Future[Outcome]
     ) -> AsyncIterator[None]:
         """Cancel a statement that only reads if its client times out or disconnects."""
         if not query.statement.reads_only:
             yield
             return
-        watch = asyncio.ensure_future(self._watch(query, reply, receive, future))
+        watch = asyncio.ensure_future(self._watch_client(query, reply, receive, future))
         try:
             yield
         finally:
             watch.cancel()
 
-    async def _watch(
+    async def _watch_client(
         self, query: Query, reply: Reply, receive: Receive, future: Future[Outcome]
     ) -> None:
         while (await receive())["type"] != "http.disconnect":
             continue
         if query.options.settings.get(_CANCEL_ON_CLOSE) in {"0", "false"}:
             await reply.streaming.wait()
-        await self._cancel(query, future)
+        await self._cancel_statement(query, future)
 
-    async def _cancel(self, query: Query, future: Future[Outcome]) -> None:
-        """Make the statement end; a finished one is left alone."""
+    async def _cancel_statement(self, query: Query, future: Future[Outcome]) -> None:
+        """Make the statement end; does nothing if it is finished."""
         while not future.done():
             await asyncio.wrap_future(self.engine.kill(query.options.query_id))
-            await _ended(future, _ASK_AGAIN_SECONDS)
+            await _wait_ended(future, _ASK_AGAIN_SECONDS)
 
-    async def _doom(self, query: Query, future: Future[Outcome]) -> None:
+    async def _mark_canceled(self, query: Query, future: Future[Outcome]) -> None:
         """Mark the statement as canceled; it ends when its pipe does."""
         while not future.done():
             if await asyncio.wrap_future(self.engine.kill(query.options.query_id)):
                 return
-            await _ended(future, _ASK_AGAIN_SECONDS)
+            await _wait_ended(future, _ASK_AGAIN_SECONDS)
 
 
-async def _ended(future: Future[Outcome], seconds: float) -> None:
+async def _wait_ended(future: Future[Outcome], seconds: float) -> None:
     """Wait `seconds` at most for a statement's end; whoever runs it handles its result."""
     waited = asyncio.wrap_future(future)
-    waited.add_done_callback(lambda done: done.cancelled() or done.exception())
+    waited.add_done_callback(lambda task: task.cancelled() or task.exception())
     await asyncio.wait({waited}, timeout=seconds)
 
 
-async def _as_stream(
+async def _convert_arrow_file(
     query: Query, rows: AsyncIterator[bytes]
 ) -> tuple[Query, AsyncIterator[bytes]]:
     """Arrow files become Arrow streams, which the engine reads without holding them whole."""
     if (query.statement.format or "").lower() != arrow_file.FILE_FORMAT.lower():
         return query, rows
     statement = replace(query.statement, format=arrow_file.STREAM_FORMAT)
-    return replace(query, statement=statement), arrow_file.stream_of_file(rows)
+    return replace(query, statement=statement), arrow_file.extract_stream(rows)

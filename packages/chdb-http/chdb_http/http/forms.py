@@ -39,48 +39,48 @@ def parse_form(content_type: str, body: bytes) -> list[FormPart]:
 
     Raises `EngineError` 36 for one without a boundary or names, and for more than 10,000 parts.
     """
-    boundary = _parameter(content_type, "boundary")
+    boundary = _get_parameter(content_type, "boundary")
     if not boundary:
         raise EngineError(Code.BAD_ARGUMENTS, f"Content-Type '{content_type}' has no boundary")
-    pieces = _pieces(body, b"\r\n--" + to_bytes(boundary))
-    parts = [_part(piece) for piece in islice(pieces, _MAX_PARTS + 1)]
+    pieces = _split_parts(body, b"\r\n--" + to_bytes(boundary))
+    parts = [_parse_part(piece) for piece in islice(pieces, _MAX_PARTS + 1)]
     if len(parts) > _MAX_PARTS:
         raise EngineError(Code.BAD_ARGUMENTS, f"The form has more than {_MAX_PARTS} parts")
     return parts
 
 
-def _pieces(body: bytes, mark: bytes) -> Iterator[bytes]:
-    """The bytes between each two marks, without what follows the closing one."""
+def _split_parts(body: bytes, mark: bytes) -> Iterator[bytes]:
+    """Yield the bytes between marks, without what follows the closing one."""
     start = len(mark) - 2 if body.startswith(mark[2:]) else None
-    for place in chain(_places(body, mark), (len(body),)):
+    for place in chain(_find_marks(body, mark), (len(body),)):
         if start is not None and not body.startswith(b"--", start):
             yield body[start:place]
         start = place + len(mark)
 
 
-def _places(body: bytes, mark: bytes) -> Iterator[int]:
+def _find_marks(body: bytes, mark: bytes) -> Iterator[int]:
     """Where `mark` is; searches a bounded piece at a time, so that other threads get their turn."""
     at = 0
     while at < len(body):
-        found = body.find(mark, at, at + _WINDOW + len(mark) - 1)
-        if found >= 0:
-            yield found
-        at = at + _WINDOW if found < 0 else found + len(mark)
+        place = body.find(mark, at, at + _WINDOW + len(mark) - 1)
+        if place >= 0:
+            yield place
+        at = at + _WINDOW if place < 0 else place + len(mark)
 
 
-def _part(piece: bytes) -> FormPart:
-    head, found, data = piece.removeprefix(b"\r\n").partition(_HEAD_END)
+def _parse_part(piece: bytes) -> FormPart:
+    head, separator, data = piece.removeprefix(b"\r\n").partition(_HEAD_END)
     lines = re.split(r"\r\n(?![ \t])", head.decode("utf-8", "replace"))
     headers = dict(line.split(":", 1) for line in lines if ":" in line)
-    wanted = {name.strip().lower(): value.strip() for name, value in headers.items()}
-    disposition = wanted.get("content-disposition", "")
-    name = _parameter(disposition, "name")
-    if not found or name is None:
+    normalized = {name.strip().lower(): value.strip() for name, value in headers.items()}
+    disposition = normalized.get("content-disposition", "")
+    name = _get_parameter(disposition, "name")
+    if not separator or name is None:
         raise EngineError(Code.BAD_ARGUMENTS, "A part of the form has no name; add one to it")
-    return FormPart(name=name, filename=_parameter(disposition, "filename"), data=data)
+    return FormPart(name=name, filename=_get_parameter(disposition, "filename"), data=data)
 
 
-def _parameter(header: str, name: str) -> str | None:
+def _get_parameter(header: str, name: str) -> str | None:
     if header.count(";") > _MAX_SEMICOLONS:
         return None
     message = Message()

@@ -45,7 +45,7 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
         try:
             chunk = os.read(descriptor, CAPACITY)
         except BlockingIOError:
-            await _ready(descriptor, loop.add_reader, loop.remove_reader)
+            await _wait_ready(descriptor, loop.add_reader, loop.remove_reader)
             continue
         if not chunk:
             return
@@ -61,10 +61,12 @@ async def write_all(descriptor: int, data: bytes) -> None:
         try:
             rest = rest[os.write(descriptor, rest) :]
         except BlockingIOError:
-            await _ready(descriptor, loop.add_writer, loop.remove_writer)
+            await _wait_ready(descriptor, loop.add_writer, loop.remove_writer)
 
 
-async def _ready(descriptor: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+async def _wait_ready(
+    descriptor: int, add: Callable[..., None], remove: Callable[[int], bool]
+) -> None:
     event = asyncio.Event()
     add(descriptor, event.set)
     try:

@@ -39,29 +39,33 @@ class StatementReader:
         interface). Raises `EngineError` 62 for a statement of more than `limit` bytes; rows do not
         count (ClickHouse doc: max_query_size). With 0 only the server's own limit applies.
         """
-        held = bytearray(to_bytes(query) + b"\n" if query else b"")
+        text = bytearray(to_bytes(query) + b"\n" if query else b"")
         next_look = 0
         async for chunk in chunks:
-            held += chunk
-            if len(held) >= min(next_look, _most(limit) + 1):
-                statement = await self._parse(held, limit, complete=False)
+            text += chunk
+            if len(text) >= min(next_look, _compute_limit(limit) + 1):
+                statement = await self._parse_text(text, limit, complete=False)
                 if statement is not None:
-                    return statement, _rows(bytes(held[statement.data_start :]), chunks)
-                next_look = _LOOK_AGAIN * len(held)
-        statement = await self._parse(held, limit, complete=True)
+                    return statement, _join_rows(bytes(text[statement.data_start :]), chunks)
+                next_look = _LOOK_AGAIN * len(text)
+        statement = await self._parse_text(text, limit, complete=True)
         if statement is None:
             raise EngineError(Code.SYNTAX_ERROR, "Syntax error: the statement has no end")
-        return statement, _rows(bytes(held[statement.data_start :]), chunks)
+        return statement, _join_rows(bytes(text[statement.data_start :]), chunks)
 
-    async def _parse(self, held: bytearray, limit: int, *, complete: bool) -> Statement | None:
-        most = _most(limit)
-        whole = complete and len(held) <= most
-        statement = await self._in_turns(parse_in_turns(bytes(held[: most + 1]), complete=whole))
-        if len(held) > most and (statement is None or len(statement.text) > most):
-            raise _too_long(most, limit)
+    async def _parse_text(self, text: bytearray, limit: int, *, complete: bool) -> Statement | None:
+        max_bytes = _compute_limit(limit)
+        is_whole = complete and len(text) <= max_bytes
+        statement = await self._run_in_turns(
+            parse_in_turns(bytes(text[: max_bytes + 1]), complete=is_whole)
+        )
+        if len(text) > max_bytes and (statement is None or len(statement.text) > max_bytes):
+            raise _make_length_error(max_bytes, limit)
         return statement
 
-    async def _in_turns(self, steps: Generator[None, None, Statement | None]) -> Statement | None:
+    async def _run_in_turns(
+        self, steps: Generator[None, None, Statement | None]
+    ) -> Statement | None:
         while True:
             try:
                 next(steps)
@@ -72,25 +76,26 @@ class StatementReader:
                 await asyncio.sleep(0)
 
 
-def _most(limit: int) -> int:
+def _compute_limit(limit: int) -> int:
     return min(limit or MAX_HELD_BYTES, MAX_HELD_BYTES)
 
 
-async def _rows(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _join_rows(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     if first:
         yield first
     async for chunk in rest:
         yield chunk
 
 
-def _too_long(most: int, limit: int) -> EngineError:
-    if most != limit:
+def _make_length_error(max_bytes: int, limit: int) -> EngineError:
+    if max_bytes != limit:
         return EngineError(
             Code.QUERY_IS_TOO_LARGE,
-            f"Query is too large: more than {most} bytes. Send rows after INSERT",
+            f"Query is too large: more than {max_bytes} bytes. Send rows after INSERT",
         )
     return EngineError(
         Code.SYNTAX_ERROR,
         "Max query size exceeded (can be increased with the `max_query_size` setting): Syntax "
-        f"error: failed at position {most + 1}: the statement is longer than {most} bytes",
+        f"error: failed at position {max_bytes + 1}: the statement is longer than {max_bytes} "
+        "bytes",
     )

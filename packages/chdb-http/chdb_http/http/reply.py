@@ -10,8 +10,8 @@ from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING
 
 from chdb_http.engine.engine import Outcome
-from chdb_http.http.codecs import choose_encoding, encoder
-from chdb_http.http.content_types import content_type
+from chdb_http.http.codecs import choose_encoding, make_encoder
+from chdb_http.http.content_types import get_content_type
 from chdb_http.sql.octets import to_bytes, to_header
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class Reply:
         self._options = options
         self._tag = secrets.token_bytes(_TAG_LENGTH).translate(_LETTERS).decode()
         self._encoding = choose_encoding(options.accept_encoding)
-        self._encoder = encoder(self._encoding)
+        self._encoder = make_encoder(self._encoding)
         in_memory = min(max(options.buffer_bytes, 1), _MAX_HELD_BYTES)
-        self._held = SpooledTemporaryFile[bytes](max_size=in_memory)
+        self._buffer = SpooledTemporaryFile[bytes](max_size=in_memory)
         self._tail = b""
         self.streaming = asyncio.Event()
 
@@ -62,32 +62,32 @@ class Reply:
         cut = max(len(data) - _TAIL_BYTES, 0)
         data, self._tail = data[:cut], data[cut:]
         if self.streaming.is_set():
-            await self._encode(data)
+            await self._send_encoded(data)
             return
-        self._held.write(data)
-        if self._held.tell() > self._options.buffer_bytes and not self._options.wait_end:
-            await self._start(HTTPStatus.OK, self._headers(output_format, Outcome()))
-            await self._send_held()
+        self._buffer.write(data)
+        if self._buffer.tell() > self._options.buffer_bytes and not self._options.wait_end:
+            await self._start_response(HTTPStatus.OK, self._build_headers(output_format, Outcome()))
+            await self._send_buffer()
 
     async def finish(self, outcome: Outcome, output_format: str | None) -> None:
         """End a response that succeeded; `output_format` is None for one without a result."""
-        await self._let_go()
-        if not self.streaming.is_set() and self._held.tell() <= _CHUNK:
-            headers = self._headers(output_format, outcome)
-            await self._whole(HTTPStatus.OK, headers, self._take_held())
+        await self._release_tail()
+        if not self.streaming.is_set() and self._buffer.tell() <= _CHUNK:
+            headers = self._build_headers(output_format, outcome)
+            await self._send_whole(HTTPStatus.OK, headers, self._read_buffer())
             return
         if not self.streaming.is_set():
-            await self._start(HTTPStatus.OK, self._headers(output_format, outcome))
-            await self._send_held()
-        await self._body(self._encoder.finish(), more=False)
+            await self._start_response(HTTPStatus.OK, self._build_headers(output_format, outcome))
+            await self._send_buffer()
+        await self._send_body(self._encoder.finish(), more=False)
 
-    async def _let_go(self) -> None:
+    async def _release_tail(self) -> None:
         """Stop holding the last bytes: send them, or add them to the buffer."""
         data, self._tail = self._tail, b""
         if self.streaming.is_set():
-            await self._encode(data)
+            await self._send_encoded(data)
         else:
-            self._held.write(data)
+            self._buffer.write(data)
 
     async def fail(self, error: EngineError) -> None:
         """End a response that failed."""
@@ -95,23 +95,23 @@ class Reply:
         if self.streaming.is_set():
             await self._break_off(text)
             return
-        self._held.close()
-        headers = self._headers(None, Outcome())
+        self._buffer.close()
+        headers = self._build_headers(None, Outcome())
         headers["X-ClickHouse-Exception-Code"] = str(error.number)
         if error.status is HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = 'Basic realm="ClickHouse server HTTP API"'
-        await self._whole(error.status, headers, text)
+        await self._send_whole(error.status, headers, text)
 
     async def _break_off(self, text: bytes) -> None:
         mark, tag = b"__exception__", self._tag.encode()
         block = b"\r\n".join([b"", mark, tag, text + b"%d %s" % (len(text), tag), mark, b""])
-        await self._encode(block)
-        await self._body(self._encoder.finish(), more=True)
+        await self._send_encoded(block)
+        await self._send_body(self._encoder.finish(), more=True)
 
-    def _headers(self, output_format: str | None, outcome: Outcome) -> dict[str, str]:
+    def _build_headers(self, output_format: str | None, outcome: Outcome) -> dict[str, str]:
         headers = {
-            "Content-Type": content_type(output_format),
-            "X-ClickHouse-Summary": summary(outcome),
+            "Content-Type": get_content_type(output_format),
+            "X-ClickHouse-Summary": render_summary(outcome),
             "X-ClickHouse-Query-Id": self._options.query_id,
             "X-ClickHouse-Server-Display-Name": self._engine.host_name,
             "X-ClickHouse-Timezone": self._options.settings.get("session_timezone")
@@ -122,46 +122,46 @@ class Reply:
             headers["X-ClickHouse-Format"] = output_format
         return headers
 
-    async def _start(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+    async def _start_response(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         self.streaming.set()
         if self._encoding is not None:
             headers["Content-Encoding"] = self._encoding
         raw = [(name.lower().encode(), to_header(value)) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": int(status), "headers": raw})
 
-    async def _whole(self, status: HTTPStatus, headers: dict[str, str], data: bytes) -> None:
+    async def _send_whole(self, status: HTTPStatus, headers: dict[str, str], data: bytes) -> None:
         if not data:
             self._encoding = None
-        body = await self._compressed(data) + self._encoder.finish() if data else b""
+        body = await self._compress_data(data) + self._encoder.finish() if data else b""
         headers["Content-Length"] = str(len(body))
-        await self._start(status, headers)
-        await self._body(body, more=False)
+        await self._start_response(status, headers)
+        await self._send_body(body, more=False)
 
-    def _take_held(self) -> bytes:
-        self._held.seek(0)
-        with self._held as held:
-            return held.read()
+    def _read_buffer(self) -> bytes:
+        self._buffer.seek(0)
+        with self._buffer as buffer:
+            return buffer.read()
 
-    async def _send_held(self) -> None:
-        self._held.seek(0)
-        with self._held as held:
-            while chunk := held.read(_CHUNK):
-                await self._encode(chunk)
+    async def _send_buffer(self) -> None:
+        self._buffer.seek(0)
+        with self._buffer as buffer:
+            while chunk := buffer.read(_CHUNK):
+                await self._send_encoded(chunk)
 
-    async def _encode(self, data: bytes) -> None:
-        await self._body(await self._compressed(data), more=True)
+    async def _send_encoded(self, data: bytes) -> None:
+        await self._send_body(await self._compress_data(data), more=True)
 
-    async def _compressed(self, data: bytes) -> bytes:
+    async def _compress_data(self, data: bytes) -> bytes:
         if self._encoding is None or len(data) < _INLINE_BYTES:
             return self._encoder.compress(data)
         return await asyncio.to_thread(self._encoder.compress, data)
 
-    async def _body(self, data: bytes, *, more: bool) -> None:
+    async def _send_body(self, data: bytes, *, more: bool) -> None:
         if data or not more:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-def summary(outcome: Outcome) -> str:
+def render_summary(outcome: Outcome) -> str:
     """X-ClickHouse-Summary: numbers as strings; the total of rows to read is not known here."""
     return json.dumps(
         {

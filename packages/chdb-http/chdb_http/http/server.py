@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from asgi_guards.admission import Admission
-from asgi_guards.connections import options
+from asgi_guards.connections import make_uvicorn_options
 from chdb_http.engine.engine import Engine
 from chdb_http.engine.sessions import Sessions
 from chdb_http.engine.slots import Slots
@@ -56,8 +56,8 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
     Raises `StartError` when the port or the data is not available. Statements that still run at
     the end are canceled after a short grace.
     """
-    _allow_files()
-    with _bind(config.host, config.port) as listener:
+    _raise_file_limit()
+    with _bind_socket(config.host, config.port) as listener:
         engine = Engine(
             config.reach, workers=config.max_connections, config_file=config.config_file
         )
@@ -67,20 +67,20 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
             )
             exchange = Exchange(engine=engine, slots=Slots(engine, sessions))
             app = build_app(QueryHandler(exchange, config.account), config.admission)
-            _Server(app, listener, announce).run(sockets=[listener])
+            _AnnouncingServer(app, listener, announce).run(sockets=[listener])
             sessions.close()
         finally:
             engine.close()
 
 
-def _allow_files() -> None:
+def _raise_file_limit() -> None:
     """Raise the limit of file descriptors: the engine holds three for each of its threads."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sends small answers at once only if the protocol is named.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -95,7 +95,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
+class _AnnouncingServer(uvicorn.Server):
     """uvicorn that announces when it listens, and ends with exit code 0 on a signal."""
 
     def __init__(
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            **options(_MOST_HEAD_BYTES),
+            **make_uvicorn_options(_MOST_HEAD_BYTES),
             log_config=None,
             lifespan="off",
             ws="none",
@@ -120,9 +120,9 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        old_handlers = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)

@@ -65,7 +65,7 @@ _NAME_CHARACTERS = 200
 _SHOWN = 100
 
 
-def shortened(value: str) -> str:
+def truncate_value(value: str) -> str:
     """A bad value as a message repeats it."""
     return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
 
@@ -99,12 +99,12 @@ def from_engine(error: BaseException) -> EngineError:
     if isinstance(error, UnicodeDecodeError):
         # chDB could not decode its own message, which quotes the statement's bytes.
         text = error.object.decode("utf-8", "replace")
-    found = _PREFIX.search(text)
-    if found is None:
+    prefix = _PREFIX.search(text)
+    if prefix is None:
         return EngineError(Code.STD_EXCEPTION, f"std::exception. {type(error).__name__}: {text}")
-    *before, last = _VERSION.split(_PREFIX.sub("", text[found.start() :]))
-    detail = "".join([*(part.rstrip() for part in before), last])
+    *parts, tail = _VERSION.split(_PREFIX.sub("", text[prefix.start() :]))
+    detail = "".join([*(part.rstrip() for part in parts), tail])
     name, end = None, len(detail)
-    while (named := _NAME.search(detail, max(end - _NAME_CHARACTERS, 0), end)) is not None:
-        name, end = named[1], named.start()
-    return EngineError(int(found[1]), detail[:end].strip(), name)
+    while (match := _NAME.search(detail, max(end - _NAME_CHARACTERS, 0), end)) is not None:
+        name, end = match[1], match.start()
+    return EngineError(int(prefix[1]), detail[:end].strip(), name)

@@ -38,9 +38,9 @@ class InsertHead:
         if self._first is None:
             self._first = word
         if self.begun:
-            self._note(word)
+            self._note_word(word)
         else:
-            self.begun = self._begins(word)
+            self.begun = self._is_insert(word)
         self._before, self._last = self._last, word
 
     @property
@@ -48,12 +48,12 @@ class InsertHead:
         """False once the first word shows that this is not an INSERT."""
         return self._first is None or self._first.is_word("INSERT", "WITH")
 
-    def _begins(self, word: Token) -> bool:
+    def _is_insert(self, word: Token) -> bool:
         if word.depth or not word.is_word("INSERT"):
             return False
         return self._first is word or (self._first is not None and self._first.is_word("WITH"))
 
-    def _note(self, word: Token) -> None:
+    def _note_word(self, word: Token) -> None:
         last = self._last
         if last is None:
             return
@@ -71,37 +71,37 @@ class InsertHead:
     def _note_clause(self, word: Token, last: Token) -> None:
         if word.is_word("SELECT", "WATCH", "FROM"):
             self.selects = True
-        if word.is_word("SETTINGS") and not _names_a_table(last) and self._settings_at is None:
+        if word.is_word("SETTINGS") and not _is_name_next(last) and self._settings_at is None:
             self._settings_at = word.start
-        values = word.is_word("VALUES") and not _names_a_table(last) and not self.selects
-        self._names_format = word.is_name and self._follows_format(last)
+        values = word.is_word("VALUES") and not _is_name_next(last) and not self.selects
+        self._names_format = word.is_name and self._is_format_name(last)
         self.ended = values or self._names_format
 
-    def _follows_format(self, last: Token) -> bool:
-        if not last.is_word("FORMAT") or _names_a_table(self._before):
+    def _is_format_name(self, last: Token) -> bool:
+        if not last.is_word("FORMAT") or _is_name_next(self._before):
             return False
         return not self.selects or self._input_call is not None
 
-    def statement(self, text: bytes, *, complete: bool) -> Statement | None:
+    def build_statement(self, text: bytes, *, complete: bool) -> Statement | None:
         """The insert; None when it is unfinished or takes its rows from a query."""
         last = self._last
         if last is None or not (self.ended or (complete and not self.selects)):
             return None
         if self._names_format:
-            return self._with_format(text, last, complete=complete)
+            return self._build_with_format(text, last, complete=complete)
         if last.end == len(text) and not complete:
             return None
         cut = last.start if self.ended else last.end
-        return self._insert(text[: last.end], cut=cut, name="Values", start=last.end)
+        return self._make_insert(text[: last.end], cut=cut, name="Values", start=last.end)
 
-    def _with_format(self, text: bytes, name: Token, *, complete: bool) -> Statement | None:
-        start = _data_start(text, name.end, complete=complete)
+    def _build_with_format(self, text: bytes, name: Token, *, complete: bool) -> Statement | None:
+        start = _find_data_start(text, name.end, complete=complete)
         if start is None or self._before is None:
             return None
         cut = self._before.start
-        return self._insert(text[: name.end], cut=cut, name=unquote(name.value), start=start)
+        return self._make_insert(text[: name.end], cut=cut, name=unquote(name.value), start=start)
 
-    def _insert(self, text: bytes, *, cut: int, name: str, start: int) -> Statement:
+    def _make_insert(self, text: bytes, *, cut: int, name: str, start: int) -> Statement:
         return Statement(
             verb=Verb.INSERT_ROWS,
             text=text,
@@ -113,14 +113,14 @@ class InsertHead:
         )
 
 
-def _names_a_table(before: Token | None) -> bool:
+def _is_name_next(before: Token | None) -> bool:
     """True when the word after `before` is a name, even if it reads like a keyword."""
     return before is not None and (
         before.is_word("INTO", "TABLE", "FUNCTION", "FROM", "JOIN") or before.is_mark(b".")
     )
 
 
-def _data_start(text: bytes, after: int, *, complete: bool) -> int | None:
+def _find_data_start(text: bytes, after: int, *, complete: bool) -> int | None:
     """Where rows start: after the format's name, blanks and one line break; None if not known."""
     blanks = _BLANKS.match(text, after)
     start = after if blanks is None else blanks.end()
@@ -132,5 +132,5 @@ def _data_start(text: bytes, after: int, *, complete: bool) -> int | None:
         start += 1
     if text[start : start + 1] == b"\n":
         return start + 1
-    known = complete or start < len(text) or start - after > _MANY_BLANKS
-    return start if known else None
+    is_known = complete or start < len(text) or start - after > _MANY_BLANKS
+    return start if is_known else None

@@ -20,8 +20,8 @@ _CLOSING = {b"\xe2\x80\x98": b"\xe2\x80\x99", b"\xe2\x80\x9c": b"\xe2\x80\x9d"}
 
 
 @dataclass(kw_only=True)
-class Open:
-    """A token that has begun at `start` and is known to go on at least until `at`."""
+class OpenToken:
+    """A token that begins at `start` and continues at least to `at`."""
 
     start: int
     at: int
@@ -34,16 +34,16 @@ class Open:
         If the text ends first, `at` is its size and the answer False.
         """
         if self.opener in _QUOTED:
-            return self._quoted(text)
+            return self._find_quote_end(text)
         if self.opener == b"/*":
-            return self._block(text)
+            return self._find_comment_end(text)
         if self.opener[-1:] == b"'":
-            return self._digits(text)
-        return self._until(text, _CLOSING.get(self.opener, self.opener))
+            return self._find_digits_end(text)
+        return self._find_closing(text, _CLOSING.get(self.opener, self.opener))
 
-    def _quoted(self, text: bytes) -> bool:
-        found = _QUOTED[self.opener].match(text, self.at, self.at + PIECE)
-        self.at = found.end() if found else self.at
+    def _find_quote_end(self, text: bytes) -> bool:
+        match = _QUOTED[self.opener].match(text, self.at, self.at + PIECE)
+        self.at = match.end() if match else self.at
         following = text[self.at : self.at + 2]
         if following == self.opener * 2 or following[:1] == b"\\":
             self.at = min(self.at + 2, len(text))
@@ -53,29 +53,29 @@ class Open:
             return True
         return False
 
-    def _block(self, text: bytes) -> bool:
+    def _find_comment_end(self, text: bytes) -> bool:
         """Look for a comment's end; comments nest."""
         edge = _EDGE.search(text, self.at, self.at + PIECE)
         if edge is None:
-            last = self.at + PIECE >= len(text)
-            self.at = len(text) if last else self.at + PIECE - 1
+            at_end = self.at + PIECE >= len(text)
+            self.at = len(text) if at_end else self.at + PIECE - 1
             return False
         self.at = edge.end()
         self.level += 1 if edge[0] == b"/*" else -1
         return self.level == 0
 
-    def _digits(self, text: bytes) -> bool:
+    def _find_digits_end(self, text: bytes) -> bool:
         """Look for the end of x'41' or b'01': digits, no escapes; the engine rejects all else."""
-        found = _DIGITS.match(text, self.at, self.at + PIECE)
-        self.at = found.end() if found else self.at
+        match = _DIGITS.match(text, self.at, self.at + PIECE)
+        self.at = match.end() if match else self.at
         if text[self.at : self.at + 1] == b"'":
             self.at += 1
             return True
-        goes_on = found is not None and found.end() - found.start() == PIECE
-        self.at = self.at if goes_on else len(text)
+        continues = match is not None and match.end() - match.start() == PIECE
+        self.at = self.at if continues else len(text)
         return False
 
-    def _until(self, text: bytes, closing: bytes) -> bool:
+    def _find_closing(self, text: bytes, closing: bytes) -> bool:
         place = text.find(closing, self.at, self.at + PIECE + len(closing) - 1)
         if place < 0:
             self.at = min(self.at + PIECE, len(text))

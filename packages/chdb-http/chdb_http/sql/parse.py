@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chdb_http.sql.errors import Code, EngineError
 from chdb_http.sql.insert_head import InsertHead
 from chdb_http.sql.statement import Statement, Verb
-from chdb_http.sql.tokens import check_first, steps, unquote
+from chdb_http.sql.tokens import check_first, iter_steps, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -23,7 +23,7 @@ _NAMING = ("FROM", "JOIN", "AS", "TABLE", "SELECT", "BY", "AND", "OR", "WHERE", 
 
 
 def parse(text: bytes, *, complete: bool) -> Statement | None:
-    """Read the statement at the start of `text`; None asks for more of the request.
+    """Read the statement at the start of `text`; None if more of the request is needed.
 
     `complete` says that nothing follows, and then the result is never None. Raises `EngineError` 62
     for an empty text and for a second statement, as ClickHouse's HTTP interface does.
@@ -39,22 +39,22 @@ def parse(text: bytes, *, complete: bool) -> Statement | None:
 
 def parse_in_turns(text: bytes, *, complete: bool) -> Generator[None, None, Statement | None]:
     """`parse` as a generator that yields after each step, about every millisecond."""
-    insert, whole = InsertHead(), _Whole()
-    for step in steps(text, complete=complete):
+    insert, parser = InsertHead(), _StatementParser()
+    for step in iter_steps(text, complete=complete):
         for word in step:
             insert.take(word)
             if insert.ended:
-                return insert.statement(text, complete=complete)
+                return insert.build_statement(text, complete=complete)
             if not (complete or insert.may_begin):
                 return None
-            whole.take(word)
+            parser.take(word)
         yield
-    if insert.begun and (statement := insert.statement(text, complete=complete)) is not None:
+    if insert.begun and (statement := insert.build_statement(text, complete=complete)) is not None:
         return statement
-    return whole.statement(text, inserts=insert.begun) if complete else None
+    return parser.build_statement(text, inserts=insert.begun) if complete else None
 
 
-class _Whole:
+class _StatementParser:
     """Reads a statement without rows, a word at a time."""
 
     def __init__(self) -> None:
@@ -74,27 +74,27 @@ class _Whole:
             self._end = self._end or word
             return
         if self._end is not None:
-            raise _second_statement(self._end)
+            raise _make_multiple_error(self._end)
         if self._first is None and not word.is_mark(b"("):
             self._first = word
-        self._note(word)
-        self._column = self._before is not None and _names(self._before)
+        self._note_word(word)
+        self._column = self._before is not None and _is_name_next(self._before)
         self._before, self._last = self._last, word
 
-    def _note(self, word: Token) -> None:
+    def _note_word(self, word: Token) -> None:
         if word.is_word("SETTINGS"):
             self._format = self._may_be_format or self._format
         self._may_be_format = None
         last, before = self._last, self._before
-        self._several |= _begins_another(before, last, word)
+        self._several |= _is_next_statement(before, last, word)
         if last is None or last.depth:
             return
         self._outfile |= last.is_word("INTO") and word.is_word("OUTFILE")
-        named = self._column and before is not None and before.is_word("TABLE")
-        if before is not None and word.is_name and _is_clause(before, last, named=named):
+        is_name = self._column and before is not None and before.is_word("TABLE")
+        if before is not None and word.is_name and _is_clause(before, last, is_name=is_name):
             self._may_be_format = (last, word)
 
-    def statement(self, text: bytes, *, inserts: bool) -> Statement:
+    def build_statement(self, text: bytes, *, inserts: bool) -> Statement:
         """The statement, without its final semicolon."""
         first = self._first
         if first is None:
@@ -105,7 +105,7 @@ class _Whole:
         end = len(text) if self._end is None else self._end.start
         clause = self._may_be_format or self._format
         return Statement(
-            verb=self._verb(first, inserts=inserts),
+            verb=self._choose_verb(first, inserts=inserts),
             text=text[:end],
             cut=end if clause is None else clause[0].start,
             format=None if clause is None else unquote(clause[1].value),
@@ -113,7 +113,7 @@ class _Whole:
             sets=first.is_word("SET") or self._several,
         )
 
-    def _verb(self, first: Token, *, inserts: bool) -> Verb:
+    def _choose_verb(self, first: Token, *, inserts: bool) -> Verb:
         if first.is_word("KILL"):
             return Verb.KILL
         if not first.is_word(*_SELECTING) or inserts:
@@ -121,7 +121,7 @@ class _Whole:
         return Verb.SELECT
 
 
-def _second_statement(end: Token) -> EngineError:
+def _make_multiple_error(end: Token) -> EngineError:
     return EngineError(
         Code.SYNTAX_ERROR,
         f"Syntax error (Multi-statements are not allowed): failed at position {end.end} "
@@ -129,20 +129,20 @@ def _second_statement(end: Token) -> EngineError:
     )
 
 
-def _begins_another(before: Token | None, last: Token | None, word: Token) -> bool:
+def _is_next_statement(before: Token | None, last: Token | None, word: Token) -> bool:
     """True for the first word of any statement after PARALLEL WITH."""
     if before is None or last is None or not last.is_word("WITH"):
         return False
     return before.is_word("PARALLEL") and not word.is_word(*_WITH)
 
 
-def _is_clause(before: Token, word: Token, *, named: bool) -> bool:
-    """True when `word` is the FORMAT of a clause; `named` says that `before` is itself a name."""
+def _is_clause(before: Token, word: Token, *, is_name: bool) -> bool:
+    """True when `word` is the FORMAT of a clause; `is_name`: `before` is itself a name."""
     if word.depth or not word.is_word("FORMAT"):
         return False
-    return named or not _names(before)
+    return is_name or not _is_name_next(before)
 
 
-def _names(word: Token) -> bool:
+def _is_name_next(word: Token) -> bool:
     """Whether a name follows the word, even one that reads like a keyword."""
     return word.is_word(*_NAMING) or word.is_mark(b",") or word.is_mark(b".")

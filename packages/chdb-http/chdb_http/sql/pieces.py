@@ -21,20 +21,20 @@ def is_found(
     Matches of up to 64 characters are always found. For a longer one, True may only mean that one
     seems to begin.
     """
-    last = max(len(text) - PIECE - _OVERLAP, 0)
+    last_start = max(len(text) - PIECE - _OVERLAP, 0)
     for start in range(0, max(len(text), 1), PIECE):
         end = start + PIECE + _OVERLAP
         if pattern.search(text, start, end) is not None:
             return True
-        if begun and start < last and begun.search(text, start, end) is not None:
+        if begun and start < last_start and begun.search(text, start, end) is not None:
             return True
     return False
 
 
-def unescaped(value: bytes) -> bytes:
+def remove_escapes(value: bytes) -> bytes:
     """The text without escapes: each backslash stands for the character after it."""
-    kept, start = [], 0
+    parts, start = [], 0
     while (place := value.find(b"\\", start)) >= 0:
-        kept += [value[start:place], value[place + 1 : place + 2] or b"\\"]
+        parts += [value[start:place], value[place + 1 : place + 2] or b"\\"]
         start = place + 2
-    return b"".join([*kept, value[start:]])
+    return b"".join([*parts, value[start:]])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chdb_http.sql.octets import to_bytes
-from chdb_http.sql.tokens import Kind, quote_name, quote_string, tokens, unquote
+from chdb_http.sql.tokens import TokenKind, iter_tokens, quote_name, quote_string, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from chdb_http.sql.statement import Statement
 
 
-def pipe_path(descriptor: int) -> str:
+def format_pipe_path(descriptor: int) -> str:
     return f"/dev/fd/{descriptor}"
 
 
 def select_into(statement: Statement, descriptor: int, default_format: str) -> bytes:
     """The select with its result written to the pipe; its own FORMAT wins over the default."""
-    outfile = f" INTO OUTFILE '{pipe_path(descriptor)}' APPEND ".encode()
+    outfile = f" INTO OUTFILE '{format_pipe_path(descriptor)}' APPEND ".encode()
     clause = statement.text[statement.cut :]
     if statement.format is None:
         clause = to_bytes(f"FORMAT {quote_name(default_format)}")
@@ -34,12 +34,12 @@ def select_into(statement: Statement, descriptor: int, default_format: str) -> b
 
 def insert_from(statement: Statement, descriptor: int) -> bytes:
     """The insert with its rows read from the pipe."""
-    path, name = pipe_path(descriptor), statement.format or "Values"
+    path, name = format_pipe_path(descriptor), statement.format or "Values"
     if statement.input_call is not None:
         start, end = statement.input_call
         call = to_bytes(f"file({quote_string(path)}, {quote_string(name)}, ")
         return statement.text[:start] + call + statement.text[end : statement.cut]
-    # FROM INFILE stands before SETTINGS.
+    # FROM INFILE comes before SETTINGS.
     at = statement.cut if statement.settings_at is None else statement.settings_at
     head, settings = statement.text[:at], statement.text[at : statement.cut]
     infile = f"\nFROM INFILE {quote_string(path)} COMPRESSION 'none' ".encode()
@@ -48,9 +48,9 @@ def insert_from(statement: Statement, descriptor: int) -> bytes:
 
 def kill_by_engine_ids(text: bytes, engine_ids: Mapping[str, str]) -> bytes:
     """A KILL statement with each client's query id replaced by the engine's."""
-    parts, done = [], 0
-    for word in tokens(text):
-        if word.kind is Kind.STRING and (engine_id := engine_ids.get(unquote(word.value))):
-            parts += [text[done : word.start], quote_string(engine_id).encode()]
-            done = word.end
-    return b"".join([*parts, text[done:]])
+    parts, copied = [], 0
+    for word in iter_tokens(text):
+        if word.kind is TokenKind.STRING and (engine_id := engine_ids.get(unquote(word.value))):
+            parts += [text[copied : word.start], quote_string(engine_id).encode()]
+            copied = word.end
+    return b"".join([*parts, text[copied:]])

@@ -21,9 +21,9 @@ class Statement:
 
     `text` holds no final semicolon. Its tail from `cut` on is the FORMAT clause (or VALUES),
     empty when there is none. `format` is the format that the text names. For INSERT_ROWS
-    `data_start` is the offset of the first byte of rows in the request's text, and
-    `input_call` the place of `input(` in `INSERT ... SELECT ... FROM input(...)`, `settings_at`
-    that of its SETTINGS. `sets` is true for SET, which changes a session.
+    `data_start` is the offset of the first byte of rows in the request's text,
+    `input_call` the place of `input(` in `INSERT ... SELECT ... FROM input(...)`, and
+    `settings_at` the offset of its SETTINGS. `sets` is true for SET, which changes a session.
     """
 
     verb: Verb

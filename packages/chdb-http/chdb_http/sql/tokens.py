@@ -10,10 +10,10 @@ from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from chdb_http.sql.errors import Code, EngineError, shortened
-from chdb_http.sql.literals import Open
+from chdb_http.sql.errors import Code, EngineError, truncate_value
+from chdb_http.sql.literals import OpenToken
 from chdb_http.sql.octets import to_bytes, to_text
-from chdb_http.sql.pieces import PIECE, unescaped
+from chdb_http.sql.pieces import PIECE, remove_escapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ _NUMBER = re.compile(
 )
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     WORD = "word"
     QUOTED = "quoted"
     STRING = "string"
@@ -62,14 +62,19 @@ class Kind(Enum):
 
 
 _WHOLE = frozenset({"mark", "word", "number"})
-_KINDS = {"heredoc": Kind.STRING, **{kind.value: kind for kind in Kind}}
-_FORMS = {Kind.MARK: _MARK, Kind.WORD: _WORD, Kind.NUMBER: _NUMBER, Kind.STRING: _STRING}
+_KINDS = {"heredoc": TokenKind.STRING, **{kind.value: kind for kind in TokenKind}}
+_FORMS = {
+    TokenKind.MARK: _MARK,
+    TokenKind.WORD: _WORD,
+    TokenKind.NUMBER: _NUMBER,
+    TokenKind.STRING: _STRING,
+}
 
 
 class Token(NamedTuple):
     """One significant token: `text[start:end]`; `depth` counts the brackets around it."""
 
-    kind: Kind
+    kind: TokenKind
     value: bytes
     start: int
     end: int
@@ -77,28 +82,28 @@ class Token(NamedTuple):
 
     def is_word(self, *words: str) -> bool:
         """True when the token is one of these keywords; case does not matter."""
-        return self.kind is Kind.WORD and self.value.decode("latin-1").upper() in words
+        return self.kind is TokenKind.WORD and self.value.decode("latin-1").upper() in words
 
     def is_mark(self, mark: bytes) -> bool:
-        return self.kind is Kind.MARK and self.value == mark
+        return self.kind is TokenKind.MARK and self.value == mark
 
     @property
     def is_name(self) -> bool:
         """A bare or a quoted identifier."""
-        return self.kind in {Kind.WORD, Kind.QUOTED}
+        return self.kind in {TokenKind.WORD, TokenKind.QUOTED}
 
 
-def tokens(text: bytes, start: int = 0) -> Iterator[Token]:
+def iter_tokens(text: bytes, start: int = 0) -> Iterator[Token]:
     """The tokens of `text` from `start`; comments and blanks are left out.
 
     Stops before a string, a quoted name or a comment that has no end. Raises `EngineError` 62 for
     what no statement contains. Time is linear in the text's size.
     """
-    return chain.from_iterable(steps(text, start))
+    return chain.from_iterable(iter_steps(text, start))
 
 
-def steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
-    """`tokens` in parts, each of at most about a millisecond's work; a part may be empty.
+def iter_steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
+    """`iter_tokens` in parts, each of at most about a millisecond's work; a part may be empty.
 
     Tokens are made lazily, so the rows of an INSERT need not become tokens. When the text is not
     `complete`, a token without an end may still get one, and the last part leaves it out.
@@ -117,34 +122,34 @@ class _Lexer:
         self._complete = complete
         self._depth = 0
         self._group = ""
-        self._open: Open | None = None
+        self._open: OpenToken | None = None
         self._lone_dollars = 0
 
     def step(self) -> Iterator[Token]:
         until = min(self.at + _STEP, len(self._text))
         while self.at < until:
-            token = self._begin() if self._open is None else self._go_on(self._open)
+            token = self._begin_token() if self._open is None else self._resume_token(self._open)
             if token is not None:
                 yield token
 
-    def _begin(self) -> Token | None:
+    def _begin_token(self) -> Token | None:
         start = self.at
-        found = _LEXER.match(self._text, start, start + PIECE)
-        if found is None:
+        match = _LEXER.match(self._text, start, start + PIECE)
+        if match is None:
             return None
-        group, value = str(found.lastgroup), found[0]
-        self.at = found.end()
+        group, value = str(match.lastgroup), match[0]
+        self.at = match.end()
         if group in _WHOLE:
             self._check_length(start)
-            return self._token(_KINDS[group], value, start)
+            return self._make_token(_KINDS[group], value, start)
         if group != "space":
             opener = b"\n" if group == "line" else value
-            self._group, self._open = group, Open(start=start, at=self.at, opener=opener)
+            self._group, self._open = group, OpenToken(start=start, at=self.at, opener=opener)
             if self.at == len(self._text):
-                return self._go_on(self._open)
+                return self._resume_token(self._open)
         return None
 
-    def _go_on(self, begun: Open) -> Token | None:
+    def _resume_token(self, begun: OpenToken) -> Token | None:
         closed = begun.look(self._text)
         self.at = begun.at
         if not closed and self.at < len(self._text):
@@ -152,19 +157,19 @@ class _Lexer:
         self._open = None
         if closed and self._group in _KINDS:
             value = self._text[begun.start : self.at]
-            return self._token(_KINDS[self._group], value, begun.start)
+            return self._make_token(_KINDS[self._group], value, begun.start)
         if not closed and self._group == "heredoc" and self._complete:
-            return self._lone_dollar(begun.start)
+            return self._make_dollar_token(begun.start)
         return None
 
-    def _token(self, kind: Kind, value: bytes, start: int) -> Token:
-        turn = _TURNS.get(value, 0) if kind is Kind.MARK else 0
+    def _make_token(self, kind: TokenKind, value: bytes, start: int) -> Token:
+        turn = _TURNS.get(value, 0) if kind is TokenKind.MARK else 0
         self._depth += min(turn, 0)
         token = Token(kind, value, start, self.at, self._depth)
         self._depth += max(turn, 0)
         return token
 
-    def _lone_dollar(self, start: int) -> Token:
+    def _make_dollar_token(self, start: int) -> Token:
         """A name or a mark, where what looked like the start of a $tag$ string has no end."""
         self._lone_dollars += 1
         if self._lone_dollars > _MAX_LONE_DOLLARS:
@@ -172,8 +177,8 @@ class _Lexer:
         word = _DOLLAR_WORD.match(self._text, start)
         self.at = start + 1 if word is None else word.end()
         self._check_length(start)
-        kind = Kind.MARK if word is None else Kind.WORD
-        return self._token(kind, self._text[start : self.at], start)
+        kind = TokenKind.MARK if word is None else TokenKind.WORD
+        return self._make_token(kind, self._text[start : self.at], start)
 
     def _check_length(self, start: int) -> None:
         if self.at - start >= PIECE:
@@ -194,7 +199,7 @@ def check_first(text: bytes, first: Token) -> None:
         raise EngineError(
             Code.SYNTAX_ERROR,
             f"Unrecognized token: Syntax error: failed at position {first.start + 1} "
-            f"({shortened(to_text(first.value))})",
+            f"({truncate_value(to_text(first.value))})",
         )
 
 
@@ -203,7 +208,7 @@ def unquote(value: bytes) -> str:
     if value[:1] not in {b"'", b"`", b'"'}:
         return to_text(value)
     quote = value[:1]
-    return to_text(unescaped(value[1:-1].replace(quote * 2, quote)))
+    return to_text(remove_escapes(value[1:-1].replace(quote * 2, quote)))
 
 
 def from_tsv(value: bytes) -> str:
@@ -226,7 +231,7 @@ def quote_name(value: str) -> str:
 def split_list(text: str) -> list[str]:
     """The items of a comma separated list; commas within brackets and strings do not split."""
     raw, items, start = to_bytes(text), [], 0
-    for word in tokens(raw):
+    for word in iter_tokens(raw):
         if word.depth == 0 and word.is_mark(b","):
             items.append(raw[start : word.start])
             start = word.end

@@ -1,4 +1,4 @@
-"""Reads what a server answers as a runtime of invocations, whatever it is, and within bounds."""
+"""Reads the answers of a runtime of invocations within bounds; any server may send them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from durable_invocations.errors import UnavailableError
 
 JSON = "application/json"
 ID_HEADER = "x-restate-id"
-"""The header that names the invocation that an answer is of."""
+"""The header with the id of the invocation that an answer is about."""
 MOST_BYTES = 256 * 1024 * 1024
-"""Bytes of an answer: a journal of many entries is large."""
+"""The most bytes of an answer: a journal of many entries is large."""
 LATE_SECONDS = 60.0
 """How long the body may take, once the answer has begun."""
 _TEXT = 2_000
-"""Characters of an answer that is not ours, for a message."""
+"""Characters of an unknown answer that a message shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A whole answer."""
+    """A complete answer."""
 
     url: str
     """The runtime's."""
@@ -35,120 +35,122 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """The JSON value of an answer; its objects say so where they lack a field.
+        """The JSON value of an answer; its objects raise UnavailableError for a missing field.
 
-        Raises UnavailableError for what no runtime answers.
+        Raises UnavailableError if it is not a runtime's answer.
         """
         try:
-            return json.loads(self.content, object_hook=lambda told: Told(self.url, told))
+            return json.loads(self.content, object_hook=lambda fields: JsonObject(self.url, fields))
         except (ValueError, RecursionError) as error:
-            raise no_runtime(self.url) from error
+            raise make_no_runtime_error(self.url) from error
 
     @property
-    def object(self) -> Told:
-        """The JSON object. Raises UnavailableError for what no runtime answers."""
-        found = self.value
-        if not isinstance(found, Told):
-            raise no_runtime(self.url)
-        return found
+    def object(self) -> JsonObject:
+        """The JSON object. Raises UnavailableError if it is not a runtime's answer."""
+        parsed = self.value
+        if not isinstance(parsed, JsonObject):
+            raise make_no_runtime_error(self.url)
+        return parsed
 
     def output(self) -> Any:
-        """An invocation's output: JSON's value, or else its bytes; None for no bytes.
+        """An invocation's output: the JSON value, else its bytes; None if it is empty.
 
-        Raises UnavailableError for what no runtime answers.
+        Raises UnavailableError if it is not a runtime's answer.
         """
         if ID_HEADER not in self.headers:
-            raise no_runtime(self.url)
+            raise make_no_runtime_error(self.url)
         if not self.content:
             return None
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == JSON:
-            # A handler may return what is none, though it says that it is.
+            # A handler may declare JSON and return something else.
             with suppress(ValueError, RecursionError):
                 return json.loads(self.content)
         return self.content
 
     def reason(self) -> tuple[int, str]:
-        """The code and the message of a refusal or failure, or what there is instead."""
+        """The code and message of a refusal or failure; else the status and the text."""
         try:
-            told = json.loads(self.content)
-            return int(told["code"]), str(told["message"])
+            parsed = json.loads(self.content)
+            return int(parsed["code"]), str(parsed["message"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return self.status, " ".join(self.content.decode(errors="replace")[:_TEXT].split())
 
 
-class Told(dict[str, Any]):
-    """An object of an answer. Without a field that is asked for, it was no runtime's."""
+class JsonObject(dict[str, Any]):
+    """A JSON object of an answer. A missing field means that the server is not a runtime."""
 
     def __init__(self, url: str, fields: Mapping[str, Any]) -> None:
         super().__init__(fields)
         self._url = url
 
     def __missing__(self, name: str) -> Any:
-        raise no_runtime(self._url)
+        raise make_no_runtime_error(self._url)
 
     def text(self, name: str) -> str:
-        """A field that is a text. Raises UnavailableError."""
-        return str(self._of(name, str))
+        """A string field. Raises UnavailableError."""
+        return str(self._get_field(name, str))
 
     def flag(self, name: str) -> bool:
-        """A field that is true or false. Raises UnavailableError."""
-        return bool(self._of(name, bool))
+        """A boolean field. Raises UnavailableError."""
+        return bool(self._get_field(name, bool))
 
-    def objects(self, name: str) -> list[Mapping[str, Any]]:
+    def get_objects(self, name: str) -> list[Mapping[str, Any]]:
         """A field that is a list of objects. Raises UnavailableError."""
-        found = self._of(name, list)
-        if not all(isinstance(each, Told) for each in found):
-            raise no_runtime(self._url)
-        return list(found)
+        objects = self._get_field(name, list)
+        if not all(isinstance(value, JsonObject) for value in objects):
+            raise make_no_runtime_error(self._url)
+        return list(objects)
 
-    def shaped(self, shape: Mapping[str, Any]) -> Told:
-        """Itself, where its fields are of these types, or lists or objects of such."""
-        if not _fits(self, shape):
-            raise no_runtime(self._url)
+    def check_shape(self, shape: Mapping[str, Any]) -> JsonObject:
+        """Check that fields have these types, or are lists or objects of them; returns itself."""
+        if not _has_shape(self, shape):
+            raise make_no_runtime_error(self._url)
         return self
 
-    def _of(self, name: str, kind: type) -> Any:
-        found = self[name]
-        if not isinstance(found, kind):
-            raise no_runtime(self._url)
-        return found
+    def _get_field(self, name: str, kind: type) -> Any:
+        value = self[name]
+        if not isinstance(value, kind):
+            raise make_no_runtime_error(self._url)
+        return value
 
 
-def _fits(found: Any, shape: Any) -> bool:
+def _has_shape(value: Any, shape: Any) -> bool:
     if isinstance(shape, list):
-        return isinstance(found, list) and all(_fits(each, shape[0]) for each in found)
+        return isinstance(value, list) and all(_has_shape(element, shape[0]) for element in value)
     if isinstance(shape, Mapping):
-        named = isinstance(found, Told) and shape.keys() <= found.keys()
-        return named and all(_fits(found[name], each) for name, each in shape.items())
-    return isinstance(found, shape)
+        has_keys = isinstance(value, JsonObject) and shape.keys() <= value.keys()
+        return has_keys and all(
+            _has_shape(value[name], field_shape) for name, field_shape in shape.items()
+        )
+    return isinstance(value, shape)
 
 
 def read(url: str, response: httpx.Response, clock: Callable[[], float]) -> Answer:
-    """The whole of an answer that has begun. Raises UnavailableError beyond size and time."""
+    """Read the complete answer. Raises UnavailableError if it is too large or too slow."""
     if response.headers.get("content-encoding", "identity") != "identity":
-        # Nobody asked for it, and a few bytes may unpack to many.
-        raise no_runtime(url)
-    until, found = clock() + LATE_SECONDS, bytearray()
+        # It was not requested, and a few bytes may unpack to many.
+        raise make_no_runtime_error(url)
+    deadline, body = clock() + LATE_SECONDS, bytearray()
     for part in response.iter_bytes():
-        found += part
-        if len(found) > MOST_BYTES:
+        body += part
+        if len(body) > MOST_BYTES:
             raise UnavailableError(
                 f"An answer of the runtime of invocations at {url} is larger than "
-                f"{MOST_BYTES:,} bytes; ask for less of it."
+                f"{MOST_BYTES:,} bytes; request less of it."
             )
-        if clock() > until:
+        if clock() > deadline:
             raise UnavailableError(
                 f"An answer of the runtime of invocations at {url} did not end within "
                 f"{LATE_SECONDS:g} s."
             )
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Answer(url=url, status=response.status_code, headers=headers, content=bytes(found))
+    return Answer(url=url, status=response.status_code, headers=headers, content=bytes(body))
 
 
-def no_runtime(url: str) -> UnavailableError:
-    """The error of an answer that a runtime does not give."""
+def make_no_runtime_error(url: str) -> UnavailableError:
+    """The error for an answer that is not a runtime's."""
     return UnavailableError(
-        f"What answers at {url} is none of a runtime of invocations; correct the address, or "
-        "what is before it."
+        f"The server at {url} is not a runtime of invocations; correct the address, or "
+        "the proxy before it."
     )

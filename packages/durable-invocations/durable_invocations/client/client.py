@@ -12,30 +12,30 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from durable_invocations.client.answers import ID_HEADER, JSON, Answer, Told, read
+from durable_invocations.client.answers import ID_HEADER, JSON, Answer, JsonObject, read
 from durable_invocations.client.errors import (
     InvocationFailedError,
     InvocationRefusedError,
     TokenRefusedError,
-    shown,
+    truncate_reason,
 )
 from durable_invocations.client.requests import (
-    authorization,
-    checked,
-    checked_url,
-    encoded,
-    idempotency,
-    milliseconds,
+    build_auth_headers,
+    build_delay_params,
+    check_text,
+    check_url,
+    encode_idempotency_key,
+    encode_text,
     path,
-    written,
+    to_json,
 )
 from durable_invocations.errors import DurableError, UnavailableError, WaitError
 
 NOT_READY = 470
-"""The status of an output that is not there yet."""
+"""The status of an output that does not exist yet."""
 _HERE = {"localhost", "127.0.0.1", "::1"}
 _SECONDS = 30.0
-"""How long one request may take; what takes longer is asked for again."""
+"""How long one request may take; a longer wait is repeated."""
 _SERVICE = {"name": str, "ty": str, "handlers": [{"name": str}]}
 _DEPLOYMENT = {"id": str, "uri": str, "registered": str, "services": [_SERVICE]}
 _NO_TOKEN = 401
@@ -43,8 +43,8 @@ _OVERLOADED = {408, 429, 502, 503, 504}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
-    """An invocation that the runtime keeps; not `is_new` if its idempotency key had made it."""
+class SentInvocation:
+    """An invocation that the runtime keeps; `is_new` is false if its idempotency key was known."""
 
     id: str
     is_new: bool
@@ -52,17 +52,17 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What messages tell people to do."""
+    """The remedies that messages suggest."""
 
     unanswered: str = "Start it, or correct the address."
-    failed: str = "Its journal tells more: /admin/invocations/{invocation}."
+    failed: str = "See its journal: /admin/invocations/{invocation}."
 
 
 class Client:
     """Talks to one runtime. Safe to use from several threads; close it, or use it in a `with`.
 
     Each method raises UnavailableError while the runtime does not answer, and
-    InvocationRefusedError for what it refuses.
+    InvocationRefusedError for a refused request.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         advice: Advice | None = None,
     ) -> None:
-        self.url, self._clock = checked_url(url), clock
+        self.url, self._clock = check_url(url), clock
         self._advice = advice or Advice()
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Accept-Encoding": "identity", **authorization(token)},
+            headers={"Accept-Encoding": "identity", **build_auth_headers(token)},
             timeout=httpx.Timeout(_SECONDS, connect=5.0),
             transport=transport,
-            # A proxy from the environment does not serve this machine itself.
+            # A proxy from the environment does not serve localhost.
             trust_env=urlsplit(url).hostname not in _HERE,
         )
 
@@ -95,9 +95,9 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def health(self) -> None:
-        """Returns if the runtime answers."""
-        self._asked("GET", path("restate", "health"))
+    def check_health(self) -> None:
+        """Return if the runtime answers."""
+        self._request_answer("GET", path("restate", "health"))
 
     def call(
         self,
@@ -111,8 +111,8 @@ class Client:
     ) -> Any:
         """Invoke a handler and return its output. Raises InvocationFailedError.
 
-        It is sent first and waited for then, so that neither takes a connection that must live as
-        long as the invocation; WaitError if it has not ended after `seconds`.
+        It is sent first and then awaited, so no connection must live as long as the invocation.
+        Raises WaitError if it has not ended after `seconds`.
         """
         sent = self.send(service, handler, argument, key=key, idempotency_key=idempotency_key)
         return self.attach(sent.id, seconds=seconds)
@@ -126,156 +126,167 @@ class Client:
         key: str | None = None,
         idempotency_key: str | None = None,
         delay: float = 0.0,
-    ) -> Sent:
-        """Have a handler invoked, after `delay` seconds, and return when that is durable.
+    ) -> SentInvocation:
+        """Invoke a handler, after `delay` seconds, and return once that is durable.
 
-        The argument is sent as JSON; bytes are sent as they are, as JSON that is written already.
-        Without `idempotency_key`, a request that is repeated makes another invocation.
+        The argument is sent as JSON; bytes are taken for JSON already. Without `idempotency_key`,
+        a repeated request makes another invocation.
         """
-        place = path(service, *(() if key is None else (key,)), handler, "send")
+        url_path = path(service, *(() if key is None else (key,)), handler, "send")
         headers: dict[str, str | bytes] = {}
         if idempotency_key is not None:
-            headers["idempotency-key"] = idempotency(idempotency_key)
-        content = written(argument)
+            headers["idempotency-key"] = encode_idempotency_key(idempotency_key)
+        content = to_json(argument)
         if content is not None:
             headers["content-type"] = JSON
-        params = milliseconds(delay)
-        told = self._told("POST", place, content=content, headers=headers, params=params)
-        return Sent(id=told.text("invocationId"), is_new=told["status"] == "Accepted")
+        params = build_delay_params(delay)
+        answer = self._request_object(
+            "POST", url_path, content=content, headers=headers, params=params
+        )
+        return SentInvocation(id=answer.text("invocationId"), is_new=answer["status"] == "Accepted")
 
     def attach(self, invocation: str, *, seconds: float | None = None) -> Any:
         """Wait for an invocation's end and return its output. Raises InvocationFailedError.
 
-        WaitError if it has not ended after `seconds`; None: however long it takes.
+        Raises WaitError if it has not ended after `seconds`; None waits without limit.
         """
-        until = None if seconds is None else self._clock() + seconds
+        deadline = None if seconds is None else self._clock() + seconds
         while True:
-            left = _SECONDS if until is None else min(_SECONDS, until - self._clock())
-            if left <= 0:
+            remaining = _SECONDS if deadline is None else min(_SECONDS, deadline - self._clock())
+            if remaining <= 0:
                 raise WaitError(f"The invocation {invocation} has not ended in {seconds:g} s.")
             with suppress(httpx.ReadTimeout):
-                place = path("restate", "invocation", invocation, "attach")
-                return self._answered("GET", place, timeout=left).output()
+                url_path = path("restate", "invocation", invocation, "attach")
+                return self._send_request("GET", url_path, timeout=remaining).output()
 
     def output(self, invocation: str, *names: str) -> Any:
         """The output of an invocation that has ended. Raises InvocationFailedError, and WaitError
         if it has not.
 
-        It is named by its id, or as service, key if there is one, handler and idempotency key.
+        Pass its id, or service, key if there is one, handler and idempotency key.
         """
-        place = path("restate", "invocation", invocation, *names, "output")
+        url_path = path("restate", "invocation", invocation, *names, "output")
         try:
-            return self._asked("GET", place).output()
+            return self._request_answer("GET", url_path).output()
         except InvocationRefusedError as refused:
             if refused.status != NOT_READY:
                 raise
-            named = "/".join((invocation, *names))
-            raise WaitError(f"The invocation {named} has not ended yet.") from refused
+            name = "/".join((invocation, *names))
+            raise WaitError(f"The invocation {name} has not ended yet.") from refused
 
     def resolve(self, awakeable: str, value: Any = None) -> bool:
-        """Complete an awakeable with a value; whether it was not completed before."""
-        content = written(value)
-        place = path("restate", "awakeables", awakeable, "resolve")
-        return self._changed("POST", place, content=content, headers={"content-type": JSON})
+        """Complete an awakeable with a value; false if it was completed before."""
+        content = to_json(value)
+        url_path = path("restate", "awakeables", awakeable, "resolve")
+        return self._request_change(
+            "POST", url_path, content=content, headers={"content-type": JSON}
+        )
 
     def reject(self, awakeable: str, reason: str) -> bool:
-        """Complete an awakeable with a failure; whether it was not completed before."""
-        place = path("restate", "awakeables", awakeable, "reject")
+        """Complete an awakeable with a failure; false if it was completed before."""
+        url_path = path("restate", "awakeables", awakeable, "reject")
         headers = {"content-type": "text/plain; charset=utf-8"}
-        return self._changed("POST", place, content=encoded(reason), headers=headers)
+        return self._request_change("POST", url_path, content=encode_text(reason), headers=headers)
 
     def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
         """Register the services at an address; a second time nothing changes, unless `force`."""
-        asked = {"uri": checked(uri), "force": force}
-        return self._told("POST", path("admin", "deployments"), json=asked).shaped(_DEPLOYMENT)
+        body = {"uri": check_text(uri), "force": force}
+        return self._request_object("POST", path("admin", "deployments"), json=body).check_shape(
+            _DEPLOYMENT
+        )
 
     def deployments(self) -> list[Mapping[str, Any]]:
         """The registered addresses and their services."""
-        told = self._told("GET", path("admin", "deployments"))
-        return told.shaped({"deployments": [_DEPLOYMENT]}).objects("deployments")
+        answer = self._request_object("GET", path("admin", "deployments"))
+        return answer.check_shape({"deployments": [_DEPLOYMENT]}).get_objects("deployments")
 
     def services(self) -> list[Mapping[str, Any]]:
         """The services that can be invoked, with their handlers."""
-        told = self._told("GET", path("admin", "services"))
-        return told.shaped({"services": [{**_SERVICE, "uri": (str, NoneType)}]}).objects("services")
+        answer = self._request_object("GET", path("admin", "services"))
+        return answer.check_shape({"services": [{**_SERVICE, "uri": (str, NoneType)}]}).get_objects(
+            "services"
+        )
 
-    def invocations(self, limit: int = 100, **chosen: str | None) -> list[Mapping[str, Any]]:
+    def invocations(self, limit: int = 100, **filters: str | None) -> list[Mapping[str, Any]]:
         """The latest invocations, by `service`, `handler`, `key` or `status`."""
-        params = {name: checked(value) for name, value in chosen.items() if value is not None}
-        asked = {"limit": str(limit), **params}
-        told = self._told("GET", path("admin", "invocations"), params=asked)
-        return told.objects("invocations")
+        params = {name: check_text(value) for name, value in filters.items() if value is not None}
+        query = {"limit": str(limit), **params}
+        answer = self._request_object("GET", path("admin", "invocations"), params=query)
+        return answer.get_objects("invocations")
 
     def invocation(self, invocation: str) -> Mapping[str, Any]:
         """An invocation with its journal."""
-        return self._told("GET", path("admin", "invocations", invocation))
+        return self._request_object("GET", path("admin", "invocations", invocation))
 
     def cancel(self, invocation: str) -> bool:
-        """Cancel an invocation: its handler learns it at what it awaits, and may clean up."""
-        return self.change(invocation, "cancel")
+        """Cancel an invocation: what its handler awaits fails, and the handler may clean up."""
+        return self.change_invocation(invocation, "cancel")
 
     def kill(self, invocation: str) -> bool:
-        """End an invocation, and those that it called, at once."""
-        return self.change(invocation, "kill")
+        """End an invocation and those that it called at once."""
+        return self.change_invocation(invocation, "kill")
 
     def pause(self, invocation: str) -> bool:
-        """Have nobody drive an invocation until it is resumed."""
-        return self.change(invocation, "pause")
+        """Stop driving an invocation until it is resumed."""
+        return self.change_invocation(invocation, "pause")
 
     def resume(self, invocation: str) -> bool:
-        """Have a paused invocation tried again, now."""
-        return self.change(invocation, "resume")
+        """Try a paused invocation again now."""
+        return self.change_invocation(invocation, "resume")
 
     def purge(self, invocation: str) -> bool:
         """Forget an invocation that has ended: its output, its journal, its idempotency key."""
-        return self.change(invocation, "purge")
+        return self.change_invocation(invocation, "purge")
 
-    def change(self, invocation: str, verb: str) -> bool:
+    def change_invocation(self, invocation: str, verb: str) -> bool:
         """`cancel`, `kill`, `pause`, `resume` or `purge` an invocation; whether that changed it."""
-        return self._changed("PATCH", path("admin", "invocations", invocation, verb))
+        return self._request_change("PATCH", path("admin", "invocations", invocation, verb))
 
-    def _changed(self, method: str, place: str, **request: Any) -> bool:
-        return self._told(method, place, **request).flag("changed")
+    def _request_change(self, method: str, url_path: str, **request: Any) -> bool:
+        return self._request_object(method, url_path, **request).flag("changed")
 
-    def _told(self, method: str, place: str, **request: Any) -> Told:
-        return self._asked(method, place, **request).object
+    def _request_object(self, method: str, url_path: str, **request: Any) -> JsonObject:
+        return self._request_answer(method, url_path, **request).object
 
-    def _asked(self, method: str, place: str, **request: Any) -> Answer:
+    def _request_answer(self, method: str, url_path: str, **request: Any) -> Answer:
         try:
-            return self._answered(method, place, **request)
+            return self._send_request(method, url_path, **request)
         except httpx.ReadTimeout as error:
-            raise UnavailableError(self._unanswered("does not answer in time")) from error
+            raise UnavailableError(self._format_unanswered("does not answer in time")) from error
 
-    def _answered(self, method: str, place: str, **request: Any) -> Answer:
-        """The answer to a request that is carried out. Raises httpx.ReadTimeout, and as others."""
+    def _send_request(self, method: str, url_path: str, **request: Any) -> Answer:
+        """The answer to a successful request. Raises httpx.ReadTimeout too."""
         try:
-            with self._http.stream(method, place, **request) as response:
+            with self._http.stream(method, url_path, **request) as response:
                 answer = read(self.url, response, self._clock)
         except httpx.ReadTimeout:
             raise
-        # A host that is no name, such as a..b, is a UnicodeError.
+        # An invalid host name, such as a..b, raises UnicodeError.
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise UnavailableError(self._unanswered(f"does not answer: {error}")) from error
+            raise UnavailableError(self._format_unanswered(f"does not answer: {error}")) from error
         if httpx.codes.is_success(answer.status):
             return answer
-        raise self._problem(answer)
+        raise self._make_error(answer)
 
-    def _unanswered(self, how: str) -> str:
-        return f"The runtime of invocations at {self.url} {how}. {self._advice.unanswered}"
+    def _format_unanswered(self, problem: str) -> str:
+        return f"The runtime of invocations at {self.url} {problem}. {self._advice.unanswered}"
 
-    def _problem(self, answer: Answer) -> DurableError:
+    def _make_error(self, answer: Answer) -> DurableError:
         code, reason = answer.reason()
-        said = shown(reason)
+        excerpt = truncate_reason(reason)
         if (invocation := answer.headers.get(ID_HEADER)) is not None:
-            told = f"The invocation {invocation} failed with {code}: {said}"
-            see = self._advice.failed.format(invocation=invocation)
+            message = f"The invocation {invocation} failed with {code}: {excerpt}"
+            advice = self._advice.failed.format(invocation=invocation)
             return InvocationFailedError(
-                f"{told.rstrip('.')}. {see}", invocation=invocation, status=code, reason=reason
+                f"{message.rstrip('.')}. {advice}",
+                invocation=invocation,
+                status=code,
+                reason=reason,
             )
         if answer.status in _OVERLOADED:
-            how = f"answers {answer.status}: {said}"
-            return UnavailableError(f"The runtime of invocations at {self.url} {how}")
-        told = f"The runtime of invocations refused with {answer.status}: {said}"
+            problem = f"answers {answer.status}: {excerpt}"
+            return UnavailableError(f"The runtime of invocations at {self.url} {problem}")
+        message = f"The runtime of invocations refused with {answer.status}: {excerpt}"
         if answer.status == _NO_TOKEN:
-            return TokenRefusedError(told, status=answer.status, reason=reason)
-        return InvocationRefusedError(told, status=answer.status, reason=reason)
+            return TokenRefusedError(message, status=answer.status, reason=reason)
+        return InvocationRefusedError(message, status=answer.status, reason=reason)

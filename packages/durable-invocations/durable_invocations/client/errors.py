@@ -1,14 +1,14 @@
-"""What a client of the runtime of invocations is told instead of an answer."""
+"""Errors of the client of the runtime of invocations."""
 
 from __future__ import annotations
 
 from durable_invocations.errors import DurableError
 
 MOST_TOLD = 2_000
-"""Characters of a handler's reason that a message has."""
+"""Characters of a handler's reason that a message shows."""
 
 
-def shown(reason: str) -> str:
+def truncate_reason(reason: str) -> str:
     """The beginning of a reason, which may be as long as a handler likes."""
     return reason if len(reason) <= MOST_TOLD else f"{reason[:MOST_TOLD]}…"
 
@@ -36,6 +36,6 @@ class InvocationRefusedError(DurableError):
 
 
 class TokenRefusedError(InvocationRefusedError):
-    """The runtime wants another token: one of them was changed, and the other not yet."""
+    """The runtime expects another token: only one of the two was changed."""
 
     code = 1_850

@@ -1,1 +1,1 @@
-"""HTTP of the runtime: who invokes handlers, completes awakeables, and administers invocations."""
+"""HTTP of the runtime: invokes handlers, completes awakeables, administers invocations."""

@@ -1,4 +1,4 @@
-"""What the ingress asks of the runtime that it is the front of."""
+"""What the ingress needs from its runtime."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import Any, Protocol, TypeVar
 
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.operations import Operation
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
+from durable_invocations.runtime.store.operations import StoreOperation
 
 T = TypeVar("T")
 
 
 class Backend(Protocol):
-    """Coroutines of the runtime's event loop. UnavailableError while its database is away."""
+    """Coroutines of the runtime's event loop; UnavailableError if its database does not answer."""
 
     @property
     def store(self) -> SqlStore:
-        """For `read`: it blocks."""
+        """Blocks; use it through `read`."""
 
-    async def do(self, operation: Operation[T]) -> T:
+    async def do(self, operation: StoreOperation[T]) -> T:
         """The outcome of an operation, once it is durable."""
 
     async def read(self, question: Callable[..., T], *arguments: Any) -> T:
-        """The answer of the store, without blocking the loop."""
+        """The store's answer, without blocking the loop."""
 
-    async def ended(self, id_: str) -> Result | None:
-        """Wait for an invocation's end, whichever runtime brings it; None if it is unknown.
+    async def wait_for_result(self, id_: str) -> Result | None:
+        """Wait for an invocation to end, on whichever runtime; None if it is unknown.
 
-        Who waits no longer cancels this.
+        Cancel it to stop waiting.
         """
 
-    async def discover(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
-        """What is served at a checked address. Raises DurableError where that cannot be learnt."""
+    async def discover(self, url: str) -> tuple[Deployment, tuple[RegisteredService, ...]]:
+        """What a checked address serves. Raises DurableError if discovery fails."""
 
 
 class Catalog:
-    """The services, as they were at most `seconds` ago; Submit looks at what they are now."""
+    """The services, as of at most `seconds` ago; Submit reads their current state."""
 
     def __init__(
         self, backend: Backend, seconds: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._backend, self._seconds, self._clock = backend, seconds, clock
-        self._services: Mapping[str, Service] = {}
+        self._services: Mapping[str, RegisteredService] = {}
         self._read_at: float | None = None
 
-    async def service(self, name: str, *handlers: str) -> Service | None:
-        """The service of that name, read anew if it has none of the handlers."""
+    async def find_service(self, name: str, *handlers: str) -> RegisteredService | None:
+        """The service of that name, read again if it has none of the handlers."""
         if self._read_at is not None and self._clock() - self._read_at < self._seconds:
-            found = self._services.get(name)
-            if found is not None and any(map(found.handler, handlers)):
-                return found
+            service = self._services.get(name)
+            if service is not None and any(map(service.handler, handlers)):
+                return service
         self._services = await self._backend.read(self._backend.store.services)
         self._read_at = self._clock()
         return self._services.get(name)

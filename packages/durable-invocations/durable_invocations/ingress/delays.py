@@ -9,7 +9,7 @@ from durable_invocations.durations import CENTURY
 from durable_invocations.ingress.refusals import BAD, RefusedError
 
 MOST = CENTURY * 1_000
-"""Milliseconds: what is due later than that is a mistake."""
+"""Milliseconds: a longer delay is a mistake."""
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _NAMES = {
     **dict.fromkeys(("ms", "msec", "millis"), "ms"),
@@ -29,31 +29,31 @@ _ISO = re.compile(
 )
 
 
-def milliseconds(text: str) -> int:
+def parse_delay(text: str) -> int:
     """The delay in milliseconds, rounded up. Raises RefusedError (400)."""
-    found = _read(text.strip())
-    if found is None:
+    duration = _parse_duration(text.strip())
+    if duration is None:
         raise RefusedError(
-            BAD, f"The delay {text!r} is not one; write 10s, 1h 30m, PT10S, or milliseconds: 10000."
+            BAD, f"The delay {text!r} is invalid; write 10s, 1h 30m, PT10S, or milliseconds: 10000."
         )
-    whole = int(found.to_integral_value(ROUND_CEILING))
-    if whole > MOST:
+    millis = int(duration.to_integral_value(ROUND_CEILING))
+    if millis > MOST:
         raise RefusedError(BAD, f"The delay {text!r} is longer than a century; give a shorter one.")
-    return whole
+    return millis
 
 
-def _read(text: str) -> Decimal | None:
+def _parse_duration(text: str) -> Decimal | None:
     if re.fullmatch(r"[0-9]{1,18}", text):
         return Decimal(text)
     if iso := _ISO.fullmatch(text.upper()):
         parts = {unit: value for unit, value in iso.groupdict().items() if value}
-        return _summed(list(parts.items())) if parts and not text.upper().endswith("T") else None
+        return _sum_parts(list(parts.items())) if parts and not text.upper().endswith("T") else None
     if not _PARTS.fullmatch(text.lower()):
         return None
-    named = [(_NAMES.get(unit), value) for value, unit in _PART.findall(text.lower())]
-    known = [(unit, value) for unit, value in named if unit is not None]
-    return _summed(known) if len(known) == len(named) else None
+    pairs = [(_NAMES.get(unit), value) for value, unit in _PART.findall(text.lower())]
+    recognized = [(unit, value) for unit, value in pairs if unit is not None]
+    return _sum_parts(recognized) if len(recognized) == len(pairs) else None
 
 
-def _summed(parts: list[tuple[str, str]]) -> Decimal:
+def _sum_parts(parts: list[tuple[str, str]]) -> Decimal:
     return sum((Decimal(value) * _UNITS[unit] for unit, value in parts), Decimal(0))

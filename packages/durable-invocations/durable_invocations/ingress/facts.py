@@ -1,4 +1,4 @@
-"""What is told of invocations, entries and deployments, as JSON; for HTTP and for commands."""
+"""Invocations, entries and deployments as JSON, for HTTP and for commands."""
 
 from __future__ import annotations
 
@@ -10,194 +10,213 @@ from google.protobuf.message import Message
 
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import ids, kinds
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.frames import ONEOF
-from durable_invocations.protocol.results import Result, Value, result_of, state_keys
+from durable_invocations.protocol.results import Result, Value, get_result, parse_state_keys
 from durable_invocations.protocol.wire import RESULT
-from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Status, target
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
+from durable_invocations.runtime.store.views import (
+    Invocation,
+    InvocationFilter,
+    JournalEntry,
+    Status,
+    format_target,
+)
 
 FAILED = "failed"
-"""What people call the status of a completed one that ended with a failure."""
-STATUSES = f"{', '.join(each.label for each in Status)} or {FAILED}"
+"""The status, for people, of a completed invocation that ended with a failure."""
+STATUSES = f"{', '.join(status.label for status in Status)} or {FAILED}"
 SHOWN = 2_000
-"""Characters of a value; more are left out."""
+"""Characters of a value; the rest is cut."""
 _LAST = 253_402_300_799_000
-"""Milliseconds of the last second that a date has; handlers may sleep for longer."""
+"""The last second of the year 9999, in milliseconds; handlers may sleep for longer."""
 _TIMES = {"wake_up_time", "invoke_time"}
 _NOT_TOLD = {"name", "headers"}
 _FAILURES = {kinds.RUN.code, kinds.OUTPUT.code}
 
 
-def invocation(each: Invocation) -> dict[str, Any]:
+def describe_invocation(record: Invocation) -> dict[str, Any]:
     """An invocation without its journal; times are UTC, in ISO 8601."""
     return {
-        "id": each.id,
-        "number": each.number,
-        "target": target(each.service, each.key, each.handler),
-        "service": each.service,
-        "handler": each.handler,
-        "key": each.key or None,
-        "status": each.status.label,
-        "created": time(each.created),
-        "changed": time(each.changed),
-        "ended": time(each.ended),
-        "next_at": time(each.next_at),
-        "attempts": each.attempts,
-        "entries": each.entries,
-        "waits_for": list(each.waits),
-        "idempotency_key": each.idempotency_key,
-        "deployment": each.deployment or None,
-        "called_by": each.parent or None,
-        "canceled": each.canceled,
-        "driven_by": each.owner or None,
-        "error": _error(each.error, each.error_at),
-        "result": result(each.result),
+        "id": record.id,
+        "number": record.number,
+        "target": format_target(record.service, record.key, record.handler),
+        "service": record.service,
+        "handler": record.handler,
+        "key": record.key or None,
+        "status": record.status.label,
+        "created": format_time(record.created),
+        "changed": format_time(record.changed),
+        "ended": format_time(record.ended),
+        "next_at": format_time(record.next_at),
+        "attempts": record.attempts,
+        "entries": record.entries,
+        "waits_for": list(record.waits),
+        "idempotency_key": record.idempotency_key,
+        "deployment": record.deployment or None,
+        "called_by": record.parent or None,
+        "canceled": record.canceled,
+        "driven_by": record.owner or None,
+        "error": _describe_error(record.error, record.error_at),
+        "result": describe_result(record.result),
     }
 
 
-def whole(each: Invocation, journal: Iterable[JournalEntry]) -> dict[str, Any]:
-    """An invocation with its journal, and all that was said of its last failure."""
-    told = invocation(each)
-    if each.error is not None and each.error.description:
-        told["error"]["description"] = each.error.description
-    return told | {"journal": [entry(each.id, its) for its in journal]}
+def describe_with_journal(record: Invocation, journal: Iterable[JournalEntry]) -> dict[str, Any]:
+    """An invocation with its journal and the full description of its last failure."""
+    described = describe_invocation(record)
+    if record.error is not None and record.error.description:
+        described["error"]["description"] = record.error.description
+    return described | {"journal": [describe_entry(record.id, entry) for entry in journal]}
 
 
-def entry(invocation_id: str, each: JournalEntry) -> dict[str, Any]:
-    """An entry of a journal: its kind, its state, what it says and what it came to."""
-    kind = each.frame.kind
-    message = None if kind.message is None else each.frame.message()
-    found = _result(kind, message)
-    detail = {} if message is None else _detail(message)
+def describe_entry(invocation_id: str, entry: JournalEntry) -> dict[str, Any]:
+    """An entry of a journal: its kind, state, detail and result."""
+    kind = entry.frame.kind
+    message = None if kind.message is None else entry.frame.message()
+    outcome = _get_result(kind, message)
+    detail = {} if message is None else _describe_detail(message)
     if kind is kinds.AWAKEABLE:
-        detail["id"] = awakeable_id(ids.parsed(invocation_id), each.index)
-    if each.child:
-        detail["invocation"] = each.child
+        detail["id"] = make_awakeable_id(ids.parse_id(invocation_id), entry.index)
+    if entry.child:
+        detail["invocation"] = entry.child
     return {
-        "index": each.index,
+        "index": entry.index,
         "type": kind.name,
         "code": f"0x{kind.code:04X}",
-        "name": each.name or None,
-        "state": _state(kind, found),
-        "stored": time(each.created),
-        "completed": time(each.completed_at),
+        "name": entry.name or None,
+        "state": _get_state(kind, outcome),
+        "stored": format_time(entry.created),
+        "completed": format_time(entry.completed_at),
         "detail": detail,
-        "result": _keys(found) if kind is kinds.GET_STATE_KEYS else result(found),
+        "result": _describe_keys(outcome)
+        if kind is kinds.GET_STATE_KEYS
+        else describe_result(outcome),
     }
 
 
-def result(found: Result | None) -> dict[str, Any] | None:
-    """A value, a failure or emptiness; None: not there yet."""
-    if found is None:
+def describe_result(outcome: Result | None) -> dict[str, Any] | None:
+    """A value, a failure or emptiness; None if there is no result yet."""
+    if outcome is None:
         return None
-    if isinstance(found, Failure):
-        return {"failure": {"code": found.code, "message": found.message}}
-    if isinstance(found, Value):
-        return {"value": text(found.value), "bytes": len(found.value)}
+    if isinstance(outcome, Failure):
+        return {"failure": {"code": outcome.code, "message": outcome.message}}
+    if isinstance(outcome, Value):
+        return {"value": format_bytes(outcome.value), "bytes": len(outcome.value)}
     return {"empty": True}
 
 
-def deployment(each: Deployment, services: Iterable[Service]) -> dict[str, Any]:
-    """A registered address, and the services whose new invocations go to it."""
+def describe_deployment(
+    record: Deployment, services: Iterable[RegisteredService]
+) -> dict[str, Any]:
+    """A registered address and the services whose new invocations go to it."""
     return {
-        "id": each.id,
-        "uri": each.url,
-        "mode": each.mode.value,
-        "versions": list(each.versions),
-        "registered": time(each.registered),
-        "services": [service(its, each.url) for its in services if its.deployment == each.id],
+        "id": record.id,
+        "uri": record.url,
+        "mode": record.mode.value,
+        "versions": list(record.versions),
+        "registered": format_time(record.registered),
+        "services": [
+            describe_service(service, record.url)
+            for service in services
+            if service.deployment == record.id
+        ],
     }
 
 
-def service(each: Service, uri: str | None) -> dict[str, Any]:
-    """A service with its handlers, and the address that new invocations of it go to."""
+def describe_service(service: RegisteredService, uri: str | None) -> dict[str, Any]:
+    """A service with its handlers, and the address that its new invocations go to."""
     return {
-        "name": each.name,
-        "ty": each.kind.value,
-        "deployment": each.deployment,
+        "name": service.name,
+        "ty": service.kind.value,
+        "deployment": service.deployment,
         "uri": uri,
-        "handlers": [{"name": its.name, "ty": its.kind.value} for its in each.handlers],
+        "handlers": [
+            {"name": handler.name, "ty": handler.kind.value} for handler in service.handlers
+        ],
     }
 
 
-def named(label: str) -> Chosen:
-    """The invocations of the status that people call so. Raises ConfigError if there is none."""
-    wanted = label.replace("_", " ").lower()
-    if wanted == FAILED:
-        return Chosen(failed=True)
-    found = [each for each in Status if each.label == wanted]
-    if not found:
+def parse_status(label: str) -> InvocationFilter:
+    """The filter for a status by its label. Raises ConfigError for an unknown one."""
+    name = label.replace("_", " ").lower()
+    if name == FAILED:
+        return InvocationFilter(failed=True)
+    statuses = [status for status in Status if status.label == name]
+    if not statuses:
         raise ConfigError(f"The status {label!r} is unknown; use one of {STATUSES}.")
-    return Chosen(statuses=found)
+    return InvocationFilter(statuses=statuses)
 
 
-def time(at: int | None) -> str | None:
-    """Milliseconds since 1970 as ISO 8601 in UTC; later ones than 9999 are its last second."""
+def format_time(at: int | None) -> str | None:
+    """Milliseconds since 1970 as ISO 8601 in UTC; capped at the end of 9999."""
     if at is None:
         return None
-    told = datetime.fromtimestamp(min(at, _LAST) / 1_000, timezone.utc)
-    return told.isoformat(timespec="milliseconds")
+    moment = datetime.fromtimestamp(min(at, _LAST) / 1_000, timezone.utc)
+    return moment.isoformat(timespec="milliseconds")
 
 
-def text(value: bytes) -> str:
-    """Bytes as text, their beginning if they are long; others than UTF-8 in hexadecimal digits."""
+def format_bytes(value: bytes) -> str:
+    """Bytes as text, cut if they are long; as hexadecimal digits if they are not UTF-8."""
     try:
-        told = value.decode()
+        rendered = value.decode()
     except UnicodeDecodeError:
-        told = f"0x{value[: SHOWN // 2].hex()}"
-    return told if len(told) <= SHOWN else f"{told[:SHOWN]}…"
+        rendered = f"0x{value[: SHOWN // 2].hex()}"
+    return rendered if len(rendered) <= SHOWN else f"{rendered[:SHOWN]}…"
 
 
-def _error(found: ErrorReport | None, at: int | None) -> dict[str, Any] | None:
-    if found is None:
+def _describe_error(error: ErrorReport | None, at: int | None) -> dict[str, Any] | None:
+    if error is None:
         return None
-    of_entry = {"index": found.index, "type": _type(found.kind), "name": found.name}
-    told = {"code": found.code, "message": found.message, "at": time(at)}
-    return {**told, **{name: value for name, value in of_entry.items() if value is not None}}
+    of_entry = {"index": error.index, "type": _format_type(error.kind), "name": error.name}
+    fields = {"code": error.code, "message": error.message, "at": format_time(at)}
+    return {**fields, **{name: value for name, value in of_entry.items() if value is not None}}
 
 
-def _type(code: int | None) -> str | None:
-    """The type of the entry that an error names; handlers may name others than there are."""
+def _format_type(code: int | None) -> str | None:
+    """The type of the entry that an error names; handlers may name unknown types."""
     if code is None:
         return None
     return kinds.KINDS[code].name if code in kinds.KINDS else f"0x{code:04X}"
 
 
-def _result(kind: kinds.Kind, message: Any) -> Result | None:
+def _get_result(kind: kinds.Kind, message: Any) -> Result | None:
     if kind is kinds.INPUT:
         return Value(value=message.value)
-    held = message is not None and ONEOF in message.DESCRIPTOR.oneofs_by_name
-    return result_of(message) if held else None
+    has_result = message is not None and ONEOF in message.DESCRIPTOR.oneofs_by_name
+    return get_result(message) if has_result else None
 
 
-def _state(kind: kinds.Kind, found: Result | None) -> str:
-    if isinstance(found, Failure) and (kind.completable or kind.code in _FAILURES):
+def _get_state(kind: kinds.Kind, outcome: Result | None) -> str:
+    if isinstance(outcome, Failure) and (kind.completable or kind.code in _FAILURES):
         return "failed"
     if kind.completable:
-        return "waiting" if found is None else "completed"
+        return "waiting" if outcome is None else "completed"
     return "stored"
 
 
-def _keys(found: Result | None) -> dict[str, Any] | None:
-    if isinstance(found, Value):
-        return {"keys": [text(each) for each in state_keys(found.value)]}
-    return result(found)
+def _describe_keys(outcome: Result | None) -> dict[str, Any] | None:
+    if isinstance(outcome, Value):
+        return {"keys": [format_bytes(key) for key in parse_state_keys(outcome.value)]}
+    return describe_result(outcome)
 
 
-def _detail(message: Message) -> dict[str, Any]:
-    """What identifies the entry: its fields but name, headers and result."""
+def _describe_detail(message: Message) -> dict[str, Any]:
+    """What identifies the entry: its fields except name, headers and result."""
     return {
-        field.name: _told(field.name, value)
+        field.name: _describe_value(field.name, value)
         for field, value in message.ListFields()
         if field.name not in _NOT_TOLD and field.number not in RESULT
     }
 
 
-def _told(name: str, value: Any) -> Any:
+def _describe_value(name: str, value: Any) -> Any:
     if isinstance(value, Message):
-        return {field.name: _told(field.name, its) for field, its in value.ListFields()}
+        return {
+            field.name: _describe_value(field.name, field_value)
+            for field, field_value in value.ListFields()
+        }
     if isinstance(value, bytes):
-        return text(value)
-    return time(value) if name in _TIMES else value
+        return format_bytes(value)
+    return format_time(value) if name in _TIMES else value

@@ -1,4 +1,4 @@
-"""`/restate/…`: outputs of invocations that there are, and awakeables that others complete."""
+"""`/restate/…`: outputs of existing invocations, and completion of awakeables."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from durable_invocations.ingress.backend import Backend
-from durable_invocations.ingress.bodies import JSON, body, media_type, parsed
+from durable_invocations.ingress.bodies import JSON, body, get_media_type, parse_json
 from durable_invocations.ingress.inputs import answer
-from durable_invocations.ingress.invoking import Bounds, Waiting, raw_path, unknown
+from durable_invocations.ingress.invoking import (
+    IngressBounds,
+    ResultWaiter,
+    get_raw_path,
+    make_unknown_error,
+)
 from durable_invocations.ingress.refusals import (
     BAD,
     NOT_FOUND,
     NOT_READY,
     PLAIN,
     RefusedError,
-    told,
+    make_error_response,
 )
-from durable_invocations.ingress.targets import segments
+from durable_invocations.ingress.targets import split_path
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import Result, Value
 from durable_invocations.protocol.services import HandlerKind
-from durable_invocations.runtime.store.deployments import Handler
+from durable_invocations.runtime.store.deployments import RegisteredHandler
 from durable_invocations.runtime.store.operations import CompleteAwakeable
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from durable_invocations.runtime.store.views import Invocation
 
 _REJECTED = 500
@@ -38,42 +43,46 @@ _BY_ID, _IDEMPOTENT, _IDEMPOTENT_WITH_KEY, _WORKFLOW = 1, 3, 4, 2
 class Outputs:
     """Answers requests for the output of an invocation: `attach` waits for it, `output` does not.
 
-    The invocation is named by its id, by its idempotency key, or as a workflow's run.
+    The path gives the invocation's id, its idempotency key, or a workflow's run.
     """
 
     backend: Backend
-    waiting: Waiting
+    waiting: ResultWaiter
 
     async def __call__(self, request: Request) -> Response:
         """The output; 470 from `output` while there is none."""
-        what, *named, verb = segments(raw_path(request))
-        id_ = await self._found(what, tuple(named))
+        kind, *names, verb = split_path(get_raw_path(request))
+        id_ = await self._resolve_id(kind, tuple(names))
         if verb not in {"attach", "output"}:
             raise RefusedError(NOT_FOUND, f"There is no {verb!r} here; use attach or output.")
-        # One after the other, so that many who ask for one large output hold up nobody else.
-        async with self.waiting.sending.turn(id_):
-            found: Invocation | None = await self.backend.read(self.backend.store.invocation, id_)
-            if found is None:
-                raise unknown(id_)
-            if found.result is not None:
-                return await self._answer(found, found.result)
+        # In turn, so that many requests for one large output do not delay others.
+        async with self.waiting.sending.get_turn(id_):
+            invocation: Invocation | None = await self.backend.read(
+                self.backend.store.invocation, id_
+            )
+            if invocation is None:
+                raise make_unknown_error(id_)
+            if invocation.result is not None:
+                return await self._build_response(invocation, invocation.result)
         if verb == "output":
-            message = f"The invocation {id_} has not ended: it is {found.status.label}."
-            return told(NOT_READY, NOT_READY, message)
+            message = f"The invocation {id_} has not ended: it is {invocation.status.label}."
+            return make_error_response(NOT_READY, NOT_READY, message)
         self.waiting.check()
-        return await self._answer(found, await self.waiting.result(request, id_))
+        return await self._build_response(invocation, await self.waiting.result(request, id_))
 
-    async def _answer(self, found: Invocation, result: Result) -> Response:
-        return answer(await self._handler(found), found.id, result, self.waiting.sending)
+    async def _build_response(self, invocation: Invocation, result: Result) -> Response:
+        return answer(
+            await self._find_handler(invocation), invocation.id, result, self.waiting.sending
+        )
 
-    async def _found(self, what: str, named: tuple[str, ...]) -> str:
-        if what == "invocation" and len(named) == _BY_ID:
-            return named[0]
-        if what == "workflow" and len(named) == _WORKFLOW:
-            return await self._run_of(*named)
-        if what == "invocation" and len(named) in {_IDEMPOTENT, _IDEMPOTENT_WITH_KEY}:
-            service, *key, handler, idempotency_key = named
-            return await self._find(service, "".join(key), handler, idempotency_key)
+    async def _resolve_id(self, kind: str, names: tuple[str, ...]) -> str:
+        if kind == "invocation" and len(names) == _BY_ID:
+            return names[0]
+        if kind == "workflow" and len(names) == _WORKFLOW:
+            return await self._find_run(*names)
+        if kind == "invocation" and len(names) in {_IDEMPOTENT, _IDEMPOTENT_WITH_KEY}:
+            service, *key, handler, idempotency_key = names
+            return await self._find_invocation(service, "".join(key), handler, idempotency_key)
         raise RefusedError(
             NOT_FOUND,
             "Name an invocation by /restate/invocation/{id}/…, its idempotency key by "
@@ -81,25 +90,27 @@ class Outputs:
             "/restate/workflow/{name}/{key}/….",
         )
 
-    async def _run_of(self, workflow: str, key: str) -> str:
+    async def _find_run(self, workflow: str, key: str) -> str:
         services = await self.backend.read(self.backend.store.services)
         handlers = services[workflow].handlers if workflow in services else ()
-        for each in handlers:
-            if each.kind is HandlerKind.WORKFLOW:
-                return await self._find(workflow, key, each.name, None)
+        for handler in handlers:
+            if handler.kind is HandlerKind.WORKFLOW:
+                return await self._find_invocation(workflow, key, handler.name, None)
         raise RefusedError(NOT_FOUND, f"There is no workflow {workflow!r}.")
 
-    async def _find(self, service: str, key: str, handler: str, idempotency_key: str | None) -> str:
+    async def _find_invocation(
+        self, service: str, key: str, handler: str, idempotency_key: str | None
+    ) -> str:
         arguments = (service, key, handler, idempotency_key)
-        found: str | None = await self.backend.read(self.backend.store.find, *arguments)
-        if found is None:
-            raise unknown("/".join(filter(None, arguments)))
-        return found
+        invocation_id: str | None = await self.backend.read(self.backend.store.find, *arguments)
+        if invocation_id is None:
+            raise make_unknown_error("/".join(filter(None, arguments)))
+        return invocation_id
 
-    async def _handler(self, found: Invocation) -> Handler | None:
+    async def _find_handler(self, invocation: Invocation) -> RegisteredHandler | None:
         services = await self.backend.read(self.backend.store.services)
-        service = services.get(found.service)
-        return service.handler(found.handler) if service else None
+        service = services.get(invocation.service)
+        return service.handler(invocation.handler) if service else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,32 +118,32 @@ class Awakeables:
     """Completes awakeables: `resolve` with the body's bytes, `reject` with its text."""
 
     backend: Backend
-    bounds: Bounds
+    bounds: IngressBounds
 
     async def __call__(self, request: Request) -> Response:
         """202; `changed` is false if the awakeable was completed before."""
-        parts = segments(raw_path(request))
+        parts = split_path(get_raw_path(request))
         if len(parts) != _PARTS or parts[-1] not in {"resolve", "reject"}:
             form = "/restate/awakeables/{id}/resolve, or …/reject"
             raise RefusedError(NOT_FOUND, f"Complete an awakeable by {form}.")
-        result = await self._result(request, parts[-1])
-        done = await self.backend.do(CompleteAwakeable(awakeable=parts[1], result=result))
-        if isinstance(done, Refused):
-            raise RefusedError(done.code, done.message)
-        return JSONResponse({"changed": done.changed}, _ACCEPTED, headers=PLAIN)
+        result = await self._read_result(request, parts[-1])
+        outcome = await self.backend.do(CompleteAwakeable(awakeable=parts[1], result=result))
+        if isinstance(outcome, OperationRefusal):
+            raise RefusedError(outcome.code, outcome.message)
+        return JSONResponse({"changed": outcome.changed}, _ACCEPTED, headers=PLAIN)
 
-    async def _result(self, request: Request, verb: str) -> Result:
+    async def _read_result(self, request: Request, verb: str) -> Result:
         if verb == "resolve":
             content = await body(request, self.bounds.body)
-            if content and media_type(request) == JSON:
-                # Who waits for it could not read it, and it cannot be completed again.
-                parsed(content)
+            if content and get_media_type(request) == JSON:
+                # The waiting handler could not read it, and it cannot be completed again.
+                parse_json(content)
             return Value(value=content)
         reason = await body(request, _REASON_BYTES)
         try:
             return Failure(code=_REJECTED, message=reason.decode())
         except UnicodeDecodeError as error:
-            raise RefusedError(BAD, "The reason is no UTF-8 text.") from error
+            raise RefusedError(BAD, "The reason is not UTF-8 text.") from error
 
 
 _PARTS = 3

@@ -14,7 +14,7 @@ from durable_invocations.protocol.results import Result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class FrameReceived:
     """The runtime sent a frame."""
 
     frame: Frame
@@ -22,14 +22,14 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputClosed:
-    """The runtime sends no more: always so in request/response mode, once all is received."""
+    """The runtime sends no more; in request/response mode always, once all is received."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issued:
-    """The handler takes its next step, `entry`, with a result if it has one at once.
+    """The handler takes its next step, `entry`, with a result if it has one already.
 
-    `recorded` is the journal's entry at this index, None beyond the replay; `where` tells the
+    `recorded` is the journal's entry at this index, None beyond the replay; `where` is the
     handler's line.
     """
 
@@ -39,8 +39,8 @@ class Issued:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """The handler's next step is a Run, an `entry` without result as yet."""
+class RunBegun:
+    """The handler's next step is a Run: an `entry` without a result yet."""
 
     entry: Frame
     recorded: Frame | None = None
@@ -49,7 +49,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A Run that was begun in this attempt has its result, which `entry` holds."""
+    """A Run that was begun in this attempt has its result, in `entry`."""
 
     index: int
     entry: Frame
@@ -57,7 +57,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Awaited:
-    """The handler goes on once one of these entries is resolved; none: it works on by itself.
+    """The handler waits until one of these entries is resolved; empty: it waits for nothing.
 
     A later Awaited replaces an earlier one.
     """
@@ -77,12 +77,12 @@ class Returned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """The handler cannot go on in this attempt."""
+    """The handler cannot continue in this attempt."""
 
     report: ErrorReport
 
 
-InEvent = Received | InputClosed | Issued | Begun | Finished | Awaited | Returned | Failed
+InEvent = FrameReceived | InputClosed | Issued | RunBegun | Finished | Awaited | Returned | Failed
 
 # Out.
 
@@ -106,7 +106,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """The whole replay is received: the handler may begin, and issues its Input first."""
+    """The replay is complete: the handler may begin, and issues its Input first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Execute:
-    """The Run at this index is not recorded: execute it, then tell Finished."""
+    """The Run at this index is not recorded: execute it, then send Finished."""
 
     index: int
 
@@ -133,7 +133,7 @@ class Resolve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acknowledged:
-    """The runtime has stored the entry at this index, which asked for it."""
+    """The runtime has stored the entry at this index, which requested an ack."""
 
     index: int
 
@@ -148,7 +148,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Close:
-    """Close the stream, and stop the handler; `report` says why it failed."""
+    """Close the stream and stop the handler; `report` says why it failed."""
 
     ending: Ending
     report: ErrorReport | None = None

@@ -1,8 +1,8 @@
 """The handler's side of an attempt: replaying, processing, closed.
 
-`step` is a pure function from events to events. Whoever drives it keeps the recorded entries and
-the results, and gives each event the recorded entry that belongs to it, so that a state stays small
-however long the journal is.
+`step` is a pure function from events to events. The caller keeps the recorded entries and the
+results, and gives each event its recorded entry, so that the state stays small however long the
+journal is.
 """
 
 from __future__ import annotations
@@ -13,33 +13,38 @@ from typing import Any
 
 from durable_invocations.journal import handler_events as events
 from durable_invocations.journal import handler_steps as steps
-from durable_invocations.journal.handler_state import Attempt, Phase, Step, failed
-from durable_invocations.journal.handler_stream import input_closed, received
+from durable_invocations.journal.handler_state import (
+    HandlerPhase,
+    HandlerState,
+    HandlerTransition,
+    fail_attempt,
+)
+from durable_invocations.journal.handler_stream import handle_input_closed, handle_received
 from durable_invocations.protocol.failures import ErrorReport, ProtocolError
 
-_STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(
+_STEPS: Mapping[type, Callable[[HandlerState, Any], HandlerTransition]] = MappingProxyType(
     {
-        events.Received: received,
-        events.InputClosed: input_closed,
-        events.Issued: steps.issued,
-        events.Begun: steps.begun,
-        events.Finished: steps.finished,
-        events.Awaited: steps.awaited,
-        events.Returned: steps.returned,
-        events.Failed: steps.broke,
+        events.FrameReceived: handle_received,
+        events.InputClosed: handle_input_closed,
+        events.Issued: steps.handle_issued,
+        events.RunBegun: steps.handle_begun,
+        events.Finished: steps.handle_finished,
+        events.Awaited: steps.handle_awaited,
+        events.Returned: steps.handle_returned,
+        events.Failed: steps.handle_failed,
     }
 )
 
 
-def step(state: Attempt, event: events.InEvent) -> Step:
-    """What follows from an event.
+def step(state: HandlerState, event: events.InEvent) -> HandlerTransition:
+    """The new state, and the events that follow.
 
-    A breach of the protocol, or a journal that does not match, closes the attempt with an error.
-    Once it is closed nothing follows.
+    A protocol violation, or a journal that does not match, closes the attempt with an error.
+    After that nothing follows.
     """
-    if state.phase is Phase.CLOSED:
+    if state.phase is HandlerPhase.CLOSED:
         return state, ()
     try:
         return _STEPS[type(event)](state, event)
     except ProtocolError as error:
-        return failed(state, ErrorReport.of(error, state.issued))
+        return fail_attempt(state, ErrorReport.of(error, state.issued))

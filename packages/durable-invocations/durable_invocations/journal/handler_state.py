@@ -1,4 +1,4 @@
-"""Where the handler's side of an attempt is."""
+"""The state of the handler's side of an attempt."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from enum import Enum
 from durable_invocations.journal import bits
 from durable_invocations.journal.handler_events import Close, Ending, OutEvent, Send
 from durable_invocations.protocol.failures import ErrorReport
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import variants
+from durable_invocations.protocol.results import list_variants
 from durable_invocations.protocol.versions import NEWEST
 
 
-class Phase(Enum):
-    """What the handler's side does."""
+class HandlerPhase(Enum):
+    """The phases of the handler's side."""
 
     STARTING = "starting"
-    """The replay is not received whole."""
+    """The replay is incomplete."""
     REPLAYING = "replaying"
-    """The handler takes steps that are recorded."""
+    """The handler repeats recorded steps."""
     PROCESSING = "processing"
     """The handler makes new entries."""
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """Where the handler's side is. Sets of indexes are whole numbers, as `bits` reads them."""
+class HandlerState:
+    """The handler's side. Sets of indexes are integers, see `bits`."""
 
     version: int = NEWEST
-    phase: Phase = Phase.STARTING
-    known: int | None = None
+    phase: HandlerPhase = HandlerPhase.STARTING
+    replay_length: int | None = None
     """How many entries are replayed; None before the StartMessage."""
     issued: int = 0
     """How many entries the handler has issued: the next one's index."""
     sent: int = 0
-    """How many entries the runtime has, or was sent: they go out in order."""
+    """How many entries the runtime has or was sent, in order."""
     completable: int = 0
-    """What was sent and can be completed."""
+    """Sent entries that can be completed."""
     empties: int = 0
-    """What was sent and can be completed with nothing."""
+    """Sent entries that can be completed with Empty."""
     values: int = 0
-    """What was sent and can be completed with a value."""
+    """Sent entries that can be completed with a value."""
     open: int = 0
-    """What was sent, can be completed and is not."""
+    """Sent entries that can be completed and are not yet."""
     unacked: int = 0
-    """What was sent with REQUIRES_ACK, and is not acknowledged."""
-    held: Mapping[int, Frame | None] = field(default_factory=dict)
-    """What is not sent yet: Runs without result (None), and what was issued after them."""
+    """Entries sent with REQUIRES_ACK and not acknowledged."""
+    unsent: Mapping[int, Frame | None] = field(default_factory=dict)
+    """Entries not sent yet: Runs without a result (None), and those issued after them."""
     awaited: frozenset[int] = frozenset()
     input_closed: bool = False
     returned: bool = False
 
     @property
     def replaying(self) -> bool:
-        """The next step of the handler is recorded."""
-        return self.issued < (self.known or 0)
+        """Whether the handler's next step is recorded."""
+        return self.issued < (self.replay_length or 0)
 
 
-Step = tuple[Attempt, tuple[OutEvent, ...]]
+HandlerTransition = tuple[HandlerState, tuple[OutEvent, ...]]
 
 
-def added(state: Attempt, entry: Frame) -> Attempt:
-    """The state when the runtime has this entry, or was sent it."""
-    mark = bits.bit(state.sent)
+def add_entry(state: HandlerState, entry: Frame) -> HandlerState:
+    """The state once the runtime has this entry, or was sent it."""
+    mark = bits.make_bit(state.sent)
     state = replace(state, sent=state.sent + 1)
     if entry.kind.completable:
-        allowed = variants(entry.kind)
+        allowed = list_variants(entry.kind)
         state = replace(
             state,
             completable=state.completable | mark,
@@ -80,27 +80,27 @@ def added(state: Attempt, entry: Frame) -> Attempt:
     return state
 
 
-def suspended(state: Attempt) -> Step:
-    """Suspend if the handler waits for what only a later attempt can bring."""
-    waits = state.input_closed and state.awaited and None not in state.held.values()
+def suspend_if_waiting(state: HandlerState) -> HandlerTransition:
+    """Suspend if the handler waits for results that only a later attempt can get."""
+    waits = state.input_closed and state.awaited and None not in state.unsent.values()
     unresolved = state.open | state.unacked
-    if not waits or not all(bits.has(unresolved, each) for each in state.awaited):
+    if not waits or not all(bits.has(unresolved, index) for index in state.awaited):
         return state, ()
-    message = frame(pb.SuspensionMessage(entry_indexes=sorted(state.awaited)))
+    message = make_frame(pb.SuspensionMessage(entry_indexes=sorted(state.awaited)))
     return closed(state), (Send(frame=message), Close(ending=Ending.SUSPENDED))
 
 
-def ended(state: Attempt) -> Step:
+def end_if_returned(state: HandlerState) -> HandlerTransition:
     """End if the handler has returned and all its entries are sent."""
-    if not state.returned or state.held:
+    if not state.returned or state.unsent:
         return state, ()
-    return closed(state), (Send(frame=frame(pb.EndMessage())), Close(ending=Ending.ENDED))
+    return closed(state), (Send(frame=make_frame(pb.EndMessage())), Close(ending=Ending.ENDED))
 
 
-def failed(state: Attempt, report: ErrorReport) -> Step:
-    message = frame(report.written(state.version))
+def fail_attempt(state: HandlerState, report: ErrorReport) -> HandlerTransition:
+    message = make_frame(report.written(state.version))
     return closed(state), (Send(frame=message), Close(ending=Ending.FAILED, report=report))
 
 
-def closed(state: Attempt) -> Attempt:
-    return replace(state, phase=Phase.CLOSED, held={}, awaited=frozenset())
+def closed(state: HandlerState) -> HandlerState:
+    return replace(state, phase=HandlerPhase.CLOSED, unsent={}, awaited=frozenset())

@@ -7,101 +7,101 @@ from dataclasses import replace
 from durable_invocations.journal import bits, matching
 from durable_invocations.journal import handler_events as events
 from durable_invocations.journal.handler_state import (
-    Attempt,
-    Phase,
-    Step,
-    added,
-    ended,
-    failed,
-    suspended,
+    HandlerPhase,
+    HandlerState,
+    HandlerTransition,
+    add_entry,
+    end_if_returned,
+    fail_attempt,
+    suspend_if_waiting,
 )
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
-from durable_invocations.protocol.results import result_of
-from durable_invocations.protocol.versions import needed
+from durable_invocations.protocol.results import get_result
+from durable_invocations.protocol.versions import get_needed_version
 
 
-def issued(state: Attempt, event: events.Issued) -> Step:
+def handle_issued(state: HandlerState, event: events.Issued) -> HandlerTransition:
     if state.replaying:
-        return _replayed(state, event)
-    _supported(state, event.entry)
-    out = _result(event.entry, state.issued) if event.entry.completed else ()
-    state, more = _flushed(_taken(state, event.entry))
-    return state, (*more, *out)
+        return _replay_entry(state, event)
+    _check_supported(state, event.entry)
+    out = _resolve_entry(event.entry, state.issued) if event.entry.completed else ()
+    state, flushed = _flush_entries(_take_entry(state, event.entry))
+    return state, (*flushed, *out)
 
 
-def begun(state: Attempt, event: events.Begun) -> Step:
+def handle_begun(state: HandlerState, event: events.RunBegun) -> HandlerTransition:
     if state.replaying:
-        return _replayed(state, event)
-    return _taken(state, None), (events.Execute(index=state.issued),)
+        return _replay_entry(state, event)
+    return _take_entry(state, None), (events.Execute(index=state.issued),)
 
 
-def finished(state: Attempt, event: events.Finished) -> Step:
-    if state.held.get(event.index, event.entry) is not None:
-        raise ProtocolError(f"Entry {event.index} is no Run that waits for its result.")
-    return _flushed(replace(state, held={**state.held, event.index: event.entry}))
+def handle_finished(state: HandlerState, event: events.Finished) -> HandlerTransition:
+    if state.unsent.get(event.index, event.entry) is not None:
+        raise ProtocolError(f"Entry {event.index} is not a Run that waits for its result.")
+    return _flush_entries(replace(state, unsent={**state.unsent, event.index: event.entry}))
 
 
-def awaited(state: Attempt, event: events.Awaited) -> Step:
-    return suspended(replace(state, awaited=event.indexes))
+def handle_awaited(state: HandlerState, event: events.Awaited) -> HandlerTransition:
+    return suspend_if_waiting(replace(state, awaited=event.indexes))
 
 
-def returned(state: Attempt, event: events.Returned) -> Step:
+def handle_returned(state: HandlerState, event: events.Returned) -> HandlerTransition:
     if state.replaying:
         assert event.recorded is not None, "a replayed entry comes with the event"
         matching.check(state.issued, None, event.recorded)
-    return ended(replace(state, returned=True))
+    return end_if_returned(replace(state, returned=True))
 
 
-def broke(state: Attempt, event: events.Failed) -> Step:
-    return failed(state, event.report)
+def handle_failed(state: HandlerState, event: events.Failed) -> HandlerTransition:
+    return fail_attempt(state, event.report)
 
 
-def _replayed(state: Attempt, event: events.Issued | events.Begun) -> Step:
+def _replay_entry(state: HandlerState, event: events.Issued | events.RunBegun) -> HandlerTransition:
     index, recorded = state.issued, event.recorded
     assert recorded is not None, "a replayed entry comes with the event"
     matching.check(index, event.entry, recorded, event.where)
-    phase = state.phase if index + 1 < (state.known or 0) else Phase.PROCESSING
+    phase = state.phase if index + 1 < (state.replay_length or 0) else HandlerPhase.PROCESSING
     state = replace(state, issued=index + 1, phase=phase)
     if recorded.completed or recorded.code == kinds.RUN.code:
-        return state, _result(recorded, index)
+        return state, _resolve_entry(recorded, index)
     return state, ()
 
 
-def _result(entry: Frame, index: int) -> tuple[events.OutEvent, ...]:
-    result = result_of(entry.message())
+def _resolve_entry(entry: Frame, index: int) -> tuple[events.OutEvent, ...]:
+    result = get_result(entry.message())
     if result is None:
         raise ProtocolError(f"Entry {index} is a Run without a result.")
     return (events.Resolve(index=index, result=result),)
 
 
-def _taken(state: Attempt, entry: Frame | None) -> Attempt:
-    """The state when the handler has made a new entry, which is not sent yet."""
-    held = {**state.held, state.issued: entry}
-    return replace(state, phase=Phase.PROCESSING, issued=state.issued + 1, held=held)
+def _take_entry(state: HandlerState, entry: Frame | None) -> HandlerState:
+    """The state once the handler has made a new entry, which is not sent yet."""
+    unsent = {**state.unsent, state.issued: entry}
+    return replace(state, phase=HandlerPhase.PROCESSING, issued=state.issued + 1, unsent=unsent)
 
 
-def _flushed(state: Attempt) -> Step:
-    """Send what is behind no unfinished Run; then end or suspend if nothing else is left to do."""
+def _flush_entries(state: HandlerState) -> HandlerTransition:
+    """Send the entries before the first unfinished Run; then end or suspend if possible."""
     out: list[events.OutEvent] = []
-    while (entry := state.held.get(state.sent)) is not None:
+    while (entry := state.unsent.get(state.sent)) is not None:
         out.append(events.Send(frame=entry))
-        state = _sent(state, entry)
-    state, more = ended(state) if state.returned else suspended(state)
-    return state, (*out, *more)
+        state = _send_entry(state, entry)
+    state, final = end_if_returned(state) if state.returned else suspend_if_waiting(state)
+    return state, (*out, *final)
 
 
-def _sent(state: Attempt, entry: Frame) -> Attempt:
+def _send_entry(state: HandlerState, entry: Frame) -> HandlerState:
     index = state.sent
-    held = {each: held for each, held in state.held.items() if each != index}
-    unacked = state.unacked | bits.bit(index) * entry.requires_ack
-    return replace(added(state, entry), held=held, unacked=unacked)
+    unsent = {number: frame for number, frame in state.unsent.items() if number != index}
+    unacked = state.unacked | bits.make_bit(index) * entry.requires_ack
+    return replace(add_entry(state, entry), unsent=unsent, unacked=unacked)
 
 
-def _supported(state: Attempt, entry: Frame) -> None:
-    if needed(entry) > state.version:
+def _check_supported(state: HandlerState, entry: Frame) -> None:
+    if get_needed_version(entry) > state.version:
         raise ProtocolError(
-            f"{entry.kind} needs version {needed(entry)} of the protocol, and the runtime speaks "
-            f"{state.version}; upgrade it, or do without."
+            f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the "
+            f"runtime speaks {state.version}; upgrade it, or do without."
         )

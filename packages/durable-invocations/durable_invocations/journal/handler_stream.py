@@ -7,84 +7,94 @@ from typing import Any
 
 from durable_invocations.journal import bits
 from durable_invocations.journal import handler_events as events
-from durable_invocations.journal.handler_state import Attempt, Phase, Step, added, suspended
+from durable_invocations.journal.handler_state import (
+    HandlerPhase,
+    HandlerState,
+    HandlerTransition,
+    add_entry,
+    suspend_if_waiting,
+)
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError, read_run_attempts
 from durable_invocations.protocol.frames import ONEOF, Frame
-from durable_invocations.protocol.results import result_of
+from durable_invocations.protocol.results import get_result
 
 
-def received(state: Attempt, event: events.Received) -> Step:
-    got = event.frame
-    if state.known is None:
-        return _started(state, got)
-    if state.phase is Phase.STARTING:
-        return _recorded(state, state.known, got)
-    if got.code == kinds.COMPLETION.code:
-        return _completed(state, got.message())
-    if got.code == kinds.ENTRY_ACK.code:
-        return _acknowledged(state, got.message().entry_index)
+def handle_received(state: HandlerState, event: events.FrameReceived) -> HandlerTransition:
+    received = event.frame
+    if state.replay_length is None:
+        return _handle_start(state, received)
+    if state.phase is HandlerPhase.STARTING:
+        return _record_entry(state, state.replay_length, received)
+    if received.code == kinds.COMPLETION.code:
+        return _handle_completion(state, received.message())
+    if received.code == kinds.ENTRY_ACK.code:
+        return _handle_ack(state, received.message().entry_index)
     raise ProtocolError(
-        f"The runtime sent {got.kind} after the replay, when only a Completion or an EntryAck may "
-        "come; the runtime breaks the protocol."
+        f"The runtime sent {received.kind} after the replay, when only a Completion or an EntryAck "
+        "may come; the runtime breaks the protocol."
     )
 
 
-def input_closed(state: Attempt, _: events.InputClosed) -> Step:
-    if state.phase is Phase.STARTING:
-        known = "unknown many" if state.known is None else state.known
+def handle_input_closed(state: HandlerState, _: events.InputClosed) -> HandlerTransition:
+    if state.phase is HandlerPhase.STARTING:
+        length = "an unknown number of" if state.replay_length is None else state.replay_length
         raise ProtocolError(
-            f"The stream ended after {state.sent} of {known} entries of the replay; the runtime "
+            f"The stream ended after {state.sent} of {length} entries of the replay; the runtime "
             "or the connection broke."
         )
-    return suspended(replace(state, input_closed=True))
+    return suspend_if_waiting(replace(state, input_closed=True))
 
 
-def _started(state: Attempt, got: Frame) -> Step:
-    if got.code != kinds.START.code:
-        raise ProtocolError(f"The stream begins with {got.kind}; it must begin with a Start.")
-    message = got.message()
+def _handle_start(state: HandlerState, received: Frame) -> HandlerTransition:
+    if received.code != kinds.START.code:
+        raise ProtocolError(f"The stream begins with {received.kind}; it must begin with a Start.")
+    message = received.message()
     if not message.known_entries:
-        raise ProtocolError("The Start tells of no entries; an invocation has its Input at least.")
-    event = events.Started(message=message, run_attempts=read_run_attempts(got.body))
-    return replace(state, known=message.known_entries), (event,)
+        raise ProtocolError("The Start announces no entries; an invocation has at least its Input.")
+    event = events.Started(message=message, run_attempts=read_run_attempts(received.body))
+    return replace(state, replay_length=message.known_entries), (event,)
 
 
-def _recorded(state: Attempt, known: int, got: Frame) -> Step:
+def _record_entry(state: HandlerState, length: int, received: Frame) -> HandlerTransition:
     index = state.sent
-    if not got.kind.entry or (index == 0) != (got.code == kinds.INPUT.code):
+    if not received.kind.entry or (index == 0) != (received.code == kinds.INPUT.code):
         raise ProtocolError(
-            f"The runtime sent {got.kind} as entry {index} of a replay of {known}; a replay "
+            f"The runtime sent {received.kind} as entry {index} of a replay of {length}; a replay "
             "consists of entries, of which the first and no other is the Input."
         )
-    if got.kind.custom:
-        _ = got.name  # Raises for fields that custom entries must not use.
-    state, out = added(state, got), events.Recorded(index=index, entry=got)
-    if state.sent < known:
+    if received.kind.custom:
+        _ = received.name  # Raises for fields that custom entries must not use.
+    state, out = add_entry(state, received), events.Recorded(index=index, entry=received)
+    if state.sent < length:
         return state, (out,)
-    return replace(state, phase=Phase.REPLAYING), (out, events.Ready())
+    return replace(state, phase=HandlerPhase.REPLAYING), (out, events.Ready())
 
 
-def _completed(state: Attempt, message: Any) -> Step:
+def _handle_completion(state: HandlerState, message: Any) -> HandlerTransition:
     index, variant = message.entry_index, message.WhichOneof(ONEOF)
     allowed = {"empty": state.empties, "value": state.values, "failure": state.completable}
-    result = result_of(message)
+    result = get_result(message)
     if result is None or not bits.has(allowed[variant], index):
         raise ProtocolError(
             f"The runtime completed entry {index} with {variant or 'no result'}: it was not sent, "
             "is not completable, or has no such result."
         )
     if not bits.has(state.open, index):
-        # It cannot become another: the first result stands.
+        # The first result stands.
         return state, ()
-    state = replace(state, open=state.open & ~bits.bit(index))
+    state = replace(state, open=state.open & ~bits.make_bit(index))
     return state, (events.Resolve(index=index, result=result),)
 
 
-def _acknowledged(state: Attempt, index: int) -> Step:
-    """Entries are stored in order: an ack of one says that those before it are stored."""
+def _handle_ack(state: HandlerState, index: int) -> HandlerTransition:
+    """An ack covers all earlier entries, since they are stored in order."""
     if index >= state.sent:
-        raise ProtocolError(f"The runtime acknowledged entry {index}, of {state.sent} that it has.")
-    told = state.unacked & bits.up_to(index)
-    state = replace(state, unacked=state.unacked & ~told)
-    return state, tuple(events.Acknowledged(index=each) for each in bits.each(told))
+        raise ProtocolError(
+            f"The runtime acknowledged entry {index}, but only {state.sent} were sent."
+        )
+    acked = state.unacked & bits.mask_up_to(index)
+    state = replace(state, unacked=state.unacked & ~acked)
+    return state, tuple(
+        events.Acknowledged(index=entry_index) for entry_index in bits.iter_indexes(acked)
+    )

@@ -1,4 +1,4 @@
-"""Does an entry that a handler issues in a replay match the one that the journal records?"""
+"""Checks that an entry issued in a replay matches the recorded one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from durable_invocations.protocol.frames import Frame
 
 _BESIDES: Mapping[int, tuple[str, ...]] = {
     kinds.INPUT.code: ("headers", "value", "name"),
-    # The output that is recorded stands.
+    # The recorded output stands.
     kinds.OUTPUT.code: ("result", "name"),
     kinds.RUN.code: ("result",),
-    # Times are of the first attempt, and headers may tell of the attempt.
+    # Times are those of the first attempt, and headers may depend on the attempt.
     kinds.SLEEP.code: ("result", "name", "wake_up_time"),
     kinds.CALL.code: ("result", "name", "headers"),
     kinds.ONE_WAY_CALL.code: ("name", "headers", "invoke_time"),
 }
-"""Parts that may differ: the name identifies a Run alone."""
+"""Parts that may differ: only a Run is identified by its name."""
 _SHOWN = (
     *("name", "key", "service_name", "handler_name", "id", "invocation_id", "call_entry_index"),
     *("idempotency_key",),
@@ -27,18 +27,22 @@ _SHOWN = (
 
 
 def check(index: int, issued: Frame | None, recorded: Frame, where: str = "") -> None:
-    """Raise JournalMismatchError unless the entries are the same but for results and times.
+    """Raise JournalMismatchError unless the entries are equal except for results and times.
 
-    `issued` is None if the handler ended instead; `where` tells the handler's line.
+    `issued` is None if the handler ended instead; `where` is the handler's line.
     """
     if issued is not None and matches(issued, recorded):
         return
     at = f" at {where}" if where else ""
-    found = "ends" if issued is None else f"issues {described(issued)}{_beside(issued, recorded)}"
+    action = (
+        "ends"
+        if issued is None
+        else f"issues {describe_entry(issued)}{_describe_difference(issued, recorded)}"
+    )
     raise JournalMismatchError(
-        f"Entry {index} of the journal is {described(recorded)}, but the handler {found}{at}. A "
-        "handler must take the same steps in each attempt: restore the code that the invocation "
-        "began with, or kill the invocation.",
+        f"Entry {index} of the journal is {describe_entry(recorded)}, but the handler "
+        f"{action}{at}. A handler must take the same steps in each attempt: restore the code that "
+        "the invocation began with, or kill the invocation.",
         kind=recorded.code,
         name=recorded.name,
     )
@@ -48,37 +52,41 @@ def matches(issued: Frame, recorded: Frame) -> bool:
     """Raises ProtocolError for a malformed entry."""
     if issued.code != recorded.code:
         return False
-    return issued.kind.custom or _identity(issued) == _identity(recorded)
+    return issued.kind.custom or _get_identity(issued) == _get_identity(recorded)
 
 
-def described(entry: Frame) -> str:
+def describe_entry(entry: Frame) -> str:
     """The entry for people: its type and what identifies it, as in `Call service_name='A'`."""
     if entry.kind.custom:
         return f"{entry.kind.name} 0x{entry.code:04X}"
-    held = {each.name: value for each, value in entry.message().ListFields()}
-    shown = [f"{name}={_short(held[name])}" for name in _SHOWN if held.get(name)]
-    return " ".join((entry.kind.name, *shown))
+    fields = {field.name: value for field, value in entry.message().ListFields()}
+    described = [f"{name}={_format_value(fields[name])}" for name in _SHOWN if fields.get(name)]
+    return " ".join((entry.kind.name, *described))
 
 
-def _beside(issued: Frame, recorded: Frame) -> str:
-    """What differs where both are described alike; the values may be users' secrets."""
-    if described(issued) != described(recorded):
+def _describe_difference(issued: Frame, recorded: Frame) -> str:
+    """The fields that differ if both descriptions are equal; values may be secrets."""
+    if describe_entry(issued) != describe_entry(recorded):
         return ""
-    one, other = (
-        {part.name: value for part, value in _identity(each).ListFields()}
-        for each in (issued, recorded)
+    issued_fields, recorded_fields = (
+        {field.name: value for field, value in _get_identity(entry).ListFields()}
+        for entry in (issued, recorded)
     )
-    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    names = sorted(
+        name
+        for name in issued_fields.keys() | recorded_fields.keys()
+        if issued_fields.get(name) != recorded_fields.get(name)
+    )
     return f" with another {' and '.join(names)}"
 
 
-def _identity(entry: Frame) -> Any:
+def _get_identity(entry: Frame) -> Any:
     message, kind = entry.message(), entry.kind
     for part in _BESIDES.get(kind.code, ("result", "name") if kind.completable else ("name",)):
         message.ClearField(part)
     return message
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return repr(text[:80] if isinstance(text, str) else text)

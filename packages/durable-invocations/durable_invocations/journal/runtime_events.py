@@ -17,7 +17,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class EntrySent:
     """The handler sent a frame."""
 
     frame: Frame
@@ -25,7 +25,7 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Broken:
-    """The handler sent bytes that are no frames, or the transport failed."""
+    """The handler sent bytes that are not frames, or the transport failed."""
 
     report: ErrorReport
 
@@ -36,14 +36,14 @@ class StreamClosed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Committed:
-    """The entry at this index is stored, with its action; told in ascending order."""
+class EntryCommitted:
+    """The entry at this index is stored, with its action; sent in ascending order."""
 
     index: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
+class EntryRefused:
     """The entry at this index is invalid; neither it nor its action was stored."""
 
     index: int
@@ -58,14 +58,19 @@ class CompletionReady:
     result: Result
 
 
-InEvent = Replayed | Received | Broken | StreamClosed | Committed | Refused | CompletionReady
+InEvent = (
+    Replayed | EntrySent | Broken | StreamClosed | EntryCommitted | EntryRefused | CompletionReady
+)
 
 # Out.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
-    """Store the entry and do its action, in one transaction; then tell Committed or Refused."""
+class StoreEntry:
+    """Store the entry and do its action, in one transaction.
+
+    Then send EntryCommitted or EntryRefused.
+    """
 
     index: int
     entry: Frame
@@ -79,17 +84,17 @@ class Notify:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Suspend:
+class SuspendInvocation:
     """The attempt is over: resume the invocation once one of these entries is completed.
 
-    One that is not completable, but asked for an ack, is stored, and counts as completed.
+    One that is not completable but requested an ack is stored, and counts as completed.
     """
 
     indexes: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finish:
+class FinishInvocation:
     """The invocation has ended: the Output at this index is its result."""
 
     index: int
@@ -109,6 +114,6 @@ class Violation:
     report: ErrorReport
 
 
-OutEvent = Commit | Notify | Suspend | Finish | Retry | Violation
-Last = Suspend | Finish | Retry
+OutEvent = StoreEntry | Notify | SuspendInvocation | FinishInvocation | Retry | Violation
+Last = SuspendInvocation | FinishInvocation | Retry
 """What follows from a stream's last message, once all entries before it are stored."""

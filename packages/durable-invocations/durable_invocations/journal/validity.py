@@ -1,4 +1,4 @@
-"""Which entries a runtime may commit, as far as an entry itself tells."""
+"""Checks which entries a runtime may commit, from the entry itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
-from durable_invocations.protocol.versions import needed
+from durable_invocations.protocol.versions import get_needed_version
 
 _FILLED: Mapping[int, str] = {
     kinds.OUTPUT.code: "result",
@@ -18,13 +18,13 @@ _FILLED: Mapping[int, str] = {
     kinds.ATTACH_INVOCATION.code: "target",
     kinds.GET_INVOCATION_OUTPUT.code: "target",
 }
-"""Parts without which an entry says nothing."""
+"""The part that each of these entries must have."""
 
 
 def check(index: int, entry: Frame, version: int) -> None:
     """Raise ProtocolError unless a handler may send this entry in this version."""
     if entry.code == kinds.INPUT.code:
-        raise ProtocolError(f"Entry {index} is an Input, which the runtime alone makes.")
+        raise ProtocolError(f"Entry {index} is an Input, which only the runtime makes.")
     if entry.kind.custom:
         _ = entry.name
         return
@@ -35,8 +35,8 @@ def check(index: int, entry: Frame, version: int) -> None:
     keyed = entry.code in kinds.CALLS
     if keyed and message.HasField("idempotency_key") > bool(message.idempotency_key):
         raise ProtocolError(f"Entry {index}, {entry.kind}, has an empty idempotency key.")
-    if needed(entry) > version:
+    if get_needed_version(entry) > version:
         raise ProtocolError(
-            f"Entry {index}, {entry.kind}, is of version {needed(entry)} of the protocol, and the "
-            f"stream of version {version}."
+            f"Entry {index}, {entry.kind}, needs version {get_needed_version(entry)} of the "
+            f"protocol, and the stream has version {version}."
         )

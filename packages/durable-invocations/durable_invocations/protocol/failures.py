@@ -1,4 +1,4 @@
-"""What goes wrong: terminal failures, reports of failed attempts, and breaches of the protocol."""
+"""Terminal failures, reports of failed attempts, and violations of the protocol."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CANCELED = 409
 _CODES = range(1 << 32)
 MOST_RUN_NAME = 100
 WITH_DELAY = 2
-"""The first version of the protocol whose errors say when to try again."""
+"""The first version of the protocol whose errors have a retry delay."""
 
 
 class ProtocolError(DurableError):
     """The other side sent what the protocol does not allow; the stream ends.
 
-    `kind` and `name` are those of the entry that it is about, if it is about one.
+    `kind` and `name` are those of the entry that caused it, if one did.
     """
 
     code = 10_600
@@ -70,10 +70,10 @@ class Failure:
 
     def written(self) -> FailureMessage:
         """The message; a code that it cannot have is INTERNAL."""
-        # Handlers are not always type-checked, and a range is searched for what is no integer.
+        # Handlers are not always type-checked, and `in` a range is slow for other types.
         fits = isinstance(self.code, int) and self.code in _CODES
         code = self.code if fits else INTERNAL
-        return FailureMessage(code=code, message=sayable(self.message))
+        return FailureMessage(code=code, message=escape_surrogates(self.message))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +85,9 @@ class RunAttempts:
     """At most MOST_RUN_NAME characters of it."""
     count: int
     milliseconds: int
-    """How long they took, and how long was waited after each."""
+    """How long they took, including the wait after each."""
     failure: Failure | None = None
-    """Of one that failed for good, and is not stored, since an entry before it is not."""
+    """Of a Run that failed for good and is not stored, since an earlier entry is not."""
 
     @classmethod
     def read(cls, message: RunAttemptsMessage) -> RunAttempts:
@@ -104,7 +104,7 @@ class RunAttempts:
         failure = self.failure and self.failure.written()
         return RunAttemptsMessage(
             entry_index=self.index,
-            name=sayable(self.name),
+            name=escape_surrogates(self.name),
             count=self.count,
             duration=self.milliseconds,
             failure_code=failure.code if failure else 0,
@@ -113,7 +113,7 @@ class RunAttempts:
 
 
 def read_run_attempts(body: bytes) -> tuple[RunAttempts, ...] | None:
-    """What a Start or an Error with this body tells of Runs; None: its sender does not count them.
+    """The Runs in a Start or an Error with this body; None if its sender does not count them.
 
     Raises ProtocolError if it is malformed.
     """
@@ -129,8 +129,8 @@ def read_run_attempts(body: bytes) -> tuple[RunAttempts, ...] | None:
 
 def write_run_attempts(runs: Iterable[RunAttempts]) -> bytes:
     """The field that is added to a Start or an Error."""
-    told = AllRunAttemptsMessage(runs=[each.written() for each in runs])
-    body: bytes = ExtensionMessage(run_attempts=told).SerializeToString(deterministic=True)
+    message = AllRunAttemptsMessage(runs=[run.written() for run in runs])
+    body: bytes = ExtensionMessage(run_attempts=message).SerializeToString(deterministic=True)
     return body
 
 
@@ -138,9 +138,9 @@ def write_run_attempts(runs: Iterable[RunAttempts]) -> bytes:
 class ErrorReport:
     """Why an attempt ended without a result; the runtime tries again.
 
-    `index`, `name` and `kind` (a type's code) tell the entry that failed, `retry_after` (ms)
-    when to try again whatever the runtime's policy says; protocol version 1 lacks the latter, and
-    `run_attempts`, which the next Start tells again. None: the same as the last one told.
+    `index`, `name` and `kind` (a type's code) identify the entry that failed; `retry_after` (ms)
+    overrides the runtime's policy; `run_attempts` is repeated in the next Start, None keeps the
+    last one. Protocol version 1 lacks the last two.
     """
 
     code: int = INTERNAL
@@ -160,15 +160,15 @@ class ErrorReport:
 
     @classmethod
     def read(cls, message: ErrorMessage) -> ErrorReport:
-        given = {each.name: value for each, value in message.ListFields()}
+        fields = {field.name: value for field, value in message.ListFields()}
         return cls(
             code=message.code,
             message=message.message,
             description=message.description,
-            index=given.get("related_entry_index"),
-            name=given.get("related_entry_name"),
-            kind=given.get("related_entry_type"),
-            retry_after=given.get("next_retry_delay"),
+            index=fields.get("related_entry_index"),
+            name=fields.get("related_entry_name"),
+            kind=fields.get("related_entry_type"),
+            retry_after=fields.get("next_retry_delay"),
             run_attempts=read_run_attempts(message.SerializeToString()),
         )
 
@@ -176,8 +176,8 @@ class ErrorReport:
         """The message in this version of the protocol."""
         message = ErrorMessage(
             code=self.code,
-            message=sayable(self.message),
-            description=sayable(self.description),
+            message=escape_surrogates(self.message),
+            description=escape_surrogates(self.description),
             related_entry_index=self.index,
             related_entry_name=self.name,
             related_entry_type=self.kind,
@@ -188,8 +188,8 @@ class ErrorReport:
         return message
 
 
-def sayable(text: str) -> str:
-    """The text as a message can have it: lone surrogates are written out."""
+def escape_surrogates(text: str) -> str:
+    """The text with lone surrogates escaped, as a message can hold it."""
     return text.encode(errors="backslashreplace").decode()
 
 

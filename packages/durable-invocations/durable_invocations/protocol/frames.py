@@ -9,8 +9,8 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from durable_invocations.protocol.failures import ProtocolError
-from durable_invocations.protocol.kinds import CUSTOM, OF_MESSAGE, Kind, kind_of
-from durable_invocations.protocol.wire import named
+from durable_invocations.protocol.kinds import CUSTOM, OF_MESSAGE, Kind, get_kind
+from durable_invocations.protocol.wire import parse_name
 
 HEADER = struct.Struct(">HHI")
 REQUIRES_ACK = 0x8000
@@ -21,7 +21,7 @@ ONEOF = "result"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """One message. `reserved` holds the low 15 flags of a custom entry, which are kept as sent.
+    """One message. `reserved` are the low 15 flags of a custom entry, kept as sent.
 
     Raises ProtocolError for an unknown type, and for flags that the type does not have.
     """
@@ -33,14 +33,14 @@ class Frame:
     reserved: int = 0
 
     def __post_init__(self) -> None:
-        kind = kind_of(self.code)
+        kind = get_kind(self.code)
         if kind.custom and self.completed:
             raise ProtocolError(f"A message {kind} is completed, which custom entries never are.")
         check_flags(kind, self.flags)
 
     @property
     def kind(self) -> Kind:
-        return kind_of(self.code)
+        return get_kind(self.code)
 
     @property
     def flags(self) -> int:
@@ -62,11 +62,11 @@ class Frame:
     def message(self) -> Any:
         """The parsed message. Raises ProtocolError if it is malformed.
 
-        Also if COMPLETED disagrees with its result, or the frame is of a custom entry.
+        Also if COMPLETED contradicts its result, or if it is a custom entry.
         """
         kind = self.kind
         if kind.message is None:
-            raise ProtocolError(f"{kind} has no message that is known here; read its body.")
+            raise ProtocolError(f"{kind} has no known message; read its body.")
         message = kind.message()
         try:
             message.ParseFromString(self.body)
@@ -83,12 +83,14 @@ class Frame:
     def name(self) -> str:
         """The entry's name, "" if it has none. Raises ProtocolError for a malformed body."""
         if self.code >= CUSTOM:
-            return named(self.body)
+            return parse_name(self.body)
         return str(getattr(self.message(), "name", ""))
 
 
-def frame(message: Message, *, requires_ack: bool = False, completed: bool | None = None) -> Frame:
-    """The frame of a message of the protocol; `completed` follows from its result if not given."""
+def make_frame(
+    message: Message, *, requires_ack: bool = False, completed: bool | None = None
+) -> Frame:
+    """The frame of a protocol message; `completed` follows from its result if not given."""
     kind = OF_MESSAGE[message.DESCRIPTOR.full_name]
     if completed is None:
         completed = kind.completable and message.WhichOneof(ONEOF) is not None
@@ -96,7 +98,7 @@ def frame(message: Message, *, requires_ack: bool = False, completed: bool | Non
     return Frame(code=kind.code, body=body, requires_ack=requires_ack, completed=completed)
 
 
-def custom(code: int, message: Message, *, requires_ack: bool = False) -> Frame:
+def make_custom_frame(code: int, message: Message, *, requires_ack: bool = False) -> Frame:
     """The frame of a custom entry."""
     body = message.SerializeToString(deterministic=True)
     return Frame(code=code, body=body, requires_ack=requires_ack)
@@ -108,7 +110,7 @@ def encode(sent: Frame) -> bytes:
 
 
 def check_flags(kind: Kind, flags: int) -> None:
-    """Raise ProtocolError for flags that the type does not have; a custom one may have any."""
+    """Raise ProtocolError for flags that the type does not have; custom types may have any."""
     allowed = REQUIRES_ACK * kind.entry | COMPLETED * kind.completable
     if flags & ~(ALL if kind.custom else allowed):
         raise ProtocolError(

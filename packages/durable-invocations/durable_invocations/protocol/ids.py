@@ -5,24 +5,26 @@ from __future__ import annotations
 import secrets
 
 from durable_invocations.errors import ConfigError
-from durable_invocations.protocol.base64url import decoded, encoded
+from durable_invocations.protocol.base64url import from_base64url, to_base64url
 
 PREFIX = "inv_1"
 BYTES = 16
 
 
-def new_id() -> bytes:
+def make_id() -> bytes:
     return secrets.token_bytes(BYTES)
 
 
-def shown(invocation_id: bytes) -> str:
-    """The id as people and URLs have it (StartMessage.debug_id)."""
-    return PREFIX + encoded(invocation_id)
+def format_id(invocation_id: bytes) -> str:
+    """The id for people and URLs (StartMessage.debug_id)."""
+    return PREFIX + to_base64url(invocation_id)
 
 
-def parsed(text: str) -> bytes:
-    """The id's bytes. Raises ConfigError if `text` is no invocation's id."""
-    held = decoded(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
-    if held is None or len(held) != BYTES:
-        raise ConfigError(f"{text!r} is no invocation's id, which is {PREFIX} and 22 characters.")
-    return held
+def parse_id(text: str) -> bytes:
+    """The id's bytes. Raises ConfigError if `text` is not an invocation's id."""
+    decoded = from_base64url(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
+    if decoded is None or len(decoded) != BYTES:
+        raise ConfigError(
+            f"{text!r} is not the id of an invocation, which is {PREFIX} and 22 characters."
+        )
+    return decoded

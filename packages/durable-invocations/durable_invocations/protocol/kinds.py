@@ -15,7 +15,7 @@ CUSTOM = 0xFC00
 """The lowest type of custom entries."""
 HIGHEST = 0xFFFF
 COMBINATOR = 0xFC02
-"""The custom entry of service endpoints here: which results came first (pb/custom.proto)."""
+"""The custom entry of this package: which results came first (pb/custom.proto)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +42,12 @@ class Kind:
         return f"{self.name} (0x{self.code:04X})"
 
 
-def _core(code: int, message: type[Message]) -> Kind:
+def _make_core(code: int, message: type[Message]) -> Kind:
     name = message.DESCRIPTOR.name.removesuffix("Message")
     return Kind(code=code, name=name, message=message, entry=False)
 
 
-def _entry(
+def _make_entry(
     code: int,
     message: type[Message],
     *,
@@ -65,39 +65,39 @@ def _entry(
     )
 
 
-START = _core(0x0000, pb.StartMessage)
-COMPLETION = _core(0x0001, pb.CompletionMessage)
-SUSPENSION = _core(0x0002, pb.SuspensionMessage)
-ERROR = _core(0x0003, pb.ErrorMessage)
-ENTRY_ACK = _core(0x0004, pb.EntryAckMessage)
-END = _core(0x0005, pb.EndMessage)
+START = _make_core(0x0000, pb.StartMessage)
+COMPLETION = _make_core(0x0001, pb.CompletionMessage)
+SUSPENSION = _make_core(0x0002, pb.SuspensionMessage)
+ERROR = _make_core(0x0003, pb.ErrorMessage)
+ENTRY_ACK = _make_core(0x0004, pb.EntryAckMessage)
+END = _make_core(0x0005, pb.EndMessage)
 
-INPUT = _entry(0x0400, pb.InputEntryMessage)
-OUTPUT = _entry(0x0401, pb.OutputEntryMessage)
+INPUT = _make_entry(0x0400, pb.InputEntryMessage)
+OUTPUT = _make_entry(0x0401, pb.OutputEntryMessage)
 
-GET_STATE = _entry(0x0800, pb.GetStateEntryMessage, completable=True)
-SET_STATE = _entry(0x0801, pb.SetStateEntryMessage)
-CLEAR_STATE = _entry(0x0802, pb.ClearStateEntryMessage)
-CLEAR_ALL_STATE = _entry(0x0803, pb.ClearAllStateEntryMessage)
-GET_STATE_KEYS = _entry(0x0804, pb.GetStateKeysEntryMessage, completable=True)
-GET_PROMISE = _entry(0x0808, pb.GetPromiseEntryMessage, completable=True)
-PEEK_PROMISE = _entry(0x0809, pb.PeekPromiseEntryMessage, completable=True)
-COMPLETE_PROMISE = _entry(0x080A, pb.CompletePromiseEntryMessage, completable=True)
+GET_STATE = _make_entry(0x0800, pb.GetStateEntryMessage, completable=True)
+SET_STATE = _make_entry(0x0801, pb.SetStateEntryMessage)
+CLEAR_STATE = _make_entry(0x0802, pb.ClearStateEntryMessage)
+CLEAR_ALL_STATE = _make_entry(0x0803, pb.ClearAllStateEntryMessage)
+GET_STATE_KEYS = _make_entry(0x0804, pb.GetStateKeysEntryMessage, completable=True)
+GET_PROMISE = _make_entry(0x0808, pb.GetPromiseEntryMessage, completable=True)
+PEEK_PROMISE = _make_entry(0x0809, pb.PeekPromiseEntryMessage, completable=True)
+COMPLETE_PROMISE = _make_entry(0x080A, pb.CompletePromiseEntryMessage, completable=True)
 
-SLEEP = _entry(0x0C00, pb.SleepEntryMessage, completable=True)
-CALL = _entry(0x0C01, pb.CallEntryMessage, completable=True, fallible=True)
-ONE_WAY_CALL = _entry(0x0C02, pb.OneWayCallEntryMessage, fallible=True)
-AWAKEABLE = _entry(0x0C03, pb.AwakeableEntryMessage, completable=True)
-COMPLETE_AWAKEABLE = _entry(0x0C04, pb.CompleteAwakeableEntryMessage, fallible=True)
-RUN = _entry(0x0C05, pb.RunEntryMessage)
-CANCEL_INVOCATION = _entry(0x0C06, pb.CancelInvocationEntryMessage, fallible=True, since=3)
-GET_CALL_INVOCATION_ID = _entry(
+SLEEP = _make_entry(0x0C00, pb.SleepEntryMessage, completable=True)
+CALL = _make_entry(0x0C01, pb.CallEntryMessage, completable=True, fallible=True)
+ONE_WAY_CALL = _make_entry(0x0C02, pb.OneWayCallEntryMessage, fallible=True)
+AWAKEABLE = _make_entry(0x0C03, pb.AwakeableEntryMessage, completable=True)
+COMPLETE_AWAKEABLE = _make_entry(0x0C04, pb.CompleteAwakeableEntryMessage, fallible=True)
+RUN = _make_entry(0x0C05, pb.RunEntryMessage)
+CANCEL_INVOCATION = _make_entry(0x0C06, pb.CancelInvocationEntryMessage, fallible=True, since=3)
+GET_CALL_INVOCATION_ID = _make_entry(
     0x0C07, pb.GetCallInvocationIdEntryMessage, completable=True, fallible=True, since=3
 )
-ATTACH_INVOCATION = _entry(
+ATTACH_INVOCATION = _make_entry(
     0x0C08, pb.AttachInvocationEntryMessage, completable=True, fallible=True, since=3
 )
-GET_INVOCATION_OUTPUT = _entry(
+GET_INVOCATION_OUTPUT = _make_entry(
     0x0C09, pb.GetInvocationOutputEntryMessage, completable=True, fallible=True, since=3
 )
 
@@ -106,8 +106,8 @@ CALLS = frozenset({CALL.code, ONE_WAY_CALL.code})
 
 KINDS: Mapping[int, Kind] = MappingProxyType(
     {
-        each.code: each
-        for each in (
+        kind.code: kind
+        for kind in (
             *(START, COMPLETION, SUSPENSION, ERROR, ENTRY_ACK, END, INPUT, OUTPUT),
             *(GET_STATE, SET_STATE, CLEAR_STATE, CLEAR_ALL_STATE, GET_STATE_KEYS),
             *(GET_PROMISE, PEEK_PROMISE, COMPLETE_PROMISE, SLEEP, CALL, ONE_WAY_CALL),
@@ -116,18 +116,18 @@ KINDS: Mapping[int, Kind] = MappingProxyType(
         )
     }
 )
-"""All types but the custom ones, by code."""
+"""All types except the custom ones, by code."""
 OF_MESSAGE: Mapping[str, Kind] = MappingProxyType(
-    {each.message.DESCRIPTOR.full_name: each for each in KINDS.values() if each.message}
+    {kind.message.DESCRIPTOR.full_name: kind for kind in KINDS.values() if kind.message}
 )
 """The types by the full names of their messages."""
 
 
-def kind_of(code: int) -> Kind:
+def get_kind(code: int) -> Kind:
     """The type with this code, a custom one from 0xFC00 on. Raises ProtocolError if unknown."""
-    known = KINDS.get(code)
-    if known is not None:
-        return known
+    kind = KINDS.get(code)
+    if kind is not None:
+        return kind
     if CUSTOM <= code <= HIGHEST:
         return Kind(code=code, name="Custom", message=None)
     raise ProtocolError(

@@ -1,4 +1,4 @@
-"""What services and their handlers are, in the words of the manifest."""
+"""Kinds of services and handlers, as in the manifest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ServiceKind(str, Enum):
-    """Whether invocations have keys, and a key one run."""
+    """Whether invocations have keys, and whether a key has a single run."""
 
     SERVICE = "SERVICE"
     OBJECT = "VIRTUAL_OBJECT"
@@ -18,7 +18,7 @@ class ServiceKind(str, Enum):
 
 
 class HandlerKind(str, Enum):
-    """How invocations of one key stand to each other; those of a plain service are SHARED."""
+    """Whether invocations of a key exclude each other; a plain service's are SHARED."""
 
     EXCLUSIVE = "EXCLUSIVE"
     SHARED = "SHARED"

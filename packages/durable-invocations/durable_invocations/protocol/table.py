@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.kinds import KINDS, Kind
-from durable_invocations.protocol.results import variants
+from durable_invocations.protocol.results import list_variants
 
 DOES: Mapping[Kind, str] = MappingProxyType(
     {
         kinds.START: "begins a stream: the invocation's id, key, state, and how many entries come",
         kinds.COMPLETION: "the result of an entry, by its index",
-        kinds.SUSPENSION: "ends a stream: go on once one of these entries is completed",
+        kinds.SUSPENSION: "ends a stream: continue once one of these entries is completed",
         kinds.ERROR: "ends a stream: the attempt failed",
         kinds.ENTRY_ACK: "an entry is stored, by its index",
         kinds.END: "ends a stream, and the invocation",
@@ -42,14 +42,14 @@ DOES: Mapping[Kind, str] = MappingProxyType(
 )
 
 
-def lines() -> list[str]:
+def render_lines() -> list[str]:
     """The table in Markdown, a line each."""
     heading = "| type | message | entry | result | may be refused | since | what it says or does |"
-    return [heading, "|---|---|---|---|---|---|---|", *map(_row, KINDS.values())]
+    return [heading, "|---|---|---|---|---|---|---|", *map(_render_row, KINDS.values())]
 
 
-def _row(kind: Kind) -> str:
-    forms = [each for each in ("empty", "value", "failure") if each in variants(kind)]
+def _render_row(kind: Kind) -> str:
+    forms = [form for form in ("empty", "value", "failure") if form in list_variants(kind)]
     cells = (
         *(f"`0x{kind.code:04X}`", kind.name, "yes" if kind.entry else ""),
         ", ".join(forms) if kind.completable else "",
@@ -59,4 +59,4 @@ def _row(kind: Kind) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join((*lines(), "")))
+    sys.stdout.write("\n".join((*render_lines(), "")))

@@ -1,4 +1,4 @@
-"""When a runtime claims: behind what it makes ready itself, and when others did."""
+"""When a runtime claims: after its own operations make invocations ready, or others' do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Claimed
 
 AT_ONCE = 64
-"""Invocations that are claimed in one transaction."""
+"""The most invocations that are claimed in one transaction."""
 _READYING = frozenset({op.Submit, op.Suspend, op.Finish, op.Fire, op.CompleteAwakeable, op.Resume})
 _READYING_ENTRIES = kinds.CALLS | {
     *(kinds.COMPLETE_AWAKEABLE.code, kinds.COMPLETE_PROMISE.code, kinds.CANCEL_INVOCATION.code),
@@ -24,8 +24,8 @@ _READYING_ENTRIES = kinds.CALLS | {
 logger = logging.getLogger(__name__)
 
 
-class Claims:
-    """Claims while there are places, one claim at a time. Belongs to one event loop."""
+class Claimer:
+    """Claims while places are free, one claim at a time. Belongs to one event loop."""
 
     def __init__(self, owner: str, put: Put) -> None:
         self._owner, self._put = owner, put
@@ -36,56 +36,56 @@ class Claims:
         """Whether invocations may wait for a place."""
 
     def drive(self, drives: Drives) -> None:
-        """Begin to claim, for these places; None are claimed before."""
+        """Begin to claim for these drives; nothing is claimed before."""
         self._drives = drives
-        self.wanted()
+        self.request_claim()
 
     def stop(self) -> None:
-        """Claim no more."""
+        """Stop claiming."""
         self._drives = None
 
-    def wanted(self) -> None:
-        """Something may be ready: claim it, now or when a place becomes free."""
+    def request_claim(self) -> None:
+        """Claim what is ready, now or when a place becomes free."""
         if self._pending is not None:
             self._again = True
         elif self._drives is not None:
             most, full = min(self._drives.free, AT_ONCE), self._drives.full
             self.crowded = not most or bool(full)
             if most:
-                self._claim(most, full)
+                self._put_claim(most, full)
 
-    def behind(self, operation: op.Operation[Any]) -> None:
-        """Claim in the same transaction what an operation that was just put makes ready.
+    def claim_behind(self, operation: op.StoreOperation[Any]) -> None:
+        """Claim, in the same transaction, what an operation that was just queued makes ready.
 
-        Where that does not come about, the operation's `Changes` lead to a claim.
+        Otherwise the operation's `Changes` lead to a claim.
         """
         kind = type(operation)
         readies = kind in _READYING
-        if isinstance(operation, op.Commit):
+        if isinstance(operation, op.CommitEntry):
             readies = operation.frame.code in _READYING_ENTRIES
         if readies and self._pending is None:
-            self.wanted()
+            self.request_claim()
 
-    def freed(self) -> None:
+    def note_freed(self) -> None:
         """A place became free."""
         if self.crowded:
-            self.wanted()
+            self.request_claim()
 
-    def _claim(self, most: int, full: Collection[str]) -> None:
+    def _put_claim(self, most: int, full: Collection[str]) -> None:
         self._again = False
         self._pending = self._put(op.Claim(owner=self._owner, most=most, without=full))
-        self._pending.add_done_callback(lambda future: self._claimed(most, future))
+        self._pending.add_done_callback(lambda future: self._handle_claimed(most, future))
 
-    def _claimed(self, most: int, future: asyncio.Future[tuple[Claimed, ...]]) -> None:
+    def _handle_claimed(self, most: int, future: asyncio.Future[tuple[Claimed, ...]]) -> None:
         self._pending = None
         error = None if future.cancelled() else future.exception()
         if future.cancelled() or self._drives is None:
             return
         if error is not None:
             logger.warning("nothing could be claimed: %s", error)
-            asyncio.get_running_loop().call_later(AFTER_ERROR_SECONDS, self.wanted)
+            asyncio.get_running_loop().call_later(AFTER_ERROR_SECONDS, self.request_claim)
             return
         claimed: Sequence[Claimed] = future.result()
         self._drives.start(claimed)
         if self._again or len(claimed) == most:
-            self.wanted()
+            self.request_claim()

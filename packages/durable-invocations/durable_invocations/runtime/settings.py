@@ -1,4 +1,4 @@
-"""What a runtime can be told."""
+"""Settings of a runtime."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from durable_invocations.runtime.writer import PATIENCE
 
 MS = 1_000
 AFTER_ERROR_SECONDS = 1.0
-"""What the database refused is asked of it again after that."""
+"""The wait before an operation that the database failed is retried."""
 
 
-def _owner() -> str:
+def _make_owner() -> str:
     return f"rt_{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RuntimeSettings:
     """Times are seconds."""
 
-    owner: str = field(default_factory=_owner)
-    """Another one for each start of a runtime."""
+    owner: str = field(default_factory=_make_owner)
+    """Unique for each start of a runtime."""
     most: int = 256
-    """Attempts that are under way at once."""
+    """The most attempts that run at once."""
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     inactivity: float = 60.0
     """An attempt without any message for so long is asked to suspend."""
     abort: float = 600.0
-    """One that then still says nothing for so long has failed."""
+    """If it then sends no message for so long, it has failed."""
     yield_after: float = 0.1
-    """Where others wait for one of `most`, an attempt that is idle for so long makes room."""
+    """If invocations wait for one of `most` places, an attempt idle for so long suspends."""
     poll: float = 0.2
-    """How often the database is asked what other runtimes did."""
+    """How often the database is polled for changes by other runtimes."""
     beat: float = BEAT_SECONDS
     silent: float = SILENT_SECONDS
-    """A runtime whose beat stands still for so long is dead."""
+    """A runtime whose beat does not change for so long is dead."""
     patience: float = PATIENCE
-    """A database that does not answer is tried again for so long."""
+    """How long a database that does not answer is retried."""
     prune: float = 60.0
     """How often invocations whose retention is over are forgotten."""
     limits: Limits = DEFAULT
     trusted: str | None = None
-    """A file of certificates that are trusted beside the system's."""
+    """A file of certificates that are trusted in addition to the system's."""

@@ -1,4 +1,4 @@
-"""Who waits in this process for the end of an invocation."""
+"""Futures of this process that wait for invocations to end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from itertools import islice
 from durable_invocations.protocol.results import Result, Value
 
 MOST_WATCHED = 1_000
-"""Invocations that are looked for in the database at once."""
+"""The most invocations that are looked up in the database at once."""
 MOST_RECENT = 256
-"""Results that are kept for who asks right after the end."""
+"""Results that are kept for requests right after the end."""
 _SMALL = 16_384
 
 
-class Waiting:
+class ResultFutures:
     """Futures by invocation. All methods belong to one event loop."""
 
     def __init__(self) -> None:
@@ -25,51 +25,51 @@ class Waiting:
         self._recent: OrderedDict[str, Result] = OrderedDict()
 
     @contextmanager
-    def future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
-        """Gets the invocation's result when it is told, or was a moment ago; None if it is gone.
+    def open_future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
+        """A future of the invocation's result; None if the invocation was forgotten.
 
-        Forgotten at the end of the block.
+        The future is removed at the end of the block.
         """
-        made: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
-        self._waiting[id_].append(made)
+        future: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
+        self._waiting[id_].append(future)
         if id_ in self._recent:
-            made.set_result(self._recent[id_])
+            future.set_result(self._recent[id_])
         try:
-            yield made
+            yield future
         finally:
-            self._forget(id_, made)
+            self._remove_future(id_, future)
 
-    def ended(self, results: Mapping[str, Result]) -> None:
-        """Tell how invocations ended to those who wait for them."""
+    def set_results(self, results: Mapping[str, Result]) -> None:
+        """Resolve the futures of invocations that ended."""
         for id_, result in results.items():
-            self._keep(id_, result)
-            for each in self._waiting.get(id_, ()):
-                if not each.done():
-                    each.set_result(result)
+            self._keep_recent(id_, result)
+            for future in self._waiting.get(id_, ()):
+                if not future.done():
+                    future.set_result(result)
 
-    def gone(self, ids: Collection[str]) -> None:
-        """Tell those who wait for these invocations that they were forgotten."""
-        for each in (each for id_ in ids for each in self._waiting.get(id_, ())):
-            if not each.done():
-                each.set_result(None)
+    def set_gone(self, ids: Collection[str]) -> None:
+        """Resolve the futures of forgotten invocations with None."""
+        for future in (future for id_ in ids for future in self._waiting.get(id_, ())):
+            if not future.done():
+                future.set_result(None)
 
-    def watched(self) -> list[str]:
-        """Invocations to look for, others at each call if there are too many for one."""
-        chosen = list(islice(self._waiting, MOST_WATCHED))
+    def list_watched(self) -> list[str]:
+        """Invocations to look up; if there are too many, others at each call."""
+        watched = list(islice(self._waiting, MOST_WATCHED))
         if len(self._waiting) > MOST_WATCHED:
-            for each in chosen:
-                self._waiting[each] = self._waiting.pop(each)
-        return chosen
+            for id_ in watched:
+                self._waiting[id_] = self._waiting.pop(id_)
+        return watched
 
-    def _keep(self, id_: str, result: Result) -> None:
+    def _keep_recent(self, id_: str, result: Result) -> None:
         if isinstance(result, Value) and len(result.value) > _SMALL:
             return
         self._recent[id_] = result
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
 
-    def _forget(self, id_: str, made: asyncio.Future[Result | None]) -> None:
-        held = self._waiting[id_]
-        held.remove(made)
-        if not held:
+    def _remove_future(self, id_: str, future: asyncio.Future[Result | None]) -> None:
+        futures = self._waiting[id_]
+        futures.remove(future)
+        if not futures:
             del self._waiting[id_]

@@ -1,4 +1,4 @@
-"""Group commit: operations of an event loop share transactions, which one thread does."""
+"""Group commit: operations of an event loop share transactions, in one thread."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.operations import Operation
+from durable_invocations.runtime.store.operations import StoreOperation
 from durable_invocations.runtime.store.outcomes import Changes
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 MOST = 500
-"""Operations in a transaction."""
+"""The most operations in a transaction."""
 PATIENCE = 60.0
-"""Seconds for which a database that does not answer is tried again."""
+"""Seconds for which a database that does not answer is retried."""
 FIRST_DELAY, LAST_DELAY = 0.05, 1.0
 READERS = 2
 
-Asked = tuple[Operation[Any], "asyncio.Future[Any]"]
+QueuedOperation = tuple[StoreOperation[Any], "asyncio.Future[Any]"]
 Done = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 
 class Writer:
-    """Does operations of a store, those together that were asked for meanwhile.
+    """Runs operations of a store; those queued meanwhile share the next transaction.
 
     `on_changes` is called in the loop, after the outcomes are set, whenever a transaction changed
-    something for others. Use it as an asynchronous context manager; leaving it does what was asked
-    for, first.
+    something for others. Use it as an asynchronous context manager; leaving it finishes the queue.
     """
 
     def __init__(
@@ -45,10 +44,12 @@ class Writer:
         self.store = store
         self._on_changes = on_changes
         self._patience = patience
-        self._asked: SimpleQueue[Asked | None] = SimpleQueue()
+        self._queue: SimpleQueue[QueuedOperation | None] = SimpleQueue()
         self._closing = threading.Event()
         self._uncertain = False
-        self._thread = threading.Thread(target=self._serve, name="invocations-writer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve_queue, name="invocations-writer", daemon=True
+        )
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="invocations-reader")
 
     async def __aenter__(self) -> Self:
@@ -58,63 +59,67 @@ class Writer:
 
     async def __aexit__(self, *_: object) -> None:
         self._closing.set()
-        self._asked.put(None)
+        self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
 
-    def do(self, operation: Operation[T]) -> asyncio.Future[T]:
-        """The operation's outcome, when it is durable; it is done even if nobody awaits it.
+    def do(self, operation: StoreOperation[T]) -> asyncio.Future[T]:
+        """The operation's outcome, once it is durable; it runs even if nobody awaits it.
 
-        Raises UnavailableError if the database does not answer for the writer's patience: whether
-        it was done is unknown then.
+        Raises UnavailableError if the database does not answer within `patience`: the operation
+        may have been committed.
         """
         if self._closing.is_set():
-            raise UnavailableError("The runtime is stopping; ask again when it runs.")
+            raise UnavailableError("The runtime is stopping; try again when it runs.")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._asked.put((operation, future))
+        self._queue.put((operation, future))
         return future
 
     async def read(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What one of the store's questions returns, asked in another thread."""
-        asked = self._loop.run_in_executor(self._readers, lambda: read(*args, **kwargs))
-        return await asked
+        """Call one of the store's read methods in another thread."""
+        future = self._loop.run_in_executor(self._readers, lambda: read(*args, **kwargs))
+        return await future
 
-    def _serve(self) -> None:
-        while (first := self._asked.get()) is not None:
-            some, last = [first], False
+    def _serve_queue(self) -> None:
+        while (first := self._queue.get()) is not None:
+            batch, stopping = [first], False
             with contextlib.suppress(Empty):
-                while len(some) < MOST and not last:
-                    more = self._asked.get_nowait()
-                    last = more is None
-                    some += [] if more is None else [more]
-            self._do(some)
-            if last:
+                while len(batch) < MOST and not stopping:
+                    queued = self._queue.get_nowait()
+                    stopping = queued is None
+                    batch += [] if queued is None else [queued]
+            self._do_batch(batch)
+            if stopping:
                 return
 
-    def _do(self, asked: Sequence[Asked]) -> None:
+    def _do_batch(self, batch: Sequence[QueuedOperation]) -> None:
         try:
-            outcomes, changes = self._run([operation for operation, _ in asked])
+            outcomes, changes = self._run_with_retry([operation for operation, _ in batch])
         except UnavailableError as error:
-            self._tell([(future, None, error) for _, future in asked], Changes())
+            self._send_outcomes([(future, None, error) for _, future in batch], Changes())
         except Exception as error:  # noqa: BLE001 - it is raised where the operation is awaited
-            if len(asked) == 1:
-                self._tell([(asked[0][1], None, error)], Changes())
+            if len(batch) == 1:
+                self._send_outcomes([(batch[0][1], None, error)], Changes())
                 return
-            for each in asked:
-                self._do([each])
+            for queued in batch:
+                self._do_batch([queued])
         else:
-            told = zip(asked, outcomes, strict=True)
-            self._tell([(future, outcome, None) for (_, future), outcome in told], changes)
+            pairs = zip(batch, outcomes, strict=True)
+            self._send_outcomes(
+                [(future, outcome, None) for (_, future), outcome in pairs], changes
+            )
 
-    def _run(self, operations: Sequence[Operation[Any]]) -> tuple[list[Any], Changes]:
-        """Do them in one transaction, again while the database is away."""
-        until, delay = monotonic() + self._patience, FIRST_DELAY
+    def _run_with_retry(
+        self, operations: Sequence[StoreOperation[Any]]
+    ) -> tuple[list[Any], Changes]:
+        """Run them in one transaction; retry while the database does not answer."""
+        deadline, delay = monotonic() + self._patience, FIRST_DELAY
         while True:
             try:
                 outcomes, changes = self.store.run(operations)
             except UnavailableError:
                 self._uncertain = True
-                if monotonic() + delay > until or self._closing.is_set():
+                if monotonic() + delay > deadline or self._closing.is_set():
                     raise
                 self._closing.wait(delay)
                 delay = min(2 * delay, LAST_DELAY)
@@ -122,13 +127,13 @@ class Writer:
                 uncertain, self._uncertain = self._uncertain, False
                 return outcomes, replace(changes, uncertain=uncertain)
 
-    def _tell(self, done: Sequence[Done], changes: Changes) -> None:
-        # The loop may have ended before what was asked for.
+    def _send_outcomes(self, outcomes: Sequence[Done], changes: Changes) -> None:
+        # The loop may have ended before the queue.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._told, done, changes)
+            self._loop.call_soon_threadsafe(self._set_outcomes, outcomes, changes)
 
-    def _told(self, done: Sequence[Done], changes: Changes) -> None:
-        for future, outcome, error in done:
+    def _set_outcomes(self, outcomes: Sequence[Done], changes: Changes) -> None:
+        for future, outcome, error in outcomes:
             if future.done():
                 continue
             if error is None:
@@ -136,5 +141,5 @@ class Writer:
             else:
                 future.set_exception(error)
         if changes != Changes():
-            # Behind the callbacks of the futures, which the loop calls first.
+            # After the callbacks of the futures, which the loop calls first.
             self._loop.call_soon(self._on_changes, changes)

@@ -1,4 +1,4 @@
-"""Other invocations: those that a handler begins, and those that it names."""
+"""Other invocations: begun by a handler, or named by it."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.serving.attempts.operations import Operation, text
+from durable_invocations.serving.attempts.operations import Operation, parse_id
 
 if TYPE_CHECKING:
     from durable_invocations.protocol.results import Result
-    from durable_invocations.serving.attempts.attempt import Attempt
+    from durable_invocations.serving.attempts.attempt import HandlerAttempt
 
 T = TypeVar("T")
 
 
-class Begun:
+class InvocationHandle:
     """An invocation that this handler began: a call, or a send."""
 
-    def __init__(self, attempt: Attempt, index: int) -> None:
+    def __init__(self, attempt: HandlerAttempt, index: int) -> None:
         self._attempt_of = attempt
         self.entry = index
 
     def invocation_id(self) -> Operation[str]:
         """The invocation's id."""
-        asked = pb.GetCallInvocationIdEntryMessage(call_entry_index=self.entry)
-        return self._attempt_of.operation(asked, text)
+        message = pb.GetCallInvocationIdEntryMessage(call_entry_index=self.entry)
+        return self._attempt_of.operation(message, parse_id)
 
     def cancel(self) -> None:
         """Ask the runtime to cancel the invocation."""
         self._attempt_of.record(pb.CancelInvocationEntryMessage(call_entry_index=self.entry))
 
 
-class Sent(Begun):
-    """A send, whose result nobody waits for."""
+class SendHandle(InvocationHandle):
+    """A send, whose result is not awaited."""
 
 
-class Call(Operation[T], Begun, Generic[T]):
-    """A call: awaiting it gives what the other handler returns."""
+class Call(Operation[T], InvocationHandle, Generic[T]):
+    """A call: awaiting it returns the other handler's result."""
 
-    def __init__(self, attempt: Attempt, taken: Callable[[Result], T]) -> None:
-        Operation.__init__(self, attempt, taken)
-        Begun.__init__(self, attempt, -1)
+    def __init__(self, attempt: HandlerAttempt, parse: Callable[[Result], T]) -> None:
+        Operation.__init__(self, attempt, parse)
+        InvocationHandle.__init__(self, attempt, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,24 +63,24 @@ class KeyedRequest:
     key: str | None = None
 
 
-Target = str | Begun | WorkflowRun | KeyedRequest
+Target = str | InvocationHandle | WorkflowRun | KeyedRequest
 
 
-def targeted(message: Any, target: Target) -> Any:
-    """The message, with the invocation that it is about."""
+def set_target(message: Any, target: Target) -> Any:
+    """The message with its target invocation set."""
     if isinstance(target, str):
         message.invocation_id = target
-    elif isinstance(target, Begun):
+    elif isinstance(target, InvocationHandle):
         message.call_entry_index = target.entry
     elif isinstance(target, WorkflowRun):
         run = pb.WorkflowTarget(workflow_name=target.workflow, workflow_key=target.key)
         message.workflow_target.CopyFrom(run)
     else:
-        message.idempotent_request_target.CopyFrom(_request(target))
+        message.idempotent_request_target.CopyFrom(_build_request(target))
     return message
 
 
-def _request(target: KeyedRequest) -> pb.IdempotentRequestTarget:
+def _build_request(target: KeyedRequest) -> pb.IdempotentRequestTarget:
     return pb.IdempotentRequestTarget(
         service_name=target.service,
         service_key=target.key,

@@ -11,20 +11,20 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 
 
-async def answered(response: Response, receive: Receive, send: Send, seconds: float) -> None:
-    """Send the answer to a request that nobody has read; its last piece once that is read.
+async def send_answer(response: Response, receive: Receive, send: Send, seconds: float) -> None:
+    """Send the answer to an unread request; the last piece once the request is read.
 
-    After so many seconds the request is not waited for any longer.
+    After `seconds` the rest of the request is not awaited any longer.
     """
     start = {"status": response.status_code, "headers": response.raw_headers}
     await send({"type": "http.response.start", **start})
     await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
     with anyio.move_on_after(seconds):
-        await _read(receive)
+        await _drain_request(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _read(receive: Receive) -> None:
+async def _drain_request(receive: Receive) -> None:
     more = True
     while more:
         message = await receive()

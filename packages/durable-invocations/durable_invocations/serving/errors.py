@@ -1,4 +1,4 @@
-"""How a handler's attempt ends other than by a result."""
+"""How a handler's attempt ends without a result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from durable_invocations.errors import DurableError
 class TerminalError(DurableError):
     """Ends the invocation with a failure; it is not tried again.
 
-    Whoever called the handler gets the same `status` (as HTTP's, 500 unless given) and message.
-    Raised also by what a handler awaits: a call that failed, a rejected awakeable, a cancellation
-    (status 409).
+    The caller gets the same `status` (an HTTP status, 500 by default) and message. Awaiting also
+    raises it: for a call that failed, a rejected awakeable, a cancellation (status 409).
     """
 
     code = 10_670
@@ -25,7 +24,7 @@ class TerminalError(DurableError):
 class RetryableError(DurableError):
     """Fails the attempt; the runtime tries again after `delay`, or by its own policy.
 
-    A number is one of seconds.
+    A number is in seconds.
     """
 
     code = 1_970
@@ -36,6 +35,6 @@ class RetryableError(DurableError):
 
 
 class ContextError(DurableError):
-    """A handler uses its context as it must not; the attempt fails, and a fix is deployed."""
+    """A handler uses its context wrongly; the attempt fails until the code is fixed."""
 
     code = 10_680

@@ -1,4 +1,4 @@
-"""The state of an object's or a workflow's key, by names."""
+"""The state of an object's or workflow's key, by name."""
 
 from __future__ import annotations
 
@@ -6,51 +6,53 @@ from typing import TYPE_CHECKING, Any
 
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.serving.attempts.operations import Operation, keys, valued
-from durable_invocations.serving.declared.serde import JSON, serde_for
+from durable_invocations.serving.attempts.operations import Operation, make_value_parser, parse_keys
+from durable_invocations.serving.declared.serde import JSON, get_serde
 from durable_invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:
-    from durable_invocations.serving.attempts.attempt import Attempt
+    from durable_invocations.serving.attempts.attempt import HandlerAttempt
 
 
-class State:
-    """Read by every handler of the key; changed by its exclusive ones, and a workflow's run."""
+class KeyState:
+    """Every handler of the key may read it; exclusive ones and a workflow's run may change it."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: HandlerAttempt) -> None:
         self._attempt = attempt
 
     def get(self, name: str, returns: Any = Any, *, default: Any = None) -> Operation[Any]:
         """The value of a name, `default` if there is none; `returns` is a type hint."""
-        self._check()
-        taken = valued(serde_for(returns), default)
-        return self._attempt.get_state(pb.GetStateEntryMessage(key=name.encode()), taken)
+        self._check_access()
+        parse = make_value_parser(get_serde(returns), default)
+        return self._attempt.get_state(pb.GetStateEntryMessage(key=name.encode()), parse)
 
     def keys(self) -> Operation[list[str]]:
-        """The names that have a value, in their order."""
-        self._check()
-        return self._attempt.get_state(pb.GetStateKeysEntryMessage(), keys)
+        """The names that have a value, sorted."""
+        self._check_access()
+        return self._attempt.get_state(pb.GetStateKeysEntryMessage(), parse_keys)
 
     def set(self, name: str, value: Any) -> None:
-        """Give a name a value, in JSON; bytes are kept as they are."""
-        self._check(writes=True)
+        """Set a name's value, as JSON; bytes are kept unchanged."""
+        self._check_access(writes=True)
         dumped = value if isinstance(value, bytes) else JSON.dumps(value)
-        self._attempt.change_state(pb.SetStateEntryMessage(key=name.encode(), value=dumped))
+        self._attempt.update_state(pb.SetStateEntryMessage(key=name.encode(), value=dumped))
 
     def clear(self, name: str) -> None:
-        """Let a name have no value."""
-        self._check(writes=True)
-        self._attempt.change_state(pb.ClearStateEntryMessage(key=name.encode()))
+        """Remove a name's value."""
+        self._check_access(writes=True)
+        self._attempt.update_state(pb.ClearStateEntryMessage(key=name.encode()))
 
     def clear_all(self) -> None:
-        """Let no name have a value."""
-        self._check(writes=True)
-        self._attempt.change_state(pb.ClearAllStateEntryMessage())
+        """Remove all values."""
+        self._check_access(writes=True)
+        self._attempt.update_state(pb.ClearAllStateEntryMessage())
 
-    def _check(self, *, writes: bool = False) -> None:
+    def _check_access(self, *, writes: bool = False) -> None:
         called = self._attempt.handler.called
         if self._attempt.service is ServiceKind.SERVICE:
-            raise ContextError(f"{called} has no state; virtual objects and workflows have it.")
+            raise ContextError(
+                f"{called} has no state; only virtual objects and workflows have it."
+            )
         if writes and not self._attempt.handler.kind.writes:
             raise ContextError(
                 f"{called} is shared, and only reads the state; change it in an exclusive handler."

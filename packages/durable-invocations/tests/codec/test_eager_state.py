@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable_invocations.journal.state import EagerState
-from durable_invocations.protocol.results import EMPTY, Value, keys_value
+from durable_invocations.protocol.results import EMPTY, Value, make_keys_value
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
 CHANGES = st.one_of(
@@ -30,9 +30,9 @@ def test_what_is_known_is_what_the_runtime_stores(stored, told, changes):
         assert eager.get(key) in {truth, None}
         if not partial:
             assert eager.get(key) == truth
-    assert eager.keys() in {keys_value(sorted(stored)), None}
+    assert eager.keys() in {make_keys_value(sorted(stored)), None}
     if not partial or ("clear_all",) in changes:
-        assert eager.keys() == keys_value(sorted(stored))
+        assert eager.keys() == make_keys_value(sorted(stored))
 
 
 def test_a_key_that_is_not_told_is_asked_for_if_the_state_is_partial():
@@ -44,4 +44,4 @@ def test_a_key_that_is_not_told_is_asked_for_if_the_state_is_partial():
     cleared.clear(b"a")
     assert (cleared.get(b"a"), cleared.get(b"b")) == (EMPTY, None)
     cleared.clear_all()
-    assert (cleared.get(b"b"), cleared.keys()) == (EMPTY, keys_value([]))
+    assert (cleared.get(b"b"), cleared.keys()) == (EMPTY, make_keys_value([]))

@@ -16,13 +16,13 @@ from durable_invocations.protocol.failures import (
     MessageTooLargeError,
     ProtocolError,
 )
-from durable_invocations.protocol.frames import HEADER, Frame, encode, frame
-from durable_invocations.protocol.kinds import KINDS, kind_of
+from durable_invocations.protocol.frames import HEADER, Frame, encode, make_frame
+from durable_invocations.protocol.kinds import KINDS, get_kind
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
 RESULTS = {
     "empty": results.EMPTY,
-    "value": results.keys_value([b"k"]),
+    "value": results.make_keys_value([b"k"]),
     "failure": Failure(code=404, message="none"),
 }
 
@@ -30,7 +30,7 @@ RESULTS = {
 @st.composite
 def frames(draw):
     code = draw(st.sampled_from([*KINDS, 0xFC00, 0xFC02, 0xFFFF]))
-    kind = kind_of(code)
+    kind = get_kind(code)
     return Frame(
         code=code,
         body=draw(st.binary(max_size=40)),
@@ -88,7 +88,7 @@ def test_what_is_too_large_is_refused_by_its_header():
 
 
 def test_a_stream_that_ends_within_a_frame_is_told():
-    for part in (b"\0", encode(frame(pb.EntryAckMessage(entry_index=7)))[:-1]):
+    for part in (b"\0", encode(make_frame(pb.EntryAckMessage(entry_index=7)))[:-1]):
         decoder = Decoder()
         assert decoder.feed(part) == []
         with pytest.raises(ProtocolError, match="within a message"):
@@ -97,37 +97,37 @@ def test_a_stream_that_ends_within_a_frame_is_told():
 
 @pytest.mark.parametrize("kind", [each for each in KINDS.values() if each.completable], ids=str)
 def test_each_result_of_an_entry_is_put_in_and_read_again(kind):
-    entry = frame(kind.message())
+    entry = make_frame(kind.message())
     assert not entry.completed
     for variant, result in RESULTS.items():
-        if variant not in results.variants(kind):
+        if variant not in results.list_variants(kind):
             with pytest.raises(ProtocolError, match=kind.name):
                 completed(entry, result)
         else:
             held = completed(entry, result)
             assert held.completed
-            assert results.result_of(held.message()) == result
-    assert results.state_keys(RESULTS["value"].value) == [b"k"]
+            assert results.get_result(held.message()) == result
+    assert results.parse_state_keys(RESULTS["value"].value) == [b"k"]
 
 
 def test_a_completed_flag_without_result_is_malformed_and_so_is_the_reverse():
     with pytest.raises(ProtocolError, match="COMPLETED"):
         Frame(code=kinds.SLEEP.code, body=b"", completed=True).message()
-    held = completed(frame(pb.CallEntryMessage()), results.Value(value=b""))
+    held = completed(make_frame(pb.CallEntryMessage()), results.Value(value=b""))
     with pytest.raises(ProtocolError, match="COMPLETED"):
         Frame(code=held.code, body=held.body).message()
 
 
 @given(st.binary(min_size=1, max_size=40), st.integers(0, 2**32 - 1))
 def test_ids_are_read_as_they_were_written(invocation, index):
-    text = awakeables.awakeable_id(invocation, index)
-    assert awakeables.parsed(text) == (invocation, index)
-    assert ids.parsed(ids.shown(ids.new_id()))
+    text = awakeables.make_awakeable_id(invocation, index)
+    assert awakeables.parse_awakeable_id(text) == (invocation, index)
+    assert ids.parse_id(ids.format_id(ids.make_id()))
 
 
 def test_ids_are_safe_in_a_url():
-    assert awakeables.awakeable_id(b"\xfb\xef\xff", 2**32 - 1) == "prom_1--_______w"
-    assert ids.shown(b"\xfb" * 15 + b"\xff") == "inv_1-_v7-_v7-_v7-_v7-_v7_w"
+    assert awakeables.make_awakeable_id(b"\xfb\xef\xff", 2**32 - 1) == "prom_1--_______w"
+    assert ids.format_id(b"\xfb" * 15 + b"\xff") == "inv_1-_v7-_v7-_v7-_v7-_v7_w"
 
 
 @pytest.mark.parametrize(
@@ -138,22 +138,24 @@ def test_ids_are_safe_in_a_url():
     ],
 )
 def test_what_is_no_awakeables_id_is_refused(text):
-    with pytest.raises(ConfigError, match="no awakeable's id"):
-        awakeables.parsed(text)
+    with pytest.raises(ConfigError, match="not the id of an awakeable"):
+        awakeables.parse_awakeable_id(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "inv_1", "inv_1AAAA", "prom_1AAAAAAAAAAAAAAAAAAAAAA", "inv_1" + "A" * 21 + "B"]
 )
 def test_what_is_no_invocations_id_is_refused(text):
-    with pytest.raises(ConfigError, match="no invocation's id, which is inv_1 and 22 characters"):
-        ids.parsed(text)
+    with pytest.raises(
+        ConfigError, match="not the id of an invocation, which is inv_1 and 22 characters"
+    ):
+        ids.parse_id(text)
 
 
 def test_two_invocations_have_different_ids():
-    assert len({ids.new_id() for _ in range(100)}) == 100
-    assert ids.parsed(ids.shown(bytes(16))) == bytes(16)
-    assert ids.shown(bytes(16)) == "inv_1" + "A" * 22
+    assert len({ids.make_id() for _ in range(100)}) == 100
+    assert ids.parse_id(ids.format_id(bytes(16))) == bytes(16)
+    assert ids.format_id(bytes(16)) == "inv_1" + "A" * 22
 
 
 @settings(max_examples=200)
@@ -176,7 +178,7 @@ def test_after_a_fault_the_stream_is_over():
     decoder = Decoder()
     with pytest.raises(ProtocolError) as first:
         decoder.feed(HEADER.pack(0x0006, 0, 0))
-    for again in (lambda: decoder.feed(encode(frame(pb.EndMessage()))), decoder.end):
+    for again in (lambda: decoder.feed(encode(make_frame(pb.EndMessage()))), decoder.end):
         with pytest.raises(ProtocolError) as later:
             again()
         assert later.value is first.value
@@ -192,7 +194,7 @@ def test_a_journal_that_is_there_before_the_stream_counts():
     with pytest.raises(MessageTooLargeError, match="11 bytes, and 10 are allowed"):
         Decoder(limits, entry_bytes=10).feed(HEADER.pack(0x0C05, 0, 1))
     # Messages that are no entries are not of the journal.
-    assert Decoder(limits, entries=3).feed(encode(results.completion(1, results.EMPTY)))
+    assert Decoder(limits, entries=3).feed(encode(results.make_completion(1, results.EMPTY)))
 
 
 def test_a_large_message_that_comes_byte_by_byte_is_held_once():
@@ -203,30 +205,30 @@ def test_a_large_message_that_comes_byte_by_byte_is_held_once():
 
 @pytest.mark.parametrize("kind", [each for each in KINDS.values() if each.completable], ids=str)
 def test_a_completion_has_the_result_of_its_entry(kind):
-    for variant in results.variants(kind):
+    for variant in results.list_variants(kind):
         result = RESULTS[variant]
-        message = results.completion(300, result).message()
-        assert (message.entry_index, results.result_of(message)) == (300, result)
+        message = results.make_completion(300, result).message()
+        assert (message.entry_index, results.get_result(message)) == (300, result)
 
 
 def test_a_result_that_its_entry_cannot_hold_is_refused():
     not_text, not_keys = results.Value(value=b"\xff"), results.Value(value=b"\xff")
-    with pytest.raises(ProtocolError, match="no UTF-8"):
-        completed(frame(pb.GetCallInvocationIdEntryMessage()), not_text)
-    with pytest.raises(ProtocolError, match="no keys"):
-        completed(frame(pb.GetStateKeysEntryMessage()), not_keys)
-    with pytest.raises(ProtocolError, match="no keys"):
-        results.state_keys(b"\xff")
+    with pytest.raises(ProtocolError, match="not UTF-8"):
+        completed(make_frame(pb.GetCallInvocationIdEntryMessage()), not_text)
+    with pytest.raises(ProtocolError, match="GetStateKeys cannot be parsed"):
+        completed(make_frame(pb.GetStateKeysEntryMessage()), not_keys)
+    with pytest.raises(ProtocolError, match="GetStateKeys cannot be parsed"):
+        results.parse_state_keys(b"\xff")
     with pytest.raises(ProtocolError, match="no result of the form 'empty'"):
         results.check(kinds.RUN, results.EMPTY)
-    with pytest.raises(ProtocolError, match="no message that is known"):
+    with pytest.raises(ProtocolError, match="no known message"):
         Frame(code=0xFC00, body=b"").message()
     with pytest.raises(ProtocolError, match="never are"):
         Frame(code=0xFC00, body=b"", completed=True)
 
 
 def test_completing_keeps_name_and_flags():
-    entry = frame(pb.AwakeableEntryMessage(name="paid"), requires_ack=True)
+    entry = make_frame(pb.AwakeableEntryMessage(name="paid"), requires_ack=True)
     held = completed(entry, results.Value(value=b"x"))
     assert (held.name, held.requires_ack, held.completed) == ("paid", True, True)
 

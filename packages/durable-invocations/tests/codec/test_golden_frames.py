@@ -50,12 +50,12 @@ def test_a_frame_is_read(name, flags, text, digits):
 def test_a_frame_is_written(name, flags, text, digits):
     asks = "REQUIRES_ACK" in flags
     if name == "Combinator":
-        made = frames.custom(kinds.COMBINATOR, parsed(name, text), requires_ack=asks)
+        made = frames.make_custom_frame(kinds.COMBINATOR, parsed(name, text), requires_ack=asks)
     elif name == "Custom":
         code, bits, _, body = digits.split()
         made = frames.Frame.of(int(code, 16), int(bits, 16), bytes.fromhex(body))
     else:
-        made = frames.frame(parsed(name, text), requires_ack=asks)
+        made = frames.make_frame(parsed(name, text), requires_ack=asks)
     assert frames.encode(made).hex() == digits.replace(" ", "")
 
 
@@ -80,10 +80,10 @@ def test_the_names_of_entries_are_read_from_any_entry():
 
 def test_the_example_of_an_awakeables_id():
     text = "prom_1NMyOAvDK2CcBjUH4Rmb7eGBp0DNNDnmsAAAAAQ"
-    invocation, index = awakeables.parsed(text)
+    invocation, index = awakeables.parse_awakeable_id(text)
     assert (len(invocation), index) == (24, 1)
-    assert awakeables.awakeable_id(invocation, index) == text
+    assert awakeables.make_awakeable_id(invocation, index) == text
     # The same invocation's entry 18, as Restate's state machine named it.
     at_18 = "prom_1NMyOAvDK2CcBjUH4Rmb7eGBp0DNNDnmsAAAAEg"
-    assert awakeables.awakeable_id(invocation, 18) == at_18
+    assert awakeables.make_awakeable_id(invocation, 18) == at_18
     assert at_18 in TEXT

@@ -4,23 +4,23 @@ import pytest
 
 from durable_invocations.journal import handler_events as h
 from durable_invocations.journal import handler_side
-from durable_invocations.journal.handler_state import Attempt, Phase
+from durable_invocations.journal.handler_state import HandlerPhase, HandlerState
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ErrorReport, Failure
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Value, completion
+from durable_invocations.protocol.results import EMPTY, Value, make_completion
 
-INPUT = frame(pb.InputEntryMessage(value=b"in"))
-OUTPUT = frame(pb.OutputEntryMessage(value=b"out"))
-SLEEP = frame(pb.SleepEntryMessage(wake_up_time=7))
-SLEPT = frame(pb.SleepEntryMessage(wake_up_time=7, empty=pb.Empty()))
-GET = frame(pb.GetStateEntryMessage(key=b"k", value=b"v"))
-AWAKEABLE = frame(pb.AwakeableEntryMessage())
-RUN = frame(pb.RunEntryMessage(name="charge"))
-RAN = frame(pb.RunEntryMessage(name="charge", value=b"1"), requires_ack=True)
-SET = frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
-END = frame(pb.EndMessage())
+INPUT = make_frame(pb.InputEntryMessage(value=b"in"))
+OUTPUT = make_frame(pb.OutputEntryMessage(value=b"out"))
+SLEEP = make_frame(pb.SleepEntryMessage(wake_up_time=7))
+SLEPT = make_frame(pb.SleepEntryMessage(wake_up_time=7, empty=pb.Empty()))
+GET = make_frame(pb.GetStateEntryMessage(key=b"k", value=b"v"))
+AWAKEABLE = make_frame(pb.AwakeableEntryMessage())
+RUN = make_frame(pb.RunEntryMessage(name="charge"))
+RAN = make_frame(pb.RunEntryMessage(name="charge", value=b"1"), requires_ack=True)
+SET = make_frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
+END = make_frame(pb.EndMessage())
 ENDED = [h.Send(frame=END), h.Close(ending=h.Ending.ENDED)]
 
 
@@ -29,9 +29,9 @@ class Side:
 
     def __init__(self, *journal, version=3):
         self.journal = [INPUT, *journal]
-        self.state, self.out = Attempt(version=version), []
+        self.state, self.out = HandlerState(version=version), []
         start = pb.StartMessage(known_entries=len(self.journal))
-        self.do(*(h.Received(frame=each) for each in (frame(start), *self.journal)))
+        self.do(*(h.FrameReceived(frame=each) for each in (make_frame(start), *self.journal)))
         assert self.out.pop() == h.Ready()
         self.out.clear()
         self.do(self.issued(INPUT))
@@ -47,13 +47,13 @@ class Side:
         for event in events:
             named = event
             if isinstance(event, Frame):
-                named = self.issued(event) if event.kind.entry else h.Received(frame=event)
+                named = self.issued(event) if event.kind.entry else h.FrameReceived(frame=event)
             self.state, more = handler_side.step(self.state, named)
             self.out += more
         return self.out[begin:]
 
     def begin(self):
-        return self.do(self.issued(RUN, h.Begun))
+        return self.do(self.issued(RUN, h.RunBegun))
 
     def fails(self, *events):
         *_, sent, closed = self.do(*events)
@@ -65,7 +65,7 @@ class Side:
 
 
 def suspension(*indexes):
-    sent = h.Send(frame=frame(pb.SuspensionMessage(entry_indexes=indexes)))
+    sent = h.Send(frame=make_frame(pb.SuspensionMessage(entry_indexes=indexes)))
     return [sent, h.Close(ending=h.Ending.SUSPENDED)]
 
 
@@ -74,14 +74,14 @@ def waits(*indexes):
 
 
 def ack(index):
-    return frame(pb.EntryAckMessage(entry_index=index))
+    return make_frame(pb.EntryAckMessage(entry_index=index))
 
 
 def test_a_first_attempt_from_start_to_end():
     start = pb.StartMessage(id=b"i", known_entries=1)
-    side, out = Attempt(), []
+    side, out = HandlerState(), []
     for event in (
-        *(h.Received(frame=frame(start)), h.Received(frame=INPUT), h.InputClosed()),
+        *(h.FrameReceived(frame=make_frame(start)), h.FrameReceived(frame=INPUT), h.InputClosed()),
         *(h.Issued(entry=INPUT, recorded=INPUT), h.Issued(entry=SET), h.Issued(entry=OUTPUT)),
         h.Returned(),
     ):
@@ -89,25 +89,25 @@ def test_a_first_attempt_from_start_to_end():
         out += more
     began = [h.Started(message=start), h.Recorded(index=0, entry=INPUT), h.Ready()]
     assert out == [*began, h.Send(frame=SET), h.Send(frame=OUTPUT), *ENDED]
-    assert side.phase is Phase.CLOSED
+    assert side.phase is HandlerPhase.CLOSED
 
 
 def test_recorded_entries_are_not_sent_again_and_their_results_are_told():
     side = Side(RAN, SLEPT, AWAKEABLE, SET)
-    assert side.state.phase is Phase.REPLAYING
+    assert side.state.phase is HandlerPhase.REPLAYING
     assert side.begin() == [h.Resolve(index=1, result=Value(value=b"1"))]
     assert side.do(SLEEP) == [h.Resolve(index=2, result=EMPTY)]
     assert side.do(AWAKEABLE) == []
-    assert side.state.phase is Phase.REPLAYING
+    assert side.state.phase is HandlerPhase.REPLAYING
     assert side.do(SET) == []
-    assert side.state.phase is Phase.PROCESSING
+    assert side.state.phase is HandlerPhase.PROCESSING
     assert side.do(OUTPUT) == [h.Send(frame=OUTPUT)]
 
 
 def test_a_completion_may_come_before_the_handler_issues_its_entry():
     side = Side(SLEPT, AWAKEABLE)
     told = h.Resolve(index=2, result=Value(value=b"x"))
-    assert side.do(completion(2, told.result)) == [told]
+    assert side.do(make_completion(2, told.result)) == [told]
     assert side.do(SLEEP, AWAKEABLE) == [h.Resolve(index=1, result=EMPTY)]
     assert side.do(OUTPUT, h.Returned()) == [h.Send(frame=OUTPUT), *ENDED]
 
@@ -167,7 +167,7 @@ def test_a_handler_suspends_on_a_run_that_is_not_acknowledged():
 
 def test_a_handler_does_not_suspend_while_it_can_go_on():
     side = Side(SLEEP, AWAKEABLE)
-    assert side.do(SLEEP, AWAKEABLE, waits(1, 2), completion(2, Value(value=b""))) != []
+    assert side.do(SLEEP, AWAKEABLE, waits(1, 2), make_completion(2, Value(value=b""))) != []
     assert side.do(h.InputClosed()) == []
     assert side.do(waits(1, 2)) == []
     assert side.do(waits(1)) == suspension(1)
@@ -187,26 +187,26 @@ def test_a_failure_is_reported_and_its_delay_is_not_told_to_version_1():
 
 def test_the_first_result_of_an_entry_stands():
     side = Side(AWAKEABLE)
-    (first,) = side.do(AWAKEABLE, completion(1, Failure(code=500, message="no")))
+    (first,) = side.do(AWAKEABLE, make_completion(1, Failure(code=500, message="no")))
     assert first == h.Resolve(index=1, result=Failure(code=500, message="no"))
-    assert side.do(completion(1, Value(value=b"late"))) == []
+    assert side.do(make_completion(1, Value(value=b"late"))) == []
 
 
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (frame(pb.CompletionMessage(entry_index=1)), "no result"),
-        (completion(1, Value(value=b"x")), "entry 1 with value"),
-        (completion(2, EMPTY), "entry 2 with empty"),
-        (completion(0, EMPTY), "entry 0"),
-        (completion(0, Value(value=b"")), "entry 0"),
-        (completion(0, Failure(code=500, message="")), "entry 0"),
-        (completion(3, EMPTY), "entry 3"),
-        (completion(2**32 - 1, EMPTY), "entry 4294967295"),
-        (ack(3), "entry 3, of 3"),
+        (make_frame(pb.CompletionMessage(entry_index=1)), "no result"),
+        (make_completion(1, Value(value=b"x")), "entry 1 with value"),
+        (make_completion(2, EMPTY), "entry 2 with empty"),
+        (make_completion(0, EMPTY), "entry 0"),
+        (make_completion(0, Value(value=b"")), "entry 0"),
+        (make_completion(0, Failure(code=500, message="")), "entry 0"),
+        (make_completion(3, EMPTY), "entry 3"),
+        (make_completion(2**32 - 1, EMPTY), "entry 4294967295"),
+        (ack(3), "entry 3, but only 3 were sent"),
         (ack(2**32 - 1), "entry 4294967295"),
-        (h.Received(frame=SET), "after the replay"),
-        (frame(pb.StartMessage(known_entries=1)), "after the replay"),
+        (h.FrameReceived(frame=SET), "after the replay"),
+        (make_frame(pb.StartMessage(known_entries=1)), "after the replay"),
         (suspension(1)[0].frame, "after the replay"),
         (END, "after the replay"),
         (Frame(code=kinds.COMPLETION.code, body=b"\xff"), "cannot be parsed"),
@@ -222,24 +222,34 @@ def test_what_a_runtime_may_not_send_after_the_replay(sent, said):
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        ([], "0 of unknown many entries"),
+        ([], "0 of an unknown number of entries"),
         ([INPUT], "begins with Input"),
         ([ack(0)], "begins with EntryAck"),
-        ([frame(pb.StartMessage())], "no entries"),
-        ([frame(pb.StartMessage(known_entries=2)), INPUT], "1 of 2 entries"),
-        ([frame(pb.StartMessage(known_entries=2)), SET], "as entry 0"),
-        ([frame(pb.StartMessage(known_entries=2)), INPUT, INPUT], "as entry 1"),
-        ([frame(pb.StartMessage(known_entries=2)), INPUT, completion(0, EMPTY)], "as entry 1"),
+        ([make_frame(pb.StartMessage())], "no entries"),
+        ([make_frame(pb.StartMessage(known_entries=2)), INPUT], "1 of 2 entries"),
+        ([make_frame(pb.StartMessage(known_entries=2)), SET], "as entry 0"),
+        ([make_frame(pb.StartMessage(known_entries=2)), INPUT, INPUT], "as entry 1"),
+        (
+            [make_frame(pb.StartMessage(known_entries=2)), INPUT, make_completion(0, EMPTY)],
+            "as entry 1",
+        ),
         *(
-            ([frame(pb.StartMessage(known_entries=2)), INPUT, Frame(code=0xFC00, body=body)], said)
-            for body, said in ((b"\x72\x00", "uses the field 14"), (b"\xff", "no protobuf"))
+            (
+                [
+                    make_frame(pb.StartMessage(known_entries=2)),
+                    INPUT,
+                    Frame(code=0xFC00, body=body),
+                ],
+                said,
+            )
+            for body, said in ((b"\x72\x00", "uses the field 14"), (b"\xff", "not a protobuf"))
         ),
     ],
     ids=str,
 )
 def test_what_a_runtime_may_not_send_before_the_replay_is_whole(sent, said):
-    state, out = Attempt(), []
-    for event in (*(h.Received(frame=each) for each in sent), h.InputClosed()):
+    state, out = HandlerState(), []
+    for event in (*(h.FrameReceived(frame=each) for each in sent), h.InputClosed()):
         state, more = handler_side.step(state, event)
         out += more
     assert out[-1].report.code == 571
@@ -259,7 +269,7 @@ def test_a_step_that_is_not_the_recorded_one_is_a_mismatch():
 
 def test_a_replayed_run_needs_a_result():
     side = Side(RUN)
-    assert "Run without a result" in side.fails(side.issued(RUN, h.Begun)).message
+    assert "Run without a result" in side.fails(side.issued(RUN, h.RunBegun)).message
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
@@ -268,10 +278,10 @@ def test_only_a_run_that_was_begun_gets_a_result_and_only_one(index):
     side.begin()
     side.begin()
     assert side.do(h.Finished(index=2, entry=RAN)) == [h.Send(frame=RAN)]
-    assert "no Run that waits" in side.fails(h.Finished(index=index, entry=RAN)).message
+    assert "not a Run that waits" in side.fails(h.Finished(index=index, entry=RAN)).message
 
 
 def test_what_the_runtimes_version_lacks_is_refused_to_the_handler():
-    cancel = frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x"))
+    cancel = make_frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x"))
     assert "version 3" in Side(version=2).fails(cancel).message
     assert Side().do(cancel) == [h.Send(frame=cancel)]

@@ -7,9 +7,9 @@ import pytest
 
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
-from durable_invocations.protocol.kinds import KINDS, OF_MESSAGE, kind_of
+from durable_invocations.protocol.kinds import KINDS, OF_MESSAGE, get_kind
 from durable_invocations.protocol.pb import custom_pb2, protocol_pb2
-from durable_invocations.protocol.results import variants
+from durable_invocations.protocol.results import list_variants
 
 PB = Path(__file__).parents[2] / "durable_invocations" / "protocol" / "pb"
 PROTO = (PB / "protocol.proto").read_text()
@@ -61,10 +61,10 @@ def test_only_completable_entries_get_results_and_all_have_a_name():
         if each.entry:
             assert fields["name"].number == 12
         if each.completable:
-            assert variants(each) <= {"empty", "value", "failure"}
-            assert "failure" in variants(each)
+            assert list_variants(each) <= {"empty", "value", "failure"}
+            assert "failure" in list_variants(each)
             numbers = {"empty": 13, "value": 14, "failure": 15}
-            assert all(fields[name].number == numbers[name] for name in variants(each))
+            assert all(fields[name].number == numbers[name] for name in list_variants(each))
 
 
 @pytest.mark.parametrize("file", ["protocol", "custom"])
@@ -89,13 +89,13 @@ def test_the_schema_comes_with_its_licence():
 
 
 def test_a_type_is_known_custom_or_refused():
-    assert kind_of(0x0801) is kinds.SET_STATE
+    assert get_kind(0x0801) is kinds.SET_STATE
     assert OF_MESSAGE["dev.restate.service.protocol.SetStateEntryMessage"] is kinds.SET_STATE
     for code in (0xFC00, 0xFC02, 0xFFFF):
-        assert (kind_of(code).custom, kind_of(code).entry) == (True, True)
-        assert not kind_of(code).completable
-        assert not kind_of(code).fallible
+        assert (get_kind(code).custom, get_kind(code).entry) == (True, True)
+        assert not get_kind(code).completable
+        assert not get_kind(code).fallible
     for code in (0x0006, 0x0402, 0x0805, 0x0C0A, 0xFBFF, 0x1_0000, -1):
         with pytest.raises(ProtocolError, match="unknown"):
-            kind_of(code)
+            get_kind(code)
     assert str(kinds.RUN) == "Run (0x0C05)"

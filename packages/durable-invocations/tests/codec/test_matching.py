@@ -2,9 +2,9 @@
 
 import pytest
 
-from durable_invocations.journal.matching import check, described, matches
+from durable_invocations.journal.matching import check, describe_entry, matches
 from durable_invocations.protocol.failures import JournalMismatchError
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
 CALL = {"service_name": "Cart", "handler_name": "add", "key": "k", "parameter": b"1"}
@@ -55,19 +55,19 @@ OTHER = [
 
 @pytest.mark.parametrize(("issued", "recorded"), SAME, ids=lambda each: each.DESCRIPTOR.name)
 def test_entries_that_are_the_same_step(issued, recorded):
-    assert matches(frame(issued), frame(recorded))
+    assert matches(make_frame(issued), make_frame(recorded))
     recorded.name = "shown to people" if not isinstance(recorded, pb.RunEntryMessage) else "a"
-    check(1, frame(issued), frame(recorded))
+    check(1, make_frame(issued), make_frame(recorded))
 
 
 @pytest.mark.parametrize(("issued", "recorded"), OTHER, ids=lambda each: each.DESCRIPTOR.name)
 def test_entries_that_are_not(issued, recorded):
-    assert not matches(frame(issued), frame(recorded))
+    assert not matches(make_frame(issued), make_frame(recorded))
     with pytest.raises(JournalMismatchError) as caught:
-        check(7, frame(issued), frame(recorded), "cart.py, line 3")
+        check(7, make_frame(issued), make_frame(recorded), "cart.py, line 3")
     said = str(caught.value)
-    assert f"Entry 7 of the journal is {described(frame(recorded))}, but" in said
-    assert f"issues {described(frame(issued))}" in said
+    assert f"Entry 7 of the journal is {describe_entry(make_frame(recorded))}, but" in said
+    assert f"issues {describe_entry(make_frame(issued))}" in said
     assert "at cart.py, line 3." in said
 
 
@@ -97,10 +97,10 @@ ALIKE = [
     ("issued", "recorded", "differs"), ALIKE, ids=lambda each: getattr(each, "DESCRIPTOR", each)
 )
 def test_entries_that_look_alike_are_told_apart_by_the_part_that_differs(issued, recorded, differs):
-    assert described(frame(issued)) == described(frame(recorded))
+    assert describe_entry(make_frame(issued)) == describe_entry(make_frame(recorded))
     with pytest.raises(JournalMismatchError) as caught:
-        check(7, frame(issued), frame(recorded), "cart.py, line 3")
-    told = f"issues {described(frame(issued))} with {differs} at cart.py, line 3."
+        check(7, make_frame(issued), make_frame(recorded), "cart.py, line 3")
+    told = f"issues {describe_entry(make_frame(issued))} with {differs} at cart.py, line 3."
     assert told in str(caught.value)
 
 
@@ -111,12 +111,17 @@ def test_custom_entries_match_by_their_type():
 
 
 def test_an_entry_is_described_by_what_identifies_it():
-    assert described(frame(pb.RunEntryMessage(name="charge", value=b"1"))) == "Run name='charge'"
+    assert (
+        describe_entry(make_frame(pb.RunEntryMessage(name="charge", value=b"1")))
+        == "Run name='charge'"
+    )
     called = "Call key='k' service_name='Cart' handler_name='add'"
-    assert described(frame(pb.CallEntryMessage(**CALL))) == called
-    assert described(frame(pb.SetStateEntryMessage(key=b"\xff"))) == "SetState key='\ufffd'"
-    assert described(frame(pb.CancelInvocationEntryMessage(call_entry_index=3))) == (
+    assert describe_entry(make_frame(pb.CallEntryMessage(**CALL))) == called
+    assert (
+        describe_entry(make_frame(pb.SetStateEntryMessage(key=b"\xff"))) == "SetState key='\ufffd'"
+    )
+    assert describe_entry(make_frame(pb.CancelInvocationEntryMessage(call_entry_index=3))) == (
         "CancelInvocation call_entry_index=3"
     )
-    assert described(Frame(code=0xFC01, body=b"")) == "Custom 0xFC01"
-    assert len(described(frame(pb.RunEntryMessage(name="x" * 500)))) < 100
+    assert describe_entry(Frame(code=0xFC01, body=b"")) == "Custom 0xFC01"
+    assert len(describe_entry(make_frame(pb.RunEntryMessage(name="x" * 500)))) < 100

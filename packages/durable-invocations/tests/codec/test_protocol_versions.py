@@ -2,19 +2,19 @@
 
 import pytest
 
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.versions import (
     LOWEST,
     NEWEST,
-    content_type,
-    manifest_type,
-    needed,
-    negotiated,
-    version_of,
+    choose_version,
+    format_content_type,
+    format_manifest_type,
+    get_needed_version,
+    parse_version,
 )
 
-V1, V2 = manifest_type(1), manifest_type(2)
+V1, V2 = format_manifest_type(1), format_manifest_type(2)
 
 
 def test_the_versions_are_those_of_the_schema():
@@ -23,12 +23,12 @@ def test_the_versions_are_those_of_the_schema():
 
 
 def test_a_content_type_names_the_version_of_the_protocol():
-    assert content_type(1) == "application/vnd.restate.invocation.v1"
+    assert format_content_type(1) == "application/vnd.restate.invocation.v1"
     known = [None, 1, 2, 3, None, None]
-    assert [version_of(content_type(version)) for version in range(6)] == known
-    assert version_of("Application/vnd.restate.invocation.v2; charset=x") == 2
+    assert [parse_version(format_content_type(version)) for version in range(6)] == known
+    assert parse_version("Application/vnd.restate.invocation.v2; charset=x") == 2
     for header in (None, "", "application/json", "application/vnd.restate.invocation.v03", "v1"):
-        assert version_of(header) is None
+        assert parse_version(header) is None
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_a_content_type_names_the_version_of_the_protocol():
         (f"{V1}, {V2};q=0.5", 1),
         (f"{V2};q=0, {V1}", 1),
         (V1, 1),
-        (f"{manifest_type(3)}, {V1}", 1),
-        (f"{manifest_type(3)}, {V2}", 2),
-        (manifest_type(3), None),
+        (f"{format_manifest_type(3)}, {V1}", 1),
+        (f"{format_manifest_type(3)}, {V2}", 2),
+        (format_manifest_type(3), None),
         ("application/json", None),
         (f"{V1};q=0", None),
         ("*/*", 1),
@@ -53,7 +53,7 @@ def test_a_content_type_names_the_version_of_the_protocol():
     ],
 )
 def test_the_manifest_is_one_that_the_runtime_accepts(accept, version):
-    assert negotiated(accept) == version
+    assert choose_version(accept) == version
 
 
 def test_the_content_type_of_a_manifest_names_its_version():
@@ -62,7 +62,7 @@ def test_the_content_type_of_a_manifest_names_its_version():
 
 def test_a_calls_idempotency_key_came_with_version_3():
     for kind in (pb.CallEntryMessage, pb.OneWayCallEntryMessage):
-        assert needed(frame(kind())) == 1
-        assert needed(frame(kind(idempotency_key="x"))) == 3
-    assert needed(frame(pb.CancelInvocationEntryMessage())) == 3
-    assert needed(frame(pb.RunEntryMessage())) == 1
+        assert get_needed_version(make_frame(kind())) == 1
+        assert get_needed_version(make_frame(kind(idempotency_key="x"))) == 3
+    assert get_needed_version(make_frame(pb.CancelInvocationEntryMessage())) == 3
+    assert get_needed_version(make_frame(pb.RunEntryMessage())) == 1

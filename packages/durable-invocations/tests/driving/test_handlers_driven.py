@@ -152,7 +152,7 @@ async def test_an_invocation_takes_as_few_transactions_as_its_acks_allow(
         writes = [each for each in every if not {"Beat", "Claim"} >= set(each)]
     assert len(writes) == most, writes
     assert {"Submit", "Claim"} <= set(writes[0])
-    assert {"Commit", "Finish"} <= set(writes[-1])
+    assert {"CommitEntry", "Finish"} <= set(writes[-1])
 
 
 @BOTH
@@ -350,8 +350,8 @@ async def test_an_attempt_that_breaks_by_itself_has_failed(tmp_path, urls, caplo
         moved = replace(known, url="no address")
         await driven.runtime.do(op.Register(deployment=moved, services=(service,)))
         found = await driven.until(await driven.submit("Steps/no_steps", "x"), Status.PAUSED)
-    assert "The address 'no address' is not one" in found.error.message
-    assert "its attempt broke" in caplog.text
+    assert "The address 'no address' is not the address" in found.error.message
+    assert "its attempt failed unexpectedly" in caplog.text
 
 
 def test_a_runtime_stops_though_its_database_is_away(tmp_path, caplog):

@@ -12,7 +12,7 @@ from scriptedservice import Scripted
 
 from durable_invocations import Context, RunRetry, Service, TerminalError, service_app
 from durable_invocations.protocol import failures
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.driving.course import MOST_RUNS
 from durable_invocations.runtime.retries import RetryPolicy
@@ -183,5 +183,5 @@ def test_what_is_kept_of_runs_has_a_bound(tmp_path):
 
 def test_version_1_is_told_nothing_of_runs():
     told = failures.ErrorReport(message="no luck", run_attempts=())
-    assert failures.read_run_attempts(frame(told.written(1)).body) is None
-    assert failures.read_run_attempts(frame(told.written(2)).body) == ()
+    assert failures.read_run_attempts(make_frame(told.written(1)).body) is None
+    assert failures.read_run_attempts(make_frame(told.written(2)).body) == ()

@@ -25,9 +25,9 @@ NAP, LATER = 3_600.0, 7_200.0
 """The handler sleeps for an hour, and the clocks of the later runtimes are ahead."""
 DEATHS = [
     ("after", "Claim", 1, 0),  # begun, and nothing sent
-    ("before", "Commit", 1, 0),  # the first effect was done, and its entry is lost
-    ("after", "Commit", 1, 0),  # between its entry and the ack
-    ("after", "Commit", 1, 0),  # in the sleep
+    ("before", "CommitEntry", 1, 0),  # the first effect was done, and its entry is lost
+    ("after", "CommitEntry", 1, 0),  # between its entry and the ack
+    ("after", "CommitEntry", 1, 0),  # in the sleep
     ("after", "Fire", 1, LATER),  # between the commit of the sleep's end and its completion
     ("after", "Finish", 1, LATER),  # the child has ended, and its parent was not told
 ]
@@ -63,7 +63,7 @@ async def killed(folder, moment, operation, number, ahead):
         assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
     except asyncio.TimeoutError:
         store = store_at(folder)
-        told = [(each, store.journal(each.id)) for each in store.invocations()]
+        told = [(each, store.read_journal(each.id)) for each in store.invocations()]
         pytest.fail(f"it lives on after {moment} {operation} {number}: {told}")
     finally:
         if process.returncode is None:
@@ -78,7 +78,7 @@ def test_an_invocation_ends_once_whatever_runtimes_die(tmp_path, server):
     async def inside(url):
         async with running(tmp_path, url, most=0) as driven:
             argument = json.dumps(str(tmp_path)).encode()
-            id_ = ids.shown(ids.new_id())
+            id_ = ids.format_id(ids.make_id())
             asked = Submit(id=id_, service="Steps", handler="work", argument=argument)
             await driven.runtime.do(asked)
         for each in DEATHS:

@@ -13,11 +13,11 @@ from scriptedservice import Scripted
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol import ids
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.store.operations import CompleteAwakeable, Kill, Purge
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.runtime.timers import SteadyClock
@@ -74,7 +74,7 @@ async def test_what_one_runtime_is_told_reaches_the_stream_that_another_holds(tm
         await until(lambda: is_set(waiting))
         driver = one if one.store.invocation(id_).owner == one.store.owner else two
         teller = two if driver is one else one
-        name = awakeable_id(ids.parsed(id_), 1)
+        name = make_awakeable_id(ids.parse_id(id_), 1)
         await teller.runtime.do(CompleteAwakeable(awakeable=name, result=Value(value=b"7")))
         assert (await teller.end(id_), one.store.invocation(id_).attempts) == (Value(value=b"7"), 1)
 
@@ -150,7 +150,7 @@ async def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tm
             id_ = await one.submit("S/h")
             await until(lambda: is_set(begun))
             async with running(tmp_path, silent=3.0, beat=0.05) as two:
-                before = one.store.beats()[one.store.owner]
+                before = one.store.read_beats()[one.store.owner]
                 await until(lambda: beaten(two, one.store.owner, before + 8))
                 let_go.set()
                 assert await two.end(id_) == Value(value=b"1")
@@ -166,7 +166,7 @@ async def stored(driven, id_, entries):
 
 
 async def beaten(driven, owner, beat):
-    return driven.store.beats().get(owner, 0) >= beat or None
+    return driven.store.read_beats().get(owner, 0) >= beat or None
 
 
 def test_a_runtime_whose_database_is_away_does_not_start_and_leaves_no_thread(tmp_path):
@@ -179,7 +179,7 @@ def test_a_runtime_whose_database_is_away_does_not_start_and_leaves_no_thread(tm
 
     async def inside():
         with pytest.raises(UnavailableError, match="is away"):
-            async with Runtime(store, Settings(patience=0.01)):
+            async with Runtime(store, RuntimeSettings(patience=0.01)):
                 pytest.fail("it runs")
 
     run(inside())

@@ -15,14 +15,14 @@ from scriptedservice import Scripted
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol import ids, kinds
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.decoding import Limits
-from durable_invocations.protocol.frames import Frame, encode, frame
+from durable_invocations.protocol.frames import Frame, encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.driving import attempts
 from durable_invocations.runtime.retries import RetryPolicy
-from durable_invocations.runtime.store.operations import Commit, CompleteAwakeable, Resume
+from durable_invocations.runtime.store.operations import CommitEntry, CompleteAwakeable, Resume
 from durable_invocations.runtime.store.views import Status
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
@@ -75,7 +75,7 @@ def test_a_stream_begins_with_start_and_input_and_ends_with_output_and_end(tmp_p
     app = Scripted(script)
     result, journal, shown = ended_by(tmp_path, app, server, argument=7)
     (start, (entry,)) = seen[0]
-    assert (start.debug_id, start.id) == (shown.id, ids.parsed(shown.id))
+    assert (start.debug_id, start.id) == (shown.id, ids.parse_id(shown.id))
     assert (start.known_entries, start.key, start.partial_state) == (1, "", False)
     assert (start.retry_count_since_last_stored_entry, entry.message().value) == (0, b"7")
     assert app.streams[0].headers["content-type"] == "application/vnd.restate.invocation.v3"
@@ -163,7 +163,7 @@ async def test_a_completion_comes_on_the_open_stream(tmp_path):
 
     async with driving(tmp_path, Scripted(script)) as driven:
         id_ = await driven.submit("S/h")
-        name = awakeable_id(ids.parsed(id_), 1)
+        name = make_awakeable_id(ids.parse_id(id_), 1)
         await driven.runtime.do(CompleteAwakeable(awakeable=name, result=Value(value=b"hi")))
         assert await driven.end(id_) == OK
     assert seen == [(kinds.COMPLETION.code, 1, b"hi")]
@@ -244,7 +244,7 @@ async def test_a_suspended_invocation_holds_no_stream_and_goes_on_when_one_entry
         id_ = await driven.submit("S/h")
         found = await driven.until(id_, Status.SUSPENDED)
         assert found.waits == (1, 2)
-        name = awakeable_id(ids.parsed(id_), 1)
+        name = make_awakeable_id(ids.parse_id(id_), 1)
         await driven.runtime.do(CompleteAwakeable(awakeable=name, result=Value(value=b"hi")))
         assert await driven.end(id_) == OK
     assert seen == [False, True, False]
@@ -525,7 +525,7 @@ async def test_an_exhausted_policy_pauses_until_a_person_resumes(tmp_path, caplo
     assert (paused.attempts, paused.error.message) == (5, "failure 5")
     assert result == OK
     first, last = (each for each in caplog.messages if paused.id in each)
-    assert first == f"{paused.id} (S/h): an attempt failed, and is made again: failure 1"
+    assert first == f"{paused.id} (S/h): an attempt failed and is retried: failure 1"
     assert last.startswith(f"{paused.id} (S/h) is paused after 5 attempts, until it is resumed")
     assert last.endswith(": failure 5")
 
@@ -592,7 +592,7 @@ async def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other
 
         def refusing(operations):
             for each in operations:
-                if isinstance(each, Commit) and b"poison" in each.frame.body:
+                if isinstance(each, CommitEntry) and b"poison" in each.frame.body:
                     raise ValueError("no text has that\nand more")
             return run_(operations)
 
@@ -655,7 +655,9 @@ def test_a_message_that_comes_byte_by_byte_without_end_has_failed(tmp_path, serv
 @BOTH
 def test_a_long_message_may_take_longer_than_silence(tmp_path, server):
     text = b'"%s"' % (b"x" * 1_000_000)
-    whole = encode(frame(pb.OutputEntryMessage(value=text))) + encode(frame(pb.EndMessage()))
+    whole = encode(make_frame(pb.OutputEntryMessage(value=text))) + encode(
+        make_frame(pb.EndMessage())
+    )
 
     async def script(stream, _):
         for start in range(0, len(whole), 100_000):

@@ -35,7 +35,7 @@ async def test_a_part_that_is_empty_is_not_the_end_of_a_response():
             connection.send_data(event.stream_id, b"two", end_stream=True)
 
     async with h2_peer(answer) as url, asking(HttpClient()) as client:
-        exchange = await client.open(Address.parsed(url), POST, HTTP_2)
+        exchange = await client.open(Address.parse(url), POST, HTTP_2)
         await exchange.send(b"", end=True)
         assert await whole(exchange) == b"one two"
         await exchange.close()
@@ -55,7 +55,7 @@ async def test_parts_that_are_empty_take_no_memory():
             arrived.set()
 
     async with h2_peer(answer) as url, asking(HttpClient()) as client:
-        exchange = await client.open(Address.parsed(url), POST, HTTP_2)
+        exchange = await client.open(Address.parse(url), POST, HTTP_2)
         await exchange.send(b"", end=True)
         await arrived.wait()
         kept = len(exchange._parts)
@@ -75,9 +75,9 @@ async def test_a_peer_that_reads_nothing_is_given_up_before_its_answers_fill_the
             await writer.drain()
 
     async with raw_peer(talk) as url, asking(Http2()) as pool:
-        exchange = await pool.open(Address.parsed(url), POST)
+        exchange = await pool.open(Address.parse(url), POST)
         with pytest.raises(DeploymentUnreachableError, match="does not read"):
-            await exchange.head()
+            await exchange.read_head()
         await exchange.close()
 
 
@@ -111,10 +111,10 @@ def test_a_peer_that_floods_is_given_up(flood):
     async def inside():
         long = Request(method="POST", path=f"/{'x' * 150}")
         async with raw_peer(talk) as url, asking(Http2()) as pool:
-            exchange = await pool.open(Address.parsed(url), long)
+            exchange = await pool.open(Address.parse(url), long)
             await exchange.send(b"x", end=True)
             with pytest.raises(DeploymentUnreachableError, match=r"broke HTTP/2: .*[^.]\.$"):
-                await exchange.head()
+                await exchange.read_head()
             await exchange.close()
             return True
 
@@ -141,12 +141,12 @@ async def test_a_response_that_nobody_asked_for_answers_no_request(stale):
             first = False
 
     async with raw_peer(talk) as url, asking(Http1()) as pool:
-        address = Address.parsed(url)
+        address = Address.parse(url)
         found = []
         for _ in range(2):
             exchange = pool.open(address, POST)
             await exchange.send(b"", end=True)
-            await exchange.head()
+            await exchange.read_head()
             found.append(await whole(exchange))
             await exchange.close()
             asked_twice.set()

@@ -29,7 +29,7 @@ POST = Request(method="POST", path="/x")
 @asynccontextmanager
 async def talking(answer, settings=(), **options):
     async with h2_peer(answer, settings) as url, asking(HttpClient(**options)) as client:
-        yield client, Address.parsed(url)
+        yield client, Address.parse(url)
 
 
 async def test_a_reset_of_one_exchange_leaves_the_others():
@@ -42,7 +42,7 @@ async def test_a_reset_of_one_exchange_leaves_the_others():
     async with talking(answer) as (client, url):
         one, two = await client.open(url, POST, HTTP_2), await client.open(url, POST, HTTP_2)
         with pytest.raises(DeploymentUnreachableError, match="reset the exchange: INTERNAL_ERROR"):
-            await two.head()
+            await two.read_head()
         with pytest.raises(DeploymentUnreachableError, match="reset"):
             await two.send(b"more")
         await two.close()
@@ -73,10 +73,10 @@ async def test_a_goaway_lets_exchanges_before_it_end_and_tells_that_others_were_
             writer.write(connection.data_to_send())
 
     async with raw_peer(talk) as told, asking(HttpClient()) as client:
-        url = Address.parsed(told)
+        url = Address.parse(told)
         one, two = await client.open(url, POST, HTTP_2), await client.open(url, POST, HTTP_2)
         with pytest.raises(StaleError):
-            await two.head()
+            await two.read_head()
         await two.close()
         await one.send(b"", end=True)
         found = await whole(one)
@@ -100,7 +100,7 @@ async def test_a_peer_that_goes_away_at_once_has_closed_the_connection():
 
     async with raw_peer(talk) as told, asking(HttpClient()) as client:
         with pytest.raises(StaleError, match="closed the connection"):
-            await client.open(Address.parsed(told), POST, HTTP_2)
+            await client.open(Address.parse(told), POST, HTTP_2)
 
 
 async def test_a_goaway_with_an_error_ends_every_exchange():
@@ -111,7 +111,7 @@ async def test_a_goaway_with_an_error_ends_every_exchange():
     async with talking(answer) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
         with pytest.raises(DeploymentUnreachableError, match="ENHANCE_YOUR_CALM"):
-            await exchange.head()
+            await exchange.read_head()
         await exchange.close()
 
 
@@ -171,7 +171,7 @@ async def test_a_peer_cannot_send_more_than_is_read():
 
     async with talking(answer) as (client, url):
         greedy = await client.open(url, POST, HTTP_2)
-        await greedy.head()
+        await greedy.read_head()
         other = await client.open(url, POST, HTTP_2)
         assert await whole(other) == b"other"
         await other.close()
@@ -206,9 +206,9 @@ async def quiet(reader, writer):
 
 async def test_a_silent_peer_is_asked_by_a_ping_and_then_given_up():
     async with raw_peer(quiet) as url, asking(Http2(ping_seconds=0.05)) as pool:
-        exchange = await pool.open(Address.parsed(url), POST)
+        exchange = await pool.open(Address.parse(url), POST)
         with pytest.raises(DeploymentUnreachableError, match="does not answer a ping"):
-            await exchange.head()
+            await exchange.read_head()
 
 
 async def test_a_peer_that_answers_pings_is_kept():
@@ -235,7 +235,7 @@ async def test_a_connection_without_exchanges_is_closed_after_a_while():
         ended.set()
 
     async with raw_peer(talk) as url, asking(Http2(ping_seconds=0.05)) as pool:
-        exchange = await pool.open(Address.parsed(url), POST)
+        exchange = await pool.open(Address.parse(url), POST)
         await exchange.close()
         await ended.wait()
 
@@ -258,7 +258,7 @@ async def test_what_is_no_http_2_is_recognized(rubbish):
 
     async with raw_peer(talk) as url, asking(HttpClient()) as client:
         with pytest.raises(NotHttp2Error):
-            await client.open(Address.parsed(url), POST, HTTP_2)
+            await client.open(Address.parse(url), POST, HTTP_2)
 
 
 async def test_a_peer_that_says_nothing_is_no_http_2():
@@ -268,7 +268,7 @@ async def test_a_peer_that_says_nothing_is_no_http_2():
 
     async with raw_peer(talk) as url, asking(Http2(connect_seconds=0.1)) as pool:
         with pytest.raises(NotHttp2Error, match=r"no HTTP/2 settings within 0\.1 s"):
-            await pool.open(Address.parsed(url), POST)
+            await pool.open(Address.parse(url), POST)
 
 
 async def test_all_who_wait_for_a_connection_learn_at_once_that_there_is_none():
@@ -279,7 +279,7 @@ async def test_all_who_wait_for_a_connection_learn_at_once_that_there_is_none():
         await reader.read(-1)
 
     async with raw_peer(mute) as url, asking(Http2(connect_seconds=0.1)) as pool:
-        address = Address.parsed(url)
+        address = Address.parse(url)
         opens = [pool.open(address, POST) for _ in range(10)]
         found = await asyncio.gather(*opens, return_exceptions=True)
     assert {type(each) for each in found} == {NotHttp2Error}
@@ -297,7 +297,7 @@ async def test_a_connection_that_is_being_made_does_not_outlive_its_pool(ends):
 
     async with raw_peer(mute) as url:
         pool = Http2(connect_seconds=30)
-        opening = asyncio.ensure_future(pool.open(Address.parsed(url), POST))
+        opening = asyncio.ensure_future(pool.open(Address.parse(url), POST))
         await told.wait()
         if ends == "cancel":
             opening.cancel()
@@ -323,7 +323,7 @@ async def test_an_exchange_that_waits_ends_when_its_task_is_canceled():
 
     async with talking(answer) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
-        waiting = asyncio.ensure_future(exchange.head())
+        waiting = asyncio.ensure_future(exchange.read_head())
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -342,7 +342,7 @@ async def test_a_status_that_is_none_breaks_the_connection_and_nothing_else(stat
         exchange = await client.open(url, POST, HTTP_2)
         await exchange.send(b"x", end=True)
         with pytest.raises(DeploymentUnreachableError, match="its status is"):
-            await exchange.head()
+            await exchange.read_head()
     assert not caplog.records
 
 
@@ -354,5 +354,5 @@ async def test_headers_may_have_any_bytes(caplog):
     async with talking(answer) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
         await exchange.send(b"x", end=True)
-        assert (await exchange.head()).headers == {"x": "\xff\xfe"}
+        assert (await exchange.read_head()).headers == {"x": "\xff\xfe"}
     assert not caplog.records

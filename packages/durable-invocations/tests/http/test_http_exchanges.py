@@ -57,14 +57,14 @@ BOTH = pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
 
 
 async def opened(client, url, version, path="/x"):
-    return await client.open(Address.parsed(url), Request(method="POST", path=path), version)
+    return await client.open(Address.parse(url), Request(method="POST", path=path), version)
 
 
 async def exchanged(client, url, version, body, path="/invoke/A/b"):
     exchange = await opened(client, url, version, path)
     try:
         await exchange.send(body, end=True)
-        head = await exchange.head()
+        head = await exchange.read_head()
         return head, await whole(exchange)
     finally:
         await exchange.close()
@@ -94,7 +94,7 @@ async def exchanged_slowly(client, url, version, body):
         return await exchanged(client, url, version, body, "/x")
     exchange = await opened(client, url, version)
     sending = asyncio.ensure_future(exchange.send(body, end=True))
-    head = await exchange.head()
+    head = await exchange.read_head()
     found = await whole(exchange)
     await sending
     await exchange.close()
@@ -192,7 +192,7 @@ async def test_an_answer_that_ends_in_the_middle_is_an_error(servers):
 async def test_no_server_is_told_with_the_address():
     async with asking(HttpClient()) as client:
         with pytest.raises(
-            DeploymentUnreachableError, match=r"http://127\.0\.0\.1:1 takes no conn"
+            DeploymentUnreachableError, match=r"http://127\.0\.0\.1:1 accepts no conn"
         ):
             await exchanged(client, "http://127.0.0.1:1", HTTP_1, b"")
 
@@ -211,7 +211,7 @@ async def test_a_closed_exchange_says_so(servers, version):
         await exchange.close()
         await exchange.close()
         with pytest.raises(DeploymentUnreachableError, match="was closed"):
-            await exchange.head()
+            await exchange.read_head()
 
 
 @BOTH
@@ -219,7 +219,7 @@ async def test_who_waits_for_an_aborted_exchange_gets_the_reason(servers, versio
     async with asking(HttpClient()) as client:
         exchange = await opened(client, servers[version], version, "/late")
         await exchange.send(b"x")
-        waiting = [asyncio.ensure_future(exchange.head())]
+        waiting = [asyncio.ensure_future(exchange.read_head())]
         await asyncio.sleep(0)
         exchange.abort(DeploymentUnreachableError("enough"))
         with pytest.raises(DeploymentUnreachableError, match="enough"):

@@ -12,11 +12,11 @@ from asgistream import ack, names, told
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import encode, frame
+from durable_invocations.protocol.frames import encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.versions import content_type
+from durable_invocations.protocol.versions import format_content_type
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
-from durable_invocations.runtime.http.discovery import discovered
+from durable_invocations.runtime.http.discovery import discover_deployment
 from durable_invocations.runtime.http.exchange import Address, Request
 
 STREAMS = 12
@@ -53,7 +53,7 @@ def urls():
 
 def begun(known=1, value=b"5"):
     start = pb.StartMessage(id=b"i" * 16, debug_id="inv_1i", known_entries=known)
-    return encode(frame(start)) + encode(frame(pb.InputEntryMessage(value=value)))
+    return encode(make_frame(start)) + encode(make_frame(pb.InputEntryMessage(value=value)))
 
 
 class Stream:
@@ -81,9 +81,9 @@ class Stream:
 
 
 async def opened(client, url, version, path="/invoke/S/steps", kind=None, **more):
-    headers = [("content-type", kind or content_type(3)), *more.items()]
+    headers = [("content-type", kind or format_content_type(3)), *more.items()]
     request = Request(method="POST", path=path, headers=headers)
-    exchange = await client.open(Address.parsed(url), request, version)
+    exchange = await client.open(Address.parse(url), request, version)
     exchanges.append(exchange)
     return Stream(exchange)
 
@@ -102,7 +102,7 @@ async def new_client():
 async def test_a_runtime_discovers_what_is_served(urls):
     async with new_client() as client:
         for url in urls.values():
-            told_of = str((await discovered(client, url)).manifest)
+            told_of = str((await discover_deployment(client, url)).manifest)
             assert "S" in told_of
             assert "steps" in told_of
 
@@ -125,7 +125,7 @@ async def test_streams_of_one_connection_do_not_end_each_other(urls):
 
         async def refused(path, kind, **headers):
             stream = await opened(client, urls[HTTP_2], HTTP_2, path, kind, **headers)
-            head = await stream.exchange.head()
+            head = await stream.exchange.read_head()
             await stream.exchange.send(b"whatever", end=True)
             return head.status
 

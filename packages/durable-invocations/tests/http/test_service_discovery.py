@@ -12,7 +12,7 @@ from durable_invocations.runtime.http.discovery import (
     CONTENT_TYPES,
     MOST_BYTES,
     DiscoveryError,
-    discovered,
+    discover_deployment,
 )
 from durable_invocations.runtime.http.exchange import Address, DeploymentUnreachableError
 
@@ -58,7 +58,7 @@ class App:
 def found_at(url, **options):
     async def inside():
         async with asking(HttpClient()) as client:
-            return await discovered(client, url, **options)
+            return await discover_deployment(client, url, **options)
 
     return run(inside())
 
@@ -138,8 +138,10 @@ async def test_a_peer_that_never_answers_is_given_up():
         del writer
 
     async with raw_peer(talk) as url, asking(HttpClient()) as client:
-        with pytest.raises(DeploymentUnreachableError, match=r"did not answer within 0\.1 s"):
-            await discovered(client, url, seconds=0.1)
+        with pytest.raises(
+            DeploymentUnreachableError, match=r"did not send its manifest within 0\.1 s"
+        ):
+            await discover_deployment(client, url, seconds=0.1)
 
 
 @pytest.mark.parametrize(
@@ -150,15 +152,15 @@ async def test_a_peer_that_never_answers_is_given_up():
     ],
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(url):
-    with pytest.raises(ConfigError, match="is not one of a service deployment") as caught:
-        Address.parsed(url)
+    with pytest.raises(ConfigError, match="is not the address of a service deployment") as caught:
+        Address.parse(url)
     assert "secret" not in str(caught.value)
 
 
 def test_a_digest_in_a_path_is_kept_and_not_told():
     """It stands for the token where the runtime's own services are."""
     url = f"http://a:1/services/{'0f' * 32}/more"
-    found = Address.parsed(url)
+    found = Address.parse(url)
     assert (found.url, str(found)) == (url, "http://a:1/services/…/more")
 
 
@@ -172,8 +174,8 @@ def test_a_digest_in_a_path_is_kept_and_not_told():
     ],
 )
 def test_an_address_is_origin_and_prefix(url, authority, shown):
-    assert Address.parsed(url).origin.authority == authority
-    assert str(Address.parsed(url)) == shown
+    assert Address.parse(url).origin.authority == authority
+    assert str(Address.parse(url)) == shown
 
 
 def served(**handler):
@@ -201,5 +203,5 @@ def test_a_manifest_that_no_database_or_header_takes_is_refused(broken, where):
 
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
 def test_a_host_that_is_no_name_is_one_that_takes_no_connections(host):
-    with pytest.raises(DeploymentUnreachableError, match="takes no connections"):
+    with pytest.raises(DeploymentUnreachableError, match="accepts no connections"):
         found_at(f"http://{host}:1")

@@ -66,7 +66,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path, identi
 
 
 WRONG = {
-    "expired": ({"days": (-9, -1)}, r"not trusted: certificate has expired\. Correct it, or name"),
+    "expired": ({"days": (-9, -1)}, r"not trusted: certificate has expired\. Correct it, or set"),
     "too early": ({"days": (1, 9)}, r"certificate is not yet valid"),
     "another's": ({"address": "127.0.0.9"}, r"not valid for '127\.0\.0\.1'\. Correct it"),
 }

@@ -15,21 +15,25 @@ from starlette.testclient import TestClient
 
 from durable_invocations.errors import ConfigError, UnavailableError
 from durable_invocations.ingress import bodies
-from durable_invocations.ingress.app import Settings, create_app
+from durable_invocations.ingress.app import IngressSettings, create_app
 from durable_invocations.ingress.backend import Catalog
-from durable_invocations.ingress.invoking import Bounds
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.ingress.invoking import IngressBounds
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.ids import new_id, parsed, shown
+from durable_invocations.protocol.ids import format_id, make_id, parse_id
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
 from durable_invocations.runtime.store.operations import Pause, Register
 
 JSON = {"content-type": "application/json"}
-BOUNDS = Bounds(body=1_000, waiting=2)
+BOUNDS = IngressBounds(body=1_000, waiting=2)
 LARGE = b"[" + b"1," * 100_000 + b"1]"
 
 
@@ -54,7 +58,7 @@ def hand(empty, tmp_path):
 
 @pytest.fixture
 def http(hand):
-    app = create_app(Settings(backend=hand, bounds=BOUNDS))
+    app = create_app(IngressSettings(backend=hand, bounds=BOUNDS))
     with TestClient(app, "http://127.0.0.1:4080", client=("127.0.0.1", 5)) as client:
         yield client
 
@@ -89,7 +93,7 @@ def test_a_call_waits_for_the_output_of_the_handler(http, hand):
         http, hand, "POST", "/Greeter/greet", content=b'"Ada"', headers={**JSON, "x-team": "a"}
     ):
         (id_,) = hand.claim()
-        found = hand.store.journal(id_)[0].frame.message()
+        found = hand.store.read_journal(id_)[0].frame.message()
         assert found.value == b'"Ada"'
         assert ("x-team", "a") in [(each.key, each.value) for each in found.headers]
         hand.finish(id_, b'"Hello Ada"')
@@ -142,16 +146,16 @@ async def test_services_are_read_anew_when_they_may_have_changed(hand):
     hand.store.services = services
     catalog = Catalog(hand, clock=lambda: now[0])
 
-    found = await catalog.service("Greeter", "greet")
+    found = await catalog.find_service("Greeter", "greet")
     assert found.handler("bow") is None
     for now[0] in (0.5, 0.9):
-        assert await catalog.service("Greeter", "greet") == found
-    assert await catalog.service("Nobody", "greet") is None
-    bow = replace(found, handlers=(*found.handlers, Handler(name="bow")))
+        assert await catalog.find_service("Greeter", "greet") == found
+    assert await catalog.find_service("Nobody", "greet") is None
+    bow = replace(found, handlers=(*found.handlers, RegisteredHandler(name="bow")))
     hand.store.do(Register(deployment=Deployment(id="dp_1", url=URL), services=(bow,)))
-    assert (await catalog.service("Greeter", "ada", "bow")).handler("bow")
+    assert (await catalog.find_service("Greeter", "ada", "bow")).handler("bow")
     now[0] = 2.0
-    assert (await catalog.service("Greeter", "greet")).handler("bow")
+    assert (await catalog.find_service("Greeter", "greet")).handler("bow")
     assert asked == [0.0, 0.9, 0.9, 2.0]
 
 
@@ -247,7 +251,7 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
     hand.claim()
     for index in (1, 2):
         hand.commit(id_, index, pb.AwakeableEntryMessage())
-    first, second = (awakeable_id(parsed(id_), index) for index in (1, 2))
+    first, second = (make_awakeable_id(parse_id(id_), index) for index in (1, 2))
     refused(http.post(f"/restate/awakeables/{first}/resolve", content=b"{", headers=JSON), 400)
     resolved = http.post(f"/restate/awakeables/{first}/resolve", content=b'{"a": 1}', headers=JSON)
     assert (resolved.status_code, resolved.json()) == (202, {"changed": True})
@@ -262,7 +266,7 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
     assert told[1]["detail"] == {"id": first}
     assert told[1]["result"]["value"] == '{"a": 1}'
     assert told[2]["result"] == {"failure": {"code": 500, "message": "zu spät"}}
-    unknown = awakeable_id(new_id(), 1)
+    unknown = make_awakeable_id(make_id(), 1)
     refused(http.post(f"/restate/awakeables/{unknown}/resolve"), 404)
     refused(http.post("/restate/awakeables/prom_1x/resolve"), 404)
     refused(http.post(f"/restate/awakeables/{first}/finish"), 404)
@@ -281,7 +285,7 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
         ("POST", "/Counter//add", 400, "A segment of the path is empty"),
         ("POST", "/Counter/%00/add", 400, "NUL"),
         ("POST", "/Counter/%ff/add", 400, "not UTF-8"),
-        ("POST", "/Greeter/greet/send?delay=soon", 400, "The delay 'soon' is not one"),
+        ("POST", "/Greeter/greet/send?delay=soon", 400, "The delay 'soon' is invalid"),
         ("POST", "/Greeter/greet?delay=1s", 400, "Only /send can be delayed"),
         ("POST", "/Greeter/greet/send?delaySec=60", 400, "'delaySec' is unknown; /send takes"),
         ("GET", "/Greeter/greet", 405, "Method Not Allowed; use POST."),
@@ -293,14 +297,14 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
         ("POST", "/admin/nothing", 404, "Not Found"),
         ("GET", "/admin/invocations?colour=red", 400, "'colour' is unknown"),
         ("GET", "/admin/invocations?status=tired", 400, "'tired' is unknown"),
-        ("GET", "/admin/invocations?limit=0", 400, "limit='0' is no number from 1"),
-        ("GET", "/admin/invocations?limit=10001", 400, "no number from 1 to 10,000"),
-        ("GET", f"/admin/invocations?limit={'9' * 5_000}", 400, "no number from 1 to 10,000"),
-        ("GET", f"/admin/invocations?before={'9' * 5_000}", 400, "no number from 1 to"),
-        ("GET", "/admin/invocations?key=%00", 400, "a NUL in it"),
-        ("GET", "/admin/invocations/%00", 400, "a NUL in it"),
-        ("PATCH", "/admin/invocations/%00/kill", 400, "a NUL in it"),
-        ("DELETE", "/admin/deployments/%00", 400, "a NUL in it"),
+        ("GET", "/admin/invocations?limit=0", 400, "limit='0' is not a number from 1"),
+        ("GET", "/admin/invocations?limit=10001", 400, "not a number from 1 to 10,000"),
+        ("GET", f"/admin/invocations?limit={'9' * 5_000}", 400, "not a number from 1 to 10,000"),
+        ("GET", f"/admin/invocations?before={'9' * 5_000}", 400, "not a number from 1 to"),
+        ("GET", "/admin/invocations?key=%00", 400, "contains a NUL"),
+        ("GET", "/admin/invocations/%00", 400, "contains a NUL"),
+        ("PATCH", "/admin/invocations/%00/kill", 400, "contains a NUL"),
+        ("DELETE", "/admin/deployments/%00", 400, "contains a NUL"),
         ("PUT", "/admin/deployments", 405, "Method Not Allowed"),
     ],
 )
@@ -311,7 +315,7 @@ def test_what_cannot_be_carried_out_says_why(http, hand, method, path, status, s
 
 
 def test_an_unknown_invocation_is_404_in_every_way(http):
-    id_ = shown(new_id())
+    id_ = format_id(make_id())
     for verb in ("attach", "output"):
         assert id_ in refused(http.get(f"/restate/invocation/{id_}/{verb}"), 404)
     refused(http.get(f"/admin/invocations/{id_}"), 404)
@@ -344,7 +348,7 @@ def test_another_web_page_and_another_host_are_refused(http, hand):
 
 
 def test_with_a_token_nothing_is_answered_without_it(hand):
-    app = create_app(Settings(backend=hand, token="a-token-of-sixteen"))
+    app = create_app(IngressSettings(backend=hand, token="a-token-of-sixteen"))
     with TestClient(app) as http:
         for method, path in (("POST", "/Greeter/greet"), ("GET", "/admin/invocations")):
             assert "the runtime's token" in refused(http.request(method, path), 401)
@@ -393,7 +397,7 @@ def test_a_body_that_does_not_come_whole_invokes_nothing(hand, monkeypatch, ends
     async def send(message):
         sent_.append(message)
 
-    app = create_app(Settings(backend=hand))
+    app = create_app(IngressSettings(backend=hand))
     asyncio.run(asyncio.wait_for(app(scope(), receive, send), 20))
     assert sent_[0]["status"] == status
     assert json.loads(sent_[1]["body"])["code"] == status
@@ -411,8 +415,8 @@ async def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it
         finally:
             ended.append(True)
 
-    hand.ended = waits
-    app = create_app(Settings(backend=hand))
+    hand.wait_for_result = waits
+    app = create_app(IngressSettings(backend=hand))
     messages = [{"type": "http.request", "body": b"1", "more_body": False}]
 
     async def receive():
@@ -476,9 +480,9 @@ def test_an_address_that_serves_nothing_usable_is_told_so(http, hand):
         assert str(error) in refused(http.post("/admin/deployments", json={"uri": URL}), 502)
     hand.refusing, names = None, ("admin", "restate", "services")
     for name in names:
-        hand.services = (Service(name=name, kind=ServiceKind.SERVICE, handlers=()),)
+        hand.services = (RegisteredService(name=name, kind=ServiceKind.SERVICE, handlers=()),)
         assert name in refused(http.post("/admin/deployments", json={"uri": URL}), 422)
-    hand.services = (Service(name="Greeter", kind=ServiceKind.OBJECT, handlers=()),)
+    hand.services = (RegisteredService(name="Greeter", kind=ServiceKind.OBJECT, handlers=()),)
     refused(http.post("/admin/deployments", json={"uri": URL}), 409)
 
 
@@ -590,7 +594,7 @@ def test_no_request_brings_the_server_down(http, hand, method, parts, query, typ
     async def ended(_id):
         return Failure(code=409, message="at once")
 
-    hand.ended = ended
+    hand.wait_for_result = ended
     url = f"http://127.0.0.1:4080/{'/'.join(parts)}?{query}"
     headers = {"content-type": type_.encode("latin-1"), "idempotency-key": "one"}
     answer = http.request(method, url, content=content, headers=headers)

@@ -6,28 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable_invocations.ingress.delays import MOST, milliseconds
+from durable_invocations.ingress.delays import MOST, parse_delay
 from durable_invocations.ingress.refusals import RefusedError
-from durable_invocations.ingress.targets import LONGEST, Target, called, segments, target
+from durable_invocations.ingress.targets import (
+    LONGEST,
+    Target,
+    match_target,
+    parse_call,
+    split_path,
+)
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 
 
 def test_a_service_is_called_by_its_handler_and_an_object_by_its_key_too():
     add = Target(service="Counter", handler="add")
-    assert called(("Counter", "add"), keyed=False) == (add, False)
-    assert called(("Counter", "add", "send"), keyed=False) == (add, True)
+    assert parse_call(("Counter", "add"), keyed=False) == (add, False)
+    assert parse_call(("Counter", "add", "send"), keyed=False) == (add, True)
     mine = Target(service="Counter", key="mine", handler="add")
-    assert called(("Counter", "mine", "add"), keyed=True) == (mine, False)
-    assert called(("Counter", "mine", "add", "send"), keyed=True) == (mine, True)
+    assert parse_call(("Counter", "mine", "add"), keyed=True) == (mine, False)
+    assert parse_call(("Counter", "mine", "add", "send"), keyed=True) == (mine, True)
 
 
 def test_a_key_or_a_handler_may_be_called_send():
     handler = Target(service="Post", key="mine", handler="send")
-    assert called(("Post", "mine", "send"), keyed=True) == (handler, False)
+    assert parse_call(("Post", "mine", "send"), keyed=True) == (handler, False)
     key = Target(service="Post", key="send", handler="send")
-    assert called(("Post", "send", "send", "send"), keyed=True) == (key, True)
-    assert called(("Post", "send"), keyed=False) == (Target(service="Post", handler="send"), False)
+    assert parse_call(("Post", "send", "send", "send"), keyed=True) == (key, True)
+    assert parse_call(("Post", "send"), keyed=False) == (
+        Target(service="Post", handler="send"),
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +50,7 @@ def test_a_key_or_a_handler_may_be_called_send():
 )
 def test_another_form_of_path_is_told_the_form_that_is_meant(path, keyed, form):
     with pytest.raises(RefusedError, match=form) as refused:
-        called(tuple(path.split("/")), keyed=keyed)
+        parse_call(tuple(path.split("/")), keyed=keyed)
     assert refused.value.status == 404
 
 
@@ -49,15 +58,15 @@ def test_another_form_of_path_is_told_the_form_that_is_meant(path, keyed, form):
 def test_each_segment_is_decoded_by_itself(parts):
     """A key may contain any character, slashes too."""
     path = "/".join(quote(each, safe="") for each in parts)
-    assert segments(f"/{path}") == segments(path.encode()) == tuple(parts)
-    found = target(tuple(parts), keyed=True)
+    assert split_path(f"/{path}") == split_path(path.encode()) == tuple(parts)
+    found = match_target(tuple(parts), keyed=True)
     assert (found.service, found.key, found.handler) == tuple(parts)
 
 
 @pytest.mark.parametrize("path", ["/A//b", "/", "/A/%00/b", "/A/%ff", f"/A/{'k' * (LONGEST + 1)}"])
 def test_a_path_that_names_nothing_is_a_bad_request(path):
     with pytest.raises(RefusedError) as refused:
-        segments(path)
+        split_path(path)
     assert refused.value.status == 400
 
 
@@ -71,7 +80,7 @@ def test_a_path_that_names_nothing_is_a_bad_request(path):
     ],
 )
 def test_a_delay_is_read_in_each_of_its_forms(text, found):
-    assert milliseconds(text) == found
+    assert parse_delay(text) == found
 
 
 @pytest.mark.parametrize(
@@ -83,7 +92,7 @@ def test_a_delay_is_read_in_each_of_its_forms(text, found):
 )
 def test_what_is_no_delay_is_a_bad_request(text):
     with pytest.raises(
-        RefusedError, match=r"The delay .* (is not one|longer than a century)"
+        RefusedError, match=r"The delay .* (is invalid|longer than a century)"
     ) as no:
-        milliseconds(text)
+        parse_delay(text)
     assert no.value.status == 400

@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from asgi_guards.sending import PIECE_BYTES, Sending
+from asgi_guards.sending import PIECE_BYTES, OutputSender
 
 SECONDS = 20.0
 LARGE = bytes(range(256)) * 1_024
@@ -35,7 +35,7 @@ class Taker:
 
 
 def test_an_output_is_sent_in_pieces_at_the_pace_of_who_takes_it():
-    start, *pieces = Taker().answered(Sending().response("inv_1", LARGE, {"X-Own": "a"}))
+    start, *pieces = Taker().answered(OutputSender().make_response("inv_1", LARGE, {"X-Own": "a"}))
     assert dict(start["headers"]) == {b"x-own": b"a", b"content-length": b"%d" % len(LARGE)}
     assert [len(each["body"]) for each in pieces] == [PIECE_BYTES] * 4
     assert [each["more_body"] for each in pieces] == [True, True, True, False]
@@ -44,23 +44,23 @@ def test_an_output_is_sent_in_pieces_at_the_pace_of_who_takes_it():
 
 @pytest.mark.parametrize("most", [2, 4])
 def test_who_takes_nothing_for_too_long_gets_no_more(most):
-    taken = Taker(most).answered(Sending(0.05).response("inv_1", LARGE, {}))
+    taken = Taker(most).answered(OutputSender(0.05).make_response("inv_1", LARGE, {}))
     assert len(taken) == most
     assert taken[-1]["more_body"], "the server then closes the connection"
 
 
 def test_all_who_take_one_output_share_one_copy():
-    sending = Sending()
-    first, second = (sending.response("inv_1", bytes(bytearray(LARGE)), {}) for _ in range(2))
-    assert first.held is second.held
-    other = sending.response("inv_2", bytes(bytearray(LARGE)), {})
-    assert other.held is not first.held
+    sending = OutputSender()
+    first, second = (sending.make_response("inv_1", bytes(bytearray(LARGE)), {}) for _ in range(2))
+    assert first.output is second.output
+    other = sending.make_response("inv_2", bytes(bytearray(LARGE)), {})
+    assert other.output is not first.output
     del first
-    assert sending.response("inv_1", LARGE, {}).held is second.held
+    assert sending.make_response("inv_1", LARGE, {}).output is second.output
 
 
 def test_nothing_is_kept_of_an_output_that_nobody_takes_any_more():
-    sending = Sending()
-    first = sending.response("inv_1", bytes(bytearray(LARGE)), {})
+    sending = OutputSender()
+    first = sending.make_response("inv_1", bytes(bytearray(LARGE)), {})
     del first
-    assert sending.response("inv_1", LARGE, {}).held.content is LARGE
+    assert sending.make_response("inv_1", LARGE, {}).output.content is LARGE

@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 from durable_invocations.errors import UnavailableError
-from durable_invocations.runtime.claims import Claims
+from durable_invocations.runtime.claims import Claimer
 
 
 class Places:
@@ -27,7 +27,7 @@ async def test_a_claim_that_fails_as_the_runtime_stops_brings_no_traceback():
         asked.append(loop.create_future())
         return asked[-1]
 
-    claims = Claims("one", put)
+    claims = Claimer("one", put)
     claims.drive(Places())
     claims.stop()
     asked.pop().set_exception(UnavailableError("the database is away"))

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, completion
+from durable_invocations.protocol.results import EMPTY, make_completion
 from durable_invocations.runtime.driving import outgoing as module
 from durable_invocations.runtime.driving.outgoing import Outgoing
 
@@ -28,8 +28,8 @@ class Wire:
 
 
 def opening(count):
-    runs = [frame(pb.RunEntryMessage(value=b"%d" % number)) for number in range(count)]
-    return [frame(pb.StartMessage(known_entries=count)), *runs]
+    runs = [make_frame(pb.RunEntryMessage(value=b"%d" % number)) for number in range(count)]
+    return [make_frame(pb.StartMessage(known_entries=count)), *runs]
 
 
 def sent(frames, *, more=(), whole=False):
@@ -40,13 +40,13 @@ def sent(frames, *, more=(), whole=False):
     for each in more:
         out.put(each)
     out.end()
-    out.put(completion(99, EMPTY))
+    out.put(make_completion(99, EMPTY))
     asyncio.run(out.run_whole(wire) if whole else out.run(wire))
     return wire, told
 
 
 def test_completions_follow_the_replay_however_early_they_are_ready():
-    first = completion(1, EMPTY)
+    first = make_completion(1, EMPTY)
     wire, told = sent(opening(3), more=[first])
     assert wire.frames == [*opening(3), first]
     assert told == [0]
@@ -75,7 +75,7 @@ async def test_what_is_put_later_is_sent_then():
     sending = asyncio.ensure_future(out.run(wire))
     for number in range(3):
         await asyncio.sleep(0)
-        out.put(completion(number, EMPTY))
+        out.put(make_completion(number, EMPTY))
     await asyncio.sleep(0)
     out.end()
     await sending
@@ -84,7 +84,7 @@ async def test_what_is_put_later_is_sent_then():
 
 
 async def test_what_is_put_before_the_opening_follows_it_however_often_that_is_sent():
-    first, second = completion(0, EMPTY), completion(1, EMPTY)
+    first, second = make_completion(0, EMPTY), make_completion(1, EMPTY)
 
     out, wires = Outgoing(lambda: None), [Wire(), Wire()]
     out.put(first)
@@ -96,7 +96,7 @@ async def test_what_is_put_before_the_opening_follows_it_however_often_that_is_s
     out, wire = Outgoing(lambda: None), Wire()
     out.begin(opening(1))
     out.put(first)
-    out.answered()
+    out.mark_answered()
     out.put(second)
     out.begin(opening(1))
     await out.run_whole(wire)

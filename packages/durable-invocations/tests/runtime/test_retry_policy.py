@@ -17,13 +17,13 @@ def test_waits_grow_by_the_factor_up_to_the_cap_and_end_with_the_attempts():
 
 def test_the_errors_own_delay_takes_the_place_of_one_wait():
     policy = RetryPolicy(initial=1, factor=2, cap=60, attempts=4)
-    assert [policy.wait(1), policy.wait(2, asked=0.25), policy.wait(3)] == [1, 0.25, 4]
-    assert policy.wait(1, asked=0) == 0
-    assert policy.wait(1, asked=1e300) == MOST_SECONDS
+    assert [policy.wait(1), policy.wait(2, requested=0.25), policy.wait(3)] == [1, 0.25, 4]
+    assert policy.wait(1, requested=0) == 0
+    assert policy.wait(1, requested=1e300) == MOST_SECONDS
 
 
 def test_the_errors_own_delay_gives_no_more_attempts():
-    assert RetryPolicy(attempts=2).wait(2, asked=1) is None
+    assert RetryPolicy(attempts=2).wait(2, requested=1) is None
 
 
 def test_attempts_may_be_without_end():

@@ -40,11 +40,11 @@ def test_it_tells_how_far_it_is_ahead_of_the_machine():
     machine = Machine()
     clock = clock_of(machine)
     machine.passes(1.5)
-    assert clock.lead() == 0
+    assert clock.get_lead() == 0
     machine.wall -= 3_600
-    assert clock.lead() == 3_600_000
+    assert clock.get_lead() == 3_600_000
     machine.wall += 3_601
-    assert clock.lead() == 0
+    assert clock.get_lead() == 0
 
 
 def test_a_clock_put_forward_is_followed():
@@ -59,11 +59,11 @@ def test_a_clock_put_forward_is_followed():
 def test_the_earliest_moment_counts():
     due = Due()
     assert due.wait(0) is None
-    assert due.heard(5_000)
-    assert not due.heard(6_000)
-    assert not due.heard(None)
-    assert due.heard(4_000)
+    assert due.note_due(5_000)
+    assert not due.note_due(6_000)
+    assert not due.note_due(None)
+    assert due.note_due(4_000)
     assert due.wait(1_000) == 3.0
     assert due.wait(9_000) == 0.0
-    due.taken()
+    due.reset()
     assert due.wait(0) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from durable_invocations.addresses import without_secrets
+from durable_invocations.addresses import mask_secrets
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from durable_invocations.addresses import without_secrets
     ],
 )
 def test_an_address_is_shown_without_what_may_be_secret(address, shown):
-    assert without_secrets(address) == shown
+    assert mask_secrets(address) == shown

@@ -13,7 +13,7 @@ import pytest
 from durable_invocations import Context, Service, VirtualObject, Workflow, service_app
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.services import HandlerKind
-from durable_invocations.serving.declared.manifest import manifest
+from durable_invocations.serving.declared.manifest import build_manifest
 
 SCHEMA = json.loads(
     (files("durable_invocations.protocol.pb") / "endpoint_manifest_schema.json").read_text()
@@ -80,7 +80,7 @@ def shop():
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("duplex", [False, True])
 def test_the_manifest_follows_its_schema(version, duplex):
-    told = manifest(shop(), version=version, duplex=duplex, protocols=(1, 3))
+    told = build_manifest(shop(), version=version, duplex=duplex, protocols=(1, 3))
     # Its examples are an object, which the metaschema forbids: the schema itself is not checked.
     jsonschema.Draft202012Validator(SCHEMA).validate(told)
     assert told["protocolMode"] == ("BIDI_STREAM" if duplex else "REQUEST_RESPONSE")
@@ -88,7 +88,7 @@ def test_the_manifest_follows_its_schema(version, duplex):
 
 
 def test_the_manifest_tells_kinds_inputs_and_outputs():
-    told = manifest(shop(), version=2, duplex=True, protocols=(1, 3))
+    told = build_manifest(shop(), version=2, duplex=True, protocols=(1, 3))
     orders, cart, signup = told["services"]
     assert [each["ty"] for each in told["services"]] == ["SERVICE", "VIRTUAL_OBJECT", "WORKFLOW"]
     place, ping, raw, loose, found = orders["handlers"]
@@ -107,7 +107,7 @@ def test_the_manifest_tells_kinds_inputs_and_outputs():
 
 def test_documentation_and_metadata_are_new_in_version_2():
     first, second = (
-        manifest(shop(), version=each, duplex=False, protocols=(1, 3))["services"][0]
+        build_manifest(shop(), version=each, duplex=False, protocols=(1, 3))["services"][0]
         for each in (1, 2)
     )
     assert "documentation" not in first
@@ -128,9 +128,9 @@ def test_a_declared_handler_is_still_the_function():
     assert handler.function is place
     assert handler.kind is HandlerKind.SHARED
     assert handler.line.endswith(f"test_declared_services.py, line {place.__code__.co_firstlineno}")
-    assert handler.arguments(b'{"id": 1, "lines": []}') == (Order(1, []),)
+    assert handler.parse_arguments(b'{"id": 1, "lines": []}') == (Order(1, []),)
     with pytest.raises(ValueError, match="id: Field required"):
-        handler.arguments(b'{"lines": []}')
+        handler.parse_arguments(b'{"lines": []}')
 
 
 def test_an_optional_argument_may_be_left_out():
@@ -140,8 +140,8 @@ def test_an_optional_argument_may_be_left_out():
     async def found(ctx: Context, number: int = 7) -> int:
         return number
 
-    assert orders.handlers["found"].arguments(b"") == ()
-    assert orders.handlers["found"].arguments(b"8") == (8,)
+    assert orders.handlers["found"].parse_arguments(b"") == ()
+    assert orders.handlers["found"].parse_arguments(b"8") == (8,)
 
 
 async def look(ctx: Context) -> str:
@@ -251,16 +251,16 @@ def no_such_type():
 @pytest.mark.parametrize(
     ("declare", "told"),
     [
-        (no_form, "the argument of Orders.place has a type without a form in JSON"),
-        (no_form_of_the_result, "the result of Orders.place has a type without a form in JSON"),
+        (no_form, "the argument of Orders.place has a type without a JSON schema"),
+        (no_form_of_the_result, "the result of Orders.place has a type without a JSON schema"),
         (no_such_type, "place cannot be read: name 'Local' is not defined"),
         (lambda: Service("no spaces"), "'no spaces' is invalid"),
-        (two_handlers, "Orders has two handlers of the name 'place'"),
+        (two_handlers, "Orders has two handlers named 'place'"),
         (not_async, "Orders.place is not async"),
         (not_async_with_parentheses, "Cart.look is not async"),
         (no_name, "the handler name '' of Orders is invalid"),
-        (two_of_one_given_name, "Orders has two handlers of the name 'look'"),
-        (lambda: Service("Orders").handler("place"), "'place' is no function"),
+        (two_of_one_given_name, "Orders has two handlers named 'look'"),
+        (lambda: Service("Orders").handler("place"), "'place' is not a function"),
         (two_runs_with_parentheses, "Signup has two functions under @run"),
         (many_arguments, "Orders.place must take its context, and at most one argument"),
         (two_runs, "Signup has two functions under @run"),

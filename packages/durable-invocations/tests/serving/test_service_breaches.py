@@ -11,7 +11,7 @@ from asgistream import line, told
 
 from durable_invocations import Context, VirtualObject, service_app
 from durable_invocations.protocol.decoding import Limits
-from durable_invocations.protocol.frames import HEADER, encode, frame
+from durable_invocations.protocol.frames import HEADER, encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
 STREAMS = 1_000
@@ -34,24 +34,24 @@ APP = service_app(CART, limits=LIMITS)
 
 def start(known):
     state = [pb.StartMessage.StateEntry(key=b"n", value=b"1")]
-    return frame(
+    return make_frame(
         pb.StartMessage(id=b"i" * 16, debug_id="inv_1i", known_entries=known, state_map=state)
     )
 
 
 ENTRIES = [
-    frame(pb.InputEntryMessage(value=b"3")),
-    frame(pb.RunEntryMessage(name="one", value=b"3")),
-    frame(pb.CallEntryMessage(service_name="T", handler_name="h", value=b"4")),
-    frame(pb.SleepEntryMessage(wake_up_time=1)),
-    frame(pb.SetStateEntryMessage(key=b"n", value=b"3")),
+    make_frame(pb.InputEntryMessage(value=b"3")),
+    make_frame(pb.RunEntryMessage(name="one", value=b"3")),
+    make_frame(pb.CallEntryMessage(service_name="T", handler_name="h", value=b"4")),
+    make_frame(pb.SleepEntryMessage(wake_up_time=1)),
+    make_frame(pb.SetStateEntryMessage(key=b"n", value=b"3")),
 ]
 VALID = [start(len(ENTRIES)), *ENTRIES]
 OTHERS = [
-    frame(pb.SuspensionMessage(entry_indexes=[9])),
-    frame(pb.ErrorMessage(code=500, message="?")),
-    frame(pb.EndMessage()),
-    frame(pb.EntryAckMessage(entry_index=77)),
+    make_frame(pb.SuspensionMessage(entry_indexes=[9])),
+    make_frame(pb.ErrorMessage(code=500, message="?")),
+    make_frame(pb.EndMessage()),
+    make_frame(pb.EntryAckMessage(entry_index=77)),
     start(2),
     told(77),
     told(1),
@@ -87,7 +87,7 @@ def too_many(chance):
 
 
 def too_heavy(chance):
-    heavy = frame(pb.RunEntryMessage(name="one", value=b"x" * 9_000))
+    heavy = make_frame(pb.RunEntryMessage(name="one", value=b"x" * 9_000))
     return packed([start(4), ENTRIES[0], heavy, heavy, heavy])
 
 
@@ -134,12 +134,12 @@ def malformed_body(chance):
 
 
 def unfinished_run(chance):
-    return packed([start(2), ENTRIES[0], frame(pb.RunEntryMessage(name="one"))])
+    return packed([start(2), ENTRIES[0], make_frame(pb.RunEntryMessage(name="one"))])
 
 
 def other_steps(chance):
     at = chance.randrange(1, len(ENTRIES))
-    wrong = frame(pb.SleepEntryMessage(wake_up_time=1, empty=pb.Empty()))
+    wrong = make_frame(pb.SleepEntryMessage(wake_up_time=1, empty=pb.Empty()))
     return packed([start(at + 1), *ENTRIES[:at], wrong if at != 3 else ENTRIES[1]])
 
 

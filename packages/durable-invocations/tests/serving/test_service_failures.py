@@ -24,9 +24,9 @@ from durable_invocations import (
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.decoding import Limits
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.serving.attempts.choices import written
+from durable_invocations.serving.attempts.choices import make_choice_entry
 
 NAMED = "inv_1test"
 """The invocation of a Journal."""
@@ -53,7 +53,7 @@ def test_what_json_has_no_number_for_is_no_output(number):
         return ["NaN", number]
 
     journal = journal_of(odd)
-    assert "has no form in JSON" in failed(journal).message
+    assert "cannot be written as JSON" in failed(journal).message
 
 
 def test_a_text_may_say_nan():
@@ -375,7 +375,7 @@ LINE = plain.__code__.co_firstlineno
 )
 def test_a_mismatch_names_both_entries_and_the_handlers_line(recorded, found, line):
     journal = journal_of(plain)
-    journal.entries.append(frame(recorded))
+    journal.entries.append(make_frame(recorded))
     error = failed(journal)
     assert error.code == 570
     assert "Entry 1 of the journal is " in error.message
@@ -386,8 +386,8 @@ def test_a_mismatch_names_both_entries_and_the_handlers_line(recorded, found, li
 
 def test_a_mismatch_is_told_of_what_identifies_an_entry():
     journal = journal_of(plain)
-    journal.entries.append(frame(pb.SleepEntryMessage(wake_up_time=1, empty=pb.Empty())))
-    journal.entries.append(frame(pb.CallEntryMessage(service_name="T", handler_name="h")))
+    journal.entries.append(make_frame(pb.SleepEntryMessage(wake_up_time=1, empty=pb.Empty())))
+    journal.entries.append(make_frame(pb.CallEntryMessage(service_name="T", handler_name="h")))
     error = failed(journal)
     assert "issues Call key='k' service_name='T' handler_name='h'" in error.message
     assert f"line {LINE + 2}." in error.message
@@ -398,7 +398,7 @@ def test_a_handler_that_ends_too_early_is_a_mismatch_at_its_definition():
         pass
 
     journal = journal_of(short)
-    journal.entries.append(frame(pb.SleepEntryMessage(wake_up_time=1, empty=pb.Empty())))
+    journal.entries.append(make_frame(pb.SleepEntryMessage(wake_up_time=1, empty=pb.Empty())))
     error = failed(journal)
     assert error.code == 570
     assert "is Sleep, but the handler issues Output" in error.message
@@ -431,7 +431,7 @@ def test_a_choice_of_what_is_not_done_is_a_mismatch():
 
     journal = journal_of(choose)
     attempt(journal)
-    journal.entries.append(written(2))
+    journal.entries.append(make_choice_entry(2))
     error = failed(journal)
     assert (error.code, error.related_entry_index) == (570, 3)
     assert "chooses entry 2, which is not done" in error.message
@@ -461,7 +461,7 @@ def test_what_a_value_cannot_be_is_told():
     async def odd(ctx: Context) -> None:
         ctx.send("T", "h", object())
 
-    assert "object has no form in JSON" in failed(journal_of(odd)).message
+    assert "object cannot be written as JSON" in failed(journal_of(odd)).message
 
 
 async def in_a_task(ctx: Context) -> None:
@@ -547,12 +547,12 @@ async def sleeps_beyond_numbers(ctx: Context) -> None:
 @pytest.mark.parametrize(
     ("handler", "told"),
     [
-        (sleeps_for_ages, "1e+18 is no time; give seconds up to a century, or a timedelta."),
-        (sleeps_beyond_numbers, "is no time; give seconds up to a century, or a timedelta."),
-        (runs_a_result, "The run 'charge' gets int in place of a function; give it the function"),
-        (runs_a_coroutine, "The run 'charge' gets coroutine in place of a function"),
-        (sleeps_a_text, "'3' is no time; give seconds up to a century, or a timedelta."),
-        (sends_without_end, "inf is no time"),
+        (sleeps_for_ages, "1e+18 is not a duration; give seconds up to a century, or a timedelta."),
+        (sleeps_beyond_numbers, "is not a duration; give seconds up to a century, or a timedelta."),
+        (runs_a_result, "The run 'charge' gets int instead of a function; give it the function"),
+        (runs_a_coroutine, "The run 'charge' gets coroutine instead of a function"),
+        (sleeps_a_text, "'3' is not a duration; give seconds up to a century, or a timedelta."),
+        (sends_without_end, "inf is not a duration"),
         (reads_state, "S.reads_state has no state"),
         (promises, "S.promises has no promises"),
         (no_key, "idempotency_key is empty"),
@@ -600,7 +600,7 @@ def test_a_replay_takes_time_in_proportion_to_its_runs():
 
     def replay(count: int) -> None:
         journal = journal_of(steps, b"%d" % count)
-        journal.entries += [frame(pb.RunEntryMessage(name="step", value=b"1"))] * count
+        journal.entries += [make_frame(pb.RunEntryMessage(name="step", value=b"1"))] * count
         assert output_of(journal) == b"%d" % count
 
     assert time_growth(replay, 1_250, 10_000) < 8 * SLACK

@@ -21,10 +21,10 @@ from durable_invocations import (
     Workflow,
     WorkflowRun,
 )
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, keys_value
+from durable_invocations.protocol.results import EMPTY, make_keys_value
 
 journal_of = partial(asgistream.journal_of, app={"clock": lambda: 1_000.0})
 
@@ -174,7 +174,7 @@ def test_awakeables():
     assert attempt(journal) == kinds
     made, resolved, rejected = (each.message() for each in journal.entries[1:4])
     assert made.name == "approval"
-    assert awakeable_id(ID, 1) in resolved.value.decode()
+    assert make_awakeable_id(ID, 1) in resolved.value.decode()
     assert (rejected.id, rejected.failure) == ("prom_1b", pb.Failure(code=404, message="no"))
     journal.complete(1, b'"yes"')
     assert output_of(journal) == b'"yes"'
@@ -287,10 +287,10 @@ def test_state_that_is_known_in_part_is_asked_for():
     assert attempt(journal) == ["GetState", "Suspension"]
     journal.complete(1, b"4")
     assert attempt(journal) == ["GetStateKeys", "Suspension"]
-    journal.complete(2, keys_value([b"n", b"gone"]))
+    journal.complete(2, make_keys_value([b"n", b"gone"]))
     # What the handler has set or cleared itself it knows.
     assert attempt(journal) == [*CHANGES, "GetState", "GetState", "GetStateKeys", "Suspension"]
-    journal.complete(8, keys_value([b"raw", b"n"]))
+    journal.complete(8, make_keys_value([b"raw", b"n"]))
     assert attempt(journal) == ["ClearAllState", "GetStateKeys", "Output", "End"]
     assert journal.output.value == b'[4,["gone","n"],5,null,["n","raw"],[]]'
 

@@ -12,7 +12,7 @@ from asgistream import ack, asked, line, names, scope_of, told
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.frames import encode, frame
+from durable_invocations.protocol.frames import encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.serving.app import ServiceEndpoint
 from durable_invocations.serving.stream import Options
@@ -20,12 +20,12 @@ from durable_invocations.serving.stream import Options
 NEWEST_FIRST = ", ".join(
     f"application/vnd.restate.endpointmanifest.v{version}+json" for version in (2, 1)
 )
-INPUT = frame(pb.InputEntryMessage(value=b"1"))
+INPUT = make_frame(pb.InputEntryMessage(value=b"1"))
 ended = []
 
 
 def start(known=1):
-    return frame(pb.StartMessage(id=b"i" * 16, debug_id="inv_1i", known_entries=known))
+    return make_frame(pb.StartMessage(id=b"i" * 16, debug_id="inv_1i", known_entries=known))
 
 
 service = Service("S")
@@ -118,11 +118,12 @@ async def test_it_suspends_when_the_runtime_says_no_more():
 
 async def test_completions_may_come_before_the_handler_replays_their_entries():
     calls = [
-        frame(pb.CallEntryMessage(service_name="T", handler_name=name)) for name in ("one", "two")
+        make_frame(pb.CallEntryMessage(service_name="T", handler_name=name))
+        for name in ("one", "two")
     ]
 
     async with in_duplex("steps") as made:
-        run = frame(pb.RunEntryMessage(name="first", value=b"1"))
+        run = make_frame(pb.RunEntryMessage(name="first", value=b"1"))
         made.say(start(4), INPUT, run, *calls, told(3, b"3"), told(2, b"2"), told(3, b"9"))
         assert names([await made.hear()]) == ["Sleep"]
         made.say(told(4), more=False)
@@ -163,7 +164,7 @@ async def test_a_failure_reaches_the_handler():
         (told(1), "completed entry 1"),
         (ack(9), "acknowledged entry 9"),
         (INPUT, "sent Input (0x0400) after the replay"),
-        (frame(pb.EndMessage()), "sent End (0x0005) after the replay"),
+        (make_frame(pb.EndMessage()), "sent End (0x0005) after the replay"),
     ],
 )
 async def test_a_runtime_that_breaks_the_protocol_is_told_and_the_handler_ends(said, why):
@@ -227,7 +228,7 @@ async def test_a_runtime_that_never_says_it_is_done_is_not_waited_for():
     app = ServiceEndpoint({"S": service}, Options(drain=0.05))
 
     async with line(app, "/invoke/S/steps", http="2") as made:
-        made.say(start(9), frame(pb.EndMessage()))
+        made.say(start(9), make_frame(pb.EndMessage()))
         await made.rest()
         assert (made.status, made.ended) == (200, True)
 
@@ -249,7 +250,7 @@ async def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
         await asyncio.wait_for(begun.wait(), 5)
         made.hang_up()
         await asyncio.wait_for(made.task, 5)
-    assert "(S.lingers) goes on after it was canceled" in caplog.text
+    assert "(S.lingers) is still running after it was canceled" in caplog.text
 
 
 async def test_a_handler_that_waits_no_longer_is_not_suspended():

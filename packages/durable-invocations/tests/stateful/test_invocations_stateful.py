@@ -14,13 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from watches import Watch
 
 from durable_invocations.protocol import awakeables, ids
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import result_of
+from durable_invocations.protocol.results import get_result
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 OWNERS = ("one", "two")
 PATHS = ("Plain/go", "Cart/a/add", "Cart/b/add")
@@ -53,7 +53,7 @@ class InvocationsMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = tempfile.mkdtemp(dir="/dev/shm")
-        self.engine = open_database(f"sqlite:///{self.folder}/log.db", kept=True)
+        self.engine = open_database(f"sqlite:///{self.folder}/log.db", keep_open=True)
         SqlStore(self.engine).ensure()
         self.watch = Watch()
         self.desks = {each: Desk(self.engine, self.watch, owner=each) for each in OWNERS}
@@ -111,7 +111,7 @@ class InvocationsMachine(RuleBasedStateMachine):
     @rule(path=st.sampled_from(PATHS), delay=st.sampled_from([0, 0, 5]))
     def submit(self, path, delay):
         service, *key, handler = path.split("/")
-        id_, at = ids.shown(ids.new_id()), self.desks["one"].now + delay * 1_000
+        id_, at = ids.format_id(ids.make_id()), self.desks["one"].now + delay * 1_000
         self.add(id_, path, at if delay else 0)
         asked = op.Submit(id=id_, service=service, handler=handler, key="".join(key), at=at)
         assert self.do(asked).is_new
@@ -175,15 +175,17 @@ class InvocationsMachine(RuleBasedStateMachine):
             )
             entry = "call"
         canceled = self.store.invocation(claimed.id).canceled
-        asked = op.Commit(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
+        asked = op.CommitEntry(
+            id=claimed.id, fence=claimed.fence, index=index, frame=make_frame(message)
+        )
         outcome = self.do(asked, self.owner_of(known))
-        assert isinstance(outcome, Refused) != holds
+        assert isinstance(outcome, OperationRefusal) != holds
         if not holds:
             assert outcome.fenced
             return
         # Whoever did not hear of it commits it again.
         assert self.do(asked, self.owner_of(known)).index == index
-        child = self.store.journal(claimed.id)[index].child
+        child = self.store.read_journal(claimed.id)[index].child
         if child:
             assert child not in self.known
             waited = entry == "call"
@@ -197,7 +199,7 @@ class InvocationsMachine(RuleBasedStateMachine):
     def completable(self, id_, *, only_open):
         return [
             each.index
-            for each in self.store.journal(id_)
+            for each in self.store.read_journal(id_)
             if each.frame.kind.completable and not (only_open and each.frame.completed)
         ]
 
@@ -213,9 +215,9 @@ class InvocationsMachine(RuleBasedStateMachine):
         owner, now = self.owner_of(known), self.desks["one"].now
         fenced = {"id": claimed.id, "fence": claimed.fence}
         if how == "finish":
-            output = frame(pb.OutputEntryMessage(value=claimed.id.encode()))
-            asked = op.Commit(**fenced, index=len(known.entries), frame=output)
-            assert isinstance(self.do(asked, owner), Refused) != holds
+            output = make_frame(pb.OutputEntryMessage(value=claimed.id.encode()))
+            asked = op.CommitEntry(**fenced, index=len(known.entries), frame=output)
+            assert isinstance(self.do(asked, owner), OperationRefusal) != holds
             outcome = self.do(op.Finish(**fenced), owner)
             if holds:
                 known.entries.append("output")
@@ -229,7 +231,7 @@ class InvocationsMachine(RuleBasedStateMachine):
             later = 5_000 if how == "retry later" else 0
             error = self.desks["one"].error
             outcome = self.do(op.Fail(**fenced, error=error, next_at=now + later), owner)
-        assert isinstance(outcome, Refused) != holds
+        assert isinstance(outcome, OperationRefusal) != holds
         if holds:
             known.driver = None
 
@@ -246,7 +248,7 @@ class InvocationsMachine(RuleBasedStateMachine):
         some = self.made_awakeables()
         if some:
             id_, index = some[at % len(some)]
-            name = awakeables.awakeable_id(ids.parsed(id_), index)
+            name = awakeables.make_awakeable_id(ids.parse_id(id_), index)
             was_open = index in self.open_entries(id_)
             asked = op.CompleteAwakeable(awakeable=name, result=value(b"v"))
             assert self.do(asked, "two").changed == was_open
@@ -271,7 +273,7 @@ class InvocationsMachine(RuleBasedStateMachine):
 
     @rule(owner=owners)
     def a_runtime_dies_and_is_recovered(self, owner):
-        beat = self.store.beats().get(owner)
+        beat = self.store.read_beats().get(owner)
         driven = [known for known in self.known.values() if self.owner_of(known) == owner]
         driven = [known for known in driven if known.driver]
         if beat is not None:
@@ -313,7 +315,7 @@ class InvocationsMachine(RuleBasedStateMachine):
                 for index, entry in enumerate(known.entries)
                 if isinstance(entry, tuple) and entry[0] == "call"
             ]
-            journal = self.store.journal(id_) if calls else []
+            journal = self.store.read_journal(id_) if calls else []
             for index, child in calls:
                 entry = journal[index].frame
                 if id_ in self.results and not entry.completed:
@@ -321,7 +323,7 @@ class InvocationsMachine(RuleBasedStateMachine):
                 if not known.stopped:
                     assert entry.completed == (child in self.results)
                 if entry.completed and not known.stopped:
-                    assert result_of(entry.message()) == self.results[child]
+                    assert get_result(entry.message()) == self.results[child]
 
     @invariant()
     def nobody_sleeps_through_what_it_waits_for(self):

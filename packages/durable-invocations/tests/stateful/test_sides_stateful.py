@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twosides import World, expected
 
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
 ASKS = (
@@ -25,12 +25,12 @@ ASKS = (
     pb.GetInvocationOutputEntryMessage(invocation_id="inv_1x"),
 )
 TELLS = (
-    frame(pb.SetStateEntryMessage(key=b"k", value=b"v")),
-    frame(pb.ClearStateEntryMessage(key=b"k"), requires_ack=True),
-    frame(pb.ClearAllStateEntryMessage()),
-    frame(pb.OneWayCallEntryMessage(service_name="S", handler_name="h")),
-    frame(pb.CompleteAwakeableEntryMessage(id="x", value=b"y")),
-    frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x")),
+    make_frame(pb.SetStateEntryMessage(key=b"k", value=b"v")),
+    make_frame(pb.ClearStateEntryMessage(key=b"k"), requires_ack=True),
+    make_frame(pb.ClearAllStateEntryMessage()),
+    make_frame(pb.OneWayCallEntryMessage(service_name="S", handler_name="h")),
+    make_frame(pb.CompleteAwakeableEntryMessage(id="x", value=b"y")),
+    make_frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x")),
     Frame(code=0xFC05, body=b"", reserved=9),
 )
 

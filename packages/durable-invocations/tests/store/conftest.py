@@ -11,7 +11,7 @@ from durable_invocations.runtime.sql.store import SqlStore
 
 @pytest.fixture(scope="module")
 def database(new_postgres):
-    engine = open_database(new_postgres(), kept=True)
+    engine = open_database(new_postgres(), keep_open=True)
     SqlStore(engine).ensure()
     yield engine
     engine.dispose()
@@ -20,7 +20,7 @@ def database(new_postgres):
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request, tmp_path):
     if request.param == "sqlite":
-        made = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+        made = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
         SqlStore(made).ensure()
         yield made
         made.dispose()

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from desk import FIRST, SERVICES, TABLES, Desk, DiedError, awakeable_of, dying, submission, value
 
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
 
@@ -24,7 +24,9 @@ def everything(engine):
 
 
 def commit(claimed, index, message):
-    return op.Commit(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
+    return op.CommitEntry(
+        id=claimed.id, fence=claimed.fence, index=index, frame=make_frame(message)
+    )
 
 
 def awaiting(desk, path, *messages):
@@ -150,7 +152,7 @@ def test_nothing_of_an_operation_that_dies_is_seen(desk, engine, scene):
     after = everything(engine)
     assert after != before
     # Done again, as by who did not hear of it, it makes nothing twice.
-    if isinstance(operation, op.Commit):
+    if isinstance(operation, op.CommitEntry):
         desk.do(operation)
         assert everything(engine) == after
 
@@ -159,7 +161,7 @@ DYING = """
 import os, sys
 import sqlalchemy as sa
 from desk import Desk
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.sql.database import open_database
@@ -186,7 +188,7 @@ def test_a_process_that_is_killed_between_entry_and_action_left_neither(desk, en
     assert killed.returncode == -9, killed.stderr
     (id_,) = killed.stdout.split()
     assert [each.id for each in desk.store.invocations()] == [id_]
-    assert len(desk.store.journal(id_)) == 1
+    assert len(desk.store.read_journal(id_)) == 1
     assert desk.do(op.Recover(beats=(("one", 0),))) == 1
     (again,) = desk.claim()
     assert desk.commit(again, CALL).index == 1

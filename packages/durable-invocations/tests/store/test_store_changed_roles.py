@@ -5,7 +5,11 @@ from desk import EXCLUSIVE, FIRST, SERVICES, SHARED
 
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
 
 SECOND = Deployment(id="second", url="http://127.0.0.1:9081")
 LATER = 5_000
@@ -13,8 +17,8 @@ LATER = 5_000
 
 def become(desk, *, add=EXCLUSIVE, look=SHARED, deployment=FIRST):
     """Deploy the object with handlers of these kinds."""
-    handlers = (Handler(name="add", kind=add), Handler(name="look", kind=look))
-    cart = Service(name="Cart", kind=ServiceKind.OBJECT, handlers=handlers)
+    handlers = (RegisteredHandler(name="add", kind=add), RegisteredHandler(name="look", kind=look))
+    cart = RegisteredService(name="Cart", kind=ServiceKind.OBJECT, handlers=handlers)
     desk.do(op.Register(deployment=deployment, services=(SERVICES[0], cart, SERVICES[2])))
 
 
@@ -68,7 +72,9 @@ def test_what_has_begun_keeps_its_key_until_it_ends(desk):
 
 def test_a_handler_that_was_gone_meanwhile_may_come_back_as_exclusive(desk):
     looks = [desk.submit("Cart/k/look").id for _ in range(2)]
-    cart = Service(name="Cart", kind=ServiceKind.OBJECT, handlers=(Handler(name="new"),))
+    cart = RegisteredService(
+        name="Cart", kind=ServiceKind.OBJECT, handlers=(RegisteredHandler(name="new"),)
+    )
     desk.do(op.Register(deployment=FIRST, services=(cart,)))
     become(desk, look=EXCLUSIVE)
     assert in_turn(desk) == [[looks[0]], [looks[1]]]

@@ -6,14 +6,18 @@ from desk import CANCELED, awakeable_of, value
 
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, state_keys
+from durable_invocations.protocol.results import EMPTY, parse_state_keys
 from durable_invocations.runtime.sql.lives import completing
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Committed, Done, Refused
+from durable_invocations.runtime.store.outcomes import (
+    ChangeOutcome,
+    CommittedEntry,
+    OperationRefusal,
+)
 
-NOBODY = ids.shown(bytes(16))
+NOBODY = ids.format_id(bytes(16))
 
 
 def call(path, *, of=pb.CallEntryMessage, **more):
@@ -24,27 +28,31 @@ def call(path, *, of=pb.CallEntryMessage, **more):
 def test_a_run_is_stored_as_it_is_and_replayed(desk):
     mine = desk.begun(argument=b"in", headers=(("trace", "1"),))
     sent = pb.RunEntryMessage(value=b"ran", name="charge")
-    assert desk.commit(mine, sent, requires_ack=True) == Committed(index=1)
-    assert desk.commit(mine, pb.RunEntryMessage(failure=pb.Failure(code=400))) == Committed(index=2)
+    assert desk.commit(mine, sent, requires_ack=True) == CommittedEntry(index=1)
+    assert desk.commit(mine, pb.RunEntryMessage(failure=pb.Failure(code=400))) == CommittedEntry(
+        index=2
+    )
     desk.fail(mine)
     (again,) = desk.claim()
     input_, first, second = again.journal
     assert input_.message().value == b"in"
     assert [(each.key, each.value) for each in input_.message().headers] == [("trace", "1")]
-    assert first == frame(sent)
+    assert first == make_frame(sent)
     assert second.message().failure.code == 400
-    assert [each.name for each in desk.store.journal(mine.id)] == ["", "charge", ""]
+    assert [each.name for each in desk.store.read_journal(mine.id)] == ["", "charge", ""]
 
 
 def test_an_entry_is_committed_once_and_only_as_the_next(desk):
     mine = desk.begun()
-    assert desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage)) == Committed(index=1)
+    assert desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage)) == CommittedEntry(
+        index=1
+    )
     again = desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage), index=1)
-    assert again == Committed(index=1)
+    assert again == CommittedEntry(index=1)
     other = desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=1)
     assert (other.code, other.fenced) == (571, False)
     assert desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=3).code == 571
-    assert len(desk.store.journal(mine.id)) == 2
+    assert len(desk.store.read_journal(mine.id)) == 2
     assert len(desk.store.invocations()) == 2
 
 
@@ -53,27 +61,27 @@ def test_an_entry_that_came_completed_does_nothing(desk):
     sleep = pb.SleepEntryMessage(wake_up_time=desk.now + 1_000)
     sleep.empty.SetInParent()
     call_ = call("Plain/go", value=b"known")
-    assert desk.commit(mine, sleep) == Committed(index=1)
-    assert desk.commit(mine, call_) == Committed(index=2)
+    assert desk.commit(mine, sleep) == CommittedEntry(index=1)
+    assert desk.commit(mine, call_) == CommittedEntry(index=2)
     assert desk.store.look("one").next_at is None
     assert len(desk.store.invocations()) == 1
     desk.fail(mine)
     (again,) = desk.claim()
-    assert again.journal[2] == frame(call_)
+    assert again.journal[2] == make_frame(call_)
 
 
 def test_custom_entries_are_kept_with_their_bits(desk):
     mine = desk.begun()
     sent = Frame.of(0xFC07, 0x8123, b"\x62\x03own")
-    asked = op.Commit(id=mine.id, fence=mine.fence, index=1, frame=sent)
-    assert desk.do(asked) == Committed(index=1)
-    assert desk.do(asked) == Committed(index=1)
+    asked = op.CommitEntry(id=mine.id, fence=mine.fence, index=1, frame=sent)
+    assert desk.do(asked) == CommittedEntry(index=1)
+    assert desk.do(asked) == CommittedEntry(index=1)
     bad = Frame.of(0xFC07, 0, b"\x6a\x00")
-    assert desk.do(op.Commit(id=mine.id, fence=mine.fence, index=2, frame=bad)).code == 571
+    assert desk.do(op.CommitEntry(id=mine.id, fence=mine.fence, index=2, frame=bad)).code == 571
     desk.fail(mine)
     (again,) = desk.claim()
     assert again.journal[1] == Frame.of(0xFC07, 0x0123, b"\x62\x03own")
-    assert desk.store.journal(mine.id)[1].name == "own"
+    assert desk.store.read_journal(mine.id)[1].name == "own"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +99,7 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
     desk.commit(mine, pb.SetStateEntryMessage(key=b"n\0", value=b""))
     desk.commit(mine, pb.SetStateEntryMessage(key=b"a", value=b"2"))
     assert desk.commit(mine, get).result == value(b"")
-    assert state_keys(desk.commit(mine, pb.GetStateKeysEntryMessage()).result.value) == [
+    assert parse_state_keys(desk.commit(mine, pb.GetStateKeysEntryMessage()).result.value) == [
         b"a",
         b"n\0",
     ]
@@ -101,14 +109,14 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
     desk.commit(mine, pb.ClearStateEntryMessage(key=b"n\0"))
     assert [desk.store.state("Cart", key) for key in "kl"] == [{b"a": b"2"}, {b"n\0": b"kept"}]
     keys = desk.commit(other, pb.GetStateKeysEntryMessage()).result.value
-    assert state_keys(keys) == [b"n\0"]
+    assert parse_state_keys(keys) == [b"n\0"]
     desk.commit(mine, pb.SetStateEntryMessage(key=b"b", value=b"3"))
     desk.commit(mine, pb.ClearAllStateEntryMessage())
     assert desk.commit(mine, get).result == EMPTY
     assert [desk.store.state("Cart", key) for key in "kl"] == [{}, {b"n\0": b"kept"}]
     desk.fail(mine)
     (again,) = desk.claim()
-    assert again.journal[5] == frame(pb.GetStateEntryMessage(key=b"n\0", value=b""))
+    assert again.journal[5] == make_frame(pb.GetStateEntryMessage(key=b"n\0", value=b""))
 
 
 def test_state_without_a_key_is_refused(desk):
@@ -133,10 +141,10 @@ def test_a_claim_brings_the_state_or_a_part_of_it(desk):
 def test_a_sleep_ends_at_its_time(desk):
     mine = desk.begun()
     until = desk.now + 60_000
-    assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=until)) == Committed(index=1)
+    assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=until)) == CommittedEntry(index=1)
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now)).result == EMPTY
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=2**64 - 1)).result is None
-    assert desk.suspend(mine, 1) == Done()
+    assert desk.suspend(mine, 1) == ChangeOutcome()
     assert desk.status(mine.id) == "suspended"
     assert desk.store.invocation(mine.id).waits == (1,)
     fired = desk.fire(59)
@@ -152,13 +160,13 @@ def test_a_call_is_completed_by_the_end_of_what_it_calls(desk):
     mine = desk.begun()
     asked = call("Cart/k/add", parameter=b"2")
     asked.headers.add(key="a", value="b")
-    assert desk.commit(mine, asked) == Committed(index=1)
+    assert desk.commit(mine, asked) == CommittedEntry(index=1)
     (child,) = desk.claim()
     assert (child.service, child.handler, child.key) == ("Cart", "add", "k")
     assert child.journal[0].message().value == b"2"
     assert child.journal[0].message().headers[0].value == "b"
     assert desk.store.invocation(child.id).parent == mine.id
-    assert desk.store.journal(mine.id)[1].child == child.id
+    assert desk.store.read_journal(mine.id)[1].child == child.id
     desk.suspend(mine, 1)
     desk.finish(child, b"sum")
     (again,) = desk.claim()
@@ -198,11 +206,11 @@ def test_calls_that_cannot_be_are_refused_and_what_follows_too(desk, asked, code
         idempotency_key=asked.idempotency_key if asked.HasField("idempotency_key") else None,
     )
     refused = desk.commit(mine, message)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, OperationRefusal)
     assert refused.code == code
     assert culprit in refused.message
     assert desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=2).code == 571
-    assert len(desk.store.journal(mine.id)) == 1
+    assert len(desk.store.read_journal(mine.id)) == 1
     assert len(desk.store.invocations()) == 1
 
 
@@ -213,7 +221,7 @@ def test_a_one_way_call_begins_now_or_at_its_time(desk):
         asked = call("Plain/go", of=pb.OneWayCallEntryMessage, invoke_time=when)
         assert desk.commit(mine, asked).result is None
     assert len(desk.claim()) == 2
-    later = desk.store.journal(mine.id)[3].child
+    later = desk.store.read_journal(mine.id)[3].child
     assert (desk.status(later), desk.store.invocation(later).next_at) == ("scheduled", at)
     assert desk.fire(5).count == 1
     assert [each.id for each in desk.claim()] == [later]
@@ -239,11 +247,11 @@ def test_an_awakeable_is_completed_by_its_id_once(desk):
     desk.suspend(mine, 1, 2)
     theirs = desk.begun()
     id_ = awakeable_of(mine, 2)
-    assert desk.commit(theirs, pb.CompleteAwakeableEntryMessage(id=id_, value=b"v")) == Committed(
-        index=1
-    )
+    assert desk.commit(
+        theirs, pb.CompleteAwakeableEntryMessage(id=id_, value=b"v")
+    ) == CommittedEntry(index=1)
     again = op.CompleteAwakeable(awakeable=id_, result=Failure(code=500, message="late"))
-    assert desk.do(again) == Done(changed=False)
+    assert desk.do(again) == ChangeOutcome(changed=False)
     (woken,) = desk.claim()
     assert [each.completed for each in woken.journal] == [False, False, True]
     assert woken.journal[2].message().value == b"v"
@@ -256,7 +264,7 @@ def test_what_a_suspended_invocation_does_not_wait_for_leaves_it_suspended(desk)
     desk.suspend(mine, 1, 2)
     for index, status in ((3, "suspended"), (1, "ready")):
         asked = op.CompleteAwakeable(awakeable=awakeable_of(mine, index), result=value(b"v"))
-        assert desk.do(asked) == Done()
+        assert desk.do(asked) == ChangeOutcome()
         assert desk.status(mine.id) == status
     (woken,) = desk.claim()
     assert [each.completed for each in woken.journal] == [False, True, False, True]
@@ -265,8 +273,8 @@ def test_what_a_suspended_invocation_does_not_wait_for_leaves_it_suspended(desk)
 def test_an_awakeable_may_be_completed_before_its_entry_is_stored(desk):
     mine = desk.begun()
     early = op.CompleteAwakeable(awakeable=awakeable_of(mine, 2), result=value(b"quick"))
-    assert desk.do(early) == Done()
-    assert desk.do(early) == Done(changed=False)
+    assert desk.do(early) == ChangeOutcome()
+    assert desk.do(early) == ChangeOutcome(changed=False)
     assert desk.commit(mine, pb.AwakeableEntryMessage()).result is None
     assert desk.commit(mine, pb.AwakeableEntryMessage()).result == value(b"quick")
 
@@ -275,7 +283,7 @@ def test_an_unknown_awakeable_is_refused(desk):
     mine, gone = desk.begun(), desk.begun()
     desk.commit(mine, pb.RunEntryMessage(value=b"x"))
     desk.finish(gone)
-    ids_ = ["prom_1", "x", awakeables.awakeable_id(bytes(16), 1), awakeable_of(mine, 1)]
+    ids_ = ["prom_1", "x", awakeables.make_awakeable_id(bytes(16), 1), awakeable_of(mine, 1)]
     ids_ += [awakeable_of(mine, 2_000), awakeable_of(gone, 7)]
     for each in ids_:
         asked = pb.CompleteAwakeableEntryMessage(id=each, value=b"")
@@ -314,13 +322,13 @@ def test_the_id_of_a_call_is_told(desk):
     mine = desk.begun()
     desk.commit(mine, call("Plain/go"))
     desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage))
-    children = [each.child for each in desk.store.journal(mine.id)[1:]]
+    children = [each.child for each in desk.store.read_journal(mine.id)[1:]]
     for index in (1, 2):
         asked = pb.GetCallInvocationIdEntryMessage(call_entry_index=index)
         assert desk.commit(mine, asked).result == value(children[index - 1].encode())
     for index in (0, 4, 2**32 - 1):
         refused = desk.commit(mine, pb.GetCallInvocationIdEntryMessage(call_entry_index=index))
-        assert (refused.code, f"entry {index} is no call" in refused.message) == (571, True)
+        assert (refused.code, f"entry {index} is not a call" in refused.message) == (571, True)
 
 
 def test_invocations_are_attached_to_and_looked_at_by_every_target(desk):
@@ -396,16 +404,16 @@ def test_an_invocation_is_canceled_by_id_or_call(desk):
     desk.commit(begun, pb.AwakeableEntryMessage())
     desk.suspend(begun, 1)
     desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage))
-    child = desk.store.journal(mine.id)[1].child
+    child = desk.store.read_journal(mine.id)[1].child
     by_id = pb.CancelInvocationEntryMessage(invocation_id=begun.id)
-    assert desk.commit(mine, by_id) == Committed(index=2)
+    assert desk.commit(mine, by_id) == CommittedEntry(index=2)
     by_call = pb.CancelInvocationEntryMessage(call_entry_index=1)
-    assert desk.commit(mine, by_call) == Committed(index=3)
+    assert desk.commit(mine, by_call) == CommittedEntry(index=3)
     assert desk.result(child) == CANCELED
     (again,) = desk.claim()
     assert again.journal[1].message().failure.code == 409
     unknown = pb.CancelInvocationEntryMessage(invocation_id=NOBODY)
-    assert desk.commit(mine, unknown) == Committed(index=4)
+    assert desk.commit(mine, unknown) == CommittedEntry(index=4)
     for target in ({"invocation_id": "x"}, {"call_entry_index": 0}, {}):
         assert desk.commit(mine, pb.CancelInvocationEntryMessage(**target)).code == 571
 

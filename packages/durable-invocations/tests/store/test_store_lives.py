@@ -11,12 +11,16 @@ from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
-from durable_invocations.runtime.store.outcomes import Done, Refused, Submitted
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal, Submitted
 
 
 def test_the_same_submission_again_is_the_same_invocation(desk):
-    id_ = ids.shown(ids.new_id())
+    id_ = ids.format_id(ids.make_id())
     assert desk.submit(id=id_) == Submitted(id=id_, is_new=True)
     assert desk.submit(id=id_) == Submitted(id=id_, is_new=False)
     assert len(desk.claim()) == 1
@@ -36,7 +40,7 @@ def test_an_idempotency_key_is_of_a_handler_and_a_key(desk):
         desk.finish(each, b"out")
     again = desk.submit("Cart/k/add", idempotency_key="a")
     assert again == Submitted(id=first.id, is_new=False, result=value(b"out"))
-    assert desk.do(op.Purge(id=first.id)) == Done()
+    assert desk.do(op.Purge(id=first.id)) == ChangeOutcome()
     assert desk.submit("Cart/k/add", idempotency_key="a").is_new
 
 
@@ -62,10 +66,10 @@ def test_a_workflow_runs_once_for_a_key(desk):
 
 def test_a_workflow_whose_run_has_another_name_now_has_run_all_the_same(desk):
     first = desk.submit("Signup/me/run")
-    renamed = Service(
+    renamed = RegisteredService(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
-        handlers=(Handler(name="main", kind=HandlerKind.WORKFLOW),),
+        handlers=(RegisteredHandler(name="main", kind=HandlerKind.WORKFLOW),),
     )
     desk.do(op.Register(deployment=FIRST, services=(*SERVICES[:2], renamed)))
     assert desk.submit("Signup/me/main") == Submitted(id=first.id, is_new=False)
@@ -145,7 +149,7 @@ def test_two_delayed_invocations_of_a_key_that_are_due_at_once(desk):
 def test_a_submission_that_is_wrong_is_refused(desk):
     for path, code in (("Nobody/go", 404), ("Plain/gone", 404), ("Cart/add", 400)):
         refused = desk.submit(path)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, OperationRefusal)
         assert refused.code == code
     assert desk.submit(idempotency_key="").code == 400
     assert desk.store.invocations() == []
@@ -157,8 +161,8 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert [each.id for each in (*mine, *theirs)] == ids_[:4]
     assert {each.fence for each in (*mine, *theirs)} == {1}
     assert desk.store.invocation(ids_[0]).owner == "one"
-    assert desk.store.beats().keys() == {"one", "two"}
-    assert desk.do(op.Release(owner="one", held=[(ids_[0], 1)])) == 1
+    assert desk.store.read_beats().keys() == {"one", "two"}
+    assert desk.do(op.Release(owner="one", driven=[(ids_[0], 1)])) == 1
     again = {each.id: each for each in other.claim()}
     assert again.keys() == {ids_[1], ids_[4]}
     assert again[ids_[1]].fence == 2
@@ -168,7 +172,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert desk.fail(zombie).fenced
     assert desk.do(op.Finish(id=zombie.id, fence=zombie.fence)).fenced
     assert desk.do(op.Pause(id=zombie.id, fence=zombie.fence, error=ERROR)).fenced
-    assert len(desk.store.journal(zombie.id)) == 1
+    assert len(desk.store.read_journal(zombie.id)) == 1
     assert other.commit(again[ids_[1]], pb.RunEntryMessage(value=b"x")).index == 1
 
 
@@ -179,8 +183,8 @@ def test_a_claim_that_was_lost_is_freed_though_an_older_attempt_is_still_held(de
     (lost,) = desk.claim()
     assert (lost.id, lost.fence) == (mine.id, mine.fence + 1)
     held = [(mine.id, mine.fence)]
-    assert desk.do(op.Release(owner="one", held=[*held, (lost.id, lost.fence)])) == 0
-    assert desk.do(op.Release(owner="one", held=held)) == 1
+    assert desk.do(op.Release(owner="one", driven=[*held, (lost.id, lost.fence)])) == 0
+    assert desk.do(op.Release(owner="one", driven=held)) == 1
     assert [each.id for each in desk.claim()] == [mine.id]
 
 
@@ -212,7 +216,7 @@ def test_it_may_wait_for_more_entries_than_a_statement_takes(desk, engine):
     with few_parameters(engine):
         outcome = desk.suspend(mine, *range(1, 70_002))
         assert (outcome.code, "entry 2," in outcome.message) == (571, True)
-        assert desk.suspend(mine, 1) == Done()
+        assert desk.suspend(mine, 1) == ChangeOutcome()
 
 
 @contextmanager
@@ -232,15 +236,15 @@ def test_suspending_on_what_is_completed_makes_it_ready_at_once(desk):
     mine = desk.begun("Cart/k/add")
     desk.commit(mine, pb.AwakeableEntryMessage())
     desk.commit(mine, pb.GetStateEntryMessage(key=b"n"))
-    assert desk.suspend(mine, 1, 2) == Done()
+    assert desk.suspend(mine, 1, 2) == ChangeOutcome()
     (mine,) = desk.claim()
     # A Run that waits for its ack is stored: it is resumed at once.
     desk.commit(mine, pb.RunEntryMessage(value=b"x"), requires_ack=True)
-    assert desk.suspend(mine, 3) == Done()
+    assert desk.suspend(mine, 3) == ChangeOutcome()
     (mine,) = desk.claim()
     for wrong in ((), (4,), (1, 4)):
         assert desk.suspend(mine, *wrong).code == 571
-    assert desk.suspend(mine, 1) == Done()
+    assert desk.suspend(mine, 1) == ChangeOutcome()
     assert desk.claim() == ()
     assert desk.store.invocation(mine.id).owner == ""
 
@@ -249,7 +253,7 @@ def test_an_invocation_ends_with_its_output_once(desk):
     mine = desk.begun()
     assert desk.do(op.Finish(id=mine.id, fence=mine.fence)).code == 571
     assert desk.result(mine.id) is None
-    assert desk.finish(mine, b"out") == Done()
+    assert desk.finish(mine, b"out") == ChangeOutcome()
     assert desk.result(mine.id) == value(b"out")
     assert desk.do(op.Finish(id=mine.id, fence=mine.fence)).fenced
     bad = desk.begun()
@@ -259,13 +263,13 @@ def test_an_invocation_ends_with_its_output_once(desk):
     desk.commit(nothing, pb.OutputEntryMessage())
     desk.do(op.Finish(id=nothing.id, fence=nothing.fence))
     assert desk.result(nothing.id) == value(b"")
-    assert desk.store.results(["inv_1", mine.id]) == {mine.id: value(b"out")}
+    assert desk.store.read_results(["inv_1", mine.id]) == {mine.id: value(b"out")}
 
 
 def test_a_failed_attempt_is_tried_again_later(desk):
     mine = desk.begun()
     error = ErrorReport(code=500, message="no \0", index=3, name="charge", kind=0x0C05)
-    assert desk.fail(mine, 2.0, error) == Done()
+    assert desk.fail(mine, 2.0, error) == ChangeOutcome()
     shown = desk.store.invocation(mine.id)
     assert (shown.status.label, shown.next_at) == ("backing off", desk.now + 2_000)
     assert (shown.error, shown.error_at) == (error, desk.now)
@@ -312,12 +316,12 @@ def test_an_exhausted_invocation_is_paused_until_it_is_resumed(desk):
     mine = desk.begun()
     desk.fail(mine)
     (mine,) = desk.claim()
-    assert desk.do(op.Pause(id=mine.id, fence=mine.fence, error=ERROR)) == Done()
-    assert desk.do(op.Pause(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Pause(id=mine.id, fence=mine.fence, error=ERROR)) == ChangeOutcome()
+    assert desk.do(op.Pause(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.store.invocation(mine.id).error == ERROR
     assert desk.claim() == ()
-    assert desk.do(op.Resume(id=mine.id)) == Done()
-    assert desk.do(op.Resume(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome()
+    assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome(changed=False)
     (again,) = desk.claim()
     assert again.retries == 0
 
@@ -331,7 +335,7 @@ def test_a_person_pauses_what_has_begun_and_completions_wait(desk):
     (mine,) = desk.claim()
     desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 500))
     desk.suspend(mine, 1)
-    assert desk.do(op.Pause(id=waiting)) == Done()
+    assert desk.do(op.Pause(id=waiting)) == ChangeOutcome()
     assert desk.fire(0.5).count == 1
     assert desk.claim() == ()
     desk.do(op.Resume(id=waiting))
@@ -346,7 +350,7 @@ def test_a_person_pauses_what_has_begun_and_completions_wait(desk):
 def test_a_retry_that_is_far_off_may_be_hastened(desk):
     mine = desk.begun()
     desk.fail(mine, 3_600)
-    assert desk.do(op.Resume(id=mine.id)) == Done()
+    assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome()
     assert [each.id for each in desk.claim()] == [mine.id]
     assert desk.fire().next_at is None
 
@@ -356,10 +360,10 @@ def test_only_what_has_ended_is_forgotten(desk):
     desk.commit(mine, pb.SetStateEntryMessage(key=b"n", value=b"1"))
     assert desk.do(op.Purge(id=mine.id)).code == 409
     desk.finish(mine)
-    assert desk.do(op.Purge(id=mine.id)) == Done()
-    assert desk.do(op.Purge(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Purge(id=mine.id)) == ChangeOutcome()
+    assert desk.do(op.Purge(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.store.invocation(mine.id) is None
-    assert desk.store.journal(mine.id) == []
+    assert desk.store.read_journal(mine.id) == []
     # An object outlives its invocations.
     assert desk.store.state("Cart", "k") == {b"n": b"1"}
 
@@ -399,7 +403,7 @@ def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
     assert desk.do(op.Prune(now=desk.now, most=3)) == 3
     assert desk.do(op.Prune(now=desk.now, most=3)) == 2
     assert [each.id for each in desk.store.invocations()] == [open_]
-    assert all(desk.store.journal(each) == [] for each in ended)
+    assert all(desk.store.read_journal(each) == [] for each in ended)
 
 
 def test_nothing_is_left_of_what_is_forgotten(desk, engine):
@@ -432,8 +436,8 @@ def test_what_was_not_begun_ends_when_it_is_stopped(desk, way):
     behind, last = desk.submit("Cart/k/add").id, desk.submit("Cart/k/add").id
     later = desk.submit("Cart/k/add", at=desk.now + 1_000).id
     for each in (behind, later):
-        assert desk.do(way(id=each)) == Done()
-        assert desk.do(way(id=each)) == Done(changed=False)
+        assert desk.do(way(id=each)) == ChangeOutcome()
+        assert desk.do(way(id=each)) == ChangeOutcome(changed=False)
         assert desk.result(each).code == 409
     assert desk.fire(1).count == 0
     (mine,) = desk.claim()

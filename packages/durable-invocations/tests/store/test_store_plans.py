@@ -15,7 +15,7 @@ from durable_invocations.runtime.sql.lives.claiming import MOST_EAGER
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.views import Chosen
+from durable_invocations.runtime.store.views import InvocationFilter
 
 SMALL = {"durable_services", "durable_service_deployments", "durable_runtimes"}
 """Tables with a few rows."""
@@ -29,7 +29,7 @@ TO_A_LIMIT = {"durable_invocations_ended"}
 @pytest.fixture
 def plans(tmp_path):
     """Every statement that is executed, with its plan."""
-    engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+    engine = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
     SqlStore(engine).ensure()
     found: dict[str, list[str]] = {}
 
@@ -79,10 +79,10 @@ def test_every_operation_finds_its_rows_by_an_index(plans):
     desk.store.look("one", [first])
     desk.store.find("Signup", "me", "run", None)
     desk.store.invocation(first)
-    desk.store.journal(first)
+    desk.store.read_journal(first)
     desk.store.state("Cart", "k")
-    desk.store.invocations(Chosen(service="Cart", key="k"))
-    desk.store.invocations(Chosen(parent=first))
+    desk.store.invocations(InvocationFilter(service="Cart", key="k"))
+    desk.store.invocations(InvocationFilter(parent=first))
     assert len(found) > 40
     bad = {
         statement: plan

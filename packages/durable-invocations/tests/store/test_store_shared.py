@@ -15,8 +15,8 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import Mode, ServiceKind
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment
-from durable_invocations.runtime.store.outcomes import Changes, Done, News, Registered
-from durable_invocations.runtime.store.views import Chosen, Status
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, Changes, News, Registered
+from durable_invocations.runtime.store.views import InvocationFilter, Status
 
 SECOND = Deployment(
     id="second", url="http://127.0.0.1:9081", mode=Mode.FULL_DUPLEX, http=2, versions=(3, 3)
@@ -59,9 +59,9 @@ def test_a_runtime_whose_beat_stands_still_loses_what_it_drives(desk, other):
     desk.commit(mine, pb.AwakeableEntryMessage())
     other.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 1), result=value(b"v")))
     assert other.do(op.Recover(beats=(("one", 1),))) == 0
-    assert other.store.beats() == {"one": 2, "two": 1}
+    assert other.store.read_beats() == {"one": 2, "two": 1}
     assert other.do(op.Recover(beats=(("one", 2), ("three", 0)))) == 1
-    assert other.store.beats() == {"two": 1}
+    assert other.store.read_beats() == {"two": 1}
     assert not other.store.look("one").news
     (again,) = other.claim()
     assert (again.id, again.fence) == (mine.id, 2)
@@ -69,7 +69,7 @@ def test_a_runtime_whose_beat_stands_still_loses_what_it_drives(desk, other):
     # It was not dead: it goes on with a new claim, and can be taken for dead again.
     assert desk.finish(mine).fenced
     mine = desk.begun()
-    assert desk.store.beats()["one"] == 0
+    assert desk.store.read_beats()["one"] == 0
     assert other.do(op.Recover(beats=(("one", 0),))) == 1
     assert desk.store.invocation(theirs.id).owner == "two"
 
@@ -92,7 +92,7 @@ def test_two_runtimes_claim_side_by_side_each_once(desk, other, engine):
     for each in threads:
         each.join()
     assert sorted([*found["one"], *found["two"]]) == sorted(each.id for each in submitted)
-    assert desk.store.counts() == {Status.COMPLETED: count}
+    assert desk.store.count_invocations() == {Status.COMPLETED: count}
 
 
 def test_a_deployment_of_the_same_address_is_replaced(desk):
@@ -143,11 +143,11 @@ def test_a_deployment_that_is_needed_is_not_forgotten_unless_forced(desk):
     refused = desk.do(op.Unregister(id="first"))
     assert refused.code == 409
     assert mine.id in refused.message
-    assert desk.do(op.Unregister(id="first", force=True)) == Done()
+    assert desk.do(op.Unregister(id="first", force=True)) == ChangeOutcome()
     assert {desk.result(each).message for each in (mine.id, waiting)} == {"killed"}
     assert desk.store.deployments() == []
     assert desk.store.services() == {}
-    assert desk.do(op.Unregister(id="first")) == Done(changed=False)
+    assert desk.do(op.Unregister(id="first")) == ChangeOutcome(changed=False)
     assert desk.submit().code == 404
 
 
@@ -168,11 +168,11 @@ def test_invocations_are_listed_newest_first_by_what_is_asked(desk):
     second = desk.submit("Cart/k/add", idempotency_key="a", headers=(("a", "b"),)).id
     third = desk.submit("Cart/k/look").id
     listed = desk.store.invocations()
-    child = desk.store.journal(first.id)[1].child
+    child = desk.store.read_journal(first.id)[1].child
     assert [each.id for each in listed] == [third, second, child, first.id]
 
     def ids_of(**chosen):
-        return [each.id for each in desk.store.invocations(Chosen(**chosen))]
+        return [each.id for each in desk.store.invocations(InvocationFilter(**chosen))]
 
     assert ids_of(limit=1) == [third]
     assert ids_of(before=listed[0].number, limit=1) == [second]
@@ -182,7 +182,7 @@ def test_invocations_are_listed_newest_first_by_what_is_asked(desk):
     assert ids_of(parent=first.id) == [child]
     assert ids_of(statuses=[Status.RUNNING]) == [first.id]
     assert ids_of(key="") == [child, first.id]
-    assert desk.store.counts() == {Status.READY: 3, Status.RUNNING: 1}
+    assert desk.store.count_invocations() == {Status.READY: 3, Status.RUNNING: 1}
     desk.finish(first, failure=Failure(code=409, message=""))
     begun = desk.begun()
     desk.finish(begun, b"")
@@ -214,18 +214,18 @@ def test_thousands_of_suspended_invocations_are_only_rows(engine, watch):
     sleep = pb.SleepEntryMessage(wake_up_time=until)
     sleep_frame = desk.frame(sleep)
     claimed = desk.claim(count)
-    commits = [op.Commit(id=e.id, fence=e.fence, index=1, frame=sleep_frame) for e in claimed]
+    commits = [op.CommitEntry(id=e.id, fence=e.fence, index=1, frame=sleep_frame) for e in claimed]
     suspends = [op.Suspend(id=e.id, fence=e.fence, indexes=(1,)) for e in claimed]
     outcomes, changes = desk.store.run([*commits, *suspends])
-    assert outcomes[count:] == [Done()] * count
+    assert outcomes[count:] == [ChangeOutcome()] * count
     assert changes.next_at == until
-    assert desk.store.counts() == {Status.SUSPENDED: count}
+    assert desk.store.count_invocations() == {Status.SUSPENDED: count}
     look = desk.store.look("one")
     assert (look.ready, look.news, look.next_at) == (False, False, until)
     watch.now += timedelta(seconds=60)
     while desk.fire(most=5_000).count:
         pass
-    assert desk.store.counts() == {Status.READY: count}
+    assert desk.store.count_invocations() == {Status.READY: count}
 
 
 @pytest.mark.parametrize("bad", ["\0", "a\0b"])
@@ -234,7 +234,7 @@ def test_a_text_that_postgresql_does_not_keep_is_refused(desk, bad):
     assert desk.submit(idempotency_key=bad).code == 400
     mine = desk.begun()
     assert desk.commit(mine, pb.RunEntryMessage(value=b"\0", name=bad)).index == 1
-    assert desk.store.journal(mine.id)[1].name == bad.replace("\0", "\\0")
+    assert desk.store.read_journal(mine.id)[1].name == bad.replace("\0", "\\0")
 
 
 def test_texts_that_an_index_does_not_take_are_refused(desk):

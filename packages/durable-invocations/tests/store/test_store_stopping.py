@@ -4,10 +4,10 @@ import pytest
 from desk import CANCELED, KILLED, value
 
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Committed, Done, News
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, CommittedEntry, News
 
 CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
 GET = pb.GetPromiseEntryMessage(key="mail")
@@ -15,7 +15,7 @@ AWAKEABLE = pb.AwakeableEntryMessage()
 
 
 def child_of(desk, claimed, index):
-    return desk.store.journal(claimed.id)[index].child
+    return desk.store.read_journal(claimed.id)[index].child
 
 
 def attach(id_):
@@ -31,7 +31,7 @@ def test_cancelling_fails_every_entry_that_waits_and_cancels_calls(desk):
         assert desk.commit(mine, each).result is None
     child = child_of(desk, mine, 2)
     desk.suspend(mine, 1)
-    assert desk.do(op.Cancel(id=mine.id)) == Done()
+    assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome()
     assert desk.result(child) == CANCELED
     (again,) = desk.claim()
     failures = [Failure.read(each.message().failure) for each in again.journal[1:]]
@@ -48,8 +48,8 @@ def test_cancelling_fails_every_entry_that_waits_and_cancels_calls(desk):
 @pytest.mark.parametrize("message", [CALL, AWAKEABLE, GET, attach("inv_1" + "A" * 22)])
 def test_a_cancellation_that_nothing_waits_for_meets_the_next_that_would(desk, message):
     mine = desk.begun("Signup/me/run")
-    assert desk.do(op.Cancel(id=mine.id)) == Done()
-    assert desk.do(op.Cancel(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome()
+    assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.store.invocation(mine.id).canceled
     desk.commit(mine, pb.RunEntryMessage(value=b"x"))
     assert desk.commit(mine, pb.GetStateEntryMessage(key=b"n")).result != CANCELED
@@ -69,15 +69,15 @@ def test_what_is_asked_of_a_call_that_a_cancellation_met_is_answered_by_that(des
     ):
         assert desk.commit(mine, of(call_entry_index=1)).result == CANCELED
     cancels = pb.CancelInvocationEntryMessage(call_entry_index=1)
-    assert desk.commit(mine, cancels) == Committed(index=5)
+    assert desk.commit(mine, cancels) == CommittedEntry(index=5)
 
 
 def test_a_cancellation_meets_what_is_committed_in_the_same_transaction(desk):
     mine, other = desk.begun(), desk.begun()
-    cancels = frame(pb.CancelInvocationEntryMessage(invocation_id=other.id))
+    cancels = make_frame(pb.CancelInvocationEntryMessage(invocation_id=other.id))
     both = [
-        op.Commit(id=mine.id, fence=mine.fence, index=1, frame=cancels),
-        op.Commit(id=other.id, fence=other.fence, index=1, frame=frame(AWAKEABLE)),
+        op.CommitEntry(id=mine.id, fence=mine.fence, index=1, frame=cancels),
+        op.CommitEntry(id=other.id, fence=other.fence, index=1, frame=make_frame(AWAKEABLE)),
     ]
     outcomes, _ = desk.store.run(both)
     assert [each.result for each in outcomes] == [None, CANCELED]
@@ -127,10 +127,10 @@ def test_cancelling_what_is_paused_ends_it_and_cancels_its_calls(desk, waits):
         desk.commit(mine, CALL)
         child = child_of(desk, mine, 1)
     desk.do(op.Pause(id=mine.id))
-    assert desk.do(op.Cancel(id=mine.id)) == Done()
+    assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome()
     assert desk.result(mine.id) == CANCELED
     assert not waits or desk.result(child) == CANCELED
-    assert desk.do(op.Resume(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.claim() == ()
 
 
@@ -141,12 +141,12 @@ def test_cancelling_what_fails_ends_it_at_the_next_attempt_that_does(desk, waits
         desk.commit(mine, CALL)
         child = child_of(desk, mine, 1)
     desk.fail(mine, 60)
-    assert desk.do(op.Cancel(id=mine.id)) == Done()
-    assert desk.do(op.Cancel(id=mine.id)) == Done(changed=False)
+    assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome()
+    assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.status(mine.id) == "backing off"
     desk.fire(60)
     (again,) = [each for each in desk.claim() if each.id == mine.id]
-    assert desk.fail(again, 60) == Done()
+    assert desk.fail(again, 60) == ChangeOutcome()
     assert desk.result(mine.id) == CANCELED
     # It runs, and so is to be canceled at what it waits for.
     assert not waits or desk.store.invocation(child).canceled
@@ -167,14 +167,14 @@ def test_a_cancellation_of_what_failed_meets_what_it_waits_for_in_its_next_attem
     desk.do(op.Cancel(id=mine.id))
     desk.fire(60)
     (again,) = [each for each in desk.claim() if each.id == mine.id]
-    assert desk.suspend(again, 1) == Done()
+    assert desk.suspend(again, 1) == ChangeOutcome()
     (woken,) = [each for each in desk.claim() if each.id == mine.id]
     assert Failure.read(woken.journal[1].message().failure) == CANCELED
     assert not desk.store.invocation(mine.id).canceled
-    assert desk.do(op.Cancel(id=child)) == Done(changed=False)
+    assert desk.do(op.Cancel(id=child)) == ChangeOutcome(changed=False)
     # What it does about that may wait, and fail, as ever.
     assert desk.commit(woken, AWAKEABLE).result is None
-    assert desk.fail(woken, 60) == Done()
+    assert desk.fail(woken, 60) == ChangeOutcome()
     assert desk.status(mine.id) == "backing off"
 
 
@@ -188,7 +188,7 @@ def test_killing_ends_what_runs_and_its_calls_at_once(desk, other):
     desk.commit(middle, CALL)
     (bottom,) = other.claim()
     outcomes, changes = desk.store.run([op.Kill(id=top.id)])
-    assert outcomes == [Done()]
+    assert outcomes == [ChangeOutcome()]
     assert changes.ended == dict.fromkeys((top.id, middle.id, bottom.id), KILLED)
     assert set(changes.news) == {
         News(id=each.id, fence=each.fence, index=None) for each in (top, middle)
@@ -200,7 +200,7 @@ def test_killing_ends_what_runs_and_its_calls_at_once(desk, other):
         assert desk.commit(each, pb.RunEntryMessage(value=b"x")).fenced
     assert desk.result(free.id) is None
     assert [each.id for each in desk.claim()] == [behind]
-    assert desk.do(op.Kill(id=top.id)) == Done(changed=False)
+    assert desk.do(op.Kill(id=top.id)) == ChangeOutcome(changed=False)
 
 
 def test_a_caller_goes_on_when_its_call_is_killed(desk):

@@ -7,10 +7,15 @@ import pytest
 from desk import SERVICES, Desk, submission, value
 
 from durable_invocations.errors import UnavailableError
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Changes, Done, Refused, Submitted
+from durable_invocations.runtime.store.outcomes import (
+    ChangeOutcome,
+    Changes,
+    OperationRefusal,
+    Submitted,
+)
 from durable_invocations.runtime.writer import Writer
 
 
@@ -71,16 +76,16 @@ def test_what_is_asked_for_meanwhile_shares_a_transaction(gate, desk):
 
 def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
     mine = desk.begun()
-    runs = [frame(pb.RunEntryMessage(value=bytes([at]))) for at in range(1, 4)]
-    output = frame(pb.OutputEntryMessage(value=b"out"))
+    runs = [make_frame(pb.RunEntryMessage(value=bytes([at]))) for at in range(1, 4)]
+    output = make_frame(pb.OutputEntryMessage(value=b"out"))
     asked = [
-        op.Commit(id=mine.id, fence=mine.fence, index=at, frame=each)
+        op.CommitEntry(id=mine.id, fence=mine.fence, index=at, frame=each)
         for at, each in enumerate([*runs, output], start=1)
     ]
     finish = op.Finish(id=mine.id, fence=mine.fence)
     outcomes, told = awaited(gate, [*asked, finish, submission(), op.Claim(owner="one", most=5)])
     assert [each.index for each in outcomes[:4]] == [1, 2, 3, 4]
-    assert outcomes[4] == Done()
+    assert outcomes[4] == ChangeOutcome()
     # What was submitted in the transaction is claimed in it.
     (claimed,) = outcomes[6]
     assert claimed.id == outcomes[5].id
@@ -92,7 +97,7 @@ def test_an_operation_that_fails_fails_alone(gate, desk):
     outcomes, _ = awaited(gate, [good[0], op.Cancel(id="poison"), op.Cancel(id="x"), good[1]])
     assert [outcomes[at].is_new for at in (0, 3)] == [True, True]
     assert isinstance(outcomes[1], ValueError)
-    assert isinstance(outcomes[2], Refused)
+    assert isinstance(outcomes[2], OperationRefusal)
     assert len(desk.store.invocations()) == 2
 
 
@@ -145,7 +150,7 @@ async def test_a_writer_reads_beside_what_it_writes(engine, watch):
 
     async with Writer(desk.store, lambda _: None) as writer:
         look = await writer.read(desk.store.look, "one", watched=[mine])
-        counts = await writer.read(desk.store.counts)
+        counts = await writer.read(desk.store.count_invocations)
     assert look.ready
     assert sum(counts.values()) == 1
 

@@ -13,12 +13,19 @@ from random import Random
 from durable_invocations.journal import handler_events as h
 from durable_invocations.journal import handler_side, runtime_side
 from durable_invocations.journal import runtime_events as r
-from durable_invocations.journal.handler_state import Attempt
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.journal.handler_state import HandlerState
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Value, keys_value, put, result_of, variants
+from durable_invocations.protocol.results import (
+    EMPTY,
+    Value,
+    get_result,
+    list_variants,
+    make_keys_value,
+    set_result,
+)
 
-INPUT = frame(pb.InputEntryMessage(value=b"in"))
+INPUT = make_frame(pb.InputEntryMessage(value=b"in"))
 MOST = 4_000
 """Actions after which an invocation that has not ended never will."""
 
@@ -26,15 +33,15 @@ MOST = 4_000
 def given(index: int, entry: Frame):
     """The result that the runtime gives to an entry: always the same, as its effect is."""
     if entry.code == 0x0804:
-        return keys_value([b"k%d" % index])
-    return Value(value=b"r%d" % index) if "value" in variants(entry.kind) else EMPTY
+        return make_keys_value([b"k%d" % index])
+    return Value(value=b"r%d" % index) if "value" in list_variants(entry.kind) else EMPTY
 
 
 def completed(entry: Frame, result) -> Frame:
     """The entry with its result, as the runtime replays it."""
     message = entry.message()
-    put(message, result, entry.kind)
-    return frame(message, requires_ack=entry.requires_ack)
+    set_result(message, result, entry.kind)
+    return make_frame(message, requires_ack=entry.requires_ack)
 
 
 def expected(program) -> bytes:
@@ -48,7 +55,9 @@ def expected(program) -> bytes:
         if what == "run":
             results[position] = of
         elif what == "ask":
-            results[position] = str(result_of(frame(of).message()) or given(index, frame(of)))
+            results[position] = str(
+                get_result(make_frame(of).message()) or given(index, make_frame(of))
+            )
     return ";".join(shown).encode()
 
 
@@ -57,7 +66,7 @@ class Handler:
 
     def __init__(self, program, executed: Counter) -> None:
         self._program, self._executed = program, executed
-        self._state = Attempt()
+        self._state = HandlerState()
         self._recorded: list[Frame] = []
         self._results: dict[int, str] = {}
         self._at: dict[int, int] = {}
@@ -82,7 +91,7 @@ class Handler:
         name = self.running.pop(index)
         self._executed[index] += 1
         self._kept[index] = name
-        done = frame(pb.RunEntryMessage(name=name, value=name.encode()), requires_ack=True)
+        done = make_frame(pb.RunEntryMessage(name=name, value=name.encode()), requires_ack=True)
         self.do(h.Finished(index=index, entry=done))
 
     def _take(self, out) -> None:
@@ -120,9 +129,9 @@ class Handler:
             if what != "wait":
                 self._at[self._next] = self._state.issued
             if what == "run":
-                self._step(h.Begun, frame(pb.RunEntryMessage(name=of)))
+                self._step(h.RunBegun, make_frame(pb.RunEntryMessage(name=of)))
             elif what != "wait":
-                self._step(h.Issued, of if what == "tell" else frame(of))
+                self._step(h.Issued, of if what == "tell" else make_frame(of))
             self._next += 1
         if self.closed is None and not self._returned:
             self._end()
@@ -136,7 +145,7 @@ class Handler:
         self._returned = True
         waits = [of for what, of in self._program if what == "wait"]
         shown = [self._results[self._at[each]] for of in waits for each in of]
-        self._step(h.Issued, frame(pb.OutputEntryMessage(value=";".join(shown).encode())))
+        self._step(h.Issued, make_frame(pb.OutputEntryMessage(value=";".join(shown).encode())))
         self._apply(h.Returned())
 
 
@@ -181,10 +190,12 @@ class AttemptRun:
     def __init__(self, world: World, duplex: bool) -> None:
         self.world, self.duplex = world, duplex
         self.handler = Handler(world.program, world.executed)
-        self.runtime = runtime_side.begun(world.journal, duplex=duplex)
+        self.runtime = runtime_side.begin_attempt(world.journal, duplex=duplex)
         start = pb.StartMessage(id=b"i" * 16, known_entries=len(world.journal))
-        self.down: list = [h.Received(frame=each) for each in (frame(start), *world.journal)]
-        self.storing: list[r.Commit] = []
+        self.down: list = [
+            h.FrameReceived(frame=each) for each in (make_frame(start), *world.journal)
+        ]
+        self.storing: list[r.StoreEntry] = []
         self.input_open, self.over = True, False
         self._tell(r.Replayed())
         if not duplex:
@@ -223,7 +234,7 @@ class AttemptRun:
         self.handler.do(self.down.pop(0))
 
     def _deliver_up(self) -> None:
-        self._tell(r.Received(frame=self.handler.up.pop(0)))
+        self._tell(r.EntrySent(frame=self.handler.up.pop(0)))
 
     def _store(self) -> None:
         commit = self.storing[0]
@@ -233,7 +244,7 @@ class AttemptRun:
             self._lose(int(self.world.lost_stored))
         else:
             self.world.journal.append(self.storing.pop(0).entry)
-            self._tell(r.Committed(index=commit.index))
+            self._tell(r.EntryCommitted(index=commit.index))
 
     def _complete(self, index: int) -> None:
         result = self.world.complete(index)
@@ -254,7 +265,7 @@ class AttemptRun:
             self._take(each)
 
     def _take(self, out) -> None:
-        if isinstance(out, r.Commit):
+        if isinstance(out, r.StoreEntry):
             self.storing.append(out)
         elif isinstance(out, r.Notify):
             self._send(out.frame)
@@ -270,14 +281,14 @@ class AttemptRun:
             self.world.losses -= 1
             return
         times = 2 if self.world.random.random() < 0.2 else 1
-        self.down += [h.Received(frame=sent)] * times
+        self.down += [h.FrameReceived(frame=sent)] * times
 
     def _end(self, out) -> None:
-        if isinstance(out, r.Finish):
+        if isinstance(out, r.FinishInvocation):
             assert out.index == len(self.world.journal) - 1
             self.world.finished = True
             return
-        assert isinstance(out, r.Suspend), out
+        assert isinstance(out, r.SuspendInvocation), out
         waits = set(out.indexes)
         while waits <= set(self.world.open()):
             self.world.complete(self.world.random.choice(self.world.open()))

@@ -1,1 +1,1 @@
-"""Attempts: what is sent and received on a stream, and what the store is told of it."""
+"""Attempts: their streams, and the operations of the store that follow."""

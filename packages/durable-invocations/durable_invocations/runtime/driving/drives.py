@@ -1,4 +1,4 @@
-"""The attempts that are under way in this process."""
+"""The running attempts of this process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from durable_invocations.runtime.driving.attempts import Attempt
+from durable_invocations.runtime.driving.attempts import AttemptDriver
 from durable_invocations.runtime.driving.places import Places
-from durable_invocations.runtime.driving.tools import Tools
+from durable_invocations.runtime.driving.tools import AttemptContext
 from durable_invocations.runtime.store.outcomes import Claimed, News
 
 
@@ -18,65 +18,65 @@ class Drives:
     Belongs to one event loop.
     """
 
-    def __init__(self, tools: Tools, freed: Callable[[], None]) -> None:
+    def __init__(self, tools: AttemptContext, freed: Callable[[], None]) -> None:
         self._tools, self._freed = tools, freed
-        self._attempts: dict[str, Attempt] = {}
-        self._tasks: dict[Attempt, asyncio.Task[None]] = {}
+        self._attempts: dict[str, AttemptDriver] = {}
+        self._tasks: dict[AttemptDriver, asyncio.Task[None]] = {}
         self._places = Places(tools.settings.most)
 
     @property
     def free(self) -> int:
-        """How many more may begin, whichever deployments they are of but the full ones."""
+        """How many more may begin, on any deployments except the full ones."""
         return self._places.free
 
     @property
     def full(self) -> Collection[str]:
-        """The deployments of which no more may begin."""
+        """The deployments that may begin no more attempts."""
         return self._places.full
 
     @property
-    def held(self) -> Collection[tuple[str, int]]:
-        """The invocations that are driven, each with the fence of its claim."""
-        return tuple((each.claimed.id, each.claimed.fence) for each in self._tasks)
+    def driven(self) -> Collection[tuple[str, int]]:
+        """The driven invocations, each with the fence of its claim."""
+        return tuple((attempt.claimed.id, attempt.claimed.fence) for attempt in self._tasks)
 
     def start(self, claimed: Iterable[Claimed]) -> None:
-        """Drive what was claimed; an older attempt at the same invocation is over already."""
-        for each in claimed:
-            attempt = Attempt(each, self._tools)
+        """Drive claimed invocations; older attempts of them are over already."""
+        for invocation in claimed:
+            attempt = AttemptDriver(invocation, self._tools)
             task = asyncio.ensure_future(attempt.run())
-            self._attempts[each.id] = attempt
+            self._attempts[invocation.id] = attempt
             self._tasks[attempt] = task
-            self._places.take(each.deployment.id)
-            task.add_done_callback(partial(self._ended, attempt))
+            self._places.take(invocation.deployment.id)
+            task.add_done_callback(partial(self._handle_ended, attempt))
 
-    def told(self, news: Iterable[News]) -> None:
-        """Hand on what happened to invocations."""
-        for each in news:
-            attempt = self._attempts.get(each.id)
+    def handle_news(self, news: Iterable[News]) -> None:
+        """Pass on what happened to invocations."""
+        for change in news:
+            attempt = self._attempts.get(change.id)
             if attempt is not None:
-                attempt.told(each)
+                attempt.handle_news(change)
 
     def ask_to_suspend(self) -> None:
-        """Have those that wait begin anew, with all that is stored by then."""
+        """Ask waiting attempts to suspend, so that they restart with all that is stored."""
         for attempt in self._tasks:
             attempt.ask_to_suspend()
 
-    def tend(self, *, crowded: bool) -> None:
-        """Hold attempts to their times; where others wait for a place, have idle ones make room."""
+    def enforce_timeouts(self, *, crowded: bool) -> None:
+        """Enforce timeouts; if invocations wait for a place, make idle attempts leave."""
         now = self._tools.monotonic()
         for attempt in list(self._tasks):
-            attempt.tend(now)
-            if crowded and attempt.idle(now) > self._tools.settings.yield_after:
+            attempt.enforce_timeouts(now)
+            if crowded and attempt.get_idle_seconds(now) > self._tools.settings.yield_after:
                 attempt.make_room()
 
     async def close(self) -> None:
-        """Break off every attempt."""
+        """Cancel every attempt."""
         tasks = list(self._tasks.values())
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, attempt: Attempt, _task: asyncio.Task[None]) -> None:
+    def _handle_ended(self, attempt: AttemptDriver, _task: asyncio.Task[None]) -> None:
         del self._tasks[attempt]
         self._places.leave(attempt.claimed.deployment.id)
         if self._attempts.get(attempt.claimed.id) is attempt:

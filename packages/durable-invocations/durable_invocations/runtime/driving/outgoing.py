@@ -10,13 +10,13 @@ from durable_invocations.protocol.frames import Frame, encode
 from durable_invocations.runtime.http.exchange import Exchange
 
 PIECE = 65_536
-"""Bytes that are sent at once, unless one message has more."""
+"""Bytes that are sent at once, unless one message is larger."""
 
 
 class Outgoing:
-    """An opening, then frames in the order in which they are put, also before it.
+    """Sends an opening, then frames in the order of `put`, even if put before it.
 
-    `replayed` is told before the last of the opening. Belongs to one event loop.
+    `replayed` is called before the end of the opening is sent. Belongs to one event loop.
     """
 
     def __init__(self, replayed: Callable[[], None]) -> None:
@@ -24,18 +24,18 @@ class Outgoing:
         self._replaying = 0
         self._frames: deque[Frame] = deque()
         self._kept: list[Frame] = []
-        """What was put, until the peer answers."""
+        """Frames put before the peer answered."""
         self._answered = False
         self._news = asyncio.Event()
         self._ended = False
 
     def begin(self, opening: Sequence[Frame]) -> None:
-        """Send the opening, then what was put; also again, where no peer looked at it."""
+        """Send the opening, then what was put; again if no peer read it."""
         self._frames = deque((*opening, *self._kept))
         self._replaying = len(opening)
 
-    def answered(self) -> None:
-        """The peer looks at what is sent: there is no other beginning."""
+    def mark_answered(self) -> None:
+        """Note that the peer reads the stream, so that it is not begun again."""
         self._answered = True
         self._kept.clear()
 
@@ -49,35 +49,35 @@ class Outgoing:
         self._news.set()
 
     def end(self) -> None:
-        """Send no more than what was put. Idempotent."""
+        """Send only what was put so far. Idempotent."""
         self._ended = True
         self._news.set()
 
     async def run(self, exchange: Exchange) -> None:
         """Send until the end. Raises DeploymentUnreachableError."""
         while True:
-            data = self._piece()
-            done = self._ended and not self._frames
-            if data or done:
-                await exchange.send(data, end=done)
-            if done:
+            data = self._take_piece()
+            finished = self._ended and not self._frames
+            if data or finished:
+                await exchange.send(data, end=finished)
+            if finished:
                 return
             if not self._frames:
                 self._news.clear()
                 await self._news.wait()
 
     async def run_whole(self, exchange: Exchange) -> None:
-        """Send all of it in one, as what comes before a response."""
+        """Send everything at once, before the response."""
         self._ended = True
-        data = b"".join(iter(self._piece, b""))
+        data = b"".join(iter(self._take_piece, b""))
         await exchange.send(data, end=True)
 
-    def _piece(self) -> bytes:
-        taken, size = [], 0
+    def _take_piece(self) -> bytes:
+        encoded, size = [], 0
         while self._frames and size < PIECE:
-            taken.append(encode(self._frames.popleft()))
-            size += len(taken[-1])
-        if 0 < self._replaying <= len(taken):
+            encoded.append(encode(self._frames.popleft()))
+            size += len(encoded[-1])
+        if 0 < self._replaying <= len(encoded):
             self._replayed()
-        self._replaying = max(0, self._replaying - len(taken))
-        return b"".join(taken)
+        self._replaying = max(0, self._replaying - len(encoded))
+        return b"".join(encoded)

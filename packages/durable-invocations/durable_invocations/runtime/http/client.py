@@ -1,4 +1,4 @@
-"""Opens exchanges with service deployments, by the version of HTTP that each speaks."""
+"""Opens exchanges with service deployments, over each one's version of HTTP."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class HttpClient:
         return self._http1.open(address, request)
 
     async def close(self) -> None:
-        """Close all connections; exchanges that are open fail."""
+        """Close all connections; open exchanges fail."""
         await self._http1.close()
         await self._http2.close()

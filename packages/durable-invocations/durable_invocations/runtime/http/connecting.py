@@ -1,4 +1,4 @@
-"""Connections of TCP, with TLS where the address says so."""
+"""TCP connections, with TLS for https."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from durable_invocations.runtime.http.exchange import DeploymentUnreachableError
 
 CONNECT_SECONDS = 10.0
 TRUSTED = "SSL_CERT_FILE"
-"""The variable with which OpenSSL finds the certificates that are trusted."""
+"""The variable that tells OpenSSL which certificates are trusted."""
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
 class Tls:
-    """Connects to origins, those of https with a context that verifies the peer.
+    """Connects to origins; for https it verifies the peer.
 
     It offers these protocols (`h2`, `http/1.1`). `trusted` is a file of certificates that are
-    trusted beside the system's.
+    trusted in addition to the system's.
     """
 
     def __init__(self, *protocols: str, trusted: str | None) -> None:
         self._protocols, self._trusted = protocols, trusted
 
-    async def connected(
+    async def connect(
         self, origin: Origin, make: Callable[[], P], seconds: float
     ) -> tuple[asyncio.Transport, P]:
         """A connection to the origin. Raises DeploymentUnreachableError."""
@@ -40,18 +40,18 @@ class Tls:
                 return await loop.create_connection(make, origin.host, origin.port, **options)
         except TimeoutError:
             raise DeploymentUnreachableError(
-                f"{origin} took no connection within {seconds:g} s; check that it runs."
+                f"{origin} accepted no connection within {seconds:g} s; check that it runs."
             ) from None
         except ssl.SSLCertVerificationError as error:
             why = error.verify_message.rstrip(".")
             raise DeploymentUnreachableError(
                 f"{origin} has a certificate that is not trusted: {why}. "
-                f"Correct it, or name a file with the one that vouches for it in {TRUSTED}."
+                f"Correct it, or set {TRUSTED} to a file with its issuer's certificate."
             ) from None
-        # A host that is no name, such as a..b, is a UnicodeError.
+        # An invalid host name, such as a..b, raises UnicodeError.
         except (OSError, UnicodeError) as error:
             raise DeploymentUnreachableError(
-                f"{origin} takes no connections: {error}; check that it runs."
+                f"{origin} accepts no connections: {error}; check that it runs."
             ) from None
 
     @cached_property

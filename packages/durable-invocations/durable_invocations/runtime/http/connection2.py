@@ -1,4 +1,4 @@
-"""One HTTP/2 connection: many exchanges side by side, each with its own flow control."""
+"""One HTTP/2 connection: concurrent exchanges, each with its own flow control."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ CONNECTION_WINDOW = 1 << 24
 """The same for all exchanges of a connection."""
 _FIRST_WINDOW = 65_535
 MOST_OWED = 1 << 20
-"""Bytes of answers to pings and settings that wait for a peer that reads nothing."""
+"""Bytes of answers to pings and settings that may wait for a peer that does not read."""
 MOST_EXCHANGES = 900
-"""Exchanges of a connection; with its thousandth hypercorn breaks off all that are under way."""
+"""Exchanges of a connection; at the thousandth hypercorn aborts all running ones."""
 
 
-class _Http2(h2.connection.H2Connection):
-    """Lets exchanges that a GOAWAY spares come to their end."""
+class _H2Connection(h2.connection.H2Connection):
+    """Lets exchanges that a GOAWAY does not end finish."""
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[h2.events.Event]]:
-        # The library would count the connection as closed, and refuse what still arrives.
-        told = h2.events.ConnectionTerminated()
-        told.error_code = frame.error_code
-        told.last_stream_id = frame.last_stream_id
-        return [], [told]
+        # h2 would consider the connection closed, and refuse what still arrives.
+        event = h2.events.ConnectionTerminated()
+        event.error_code = frame.error_code
+        event.last_stream_id = frame.last_stream_id
+        return [], [event]
 
 
 class Http2Connection(asyncio.Protocol):
@@ -52,7 +52,7 @@ class Http2Connection(asyncio.Protocol):
     def __init__(self, origin: Origin, ping_seconds: float) -> None:
         self.origin = origin
         self.exchanges: dict[int, Http2Exchange] = {}
-        self.http: h2.connection.H2Connection = _Http2(
+        self.http: h2.connection.H2Connection = _H2Connection(
             H2Configuration(client_side=True, header_encoding=None)
         )
         loop = asyncio.get_running_loop()
@@ -67,9 +67,9 @@ class Http2Connection(asyncio.Protocol):
         self._owed = 0
         self._retiring = False
 
-    # What the pool asks.
+    # Called by the pool.
 
-    async def settled(self, seconds: float) -> None:
+    async def wait_settled(self, seconds: float) -> None:
         """Wait for the peer's settings. Raises NotHttp2Error, DeploymentUnreachableError."""
         try:
             with anyio.fail_after(seconds):
@@ -91,56 +91,56 @@ class Http2Connection(asyncio.Protocol):
         return self.open and len(self.exchanges) < most
 
     def begin(self, address: Address, request: Request) -> Http2Exchange:
-        """Begin a request, whose headers go with the first part of its body.
+        """Begin a request, whose headers are sent with the first part of its body.
 
-        Raises StaleError where this connection takes no more.
+        Raises StaleError if this connection takes no more.
         """
         if not self.open:
             raise StaleError(f"{self.origin} closed the connection.")
         number = self.http.get_next_available_stream_id()
         bare = request.method == "GET"
-        self.http.send_headers(number, _headers(address, request), end_stream=bare)
+        self.http.send_headers(number, _build_headers(address, request), end_stream=bare)
         exchange = Http2Exchange(self, number, sent_all=bare)
         self.exchanges[number] = exchange
         # Exchanges have odd numbers.
         self._retiring = self._retiring or number // 2 + 1 >= MOST_EXCHANGES
         self._busy = True
-        self._watch()
+        self._schedule_ping()
         return exchange
 
-    def retire(self) -> None:
-        """Take no more exchanges; close once those that there are have ended."""
+    def stop_accepting(self) -> None:
+        """Accept no more exchanges; close once the open ones have ended."""
         self._retiring = True
         self._close_if_done()
 
     def end(self, why: DeploymentUnreachableError) -> None:
-        """Break off everything."""
+        """Abort the connection and all its exchanges."""
         if self._gone is None:
             self._gone = why
-            self._fail(list(self.exchanges), why)
+            self._fail_exchanges(list(self.exchanges), why)
         if self._transport is not None:
             self._transport.abort()
 
-    # What exchanges ask.
+    # Called by exchanges.
 
     def flush(self) -> int:
-        """Write what there is to send; how many bytes."""
+        """Write pending data; returns the number of bytes."""
         data = self.http.data_to_send()
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
         return len(data or b"")
 
-    async def writable(self) -> None:
+    async def wait_writable(self) -> None:
         await self._writable.wait()
 
     def forget(self, number: int) -> None:
         self.exchanges.pop(number, None)
         self._close_if_done()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is no asyncio.Transport, though it does what one does.
+        # uvloop's transport is not an asyncio.Transport, but has its methods.
         self._transport = cast("asyncio.Transport", transport)
         self.http.initiate_connection()
         setting = h2.settings.SettingCodes
@@ -158,18 +158,20 @@ class Http2Connection(asyncio.Protocol):
         self._heard = True
         try:
             for event in self.http.receive_data(data):
-                self._on(event)
+                self._handle_event(event)
         except h2.exceptions.ProtocolError as error:
             self.flush()
-            kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
-            self._lost(kind(f"{self.origin} broke HTTP/2: {str(error).rstrip('.')}."))
+            error_type = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
+            self._fail_connection(
+                error_type(f"{self.origin} broke HTTP/2: {str(error).rstrip('.')}.")
+            )
             return
-        self._owe(self.flush())
+        self._count_owed(self.flush())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
+        error_type = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
         why = f": {exc}." if exc else "; check that it runs."
-        self._lost(kind(f"{self.origin} closed the connection{why}"))
+        self._fail_connection(error_type(f"{self.origin} closed the connection{why}"))
         self._writable.set()
         if self._pinging is not None:
             self._pinging.cancel()
@@ -181,25 +183,25 @@ class Http2Connection(asyncio.Protocol):
         self._owed = 0
         self._writable.set()
 
-    # What happens.
+    # Events.
 
-    def _owe(self, size: int) -> None:
-        """Count what was answered to a peer that does not read; too much ends the connection."""
+    def _count_owed(self, size: int) -> None:
+        """Count answers to a peer that does not read; too many end the connection."""
         if not self._writable.is_set():
             self._owed += size
         if self._owed > MOST_OWED:
-            told = f"{self.origin} does not read the answers that it asks for."
-            self._lost(DeploymentUnreachableError(told))
+            message = f"{self.origin} does not read the answers to its own requests."
+            self._fail_connection(DeploymentUnreachableError(message))
 
-    def _on(self, event: h2.events.Event) -> None:
+    def _handle_event(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.RemoteSettingsChanged):
             if not self._settled.done():
                 self._settled.set_result(None)
-            self._roomier(0)
+            self._notify_room(0)
         elif isinstance(event, h2.events.WindowUpdated):
-            self._roomier(event.stream_id or 0)
+            self._notify_room(event.stream_id or 0)
         elif isinstance(event, h2.events.ConnectionTerminated):
-            self._terminated(event)
+            self._handle_terminated(event)
         else:
             number = getattr(event, "stream_id", None)
             exchange = self.exchanges.get(number) if number else None
@@ -210,30 +212,34 @@ class Http2Connection(asyncio.Protocol):
                     event.flow_controlled_length or 0, event.stream_id
                 )
 
-    def _roomier(self, number: int) -> None:
-        some = self.exchanges.values() if number == 0 else (self.exchanges.get(number),)
-        for each in some:
-            if each is not None:
-                each.roomier()
+    def _notify_room(self, number: int) -> None:
+        exchanges = self.exchanges.values() if number == 0 else (self.exchanges.get(number),)
+        for exchange in exchanges:
+            if exchange is not None:
+                exchange.notify_room()
 
-    def _terminated(self, event: h2.events.ConnectionTerminated) -> None:
+    def _handle_terminated(self, event: h2.events.ConnectionTerminated) -> None:
         self._retiring = True
-        last = event.last_stream_id or 0
+        last_id = event.last_stream_id or 0
         if event.error_code:
-            name = _named(event.error_code)
-            self._lost(DeploymentUnreachableError(f"{self.origin} ended the connection: {name}."))
+            name = _format_error_code(event.error_code)
+            self._fail_connection(
+                DeploymentUnreachableError(f"{self.origin} ended the connection: {name}.")
+            )
             return
-        untouched = [number for number in self.exchanges if number > last]
-        self._fail(untouched, StaleError(f"{self.origin} is about to close the connection."))
+        unprocessed = [number for number in self.exchanges if number > last_id]
+        self._fail_exchanges(
+            unprocessed, StaleError(f"{self.origin} is about to close the connection.")
+        )
         self._close_if_done()
 
-    def _lost(self, why: DeploymentUnreachableError) -> None:
+    def _fail_connection(self, why: DeploymentUnreachableError) -> None:
         if not self._settled.done():
             self._settled.set_exception(why)
             self._settled.exception()
         self.end(why)
 
-    def _fail(self, numbers: list[int], why: DeploymentUnreachableError) -> None:
+    def _fail_exchanges(self, numbers: list[int], why: DeploymentUnreachableError) -> None:
         for number in numbers:
             self.exchanges.pop(number).fail(why)
 
@@ -242,16 +248,16 @@ class Http2Connection(asyncio.Protocol):
             self._gone = self._gone or StaleError(f"{self.origin}: the connection was closed.")
             self._transport.close()
 
-    def _watch(self) -> None:
+    def _schedule_ping(self) -> None:
         if self._pinging is None:
             loop = asyncio.get_running_loop()
             self._heard = True
             self._pinging = loop.call_later(self._ping_seconds, self._ping)
 
     def _ping(self) -> None:
-        """Ask a peer that is silent whether it is there; give it up if it was asked before.
+        """Ping a silent peer; end the connection if the last ping was not answered.
 
-        A connection that had no exchange since the last time is closed.
+        A connection without exchanges since the last ping is closed.
         """
         self._pinging = None
         busy, self._busy = self._busy, False
@@ -260,11 +266,11 @@ class Http2Connection(asyncio.Protocol):
         if self.exchanges and not self._heard:
             self.end(DeploymentUnreachableError(f"{self.origin} does not answer a ping."))
         elif not self.exchanges and not busy:
-            self.retire()
+            self.stop_accepting()
         else:
-            self._ask()
+            self._send_ping()
 
-    def _ask(self) -> None:
+    def _send_ping(self) -> None:
         if self.exchanges:
             self._heard = False
             self.http.ping(b"iscpping")
@@ -273,14 +279,14 @@ class Http2Connection(asyncio.Protocol):
         self._pinging = loop.call_later(self._ping_seconds, self._ping)
 
 
-def _named(code: int) -> str:
+def _format_error_code(code: int) -> str:
     try:
         return h2.errors.ErrorCodes(code).name
     except ValueError:
         return str(code)
 
 
-def _headers(address: Address, request: Request) -> list[tuple[str, str]]:
+def _build_headers(address: Address, request: Request) -> list[tuple[str, str]]:
     return [
         (":method", request.method),
         (":scheme", address.origin.scheme),

@@ -1,4 +1,4 @@
-"""Asks an address which services it serves, and how it is spoken to."""
+"""Discovers the services and the protocol of an address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 from pydantic import ValidationError
 
 from durable_invocations.errors import ConfigError
-from durable_invocations.protocol.versions import LOWEST, MANIFESTS, NEWEST, manifest_type
+from durable_invocations.protocol.versions import LOWEST, MANIFESTS, NEWEST, format_manifest_type
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import (
     Address,
@@ -22,62 +22,62 @@ from durable_invocations.runtime.http.exchange import (
 from durable_invocations.runtime.http.manifest import Manifest
 
 PATHS = ("/discover", "/discovery")
-"""The first is what servers ask for, the second what the protocol's text says."""
-CONTENT_TYPES = tuple(map(manifest_type, MANIFESTS))
+"""The first is what servers use, the second what the protocol's text says."""
+CONTENT_TYPES = tuple(map(format_manifest_type, MANIFESTS))
 MOST_BYTES = 4 << 20
 SECONDS = 10.0
 _OK, _NOT_FOUND = 200, 404
-_GIVE = "give the address of a service endpoint, with the path that its app is mounted at."
+_GIVE = "give the address of a service endpoint, including the path that its app is mounted at."
 
 
 class DiscoveryError(ConfigError):
-    """What answers at the address is no service deployment that this runtime can drive."""
+    """The server at the address is not a service deployment that this runtime can drive."""
 
     code = 10_760
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discovered:
-    """A service deployment: how it is spoken to, and its manifest."""
+    """A service deployment: its protocol and its manifest."""
 
     address: Address
     http: int
     """The version of HTTP: 1 or 2."""
     duplex: bool
-    """Whether messages flow both ways at once; else all of the request precedes the response."""
+    """Whether messages flow both ways at once; else the request precedes the response."""
     manifest: Manifest
 
 
-async def discovered(
+async def discover_deployment(
     client: HttpClient, url: str, *, http: int | None = None, seconds: float = SECONDS
 ) -> Discovered:
-    """Ask the address for its manifest; by HTTP/2, then HTTP/1.1, unless `http` names one.
+    """Request the manifest of an address; by HTTP/2, then HTTP/1.1, unless `http` is given.
 
-    Raises ConfigError for a malformed address, DiscoveryError for an answer that is no manifest
-    or not one for this runtime, DeploymentUnreachableError for none within `seconds`.
+    Raises ConfigError for a malformed address, DiscoveryError for an answer that is not a manifest
+    for this runtime, DeploymentUnreachableError for no answer within `seconds`.
     """
-    address = Address.parsed(url)
+    address = Address.parse(url)
     try:
         with anyio.fail_after(seconds):
-            return await _discovered(client, address, http)
+            return await _discover(client, address, http)
     except TimeoutError:
         raise DeploymentUnreachableError(
-            f"{address} did not answer within {seconds:g} s which services it serves; "
+            f"{address} did not send its manifest within {seconds:g} s; "
             "check that a service endpoint runs there."
         ) from None
 
 
-async def _discovered(client: HttpClient, address: Address, http: int | None) -> Discovered:
+async def _discover(client: HttpClient, address: Address, http: int | None) -> Discovered:
     if http is not None:
-        return await _by(client, address, http)
+        return await _discover_by_version(client, address, http)
     try:
-        return await _by(client, address, HTTP_2)
+        return await _discover_by_version(client, address, HTTP_2)
     except NotHttp2Error:
-        return await _by(client, address, HTTP_1)
+        return await _discover_by_version(client, address, HTTP_1)
 
 
-async def _by(client: HttpClient, address: Address, http: int) -> Discovered:
-    manifest = _parsed(address, await _answer(client, address, http))
+async def _discover_by_version(client: HttpClient, address: Address, http: int) -> Discovered:
+    manifest = _parse_manifest(address, await _fetch_manifest(client, address, http))
     newest = min(NEWEST, manifest.max_protocol_version)
     if newest < max(LOWEST, manifest.min_protocol_version):
         raise DiscoveryError(
@@ -89,17 +89,17 @@ async def _by(client: HttpClient, address: Address, http: int) -> Discovered:
     return Discovered(address=address, http=http, duplex=duplex, manifest=manifest)
 
 
-async def _answer(client: HttpClient, address: Address, http: int) -> bytes:
+async def _fetch_manifest(client: HttpClient, address: Address, http: int) -> bytes:
     for path in PATHS:
         request = Request(method="GET", path=path, headers=[("accept", ", ".join(CONTENT_TYPES))])
         exchange = await client.open(address, request, http)
         try:
             await exchange.send(b"", end=True)
-            head = await exchange.head()
+            head = await exchange.read_head()
             if head.status == _NOT_FOUND:
                 continue
-            _check(address, path, head)
-            return await _whole(address, exchange)
+            _check_head(address, path, head)
+            return await _read_body(address, exchange)
         finally:
             await exchange.close()
     raise DiscoveryError(
@@ -107,42 +107,44 @@ async def _answer(client: HttpClient, address: Address, http: int) -> bytes:
     )
 
 
-def _check(address: Address, path: str, head: Head) -> None:
+def _check_head(address: Address, path: str, head: Head) -> None:
     if head.status != _OK:
         raise DiscoveryError(f"{address} answers {path} with status {head.status}; see its log.")
-    found = head.headers.get("content-type", "")
-    if found.partition(";")[0].strip() not in CONTENT_TYPES:
+    content_type = head.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip() not in CONTENT_TYPES:
         raise DiscoveryError(
-            f"{address} answers {path} with the content type {found[:100]!r}, "
+            f"{address} answers {path} with the content type {content_type[:100]!r}, "
             f"and not {' or '.join(CONTENT_TYPES)}; {_GIVE}"
         )
 
 
-async def _whole(address: Address, exchange: Exchange) -> bytes:
-    found = bytearray()
+async def _read_body(address: Address, exchange: Exchange) -> bytes:
+    body = bytearray()
     while part := await exchange.receive():
-        found += part
-        if len(found) > MOST_BYTES:
+        body += part
+        if len(body) > MOST_BYTES:
             raise DiscoveryError(f"The manifest of {address} exceeds {MOST_BYTES} bytes.")
-    return bytes(found)
+    return bytes(body)
 
 
-def _parsed(address: Address, text: bytes) -> Manifest:
+def _parse_manifest(address: Address, text: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(each) for each in first["loc"]) or "the text"
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "the text"
         raise DiscoveryError(
-            f"The manifest of {address} breaks its schema: {where}: {first['msg']}."
+            f"The manifest of {address} breaks its schema: {where}: {problem['msg']}."
         ) from None
-    _check_names(address, "service", [each.name for each in manifest.services])
-    for each in manifest.services:
-        _check_names(address, f"handler of {each.name}", [one.name for one in each.handlers])
+    _check_names(address, "service", [service.name for service in manifest.services])
+    for service in manifest.services:
+        _check_names(
+            address, f"handler of {service.name}", [handler.name for handler in service.handlers]
+        )
     return manifest
 
 
-def _check_names(address: Address, what: str, names: list[str]) -> None:
+def _check_names(address: Address, kind: str, names: list[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DiscoveryError(f"The manifest of {address} names the {what} {twice[0]!r} twice.")
+        raise DiscoveryError(f"The manifest of {address} names the {kind} {twice[0]!r} twice.")

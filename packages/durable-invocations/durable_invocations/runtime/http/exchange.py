@@ -1,4 +1,4 @@
-"""One request and its response, on whatever version of HTTP carries it."""
+"""One request and its response, over any version of HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from durable_invocations.addresses import without_secrets
+from durable_invocations.addresses import mask_secrets
 from durable_invocations.errors import ConfigError, UnavailableError
 
 MOST_HEAD = 65_536
@@ -16,30 +16,30 @@ MOST_HEAD = 65_536
 _PORTS = {"http": 80, "https": 443}
 _PLAIN = re.compile(r"[!-~]+")
 _SECRET = re.compile(r"[0-9a-f]{32,}")
-"""A digest in a path, which stands for a token there."""
+"""A digest in a path, which serves as a token."""
 
 
 class DeploymentUnreachableError(UnavailableError):
-    """A service deployment does not answer, or broke off its answer; it is tried again."""
+    """A service deployment does not answer, or aborted its answer; it is tried again."""
 
     code = 1_120
 
 
 class NotHttp2Error(DeploymentUnreachableError):
-    """What answers at the address does not speak HTTP/2."""
+    """The server at the address does not speak HTTP/2."""
 
     code = 1_121
 
 
 class StaleError(DeploymentUnreachableError):
-    """A connection ended before the request was looked at; another one may take it."""
+    """A connection ended before the request was read; another one may take it."""
 
     code = 1_122
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where connections lead."""
+    """What connections connect to: host, port and TLS."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class Origin:
 
     @property
     def authority(self) -> str:
-        """As the Host header has it: without the scheme's own port."""
+        """The Host header: without the scheme's default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -67,18 +67,18 @@ class Address:
     prefix: str
 
     @classmethod
-    def parsed(cls, url: str) -> Address:
+    def parse(cls, url: str) -> Address:
         """The address of `http://host:port/prefix`. Raises ConfigError."""
         try:
             parts = urlsplit(url)
             scheme, host, port = parts.scheme, parts.hostname, parts.port
         except ValueError:
             scheme, host, port = "", None, None
-        more = "@" in url or "?" in url or "#" in url or not _PLAIN.fullmatch(url)
-        if scheme not in _PORTS or not host or more:
+        unusable = "@" in url or "?" in url or "#" in url or not _PLAIN.fullmatch(url)
+        if scheme not in _PORTS or not host or unusable:
             raise ConfigError(
-                f"The address {without_secrets(url)!r} is not one of a service deployment; give "
-                "http://host:port or https://host:port, with a path if it has one."
+                f"The address {mask_secrets(url)!r} is not the address of a service deployment; "
+                "give http://host:port or https://host:port, with a path if it has one."
             )
         origin = Origin(host=host, port=port or _PORTS[scheme], tls=scheme == "https")
         return cls(origin=origin, prefix=parts.path.rstrip("/"))
@@ -88,13 +88,13 @@ class Address:
         return f"{self.origin}{self.prefix}"
 
     def __str__(self) -> str:
-        """As messages and logs have it: without what only who may invoke knows."""
+        """For messages and logs: without the secret in the path."""
         return f"{self.origin}{_SECRET.sub('…', self.prefix)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What opens an exchange; `path` stands behind the address's prefix."""
+    """What opens an exchange; `path` follows the address's prefix."""
 
     method: str
     path: str
@@ -110,22 +110,22 @@ class Head:
 
 
 class Exchange(Protocol):
-    """One request that is under way. Methods raise DeploymentUnreachableError.
+    """One running request. Methods raise DeploymentUnreachableError.
 
-    Each end must `close` it, once it is done with or given up; closing is idempotent.
+    The caller must `close` it; closing is idempotent.
     """
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
-        """Send a part of the body, when the peer has room for it; `end` says it is the last."""
+        """Send a part of the body once the peer accepts it; `end` marks the last."""
 
-    async def head(self) -> Head:
-        """Wait for the response's head; idempotent."""
+    async def read_head(self) -> Head:
+        """Wait for the response's head. Idempotent."""
 
     async def receive(self) -> bytes:
-        """Wait for the next part of the response's body; empty: it has ended."""
+        """Wait for the next part of the response's body; empty at its end."""
 
     def abort(self, why: DeploymentUnreachableError) -> None:
-        """Break it off now; whoever waits for it gets this error."""
+        """Abort it now; pending calls raise this error."""
 
     async def close(self) -> None:
-        """Give back, or break off, what is left of it."""
+        """Return its connection to the pool, or abort it."""

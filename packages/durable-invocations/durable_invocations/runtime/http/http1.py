@@ -1,4 +1,4 @@
-"""HTTP/1.1, request then response, over connections that are kept for the next one."""
+"""HTTP/1.1, request then response, over pooled connections."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from durable_invocations.runtime.http.exchange import (
 )
 
 IDLE_SECONDS = 4.0
-"""Connections that idled longer are not used again: uvicorn closes them after 5 s."""
+"""Connections that idled longer are not reused: uvicorn closes them after 5 s."""
 MOST_IDLE = 64
 """Connections that are kept for each origin."""
 _PIECE = 65_536
 
 
-class _Arrivals(asyncio.StreamReaderProtocol):
-    """Counts the bytes that came, read or not."""
+class _CountingProtocol(asyncio.StreamReaderProtocol):
+    """Counts received bytes, read or not."""
 
     def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(reader, loop=loop)
@@ -45,7 +45,7 @@ class Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     http: h11.Connection
-    arrivals: _Arrivals
+    arrivals: _CountingProtocol
     used: bool = False
     idle_since: float = 0.0
     taken: int = 0
@@ -57,7 +57,7 @@ class Connection:
             self.writer.write(data)
             await self.writer.drain()
 
-    async def next_event(self) -> h11.Event:
+    async def read_event(self) -> h11.Event:
         while (event := self.http.next_event()) is h11.NEED_DATA:
             data = await self.reader.read(_PIECE)
             self.taken += len(data)
@@ -68,9 +68,9 @@ class Connection:
 
     @property
     def fit(self) -> bool:
-        """Whether it may carry another request: it is open, and nothing unasked came over it.
+        """Whether it may carry another request: it is open, and received nothing unrequested.
 
-        Such a response, as of a server that is about to close, would answer the next request.
+        Such a response, as a server sends before it closes, would answer the next request.
         """
         came = self.arrivals.count > self.taken or self.http.trailing_data[0]
         return not came and not self.reader.at_eof()
@@ -99,11 +99,11 @@ class Http1:
         idle = self._idle[origin]
         now = asyncio.get_running_loop().time()
         while idle and not fresh:
-            found = idle.pop()
-            if now - found.idle_since < self._idle_seconds and found.fit:
-                return found
-            found.writer.close()
-        return await self._connected(origin)
+            connection = idle.pop()
+            if now - connection.idle_since < self._idle_seconds and connection.fit:
+                return connection
+            connection.writer.close()
+        return await self._connect(origin)
 
     def give_back(self, origin: Origin, connection: Connection) -> None:
         """Keep the connection for the next exchange if it can take one; else close it."""
@@ -122,17 +122,19 @@ class Http1:
             self._sweeping = loop.call_later(self._idle_seconds, self._sweep)
 
     async def close(self) -> None:
-        """Close what idles."""
+        """Close idle connections."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        idle = [each for every in self._idle.values() for each in every]
+        idle = [connection for queue in self._idle.values() for connection in queue]
         self._idle.clear()
-        for each in idle:
-            each.writer.close()
-        await asyncio.gather(*(each.writer.wait_closed() for each in idle), return_exceptions=True)
+        for connection in idle:
+            connection.writer.close()
+        await asyncio.gather(
+            *(connection.writer.wait_closed() for connection in idle), return_exceptions=True
+        )
 
     def _sweep(self) -> None:
-        """Close what idled for too long, and look again when the next one will have."""
+        """Close connections that idled too long; runs again when the next one is due."""
         loop = asyncio.get_running_loop()
         for origin, idle in list(self._idle.items()):
             while idle and idle[0].idle_since + self._idle_seconds <= loop.time():
@@ -142,11 +144,11 @@ class Http1:
         ends = [idle[0].idle_since + self._idle_seconds for idle in self._idle.values()]
         self._sweeping = loop.call_at(min(ends), self._sweep) if ends else None
 
-    async def _connected(self, origin: Origin) -> Connection:
+    async def _connect(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MOST_HEAD, loop=loop)
-        transport, protocol = await self._tls.connected(
-            origin, lambda: _Arrivals(reader, loop), self._seconds
+        transport, protocol = await self._tls.connect(
+            origin, lambda: _CountingProtocol(reader, loop), self._seconds
         )
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD)
@@ -159,35 +161,35 @@ class Http1Exchange:
     def __init__(self, pool: Http1, address: Address, request: Request) -> None:
         self._pool, self._address, self._request = pool, address, request
         self._connection: Connection | None = None
-        self._whole: bytes | None = None
+        self._full_body: bytes | None = None
         self._head: Head | None = None
         self._aborted: DeploymentUnreachableError | None = None
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
         if self._connection is None and end:
-            self._whole = data
+            self._full_body = data
         try:
-            await self._send(data, end=end, fresh=False)
+            await self._send_part(data, end=end, fresh=False)
         except StaleError:
-            await self._send(data, end=end, fresh=True)
+            await self._send_part(data, end=end, fresh=True)
 
-    async def head(self) -> Head:
+    async def read_head(self) -> Head:
         if self._head is None:
             try:
-                self._head = await self._read_head()
+                self._head = await self._receive_head()
             except StaleError:
-                await self._send(self._whole or b"", end=True, fresh=True)
-                self._head = await self._read_head()
+                await self._send_part(self._full_body or b"", end=True, fresh=True)
+                self._head = await self._receive_head()
         return self._head
 
     async def receive(self) -> bytes:
-        await self.head()
-        connection = self._held()
+        await self.read_head()
+        connection = self._get_connection()
         try:
-            event = await connection.next_event()
+            event = await connection.read_event()
         except (OSError, h11.RemoteProtocolError) as error:
-            raise self._broken(error) from None
-        self._held()
+            raise self._make_broken_error(error) from None
+        self._get_connection()
         return bytes(event.data) if isinstance(event, h11.Data) else b""
 
     def abort(self, why: DeploymentUnreachableError) -> None:
@@ -204,57 +206,57 @@ class Http1Exchange:
         else:
             connection.writer.transport.abort()
 
-    async def _send(self, data: bytes, *, end: bool, fresh: bool) -> None:
+    async def _send_part(self, data: bytes, *, end: bool, fresh: bool) -> None:
         if self._connection is None or fresh:
             await self.close()
             self._connection = await self._pool.take(self._address.origin, fresh=fresh)
-            await self._written(self._opening(data, whole=end))
+            await self._write_event(self._build_request(data, complete=end))
         if data:
-            await self._written(h11.Data(data=data))
+            await self._write_event(h11.Data(data=data))
         if end:
-            await self._written(h11.EndOfMessage())
+            await self._write_event(h11.EndOfMessage())
 
-    def _opening(self, data: bytes, *, whole: bool) -> h11.Request:
+    def _build_request(self, data: bytes, *, complete: bool) -> h11.Request:
         headers = [("host", self._address.origin.authority), *self._request.headers]
-        if whole and (data or self._request.method != "GET"):
+        if complete and (data or self._request.method != "GET"):
             headers.append(("content-length", str(len(data))))
-        elif not whole:
+        elif not complete:
             headers.append(("transfer-encoding", "chunked"))
         target = f"{self._address.prefix}{self._request.path}"
         return h11.Request(method=self._request.method, target=target, headers=headers)
 
-    async def _written(self, event: h11.Event) -> None:
-        connection = self._held()
+    async def _write_event(self, event: h11.Event) -> None:
+        connection = self._get_connection()
         try:
             await connection.write(event)
         except OSError as error:
-            raise self._broken(error) from None
+            raise self._make_broken_error(error) from None
 
-    async def _read_head(self) -> Head:
-        connection = self._held()
+    async def _receive_head(self) -> Head:
+        connection = self._get_connection()
         try:
-            event = await connection.next_event()
+            event = await connection.read_event()
             while isinstance(event, h11.InformationalResponse):
-                event = await connection.next_event()
+                event = await connection.read_event()
         except (OSError, h11.RemoteProtocolError) as error:
-            raise self._broken(error) from None
+            raise self._make_broken_error(error) from None
         if not isinstance(event, h11.Response):
-            raise self._broken("it closed the connection")
+            raise self._make_broken_error("it closed the connection")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         return Head(status=event.status_code, headers=headers)
 
-    def _held(self) -> Connection:
+    def _get_connection(self) -> Connection:
         if self._aborted is not None:
             raise self._aborted
         if self._connection is None:
             raise DeploymentUnreachableError(f"{self._address}: the exchange was closed.")
         return self._connection
 
-    def _broken(self, why: object) -> DeploymentUnreachableError:
-        """Stale, if the server may have closed a kept connection before it saw the request."""
-        connection = self._held()
+    def _make_broken_error(self, why: object) -> DeploymentUnreachableError:
+        """StaleError if the server may have closed a pooled connection before the request."""
+        connection = self._get_connection()
         silent = connection.http.their_state in {h11.IDLE, h11.SEND_RESPONSE, h11.ERROR}
-        if connection.used and self._whole is not None and self._head is None and silent:
+        if connection.used and self._full_body is not None and self._head is None and silent:
             connection.used = False
             return StaleError(f"{self._address}: {why}.")
         return DeploymentUnreachableError(f"{self._address} broke off: {why}.")

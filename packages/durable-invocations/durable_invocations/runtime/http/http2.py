@@ -1,4 +1,4 @@
-"""HTTP/2, without TLS by prior knowledge: connections that many exchanges share."""
+"""HTTP/2, by prior knowledge if without TLS: connections that many exchanges share."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from durable_invocations.runtime.http.exchange import (
 from durable_invocations.runtime.http.exchange2 import Http2Exchange
 
 PING_SECONDS = 20.0
-"""A peer with exchanges that sent nothing for so long is asked; then given up after as long.
+"""A peer with exchanges that is silent for so long is pinged; after as long again it is dropped.
 
-A connection that had no exchange for so long is closed."""
+A connection without exchanges for so long is closed."""
 
 
 class Http2:
@@ -36,7 +36,7 @@ class Http2:
     ) -> None:
         self._tls = Tls("h2", "http/1.1", trusted=trusted)
         self._seconds, self._ping_seconds = connect_seconds, ping_seconds
-        self._held: dict[Origin, list[Http2Connection]] = defaultdict(list)
+        self._connections: dict[Origin, list[Http2Connection]] = defaultdict(list)
         self._connecting: dict[Origin, asyncio.Future[Http2Connection]] = {}
 
     async def open(self, address: Address, request: Request) -> Http2Exchange:
@@ -44,83 +44,93 @@ class Http2:
 
         Raises NotHttp2Error, DeploymentUnreachableError.
         """
-        connection = await self._roomy(address.origin)
+        connection = await self._acquire_connection(address.origin)
         return connection.begin(address, request)
 
     async def close(self) -> None:
-        """Break off every exchange, and close the connections."""
+        """Abort every exchange and close the connections."""
         connecting = list(self._connecting.values())
-        for begun in connecting:
-            begun.cancel()
+        for future in connecting:
+            future.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
-        held = [each for every in self._held.values() for each in every]
-        self._held.clear()
-        for each in held:
-            each.end(_stops(each.origin))
+        connections = [connection for pool in self._connections.values() for connection in pool]
+        self._connections.clear()
+        for connection in connections:
+            connection.end(_make_stop_error(connection.origin))
         await asyncio.sleep(0)
 
-    async def _roomy(self, origin: Origin) -> Http2Connection:
-        """A connection with room. All who need one wait for the same, or learn why there is none.
+    async def _acquire_connection(self, origin: Origin) -> Http2Connection:
+        """A connection with room. All callers wait for the same attempt to connect.
 
-        One by one, each would wait as long as those before it for a machine that is gone.
+        Otherwise their timeouts would add up if the host is down.
         """
-        while (found := self._with_room(origin)) is None:
-            made = await asyncio.shield(self._connecting.get(origin) or self._connect(origin))
-            if not made.open:
-                raise _closed(origin)
-        return found
+        while (connection := self._find_with_room(origin)) is None:
+            opened = await asyncio.shield(
+                self._connecting.get(origin) or self._begin_connect(origin)
+            )
+            if not opened.open:
+                raise _make_closed_error(origin)
+        return connection
 
-    def _with_room(self, origin: Origin) -> Http2Connection | None:
-        held = self._held[origin] = [each for each in self._held[origin] if each.open]
-        return next((each for each in held if each.has_room), None)
+    def _find_with_room(self, origin: Origin) -> Http2Connection | None:
+        connections = self._connections[origin] = [
+            connection for connection in self._connections[origin] if connection.open
+        ]
+        return next((connection for connection in connections if connection.has_room), None)
 
-    def _connect(self, origin: Origin) -> asyncio.Future[Http2Connection]:
-        begun = self._connecting[origin] = asyncio.ensure_future(self._unless_closed(origin))
-        begun.add_done_callback(partial(self._ended, origin))
-        return begun
+    def _begin_connect(self, origin: Origin) -> asyncio.Future[Http2Connection]:
+        future = self._connecting[origin] = asyncio.ensure_future(
+            self._connect_unless_closed(origin)
+        )
+        future.add_done_callback(partial(self._handle_connect_done, origin))
+        return future
 
-    def _ended(self, origin: Origin, connecting: asyncio.Future[Http2Connection]) -> None:
+    def _handle_connect_done(
+        self, origin: Origin, connecting: asyncio.Future[Http2Connection]
+    ) -> None:
         del self._connecting[origin]
         if not connecting.cancelled():
-            # Nobody may have waited to the end.
+            # No caller may be left to retrieve it.
             connecting.exception()
 
-    async def _unless_closed(self, origin: Origin) -> Http2Connection:
+    async def _connect_unless_closed(self, origin: Origin) -> Http2Connection:
         try:
-            return await self._connected(origin)
+            return await self._open_connection(origin)
         except asyncio.CancelledError:
-            # By `close`: whoever waits is not canceled.
-            raise _stops(origin) from None
+            # Canceled by `close`: the waiting callers are not.
+            raise _make_stop_error(origin) from None
 
-    async def _connected(self, origin: Origin) -> Http2Connection:
-        transport, connection = await self._tls.connected(
+    async def _open_connection(self, origin: Origin) -> Http2Connection:
+        transport, connection = await self._tls.connect(
             origin, lambda: Http2Connection(origin, self._ping_seconds), self._seconds
         )
         try:
-            await self._settled(transport, connection)
+            await self._wait_settled(transport, connection)
         except BaseException:
             transport.abort()
             raise
-        self._held[origin].append(connection)
+        self._connections[origin].append(connection)
         return connection
 
-    async def _settled(self, transport: asyncio.Transport, connection: Http2Connection) -> None:
-        """Wait until it takes exchanges. Raises NotHttp2Error, DeploymentUnreachableError, and
-        StaleError if the peer goes away at once, as while it is restarted.
+    async def _wait_settled(
+        self, transport: asyncio.Transport, connection: Http2Connection
+    ) -> None:
+        """Wait until it accepts exchanges. Raises NotHttp2Error, DeploymentUnreachableError, and
+        StaleError if the peer closes it at once, as during a restart.
         """
-        chosen = transport.get_extra_info("ssl_object")
-        if chosen is not None and chosen.selected_alpn_protocol() != "h2":
+        ssl_object = transport.get_extra_info("ssl_object")
+        if ssl_object is not None and ssl_object.selected_alpn_protocol() != "h2":
             raise NotHttp2Error(f"{connection.origin} does not offer HTTP/2 over TLS.")
-        await connection.settled(self._seconds)
+        await connection.wait_settled(self._seconds)
         if not connection.open:
-            raise _closed(connection.origin)
+            raise _make_closed_error(connection.origin)
         if not connection.has_room:
             raise DeploymentUnreachableError(f"{connection.origin} allows no HTTP/2 requests.")
 
 
-def _closed(origin: Origin) -> StaleError:
+def _make_closed_error(origin: Origin) -> StaleError:
     return StaleError(f"{origin} closed the connection; check that it runs.")
 
 
-def _stops(origin: Origin) -> DeploymentUnreachableError:
+def _make_stop_error(origin: Origin) -> DeploymentUnreachableError:
     return DeploymentUnreachableError(f"{origin}: the runtime stops.")

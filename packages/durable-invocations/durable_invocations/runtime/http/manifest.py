@@ -1,4 +1,4 @@
-"""What a service deployment says of itself: its manifest, checked against its schema."""
+"""A service deployment's manifest, checked against its schema."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ HandlerName = Annotated[
     str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*$", max_length=LONGEST)
 ]
 MediaType = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=256)]
-"""It becomes a header of answers."""
+"""It becomes a response header."""
 MOST = 1_000
-"""Services of a deployment, and handlers of a service."""
+"""The most services of a deployment, and handlers of a service."""
 Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class _Part(BaseModel):
+class _ManifestPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
 
 
-class InputPayload(_Part):
+class InputPayload(_ManifestPart):
     """What a handler accepts."""
 
     required: bool = False
@@ -34,7 +34,7 @@ class InputPayload(_Part):
     json_schema: Any = None
 
 
-class OutputPayload(_Part):
+class OutputPayload(_ManifestPart):
     """What a handler returns."""
 
     content_type: MediaType | None = None
@@ -42,8 +42,8 @@ class OutputPayload(_Part):
     json_schema: Any = None
 
 
-class Handler(_Part):
-    """One handler of a service; without `ty`, it is the service's usual kind."""
+class ManifestHandler(_ManifestPart):
+    """One handler of a service; without `ty`, the kind is the service's default."""
 
     name: HandlerName
     documentation: str | None = None
@@ -53,20 +53,20 @@ class Handler(_Part):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class Service(_Part):
+class ManifestService(_ManifestPart):
     """One service, virtual object or workflow."""
 
     name: ServiceName
     documentation: str | None = None
     ty: Literal["VIRTUAL_OBJECT", "SERVICE", "WORKFLOW"]
-    handlers: list[Handler] = Field(max_length=MOST)
+    handlers: list[ManifestHandler] = Field(max_length=MOST)
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class Manifest(_Part):
+class Manifest(_ManifestPart):
     """The endpoint's manifest, version 1 or 2 (endpoint_manifest_schema.json)."""
 
     protocol_mode: Literal["BIDI_STREAM", "REQUEST_RESPONSE"] | None = None
     min_protocol_version: Version
     max_protocol_version: Version
-    services: list[Service] = Field(max_length=MOST)
+    services: list[ManifestService] = Field(max_length=MOST)

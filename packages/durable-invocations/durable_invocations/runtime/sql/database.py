@@ -1,16 +1,16 @@
-"""The database that invocations are kept in: SQLite for one machine, else PostgreSQL."""
+"""The database of invocations: SQLite for one machine, else PostgreSQL."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
 from durable_invocations.errors import ConfigError, UnavailableError
-from sql_transactions.engine import Role, open_engine
+from sql_transactions.engine import DatabaseRole, open_engine
 
 ENSURE_LOCK = 0x1_47C4_106
-"""The PostgreSQL advisory lock under which tables are made; an arbitrary constant."""
+"""The PostgreSQL advisory lock for creating tables; an arbitrary constant."""
 
-INVOCATIONS = Role(
+INVOCATIONS = DatabaseRole(
     name="database of invocations",
     setting="its URL",
     invalid=ConfigError,
@@ -18,11 +18,13 @@ INVOCATIONS = Role(
 )
 
 
-def open_database(url: str | sa.URL, role: Role = INVOCATIONS, *, kept: bool = False) -> sa.Engine:
+def open_database(
+    url: str | sa.URL, role: DatabaseRole = INVOCATIONS, *, keep_open: bool = False
+) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://user:password@host/database`.
 
-    `role` says in messages what the database and its setting are called. With `kept` a connection
-    stays open between transactions, for processes that are not forked. Connects on first use.
-    Raises ConfigError for other URLs.
+    `role` names the database and its setting in messages. With `keep_open` a connection stays open
+    between transactions, for processes that are not forked. Connects on first use. Raises
+    ConfigError for other URLs.
     """
-    return open_engine(url, role, kept=kept)
+    return open_engine(url, role, keep_open=keep_open)

@@ -1,4 +1,4 @@
-"""What a runtime has to do, and is told of what others did."""
+"""What a runtime has to do, and what others did to its invocations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.lives.claiming import is_claimable
-from durable_invocations.runtime.sql.lives.firing import next_due
-from durable_invocations.runtime.sql.packing import result
+from durable_invocations.runtime.sql.lives.firing import find_next_due
+from durable_invocations.runtime.sql.packing import unpack_result
 from durable_invocations.runtime.sql.tables import (
     INVOCATION_NEWS_TABLE,
     INVOCATIONS,
@@ -19,7 +19,7 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL_TABLE,
     NEWS,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.operations import TakeNews
 from durable_invocations.runtime.store.outcomes import News
 from durable_invocations.runtime.store.views import Look
@@ -41,36 +41,37 @@ _NEWS = (
 )
 _GONE = sa.delete(INVOCATION_NEWS_TABLE).where(NEWS.owner == sa.bindparam("who"))
 AT_ONCE = 10_000
-"""Ids for a statement."""
+"""The most ids in a statement."""
 
 
 def look(connection: sa.Connection, owner: str, watched: Collection[str]) -> Look:
     """See the store."""
-    ended = results(connection, watched)
+    ended = read_results(connection, watched)
     return Look(
         ready=is_claimable(connection),
         news=connection.scalar(_TOLD, {"who": owner}) is not None,
-        next_at=next_due(connection),
-        ended={id_: each for id_, each in ended.items() if each is not None},
+        next_at=find_next_due(connection),
+        ended={id_: outcome for id_, outcome in ended.items() if outcome is not None},
         gone=sorted(set(watched) - set(ended)),
     )
 
 
-def results(connection: sa.Connection, ids: Collection[str]) -> dict[str, Result | None]:
+def read_results(connection: sa.Connection, ids: Collection[str]) -> dict[str, Result | None]:
     """See the store."""
-    chosen = list(ids)
-    found: dict[str, Result | None] = {}
-    for start in range(0, len(chosen), AT_ONCE):
-        rows = connection.execute(_RESULTS, {"ids": chosen[start : start + AT_ONCE]})
-        found |= {row.id: result(row.result) for row in rows}
-    return found
+    ordered = list(ids)
+    results: dict[str, Result | None] = {}
+    for start in range(0, len(ordered), AT_ONCE):
+        rows = connection.execute(_RESULTS, {"ids": ordered[start : start + AT_ONCE]})
+        results |= {row.id: unpack_result(row.result) for row in rows}
+    return results
 
 
-def take(work: Work, asked: TakeNews) -> tuple[News, ...]:
+def take(work: StoreTransaction, operation: TakeNews) -> tuple[News, ...]:
     """See the operation."""
-    rows = work.connection.execute(_NEWS, {"who": asked.owner}).all()
+    rows = work.connection.execute(_NEWS, {"who": operation.owner}).all()
     if rows:
-        work.connection.execute(_GONE, {"who": asked.owner})
+        work.connection.execute(_GONE, {"who": operation.owner})
     return tuple(
-        News(id=row.id, fence=row.fence, index=row.idx, result=result(row.result)) for row in rows
+        News(id=row.id, fence=row.fence, index=row.idx, result=unpack_result(row.result))
+        for row in rows
     )

@@ -1,4 +1,4 @@
-"""Results, errors and entries as columns keep them."""
+"""Converts results, errors and entries to and from columns."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import sqlalchemy as sa
 from durable_invocations.protocol.failures import ErrorReport, Failure, RunAttempts
 from durable_invocations.protocol.frames import COMPLETED, REQUIRES_ACK, Frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import Result, completion, result_of
+from durable_invocations.protocol.results import Result, get_result, make_completion
 from durable_invocations.protocol.services import Mode
 from durable_invocations.runtime.store.deployments import Deployment
 
 
-def fields(result: Result) -> bytes:
+def pack_result(result: Result) -> bytes:
     """The result as the fields 13 to 15.
 
-    Protobuf reads an entry with these bytes behind it as the entry with its result set.
+    Appended to an entry, these bytes set its result when protobuf parses it.
     """
-    return completion(0, result).body
+    return make_completion(0, result).body
 
 
-FAILED = fields(Failure(code=0, message=""))[:1]
-"""The first byte of a failure's fields, and of no other result's: the tag of field 15."""
+FAILED = pack_result(Failure(code=0, message=""))[:1]
+"""The first byte of a failure's fields only: the tag of field 15."""
 
 
-def result(packed: bytes | None) -> Result | None:
-    """The result that `fields` gave; None if there is none yet."""
-    return None if packed is None else result_of(pb.CompletionMessage.FromString(packed))
+def unpack_result(packed: bytes | None) -> Result | None:
+    """The result that `pack_result` packed; None if there is none yet."""
+    return None if packed is None else get_result(pb.CompletionMessage.FromString(packed))
 
 
-def frame(row: sa.Row[Any]) -> Frame:
+def unpack_frame(row: sa.Row[Any]) -> Frame:
     """An entry of JOURNAL_TABLE as it is replayed: with its result, acknowledged."""
     flags = row.flags & ~REQUIRES_ACK
     if row.result is None:
@@ -43,27 +43,27 @@ def frame(row: sa.Row[Any]) -> Frame:
     return Frame.of(row.code, flags | COMPLETED, row.body + row.result)
 
 
-def report(error: ErrorReport) -> str:
+def pack_report(error: ErrorReport) -> str:
     """An attempt's error as text."""
     return json.dumps(asdict(error))
 
 
-def reported(text: str | None) -> ErrorReport | None:
-    """The error that `report` gave."""
+def unpack_error(text: str | None) -> ErrorReport | None:
+    """The error that `pack_report` packed."""
     if text is None:
         return None
-    told = json.loads(text)
-    runs = told.get("run_attempts")
-    told["run_attempts"] = None if runs is None else tuple(map(_run_attempts, runs))
-    return ErrorReport(**told)
+    content = json.loads(text)
+    runs = content.get("run_attempts")
+    content["run_attempts"] = None if runs is None else tuple(map(_unpack_run_attempts, runs))
+    return ErrorReport(**content)
 
 
-def _run_attempts(told: dict[str, Any]) -> RunAttempts:
-    failure = told["failure"]
-    return RunAttempts(**{**told, "failure": None if failure is None else Failure(**failure)})
+def _unpack_run_attempts(content: dict[str, Any]) -> RunAttempts:
+    failure = content["failure"]
+    return RunAttempts(**{**content, "failure": None if failure is None else Failure(**failure)})
 
 
-def deployment(row: Any) -> Deployment:
+def unpack_deployment(row: Any) -> Deployment:
     """A row of SERVICE_DEPLOYMENTS_TABLE."""
     return Deployment(
         id=row.id,
@@ -75,28 +75,28 @@ def deployment(row: Any) -> Deployment:
     )
 
 
-def headers(given: Iterable[tuple[str, str]]) -> str:
-    return json.dumps([list(each) for each in given])
+def pack_headers(pairs: Iterable[tuple[str, str]]) -> str:
+    return json.dumps([list(pair) for pair in pairs])
 
 
-def pairs(text: str) -> tuple[tuple[str, str], ...]:
-    """The headers that `headers` gave."""
+def unpack_headers(text: str) -> tuple[tuple[str, str], ...]:
+    """The headers that `pack_headers` packed."""
     return tuple((name, value) for name, value in json.loads(text))
 
 
-def identity(service: str, key: str, handler: str, idempotency_key: str | None) -> str:
-    """What two submissions must not have in common.
+def compute_identity(service: str, key: str, handler: str, idempotency_key: str | None) -> str:
+    """A text that no two submissions may share.
 
-    Without an idempotency key, of a workflow's run, which its key alone tells.
+    Without an idempotency key it is that of a workflow's run, which only its key identifies.
     """
-    return _digest([service, key, idempotency_key and handler, idempotency_key])
+    return _hash_parts([service, key, idempotency_key and handler, idempotency_key])
 
 
-def promise(service: str, key: str, name: str) -> str:
-    """A promise as WAITS_TABLE names it; no invocation's id."""
-    return _digest([service, key, name])
+def make_promise_id(service: str, key: str, name: str) -> str:
+    """A promise as a target in WAITS_TABLE; never equal to an invocation's id."""
+    return _hash_parts([service, key, name])
 
 
-def _digest(parts: list[str | None]) -> str:
-    # PostgreSQL's indexes take no long texts.
+def _hash_parts(parts: list[str | None]) -> str:
+    # PostgreSQL's indexes do not accept long texts.
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What people are shown of invocations, services and deployments."""
+"""Reads invocations, journals and deployments for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from durable_invocations.runtime.sql.tables import (
     SERVICE_DEPLOYMENTS_TABLE,
 )
 from durable_invocations.runtime.store.deployments import Deployment
-from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Status
+from durable_invocations.runtime.store.views import (
+    Invocation,
+    InvocationFilter,
+    JournalEntry,
+    Status,
+)
 
 _ENTRIES = (
     sa.select(sa.func.count())
@@ -29,30 +34,32 @@ _ENTRIES = (
 )
 
 
-def invocations(connection: sa.Connection, chosen: Chosen) -> list[Invocation]:
+def invocations(connection: sa.Connection, filters: InvocationFilter) -> list[Invocation]:
     """See the store."""
-    rows = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(*_conditions(chosen))
-    newest = rows.order_by(INVOCATIONS.number.desc()).limit(chosen.limit)
-    return [_invocation(row) for row in connection.execute(newest)]
+    rows = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(
+        *_build_conditions(filters)
+    )
+    newest = rows.order_by(INVOCATIONS.number.desc()).limit(filters.limit)
+    return [_unpack_invocation(row) for row in connection.execute(newest)]
 
 
-def invocation(connection: sa.Connection, id_: str) -> Invocation | None:
+def read_invocation(connection: sa.Connection, id_: str) -> Invocation | None:
     """See the store."""
-    chosen = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(INVOCATIONS.id == id_)
-    row = connection.execute(chosen).one_or_none()
-    return None if row is None else _invocation(row)
+    query = sa.select(INVOCATIONS_TABLE, _ENTRIES.label("entries")).where(INVOCATIONS.id == id_)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else _unpack_invocation(row)
 
 
-def counts(connection: sa.Connection, chosen: Chosen) -> dict[Status, int]:
+def count_invocations(connection: sa.Connection, filters: InvocationFilter) -> dict[Status, int]:
     """See the store."""
-    rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_conditions(chosen))
+    rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_build_conditions(filters))
     rows = rows.group_by(INVOCATIONS.status)
     return {Status(status): count for status, count in connection.execute(rows)}
 
 
-def journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
+def read_journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
     """See the store."""
-    chosen = (
+    query = (
         sa.select(JOURNAL_TABLE)
         .join(INVOCATIONS_TABLE, INVOCATIONS.number == JOURNAL.invocation)
         .where(INVOCATIONS.id == id_)
@@ -61,13 +68,13 @@ def journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
     return [
         JournalEntry(
             index=row.idx,
-            frame=packing.frame(row),
+            frame=packing.unpack_frame(row),
             name=row.name,
             created=row.created,
             completed_at=row.completed_at,
             child=row.child or "",
         )
-        for row in connection.execute(chosen)
+        for row in connection.execute(query)
     ]
 
 
@@ -75,26 +82,26 @@ def deployments(connection: sa.Connection) -> list[Deployment]:
     """See the store."""
     order = (DEPLOYMENTS.registered, DEPLOYMENTS.id)
     rows = connection.execute(sa.select(SERVICE_DEPLOYMENTS_TABLE).order_by(*order))
-    return [packing.deployment(row) for row in rows]
+    return [packing.unpack_deployment(row) for row in rows]
 
 
-def _conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
-    if chosen.failed:
+def _build_conditions(filters: InvocationFilter) -> Iterator[sa.ColumnElement[bool]]:
+    if filters.failed:
         yield INVOCATIONS.status == int(Status.COMPLETED)
         yield sa.func.substr(INVOCATIONS.result, 1, 1) == packing.FAILED
-    if chosen.statuses:
-        yield INVOCATIONS.status.in_([int(each) for each in chosen.statuses])
-    if chosen.before is not None:
-        yield INVOCATIONS.number < chosen.before
+    if filters.statuses:
+        yield INVOCATIONS.status.in_([int(status) for status in filters.statuses])
+    if filters.before is not None:
+        yield INVOCATIONS.number < filters.before
     for name in ("service", "handler", "parent"):
-        if getattr(chosen, name):
-            yield INVOCATIONS[name] == getattr(chosen, name)
+        if getattr(filters, name):
+            yield INVOCATIONS[name] == getattr(filters, name)
     for name in ("key", "idempotency_key"):
-        if getattr(chosen, name) is not None:
-            yield INVOCATIONS[name] == getattr(chosen, name)
+        if getattr(filters, name) is not None:
+            yield INVOCATIONS[name] == getattr(filters, name)
 
 
-def _invocation(row: sa.Row[Any]) -> Invocation:
+def _unpack_invocation(row: sa.Row[Any]) -> Invocation:
     return Invocation(
         number=row.number,
         id=row.id,
@@ -104,7 +111,7 @@ def _invocation(row: sa.Row[Any]) -> Invocation:
         status=Status(row.status),
         deployment=row.deployment_id or "",
         idempotency_key=row.idempotency_key,
-        headers=packing.pairs(row.headers),
+        headers=packing.unpack_headers(row.headers),
         parent=row.parent or "",
         created=row.created,
         changed=row.changed,
@@ -115,7 +122,7 @@ def _invocation(row: sa.Row[Any]) -> Invocation:
         waits=tuple(json.loads(row.waits)) if row.waits else (),
         owner=row.owner or "",
         canceled=row.canceled,
-        error=packing.reported(row.error),
+        error=packing.unpack_error(row.error),
         error_at=row.error_at,
-        result=packing.result(row.result),
+        result=packing.unpack_result(row.result),
     )

@@ -1,4 +1,4 @@
-"""Service deployments and services: registered, looked up, forgotten."""
+"""Registers and unregisters service deployments with their services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from durable_invocations.runtime.sql.lives.changing import follow
 from durable_invocations.runtime.sql.lives.stopping import kill_all
-from durable_invocations.runtime.sql.services import packed, service
+from durable_invocations.runtime.sql.services import pack_service, unpack_service
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATIONS,
@@ -18,94 +18,105 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES,
     SERVICES_TABLE,
 )
-from durable_invocations.runtime.sql.work import CONFLICT, Work
-from durable_invocations.runtime.store.deployments import Service
+from durable_invocations.runtime.sql.work import CONFLICT, StoreTransaction
+from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.operations import Register, Unregister
-from durable_invocations.runtime.store.outcomes import Done, Refused, Registered
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal, Registered
 from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
 
-def register(work: Work, asked: Register) -> Registered | Refused:
+def register(work: StoreTransaction, operation: Register) -> Registered | OperationRefusal:
     """See the operation."""
-    known = _known(work, asked.services)
-    if not asked.force and (refused := _conflict(known, asked.services)):
+    previous = _read_known(work, operation.services)
+    if not operation.force and (refused := _find_conflict(previous, operation.services)):
         return refused
-    given = asked.deployment
-    same = sa.or_(DEPLOYMENTS.id == given.id, DEPLOYMENTS.url == given.url)
-    there = set(work.connection.scalars(sa.select(DEPLOYMENTS.id).where(same)))
-    id_ = given.id if given.id in there else next(iter(there), given.id)
-    for other in there - {id_}:
-        _join(work, other, id_)
-    _put(
+    deployment = operation.deployment
+    same = sa.or_(DEPLOYMENTS.id == deployment.id, DEPLOYMENTS.url == deployment.url)
+    existing = set(work.connection.scalars(sa.select(DEPLOYMENTS.id).where(same)))
+    id_ = deployment.id if deployment.id in existing else next(iter(existing), deployment.id)
+    for other in existing - {id_}:
+        _join_deployments(work, other, id_)
+    _upsert_row(
         work,
         SERVICE_DEPLOYMENTS_TABLE,
-        {"id": id_, "url": given.url, "mode": given.mode.value, "registered": work.now}
-        | {"http": given.http, "least": given.versions[0], "greatest": given.versions[1]},
+        {"id": id_, "url": deployment.url, "mode": deployment.mode.value, "registered": work.now}
+        | {
+            "http": deployment.http,
+            "least": deployment.versions[0],
+            "greatest": deployment.versions[1],
+        },
     )
     work.connection.execute(sa.delete(SERVICES_TABLE).where(SERVICES.deployment_id == id_))
-    for each in asked.services:
-        _put(work, SERVICES_TABLE, packed(each, id_))
-    follow(work, known, tuple(asked.services))
+    for service in operation.services:
+        _upsert_row(work, SERVICES_TABLE, pack_service(service, id_))
+    follow(work, previous, tuple(operation.services))
     work.services.clear()
     work.ready = True
-    return Registered(id=id_, is_new=not there)
+    return Registered(id=id_, is_new=not existing)
 
 
-def unregister(work: Work, asked: Unregister) -> Done | Refused:
+def unregister(work: StoreTransaction, operation: Unregister) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
-    needing = _needing(work, asked.id)
-    if needing and not asked.force:
-        return Refused(
+    needing = _list_needing(work, operation.id)
+    if needing and not operation.force:
+        return OperationRefusal(
             code=CONFLICT,
-            message=f"The deployment {asked.id!r} is needed by invocations that have not ended "
+            message=f"The deployment {operation.id!r} is needed by invocations that have not ended "
             f"({len(needing):,}, such as {needing[0]}); let them end, or force it to kill them.",
         )
     kill_all(work, needing)
-    work.connection.execute(sa.delete(SERVICES_TABLE).where(SERVICES.deployment_id == asked.id))
-    gone = sa.delete(SERVICE_DEPLOYMENTS_TABLE).where(DEPLOYMENTS.id == asked.id)
+    work.connection.execute(sa.delete(SERVICES_TABLE).where(SERVICES.deployment_id == operation.id))
+    delete = sa.delete(SERVICE_DEPLOYMENTS_TABLE).where(DEPLOYMENTS.id == operation.id)
     work.services.clear()
-    return Done(changed=work.connection.execute(gone).rowcount > 0)
+    return ChangeOutcome(changed=work.connection.execute(delete).rowcount > 0)
 
 
-def _known(work: Work, services: Collection[Service]) -> dict[str, Service]:
-    """The services of these names as they were registered last."""
-    named = sa.select(SERVICES_TABLE).where(SERVICES.name.in_([each.name for each in services]))
-    return {row.name: service(row) for row in work.connection.execute(named)}
+def _read_known(
+    work: StoreTransaction, services: Collection[RegisteredService]
+) -> dict[str, RegisteredService]:
+    """The registered services of these names."""
+    query = sa.select(SERVICES_TABLE).where(
+        SERVICES.name.in_([service.name for service in services])
+    )
+    return {row.name: unpack_service(row) for row in work.connection.execute(query)}
 
 
-def _conflict(known: Mapping[str, Service], services: Collection[Service]) -> Refused | None:
-    for each in services:
-        if each.name in known and known[each.name].kind is not each.kind:
-            return Refused(
+def _find_conflict(
+    previous: Mapping[str, RegisteredService], services: Collection[RegisteredService]
+) -> OperationRefusal | None:
+    for service in services:
+        old_service = previous.get(service.name)
+        if old_service is not None and old_service.kind is not service.kind:
+            return OperationRefusal(
                 code=CONFLICT,
-                message=f"Service {each.name!r} is a {known[each.name].kind.value} of deployment "
-                f"{known[each.name].deployment!r}, and would become a {each.kind.value}; "
+                message=f"Service {service.name!r} is a {old_service.kind.value} of deployment "
+                f"{old_service.deployment!r}, and would become a {service.kind.value}; "
                 "use another name, or force it.",
             )
     return None
 
 
-def _needing(work: Work, deployment: str) -> list[str]:
-    """The invocations that have not ended and are, or would be, driven through the deployment."""
-    of = sa.select(SERVICES.name).where(SERVICES.deployment_id == deployment)
+def _list_needing(work: StoreTransaction, deployment: str) -> list[str]:
+    """The open invocations that are, or would be, driven on the deployment."""
+    services = sa.select(SERVICES.name).where(SERVICES.deployment_id == deployment)
     bound = sa.or_(
         INVOCATIONS.deployment_id == deployment,
-        sa.and_(INVOCATIONS.deployment_id.is_(None), INVOCATIONS.service.in_(of)),
+        sa.and_(INVOCATIONS.deployment_id.is_(None), INVOCATIONS.service.in_(services)),
     )
-    chosen = sa.select(INVOCATIONS.id).where(INVOCATIONS.status != int(Status.COMPLETED), bound)
-    return list(work.connection.scalars(chosen.order_by(INVOCATIONS.number)))
+    query = sa.select(INVOCATIONS.id).where(INVOCATIONS.status != int(Status.COMPLETED), bound)
+    return list(work.connection.scalars(query.order_by(INVOCATIONS.number)))
 
 
-def _join(work: Work, other: str, to: str) -> None:
-    """Have the deployment, whose address another one takes, be that one."""
-    begun = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.deployment_id == other)
-    work.connection.execute(begun.values(deployment_id=to))
+def _join_deployments(work: StoreTransaction, other: str, to: str) -> None:
+    """Merge the deployment `other` into `to`, which takes its address."""
+    update = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.deployment_id == other)
+    work.connection.execute(update.values(deployment_id=to))
     work.connection.execute(sa.delete(SERVICES_TABLE).where(SERVICES.deployment_id == other))
     work.connection.execute(sa.delete(SERVICE_DEPLOYMENTS_TABLE).where(DEPLOYMENTS.id == other))
 
 
-def _put(work: Work, table: sa.Table, row: dict[str, Any]) -> None:
+def _upsert_row(work: StoreTransaction, table: sa.Table, row: dict[str, Any]) -> None:
     keys = [column.name for column in table.primary_key]
     insert = insert_into(work.connection.dialect, table).values(row)
     rest = {name: insert.excluded[name] for name in row if name not in keys}

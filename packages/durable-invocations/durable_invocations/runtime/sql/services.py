@@ -1,4 +1,4 @@
-"""Services as rows, and which handler an invocation is of."""
+"""Services as rows, and the role of a handler's invocations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.tables import SERVICES, SERVICES_TABLE, Role
-from durable_invocations.runtime.sql.work import BAD, NOT_FOUND, Work
-from durable_invocations.runtime.store.deployments import Handler, Service
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.sql.work import BAD, NOT_FOUND, StoreTransaction
+from durable_invocations.runtime.store.deployments import RegisteredHandler, RegisteredService
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 ROLES = {
     HandlerKind.SHARED: Role.SHARED,
@@ -23,24 +23,26 @@ ROLES = {
 _NAMED = sa.select(SERVICES_TABLE).where(SERVICES.name.in_(sa.bindparam("names", expanding=True)))
 
 
-def packed(given: Service, deployment: str) -> dict[str, Any]:
+def pack_service(service: RegisteredService, deployment: str) -> dict[str, Any]:
     """The service's columns."""
-    handlers = [[each.name, each.kind.value, each.described] for each in given.handlers]
+    handlers = [
+        [handler.name, handler.kind.value, handler.described] for handler in service.handlers
+    ]
     return {
-        "name": given.name,
-        "kind": given.kind.value,
+        "name": service.name,
+        "kind": service.kind.value,
         "deployment_id": deployment,
         "handlers": json.dumps(handlers),
     }
 
 
-def service(row: sa.Row[Any]) -> Service:
-    """The service that `packed` gave."""
+def unpack_service(row: sa.Row[Any]) -> RegisteredService:
+    """The service that `pack_service` packed."""
     handlers = [
-        Handler(name=name, kind=HandlerKind(kind), described=described)
+        RegisteredHandler(name=name, kind=HandlerKind(kind), described=described)
         for name, kind, described in json.loads(row.handlers)
     ]
-    return Service(
+    return RegisteredService(
         name=row.name,
         kind=ServiceKind(row.kind),
         deployment=row.deployment_id,
@@ -48,33 +50,35 @@ def service(row: sa.Row[Any]) -> Service:
     )
 
 
-def learn(work: Work, names: Iterable[str]) -> None:
-    """Read the services that were not read in this transaction."""
+def load_services(work: StoreTransaction, names: Iterable[str]) -> None:
+    """Read services that this transaction has not read yet."""
     missing = sorted({name for name in names if name not in work.services})
     if missing:
         work.services |= dict.fromkeys(missing)
         rows = work.connection.execute(_NAMED, {"names": missing})
-        work.services |= {row.name: service(row) for row in rows}
+        work.services |= {row.name: unpack_service(row) for row in rows}
 
 
-def role(work: Work, name: str, handler: str, key: str) -> Role | Refused:
-    """How an invocation of the handler treats its key; refused if there is none, or a bad key.
+def find_role(work: StoreTransaction, name: str, handler: str, key: str) -> Role | OperationRefusal:
+    """How an invocation of the handler treats its key; refused for an unknown handler or bad key.
 
-    `learn` has read the service.
+    `load_services` must have read the service.
     """
-    held = work.services[name]
-    if held is None:
-        return Refused(
+    service = work.services[name]
+    if service is None:
+        return OperationRefusal(
             code=NOT_FOUND,
             message=f"No service {name!r} is registered; register a deployment that serves it.",
         )
-    found = held.handler(handler)
-    if found is None:
-        names = ", ".join(sorted(each.name for each in held.handlers))
-        return Refused(
+    registered = service.handler(handler)
+    if registered is None:
+        names = ", ".join(sorted(candidate.name for candidate in service.handlers))
+        return OperationRefusal(
             code=NOT_FOUND, message=f"Service {name!r} has no handler {handler!r}; it has {names}."
         )
-    if held.kind.keyed != bool(key):
-        what = "needs a key" if held.kind.keyed else f"has no keys, but {key!r} is given"
-        return Refused(code=BAD, message=f"Service {name!r} is a {held.kind.value}: it {what}.")
-    return ROLES[found.kind]
+    if service.kind.keyed != bool(key):
+        problem = "needs a key" if service.kind.keyed else f"has no keys, but {key!r} is given"
+        return OperationRefusal(
+            code=BAD, message=f"Service {name!r} is a {service.kind.value}: it {problem}."
+        )
+    return ROLES[registered.kind]

@@ -13,7 +13,7 @@ from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql import news, reading, registering
 from durable_invocations.runtime.sql.database import ENSURE_LOCK, INVOCATIONS
 from durable_invocations.runtime.sql.entries.committing import commit
-from durable_invocations.runtime.sql.finding import found
+from durable_invocations.runtime.sql.finding import find_invocation
 from durable_invocations.runtime.sql.lives import (
     attempts,
     awakeables,
@@ -24,7 +24,7 @@ from durable_invocations.runtime.sql.lives import (
     submitting,
     suspending,
 )
-from durable_invocations.runtime.sql.services import service
+from durable_invocations.runtime.sql.services import unpack_service
 from durable_invocations.runtime.sql.tables import (
     METADATA,
     RUNTIMES_TABLE,
@@ -32,59 +32,65 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES_TABLE,
     STATE,
 )
-from durable_invocations.runtime.sql.work import Work, lock
+from durable_invocations.runtime.sql.work import StoreTransaction, lock
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import Changes
-from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Look, Status
-from durable_invocations.runtime.timers import utc_now
-from sql_transactions.engine import prepare, shown, transaction
+from durable_invocations.runtime.store.views import (
+    Invocation,
+    InvocationFilter,
+    JournalEntry,
+    Look,
+    Status,
+)
+from durable_invocations.runtime.timers import get_utc_now
+from sql_transactions.engine import begin_transaction, prepare_engine, render_url
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 T = TypeVar("T")
-Doing = Callable[[Work, Sequence[Any]], Sequence[Any]]
+Doing = Callable[[StoreTransaction, Sequence[Any]], Sequence[Any]]
 
 RETENTION = timedelta(days=1)
 """How long ended invocations are kept."""
 
 
-def _each(do: Callable[[Work, Any], Any]) -> Doing:
-    return lambda work, asked: [do(work, each) for each in asked]
+def _apply_each(do: Callable[[StoreTransaction, Any], Any]) -> Doing:
+    return lambda work, operations: [do(work, operation) for operation in operations]
 
 
-# In this order in a transaction, which keeps that of an invocation's attempt.
-DOING: Mapping[type[op.Operation[Any]], Doing] = {
-    op.Register: _each(registering.register),
-    op.Unregister: _each(registering.unregister),
+# A transaction runs them in this order, which is that of an attempt's operations.
+DOING: Mapping[type[op.StoreOperation[Any]], Doing] = {
+    op.Register: _apply_each(registering.register),
+    op.Unregister: _apply_each(registering.unregister),
     op.Submit: submitting.submit,
-    op.Commit: commit,
+    op.CommitEntry: commit,
     op.Suspend: suspending.suspend,
     op.Finish: attempts.finish,
-    op.Fail: _each(attempts.fail),
-    op.CompleteAwakeable: _each(awakeables.complete_awakeable),
-    op.Cancel: _each(stopping.cancel),
-    op.Kill: _each(stopping.kill),
-    op.Pause: _each(stopping.pause),
-    op.Resume: _each(stopping.resume),
-    op.Purge: _each(forgetting.purge),
-    op.Prune: _each(forgetting.prune),
-    op.Fire: _each(firing.fire),
-    op.Beat: _each(claiming.beat),
-    op.Recover: _each(claiming.recover),
-    op.Release: _each(claiming.release),
-    op.TakeNews: _each(news.take),
-    op.Claim: _each(claiming.claim),
+    op.Fail: _apply_each(attempts.fail),
+    op.CompleteAwakeable: _apply_each(awakeables.complete_awakeable),
+    op.Cancel: _apply_each(stopping.cancel),
+    op.Kill: _apply_each(stopping.kill),
+    op.Pause: _apply_each(stopping.pause),
+    op.Resume: _apply_each(stopping.resume),
+    op.Purge: _apply_each(forgetting.purge),
+    op.Prune: _apply_each(forgetting.prune),
+    op.Fire: _apply_each(firing.fire),
+    op.Beat: _apply_each(claiming.record_beat),
+    op.Recover: _apply_each(claiming.recover),
+    op.Release: _apply_each(claiming.release),
+    op.TakeNews: _apply_each(news.take),
+    op.Claim: _apply_each(claiming.claim),
 }
 
 
 class SqlStore:
-    """Does operations, and answers questions; in SQLite or PostgreSQL, see `open_database`.
+    """Runs operations and reads; in SQLite or PostgreSQL, see `open_database`.
 
     `clock` is the runtime's, which is `lead` milliseconds ahead of the machine's.
 
-    Blocks; a runtime's event loop uses writer.Writer instead, also to share transactions: writers
-    wait for each other, even on PostgreSQL. Raises UnavailableError while the database does not
-    answer.
+    Blocks; a runtime's event loop uses writer.Writer instead, which also shares transactions:
+    writers wait for each other, even on PostgreSQL. Raises UnavailableError while the database
+    does not answer.
     """
 
     def __init__(
@@ -92,49 +98,50 @@ class SqlStore:
         engine: sa.Engine,
         *,
         owner: str = "",
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = get_utc_now,
         lead: Callable[[], int] = lambda: 0,
         retention: timedelta = RETENTION,
     ) -> None:
-        self.engine = prepare(engine, INVOCATIONS)
+        self.engine = prepare_engine(engine, INVOCATIONS)
         self.owner = owner
-        """The runtime whose news are told in `Changes`; empty: none."""
+        """The runtime whose news go to `Changes`; empty for none."""
         self._clock, self._lead = clock, lead
         self._retention = retention
 
     def ensure(self) -> None:
-        """Make the tables that are missing. Idempotent.
+        """Create missing tables. Idempotent.
 
         Raises ConfigError for tables of another version.
         """
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise ConfigError(
-                f"The database {shown(self.engine.url)} was made by another version: its table "
-                f"{table} has no column {column}. Give a fresh one."
+                f"The database {render_url(self.engine.url)} was created by another version: "
+                f"its table {table} has no column {column}. Use a new database."
             )
         ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)
 
-    def do(self, operation: op.Operation[T]) -> T:
-        """Do one operation, in a transaction of its own."""
+    def do(self, operation: op.StoreOperation[T]) -> T:
+        """Run one operation in its own transaction."""
         (outcome,), _ = self.run([operation])
-        done: T = outcome
-        return done
+        result: T = outcome
+        return result
 
-    def run(self, operations: Sequence[op.Operation[Any]]) -> tuple[list[Any], Changes]:
-        """Do the operations in one transaction; their outcomes, and what changed.
+    def run(self, operations: Sequence[op.StoreOperation[Any]]) -> tuple[list[Any], Changes]:
+        """Run the operations in one transaction; their outcomes, and what changed.
 
-        Those of one invocation and fence are done in their order, others in any.
+        They run by type, in DOING's order, which is the order in which an attempt queues them;
+        those of one type in their own order.
         """
         outcomes: list[Any] = [None] * len(operations)
-        with transaction(self.engine, writes=True) as connection:
+        with begin_transaction(self.engine, writes=True) as connection:
             lock(connection)
-            work = self._work(connection)
+            work = self._make_transaction(connection)
             for kind, do in DOING.items():
-                places = [at for at, each in enumerate(operations) if type(each) is kind]
+                places = [at for at, operation in enumerate(operations) if type(operation) is kind]
                 if places:
-                    done = do(work, [operations[at] for at in places])
-                    for at, outcome in zip(places, done, strict=True):
+                    results = do(work, [operations[at] for at in places])
+                    for at, outcome in zip(places, results, strict=True):
                         outcomes[at] = outcome
         return outcomes, work.changes()
 
@@ -142,56 +149,68 @@ class SqlStore:
         """What `owner` has to do, and which of `watched` have ended; cheap."""
         return self._read(lambda connection: news.look(connection, owner, watched))
 
-    def results(self, ids: Collection[str]) -> dict[str, Result | None]:
-        """How these invocations ended; None: not yet; no entry for unknown ones."""
-        return self._read(lambda connection: news.results(connection, ids))
+    def read_results(self, ids: Collection[str]) -> dict[str, Result | None]:
+        """The results by id; None if it has not ended; unknown ids are left out."""
+        return self._read(lambda connection: news.read_results(connection, ids))
 
     def find(self, service: str, key: str, handler: str, idempotency_key: str | None) -> str | None:
         """The invocation of that idempotency key; with None, a workflow's run."""
-        return self._read(lambda each: found(each, service, key, handler, idempotency_key))
+        return self._read(
+            lambda connection: find_invocation(connection, service, key, handler, idempotency_key)
+        )
 
     def invocation(self, id_: str) -> Invocation | None:
         """One invocation; None if it is unknown."""
-        return self._read(lambda connection: reading.invocation(connection, id_))
+        return self._read(lambda connection: reading.read_invocation(connection, id_))
 
-    def invocations(self, chosen: Chosen | None = None) -> list[Invocation]:
+    def invocations(self, filters: InvocationFilter | None = None) -> list[Invocation]:
         """Newest first."""
-        return self._read(lambda each: reading.invocations(each, chosen or Chosen()))
+        return self._read(
+            lambda connection: reading.invocations(connection, filters or InvocationFilter())
+        )
 
-    def counts(self, chosen: Chosen | None = None) -> dict[Status, int]:
-        """How many of the chosen there are, by status, whatever the limit."""
-        return self._read(lambda each: reading.counts(each, chosen or Chosen()))
+    def count_invocations(self, filters: InvocationFilter | None = None) -> dict[Status, int]:
+        """The number of matching invocations by status, without the limit."""
+        return self._read(
+            lambda connection: reading.count_invocations(connection, filters or InvocationFilter())
+        )
 
-    def journal(self, id_: str) -> list[JournalEntry]:
+    def read_journal(self, id_: str) -> list[JournalEntry]:
         """An invocation's journal; empty if it is unknown."""
-        return self._read(lambda connection: reading.journal(connection, id_))
+        return self._read(lambda connection: reading.read_journal(connection, id_))
 
     def state(self, service: str, key: str) -> dict[bytes, bytes]:
         """An object's state."""
-        of = (STATE.service == service, STATE.key == key)
-        chosen = sa.select(STATE.name, STATE.value).where(*of).order_by(STATE.name)
-        chosen = chosen.select_from(SERVICE_STATE_TABLE)
-        return self._read(lambda each: {row.name: row.value for row in each.execute(chosen)})
+        conditions = (STATE.service == service, STATE.key == key)
+        query = sa.select(STATE.name, STATE.value).where(*conditions).order_by(STATE.name)
+        query = query.select_from(SERVICE_STATE_TABLE)
+        return self._read(
+            lambda connection: {row.name: row.value for row in connection.execute(query)}
+        )
 
     def deployments(self) -> list[Deployment]:
         """In the order of their registration."""
         return self._read(reading.deployments)
 
-    def services(self) -> dict[str, Service]:
-        """By name, each as its current deployment serves it."""
-        chosen = sa.select(SERVICES_TABLE).order_by(SERVICES_TABLE.c.name)
-        return self._read(lambda each: {row.name: service(row) for row in each.execute(chosen)})
+    def services(self) -> dict[str, RegisteredService]:
+        """The registered services by name."""
+        query = sa.select(SERVICES_TABLE).order_by(SERVICES_TABLE.c.name)
+        return self._read(
+            lambda connection: {row.name: unpack_service(row) for row in connection.execute(query)}
+        )
 
-    def beats(self) -> dict[str, int]:
-        """The runtimes that were alive, with their beats."""
-        return self._read(lambda each: dict(map(tuple, each.execute(sa.select(RUNTIMES_TABLE)))))
+    def read_beats(self) -> dict[str, int]:
+        """The runtimes and their last beats."""
+        return self._read(
+            lambda connection: dict(map(tuple, connection.execute(sa.select(RUNTIMES_TABLE))))
+        )
 
     def _read(self, read: Callable[[sa.Connection], T]) -> T:
-        with transaction(self.engine, writes=False) as connection:
+        with begin_transaction(self.engine, writes=False) as connection:
             return read(connection)
 
-    def _work(self, connection: sa.Connection) -> Work:
-        return Work(
+    def _make_transaction(self, connection: sa.Connection) -> StoreTransaction:
+        return StoreTransaction(
             connection=connection,
             now=int(self._clock().timestamp() * 1_000),
             owner=self.owner,

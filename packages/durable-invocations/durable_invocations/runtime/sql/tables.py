@@ -21,7 +21,7 @@ class Role(IntEnum):
     """A workflow's run, once for each key."""
 
 
-def _partial(name: str, *columns: str, where: str) -> sa.Index:
+def _make_partial_index(name: str, *columns: str, where: str) -> sa.Index:
     return sa.Index(name, *columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
 
 
@@ -78,11 +78,11 @@ INVOCATIONS_TABLE = sa.Table(
     sa.Column("error_at", sa.BigInteger),
     sa.Column("result", sa.LargeBinary, comment="fields 13 to 15 of a message"),
     sa.Column("keep_until", sa.BigInteger, comment="pruned after"),
-    _partial("durable_invocations_ready", "number", where="status = 2"),
-    _partial("durable_invocations_driven", "owner", where="status = 3"),
-    _partial("durable_invocations_due", "next_at", where="next_at IS NOT NULL"),
-    _partial("durable_invocations_ended", "keep_until", where="keep_until IS NOT NULL"),
-    _partial("durable_invocations_parents", "parent", where="parent IS NOT NULL"),
+    _make_partial_index("durable_invocations_ready", "number", where="status = 2"),
+    _make_partial_index("durable_invocations_driven", "owner", where="status = 3"),
+    _make_partial_index("durable_invocations_due", "next_at", where="next_at IS NOT NULL"),
+    _make_partial_index("durable_invocations_ended", "keep_until", where="keep_until IS NOT NULL"),
+    _make_partial_index("durable_invocations_parents", "parent", where="parent IS NOT NULL"),
     sa.Index("durable_invocations_by_service", "service", "key", "number"),
     # A purged invocation's number must not be used again: its timers and waits name it.
     sqlite_autoincrement=True,

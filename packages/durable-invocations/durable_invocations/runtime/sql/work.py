@@ -1,4 +1,4 @@
-"""One transaction of the store: its connection, its time, and what it changed for others."""
+"""One transaction of the store: its connection, time, and changes for others."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL,
     JOURNAL_TABLE,
 )
-from durable_invocations.runtime.store.deployments import Service
-from durable_invocations.runtime.store.outcomes import Changes, News, Refused
+from durable_invocations.runtime.store.deployments import RegisteredService
+from durable_invocations.runtime.store.outcomes import Changes, News, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 LOCK = 0x15C9_117
 """The PostgreSQL advisory lock that writers of these tables take; an arbitrary constant."""
 IDLE = "30s"
-"""A writer that was stopped in a transaction loses it after that on PostgreSQL."""
+"""On PostgreSQL, how long a writer may idle in a transaction before it is aborted."""
 LONGEST = 1_000
-"""Bytes of a key, or of a state's or a promise's name; PostgreSQL's indexes take no long ones."""
+"""The most bytes of a key, or a state's or promise's name; PostgreSQL's indexes have a limit."""
 MOST_MILLIS = 2**63 - 1
-"""The latest time that is kept."""
+"""The latest time that can be stored."""
 CONFLICT, NOT_FOUND, BAD, VIOLATION = 409, 404, 400, 571
 
 _LENGTH = (
@@ -52,7 +52,7 @@ _LOCKED = sa.select(
 
 
 @dataclass(kw_only=True)
-class Work:
+class StoreTransaction:
     """Mutable: the operations of a transaction add what they change."""
 
     connection: sa.Connection
@@ -66,15 +66,15 @@ class Work:
     next_at: int | None = None
     ended: dict[str, Result] = field(default_factory=dict)
     news: list[News] = field(default_factory=list)
-    services: dict[str, Service | None] = field(default_factory=dict)
-    """Those that were read in this transaction."""
+    services: dict[str, RegisteredService | None] = field(default_factory=dict)
+    """Services that this transaction has read."""
 
-    def moment(self, told: int) -> int:
-        """When it is that moment of the machine's clock, as handlers and requests tell times."""
-        return min(told + self.lead, MOST_MILLIS)
+    def to_store_time(self, machine_time: int) -> int:
+        """The store's time for a time by the machine's clock, as handlers and requests give it."""
+        return min(machine_time + self.lead, MOST_MILLIS)
 
     def due(self, at: int) -> None:
-        """Something is to be done at that time."""
+        """Note that something is due at that time."""
         self.next_at = at if self.next_at is None else min(self.next_at, at)
 
     def changes(self) -> Changes:
@@ -83,38 +83,38 @@ class Work:
         )
 
     def heads(self, ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
-        """The invocations of these ids, by id, without what is large."""
-        chosen = list(dict.fromkeys(ids))
-        rows = self.connection.execute(_BY_ID, {"ids": chosen})
+        """The invocations of these ids, by id, without large columns."""
+        distinct = list(dict.fromkeys(ids))
+        rows = self.connection.execute(_BY_ID, {"ids": distinct})
         return {row.id: row for row in rows}
 
-    def head(self, id_: str) -> sa.Row[Any] | None:
+    def read_head(self, id_: str) -> sa.Row[Any] | None:
         return self.heads([id_]).get(id_)
 
-    def numbered(self, numbers: Collection[int]) -> dict[int, sa.Row[Any]]:
+    def read_heads_by_number(self, numbers: Collection[int]) -> dict[int, sa.Row[Any]]:
         """The invocations of these numbers; without the length of their journals."""
         rows = self.connection.execute(_BY_NUMBER, {"numbers": list(numbers)})
         return {row.number: row for row in rows}
 
 
 def lock(connection: sa.Connection) -> None:
-    """Have one writer at a time; on SQLite there is only one."""
+    """Allow one writer at a time; SQLite does so anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(_LOCKED)
 
 
-def unknown(id_: str) -> Refused:
-    return Refused(code=NOT_FOUND, message=f"There is no invocation {id_!r}.")
+def make_unknown(id_: str) -> OperationRefusal:
+    return OperationRefusal(code=NOT_FOUND, message=f"There is no invocation {id_!r}.")
 
 
-FENCED = Refused(
+FENCED = OperationRefusal(
     code=CONFLICT,
-    message="This runtime does not drive the invocation any more; it was claimed by another one, "
+    message="This runtime no longer drives the invocation; it was claimed by another one, "
     "ended or paused.",
     fenced=True,
 )
 
 
-def fenced(head: sa.Row[Any] | None, fence: int) -> bool:
+def is_fenced(head: sa.Row[Any] | None, fence: int) -> bool:
     """Whether the caller lost the invocation."""
     return head is None or head.status != Status.RUNNING or head.fence != fence

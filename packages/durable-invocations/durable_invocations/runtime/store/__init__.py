@@ -1,1 +1,1 @@
-"""The contract of the runtime's store: operations, their outcomes, and what is shown."""
+"""The contract of the runtime's store: operations, outcomes and views."""

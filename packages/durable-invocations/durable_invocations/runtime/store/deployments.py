@@ -1,4 +1,4 @@
-"""Service deployments: the addresses that serve services, as discovery found them."""
+"""Service deployments, as discovered: the addresses that serve services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from durable_invocations.protocol.services import HandlerKind, Mode, ServiceKind
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handler:
+class RegisteredHandler:
     """One handler of a service."""
 
     name: str
@@ -19,17 +19,17 @@ class Handler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class RegisteredService:
     """One service, with the deployment that serves its new invocations."""
 
     name: str
     kind: ServiceKind
-    handlers: tuple[Handler, ...]
+    handlers: tuple[RegisteredHandler, ...]
     deployment: str = ""
-    """The deployment's id; empty: what registers it."""
+    """The deployment's id; empty for the one that registers it."""
 
-    def handler(self, name: str) -> Handler | None:
-        return next((each for each in self.handlers if each.name == name), None)
+    def handler(self, name: str) -> RegisteredHandler | None:
+        return next((handler for handler in self.handlers if handler.name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class Deployment:
     """Ends without a slash."""
     mode: Mode = Mode.REQUEST_RESPONSE
     http: int = 1
-    """The version of HTTP that it is spoken to with: 1 or 2."""
+    """The version of HTTP that the runtime uses: 1 or 2."""
     versions: tuple[int, int] = (1, 3)
-    """The least and the greatest version of the service protocol."""
+    """The lowest and highest version of the service protocol."""
     registered: int = 0
     """Milliseconds since 1970; the store sets it."""

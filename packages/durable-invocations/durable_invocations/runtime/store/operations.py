@@ -1,8 +1,8 @@
-"""What changes the store: operations, each with the outcome that it has when it is committed.
+"""What changes the store: operations, each with its outcome once it is committed.
 
-Each is atomic, and idempotent where it names an invocation: who does not know whether it was
-committed does it again. A fence is the number that a claim gave; an operation with another one is
-refused as fenced, and changes nothing. Times are milliseconds since 1970.
+Each is atomic, and idempotent if it names an invocation: repeat it if you do not know whether it
+was committed. A fence is the number that a claim gave; an operation with another fence is refused
+as fenced, and changes nothing. Times are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Generic, TypeVar
 from durable_invocations.protocol.failures import ErrorReport
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.store.deployments import Deployment, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import (
+    ChangeOutcome,
     Claimed,
-    Committed,
-    Done,
+    CommittedEntry,
     Fired,
     News,
-    Refused,
+    OperationRefusal,
     Registered,
     Submitted,
 )
@@ -30,19 +30,19 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation(Generic[T_co]):
+class StoreOperation(Generic[T_co]):
     """Changes the store, and has the outcome `T_co`."""
 
 
-# What anybody asks for.
+# For callers.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submit(Operation[Submitted | Refused]):
+class Submit(StoreOperation[Submitted | OperationRefusal]):
     """Invoke a handler; refused (404, 400) for an unknown handler, or a key that does not fit.
 
-    With an idempotency key that was used for this service, key and handler, or for a workflow's
-    run that was submitted for this key, the outcome is that invocation.
+    If the idempotency key was used for this service, key and handler, or the workflow's run was
+    submitted for this key, the outcome is that invocation.
     """
 
     id: str
@@ -54,14 +54,14 @@ class Submit(Operation[Submitted | Refused]):
     headers: tuple[tuple[str, str], ...] = ()
     idempotency_key: str | None = None
     at: int = 0
-    """Not begun before, by the machine's clock."""
+    """The earliest start, by the machine's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompleteAwakeable(Operation[Done | Refused]):
-    """Complete an awakeable, also one whose entry is not committed yet.
+class CompleteAwakeable(StoreOperation[ChangeOutcome | OperationRefusal]):
+    """Complete an awakeable, even if its entry is not committed yet.
 
-    Done(changed=False) if it is completed already; refused (404) if there is none of that id.
+    ChangeOutcome(changed=False) if it is completed already; refused (404) for an unknown id.
     """
 
     awakeable: str
@@ -70,31 +70,31 @@ class CompleteAwakeable(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cancel(Operation[Done | Refused]):
-    """Cancel an invocation: one that did not begin ends with failure 409.
+class Cancel(StoreOperation[ChangeOutcome | OperationRefusal]):
+    """Cancel an invocation: if it has not begun, it ends with failure 409.
 
-    Else the entries that it waits for fail with 409, or if there are none the next one that would
-    wait; the calls that it waits for are canceled too. One that is paused ends at once; one whose
-    attempts fail, at the next that fails, unless that comes to wait. Done(changed=False) if it has
-    ended; refused (404) if it is unknown.
+    Else the entries that it waits for fail with 409, or the next one that would wait; the calls
+    that it waits for are canceled too. If it is paused it ends at once; if it backs off, it
+    ends when its next attempt fails; if that attempt waits, the wait fails instead.
+    ChangeOutcome(changed=False) if it has ended; refused (404) if it is unknown.
     """
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill(Operation[Done | Refused]):
+class Kill(StoreOperation[ChangeOutcome | OperationRefusal]):
     """End an invocation and its open calls at once, with failure 409, whatever it does."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause(Operation[Done | Refused]):
-    """Have nobody drive an invocation until it is resumed.
+class Pause(StoreOperation[ChangeOutcome | OperationRefusal]):
+    """Stop driving an invocation until it is resumed.
 
     With a fence, the attempt's error exhausted the retries; without, a person pauses it. Refused
-    (409) for one that has ended.
+    (409) if it has ended.
     """
 
     id: str
@@ -103,40 +103,40 @@ class Pause(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(Operation[Done | Refused]):
-    """Drive a paused or backing off invocation at once, with all retries; no change for others."""
+class Resume(StoreOperation[ChangeOutcome | OperationRefusal]):
+    """Drive a paused or backing off invocation now, with all retries; others do not change."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purge(Operation[Done | Refused]):
-    """Forget an ended invocation and its journal; a workflow's run with state and promises.
+class Purge(StoreOperation[ChangeOutcome | OperationRefusal]):
+    """Forget an ended invocation and its journal; a workflow's run with its state and promises.
 
-    Done(changed=False) if it is unknown; refused (409) if it has not ended.
+    ChangeOutcome(changed=False) if it is unknown; refused (409) if it has not ended.
     """
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Register(Operation[Registered | Refused]):
-    """Have a deployment serve these services; new invocations go to it, begun ones stay.
+class Register(StoreOperation[Registered | OperationRefusal]):
+    """Let a deployment serve these services; new invocations go to it, begun ones stay.
 
-    A deployment of the same id is replaced, with its URL; else one of the same URL, which keeps
-    its id. Refused (409) if a service would be of another kind than now, unless forced.
+    It replaces the deployment with the same id, else the one with the same URL, which keeps its
+    id. Refused (409) if the kind of a service would change, unless forced.
     """
 
     deployment: Deployment
-    services: tuple[Service, ...]
+    services: tuple[RegisteredService, ...]
     force: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unregister(Operation[Done | Refused]):
+class Unregister(StoreOperation[ChangeOutcome | OperationRefusal]):
     """Forget a deployment and the services it serves now.
 
-    Refused (409) while unfinished invocations need it, unless forced: then they are killed.
+    Refused (409) while unfinished invocations need it; if forced, they are killed.
     """
 
     id: str
@@ -147,7 +147,7 @@ class Unregister(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim(Operation[tuple[Claimed, ...]]):
+class Claim(StoreOperation[tuple[Claimed, ...]]):
     """Take at most `most` ready invocations, oldest first; each gets a new fence.
 
     An invocation that was never claimed is bound to the deployment that serves its service now.
@@ -156,17 +156,17 @@ class Claim(Operation[tuple[Claimed, ...]]):
     owner: str
     most: int
     without: Collection[str] = ()
-    """Deployments whose invocations are left."""
+    """Deployments whose invocations are not claimed."""
     eager_bytes: int = 64 * 1024
-    """State beyond is left out, and `partial_state` set."""
+    """State beyond this is left out, and `partial_state` is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Commit(Operation[Committed | Refused]):
-    """Commit an entry and do what it says, in one.
+class CommitEntry(StoreOperation[CommittedEntry | OperationRefusal]):
+    """Commit an entry and its action, in one transaction.
 
-    The same entry at the same index again changes nothing. Refused, with nothing done, if the
-    entry is invalid (a fallible one, or one out of order), so that later ones are refused too.
+    Repeating an entry at its index changes nothing. Refused, and nothing stored, if it is
+    invalid or not the journal's next; those after it are then out of order, and refused as well.
     """
 
     id: str
@@ -176,22 +176,22 @@ class Commit(Operation[Committed | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspend(Operation[Done | Refused]):
-    """Leave an invocation until one of the entries is completed.
+class Suspend(StoreOperation[ChangeOutcome | OperationRefusal]):
+    """Suspend an invocation until one of the entries is completed.
 
-    It is ready at once if one is, or is of a kind that nothing completes (a Run that waits for its
-    ack). Refused (571) for an index that is not in the journal, or none, and for another `length`.
+    It is ready at once if one is completed, or is not completable (a Run that waits for its ack).
+    Refused (571) for an index that is not in the journal, for no index, and for another `length`.
     """
 
     id: str
     fence: int
     indexes: tuple[int, ...]
     length: int | None = None
-    """How many entries the journal has, if all that came before were committed."""
+    """How many entries the journal has if all earlier ones were committed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish(Operation[Done | Refused]):
+class Finish(StoreOperation[ChangeOutcome | OperationRefusal]):
     """End an invocation with its Output entry; refused (571) if it has none."""
 
     id: str
@@ -199,7 +199,7 @@ class Finish(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fail(Operation[Done | Refused]):
+class Fail(StoreOperation[ChangeOutcome | OperationRefusal]):
     """End an attempt with an error; the invocation is ready again at `next_at`."""
 
     id: str
@@ -209,50 +209,53 @@ class Fail(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release(Operation[int]):
-    """Make ready what `owner` claimed, but for `held`; how many. For claims that were lost.
+class Release(StoreOperation[int]):
+    """Make ready what `owner` claimed, except `driven`; how many. For lost claims.
 
-    An id is held with the fence of its claim: a later claim of it may be lost, too.
+    `driven` are ids with the fence of their claim: a later claim of the id may be lost, too.
     """
 
     owner: str
-    held: Collection[tuple[str, int]] = ()
+    driven: Collection[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat(Operation[int]):
-    """Say that a runtime is alive: its beat, one more than the last."""
+class Beat(StoreOperation[int]):
+    """Record that a runtime is alive; returns its new beat."""
 
     owner: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recover(Operation[int]):
+class Recover(StoreOperation[int]):
     """Make ready what these runtimes drive, and forget them; how many.
 
-    `beats` are those that were seen last: one that has moved on is alive.
+    `beats` are the beats that were seen last: a runtime with another beat is alive.
     """
 
     beats: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fire(Operation[Fired]):
-    """Complete sleeps, begin delayed invocations and retries that are due, at most `most`."""
+class Fire(StoreOperation[Fired]):
+    """Complete sleeps, begin delayed invocations and retries that are due.
+
+    At most `most` sleeps and `most` others.
+    """
 
     now: int
     most: int = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakeNews(Operation[tuple[News, ...]]):
-    """What other runtimes did to invocations that `owner` drives; each is told once."""
+class TakeNews(StoreOperation[tuple[News, ...]]):
+    """What other runtimes did to invocations that `owner` drives; each is returned once."""
 
     owner: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prune(Operation[int]):
+class Prune(StoreOperation[int]):
     """Forget at most `most` invocations whose retention is over; how many. Repeat until fewer."""
 
     now: int

@@ -1,4 +1,4 @@
-"""What operations give back, and what they changed for others."""
+"""What operations return, and what they changed for others."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from durable_invocations.protocol.failures import RunAttempts
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.store.deployments import Deployment
-from durable_invocations.runtime.store.views import target
+from durable_invocations.runtime.store.views import format_target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class OperationRefusal:
     """Nothing was changed."""
 
     code: int
     """An HTTP status: 400, 404, 409; or 571, a violation of the protocol."""
     message: str
     fenced: bool = False
-    """The caller does not drive the invocation any more: drop the stream, record nothing."""
+    """The caller no longer drives the invocation: drop the stream, record nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """It is so now; `changed` says whether it was not before."""
+class ChangeOutcome:
+    """The operation's state is reached; `changed` is false if it was before."""
 
     changed: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """The invocation that was asked for."""
+    """The submitted invocation."""
 
     id: str
     is_new: bool
@@ -45,7 +45,7 @@ class Registered:
     """The deployment that serves the services now."""
 
     id: str
-    """An earlier one's, if that has the same URL."""
+    """That of an earlier deployment if it has the same URL."""
     is_new: bool
 
 
@@ -61,7 +61,7 @@ class Claimed:
     """Empty for a plain service."""
     deployment: Deployment
     journal: tuple[Frame, ...]
-    """From the Input entry on; results filled in. None asks for an ack: a replay is one."""
+    """From the Input entry on, with results. None requires an ack: the replay acknowledges."""
     state: tuple[tuple[bytes, bytes], ...] = ()
     partial_state: bool = False
     retries: int = 0
@@ -69,16 +69,16 @@ class Claimed:
     stored_at: int = 0
     """When the last entry was stored; milliseconds since 1970."""
     run_attempts: tuple[RunAttempts, ...] = ()
-    """Of Runs that are not stored, as the last error told."""
+    """Of Runs that are not stored, from the last error."""
 
     @property
     def target(self) -> str:
         """The handler as one text."""
-        return target(self.service, self.key, self.handler)
+        return format_target(self.service, self.key, self.handler)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committed:
+class CommittedEntry:
     """The entry is durable; `result` if it is completed already, by the runtime."""
 
     index: int
@@ -91,32 +91,32 @@ class Fired:
 
     count: int
     next_at: int | None
-    """When there is more; at most `now` if more was due than was asked for."""
+    """When more is due; at most `now` if more than `most` was due."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """An entry of an invocation that its owner drives was completed, or the invocation taken."""
+    """An entry of a driven invocation was completed, or the invocation was taken away."""
 
     id: str
     fence: int
     index: int | None
-    """None: it was ended or paused by somebody else; drop the stream."""
+    """None: others ended or paused the invocation; drop the stream."""
     result: Result | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What the operations of one transaction mean for who waits."""
+    """What a transaction's operations changed for those who wait."""
 
     ready: bool = False
     """There is something to claim."""
     next_at: int | None = None
-    """A sleep, a delay or a retry was recorded that ends then."""
+    """The earliest end of a recorded sleep, delay or retry."""
     ended: Mapping[str, Result] = field(default_factory=dict)
     """By invocation id."""
     news: tuple[News, ...] = ()
     """Of invocations that this store's own runtime drives."""
     uncertain: bool = False
-    """The database failed meanwhile, and may have done what it did not tell: claims, which
-    `Release` frees, and completions of what is driven."""
+    """The database once did not answer: claims, which `Release` frees, and completions may have
+    been committed without anybody being told."""

@@ -1,4 +1,4 @@
-"""What people and programs are shown of invocations."""
+"""Invocations as people and programs see them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from durable_invocations.protocol.results import Result
 
 
 class Status(IntEnum):
-    """Where an invocation stands."""
+    """The status of an invocation."""
 
     SCHEDULED = 0
-    """To begin at a later time."""
+    """Begins at a later time."""
     INBOX = 1
     """Waits for an earlier one of its key."""
     READY = 2
@@ -24,14 +24,14 @@ class Status(IntEnum):
     BACKING_OFF = 5
     PAUSED = 6
     COMPLETED = 7
-    """Has ended, also with a failure."""
+    """Has ended, with a value or a failure."""
 
     @property
     def label(self) -> str:
         return self.name.lower().replace("_", " ")
 
 
-def target(service: str, key: str, handler: str) -> str:
+def format_target(service: str, key: str, handler: str) -> str:
     """A handler as one text: `Service/handler` or `Object/key/handler`."""
     return "/".join(filter(None, (service, key, handler)))
 
@@ -48,27 +48,27 @@ class Invocation:
     key: str
     status: Status
     deployment: str
-    """Empty: not begun."""
+    """Empty if it has not begun."""
     idempotency_key: str | None
     headers: tuple[tuple[str, str], ...]
     parent: str
-    """The invocation that called it; empty: none."""
+    """The invocation that called it, if any."""
     created: int
     changed: int
     ended: int | None
     next_at: int | None
-    """Of one that is scheduled or backs off."""
+    """Set while it is scheduled or backs off."""
     attempts: int
     entries: int
     """In its journal."""
     waits: tuple[int, ...]
-    """The entries that a suspended one waits for."""
+    """The entries that it waits for while suspended."""
     owner: str
-    """The runtime that drives it; empty: none."""
+    """The runtime that drives it, if any."""
     canceled: bool
-    """A cancellation that no entry has met yet."""
+    """Canceled, and no entry has failed for it yet."""
     error: ErrorReport | None
-    """Of the last attempt that failed."""
+    """Of the last failed attempt."""
     error_at: int | None
     result: Result | None
 
@@ -84,12 +84,12 @@ class JournalEntry:
     created: int
     completed_at: int | None
     child: str
-    """The invocation that a call made; empty: none."""
+    """The invocation that a call began, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """Which invocations; empty: any."""
+class InvocationFilter:
+    """A filter of invocations; empty matches any."""
 
     statuses: Collection[Status] = ()
     failed: bool = False
@@ -100,13 +100,13 @@ class Chosen:
     idempotency_key: str | None = None
     parent: str = ""
     before: int | None = None
-    """Of a smaller number, to list on."""
+    """Only smaller numbers, for the next page."""
     limit: int = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What a runtime asks for again and again."""
+    """What a runtime polls for."""
 
     ready: bool
     """There is something to claim."""
@@ -115,6 +115,6 @@ class Look:
     next_at: int | None
     """The earliest sleep, delay or retry."""
     ended: Mapping[str, Result]
-    """Of those that were asked for."""
+    """Of the watched invocations."""
     gone: Collection[str] = ()
-    """Those that were asked for, and are not there or no longer."""
+    """Watched invocations that do not exist, or no longer."""

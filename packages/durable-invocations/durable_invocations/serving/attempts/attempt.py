@@ -10,43 +10,47 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from durable_invocations.errors import DurableError
-from durable_invocations.journal.handler_events import Begun, Finished
+from durable_invocations.journal.handler_events import Finished, RunBegun
 from durable_invocations.journal.state import EagerState
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.decoding import Limits
 from durable_invocations.protocol.failures import ErrorReport, Failure, ProtocolError
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Result, put, result_of
+from durable_invocations.protocol.results import EMPTY, Result, get_result, set_result
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.serving.attempts import choices
 from durable_invocations.serving.attempts.journaling import Journaling
-from durable_invocations.serving.attempts.operations import Operation, nothing, valued
-from durable_invocations.serving.attempts.reports import report
+from durable_invocations.serving.attempts.operations import (
+    Operation,
+    ignore_result,
+    make_value_parser,
+)
+from durable_invocations.serving.attempts.reports import make_report
 from durable_invocations.serving.attempts.running import Action
-from durable_invocations.serving.attempts.steps import Steps, check_all, undone, where
-from durable_invocations.serving.declared.services import Handler
+from durable_invocations.serving.attempts.steps import Steps, check_all, list_undone, where
+from durable_invocations.serving.declared.services import DeclaredHandler
 
 T = TypeVar("T")
 LEAST_WAIT, MOST_WAIT = 0.05, 1.0
-"""How long a run that failed waits for others that are being executed, in seconds."""
+"""How long a failed run waits for other running ones, in seconds."""
 logger = logging.getLogger("durable_invocations")
 
 
-class Attempt(Steps):
-    """The steps of one handler that have more to them: its ends, state, runs and choices."""
+class HandlerAttempt(Steps):
+    """The steps of one handler that need more than an entry: output, state, runs and choices."""
 
     def __init__(
         self,
         service: ServiceKind,
-        handler: Handler,
+        handler: DeclaredHandler,
         *,
         version: int,
         limits: Limits,
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        journal = Journaling(version, wake=wake, execute=self._execute)
+        journal = Journaling(version, wake=wake, execute=self._execute_run)
         super().__init__(handler.called, journal, version=version, most=limits.journal_entries)
         self.service = service
         self.handler = handler
@@ -57,47 +61,49 @@ class Attempt(Steps):
         self._runs: dict[int, Action] = {}
         self._executing: dict[int, asyncio.Future[None]] = {}
         self._failing = False
-        """Whether a run has failed, and others may still end before that is told."""
+        """Whether a run has failed, and others may still end before it is reported."""
         self._state = EagerState({}, partial=True)
 
     @property
     def start(self) -> Any:
-        """The StartMessage; None before it came."""
+        """The StartMessage; None before it arrives."""
         return self.journal.start
 
     def __str__(self) -> str:
         """Its invocation and handler, for the log."""
-        begun = self.start is not None
-        return f"{self.start.debug_id if begun else 'no invocation'} ({self.handler.called})"
+        started = self.start is not None
+        return f"{self.start.debug_id if started else 'no invocation'} ({self.handler.called})"
 
-    def log_failure(self, how: str, error: BaseException) -> None:
-        """Log why it failed, with the traceback of what is not ours."""
-        at = error.__cause__ if isinstance(error, DurableError) else error
-        logger.warning("%s: an attempt %s: %s", self, how, report(error).message, exc_info=at)
+    def log_failure(self, problem: str, error: BaseException) -> None:
+        """Log why it failed, with the traceback of an error of the user's code."""
+        cause = error.__cause__ if isinstance(error, DurableError) else error
+        logger.warning(
+            "%s: an attempt %s: %s", self, problem, make_report(error).message, exc_info=cause
+        )
 
-    def input(self) -> Any:
+    def read_input(self) -> Any:
         """The message of the first entry."""
-        held = {each.key: each.value for each in self.start.state_map}
-        self._state = EagerState(held, partial=self.start.partial_state)
+        values = {entry.key: entry.value for entry in self.start.state_map}
+        self._state = EagerState(values, partial=self.start.partial_state)
         recorded = self.journal.recorded[0]
-        self.enter(frame(pb.InputEntryMessage()))
+        self.enter(make_frame(pb.InputEntryMessage()))
         return recorded.message()
 
     def end(self, output: pb.OutputEntryMessage) -> None:
-        """Give the invocation's result, and end it once all runs have ended."""
-        self.enter(frame(output), self.handler.line)
+        """Issue the invocation's output, and end it once all runs have ended."""
+        self.enter(make_frame(output), self.handler.line)
         self.journal.end()
 
-    def get_state(self, message: Any, taken: Callable[[Result], T]) -> Operation[T]:
-        """Issue an entry that reads the state, with its result when that is known here."""
+    def get_state(self, message: Any, parse: Callable[[Result], T]) -> Operation[T]:
+        """Issue an entry that reads the state, with its result if that is known here."""
         keyed = isinstance(message, pb.GetStateEntryMessage)
-        known = self._state.get(message.key) if keyed else self._state.keys()
-        if known is not None:
-            put(message, known, kinds.GET_STATE if keyed else kinds.GET_STATE_KEYS)
-        return self.operation(message, taken)
+        result = self._state.get(message.key) if keyed else self._state.keys()
+        if result is not None:
+            set_result(message, result, kinds.GET_STATE if keyed else kinds.GET_STATE_KEYS)
+        return self.operation(message, parse)
 
-    def change_state(self, message: Any) -> None:
-        """Issue an entry that changes the state, also of what is known of it here."""
+    def update_state(self, message: Any) -> None:
+        """Issue an entry that changes the state, and apply it to the local copy."""
         self.record(message)
         if isinstance(message, pb.SetStateEntryMessage):
             self._state.set(message.key, message.value)
@@ -108,83 +114,92 @@ class Attempt(Steps):
 
     def run(self, action: Action) -> Operation[Any]:
         """Begin a run, if it is not recorded."""
-        operation = Operation(self, valued(action.serde))
-        entry = frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
+        operation = Operation(self, make_value_parser(action.serde))
+        entry = make_frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
         self._runs[self.journal.issued] = action
-        self.begin(operation, entry, Begun)
+        self.begin(operation, entry, RunBegun)
         self._runs.pop(operation.index, None)
         return operation
 
-    async def first_of(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
-        """Wait until one is done, and journal which one it was."""
+    async def wait_first(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
+        """Wait until one is done, and journal which."""
         check_all(operations)
         self.check_use()
         if self.journal.recorded:
-            return self._chosen_before(operations)
+            return self._replay_choice(operations)
         await self.wait(
-            lambda: frozenset() if any(each.done for each in operations) else undone(operations)
+            lambda: (
+                frozenset()
+                if any(operation.done for operation in operations)
+                else list_undone(operations)
+            )
         )
-        chosen = min((each for each in operations if each.done), key=lambda each: each.order)
-        journaled = Operation(self, nothing)
-        self.begin(journaled, choices.written(chosen.index), result=EMPTY)
+        chosen = min(
+            (operation for operation in operations if operation.done),
+            key=lambda operation: operation.order,
+        )
+        journaled = Operation(self, ignore_result)
+        self.begin(journaled, choices.make_choice_entry(chosen.index), result=EMPTY)
         await journaled
         return chosen
 
-    def _chosen_before(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
+    def _replay_choice(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         recorded = self.journal.recorded[0]
-        index = self.enter(choices.written())
+        index = self.enter(choices.make_choice_entry())
         try:
-            return choices.chosen(recorded, index, operations, where())
+            return choices.find_chosen(recorded, index, operations, where())
         except ProtocolError as error:
             self.journal.fail(ErrorReport.of(error, index))
             raise asyncio.CancelledError from error
 
-    def _execute(self, index: int) -> None:
+    def _execute_run(self, index: int) -> None:
         loop = asyncio.get_running_loop()
         self._executing[index] = loop.create_future()
-        task = loop.create_task(self._acted(index, self._runs[index]))
+        task = loop.create_task(self._run_action(index, self._runs[index]))
         self.actions.add(task)
         task.add_done_callback(self.actions.discard)
 
-    async def _acted(self, index: int, action: Action) -> None:
-        """Execute a run, and tell the journal how it ended; it ends also when it is canceled."""
-        counter, begun = self.journal.counter, time.monotonic()
+    async def _run_action(self, index: int, action: Action) -> None:
+        """Execute a run, and journal how it ended; a cancellation ends it too."""
+        counter, started_at = self.journal.counter, time.monotonic()
         assert counter is not None
         try:
-            tried = counter.tried(index, action.name)
-            message = await action.done(tried, time.monotonic, self)
+            tried = counter.get_tries(index, action.name)
+            message = await action.execute(tried, time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
-            told = report(error, index, action.name, kinds.RUN.code)
+            error_report = make_report(error, index, action.name, kinds.RUN.code)
             if not isinstance(error, asyncio.CancelledError):
                 self.log_failure(f"failed in the run {action.name!r}", error)
-                spent = time.monotonic() - begun
-                counter.add(index, action.name, spent, told.retry_after or 0)
+                spent = time.monotonic() - started_at
+                counter.add(index, action.name, spent, error_report.retry_after or 0)
             self._executing.pop(index).set_result(None)
-            await self._failed(told)
+            await self._fail_by_run(error_report)
             return
         self._executing.pop(index).set_result(None)
-        result = result_of(message)
+        result = get_result(message)
         assert result is not None
         if isinstance(result, Failure):
             counter.give_up(index, action.name, result)
         self.journal.results[index] = result
-        self.journal.step(Finished(index=index, entry=frame(message, requires_ack=True)))
+        self.journal.step(Finished(index=index, entry=make_frame(message, requires_ack=True)))
 
-    async def _failed(self, told: ErrorReport) -> None:
-        """End the attempt by the first run that failed.
+    async def _fail_by_run(self, error_report: ErrorReport) -> None:
+        """End the attempt with the first run that failed.
 
-        Others that are being executed may end while the next attempt would have to wait anyway:
-        their results are stored, or their failures counted, and they are not executed in vain.
+        Other runs may end while the next attempt has to wait anyway: their results are stored, or
+        their failures counted, so they do not run in vain.
         """
         if self._failing:
             return
         self._failing = True
-        waited = 0
+        waited_ms = 0
         if self._executing and self.journal.closed is None:
-            begun = time.monotonic()
-            most = min(max(LEAST_WAIT, (told.retry_after or 0) / 1000), MOST_WAIT)
+            started_at = time.monotonic()
+            most = min(max(LEAST_WAIT, (error_report.retry_after or 0) / 1000), MOST_WAIT)
             await asyncio.wait(list(self._executing.values()), timeout=most)
-            waited = round((time.monotonic() - begun) * 1000)
-        if told.retry_after is not None:
-            told = replace(told, retry_after=max(0, told.retry_after - waited))
-        self.journal.fail(told)
+            waited_ms = round((time.monotonic() - started_at) * 1000)
+        if error_report.retry_after is not None:
+            error_report = replace(
+                error_report, retry_after=max(0, error_report.retry_after - waited_ms)
+            )
+        self.journal.fail(error_report)

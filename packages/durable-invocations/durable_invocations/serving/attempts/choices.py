@@ -1,4 +1,4 @@
-"""The custom entry by which a handler's choice among several operations is kept."""
+"""The custom entry that records which of several operations a handler chose."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from durable_invocations.protocol.failures import JournalMismatchError, ProtocolError
-from durable_invocations.protocol.frames import Frame, custom
+from durable_invocations.protocol.frames import Frame, make_custom_frame
 from durable_invocations.protocol.kinds import COMBINATOR
 from durable_invocations.protocol.pb.custom_pb2 import CombinatorEntryMessage
 from durable_invocations.serving.attempts.operations import Operation
 
 
-def written(*chosen: int) -> Frame:
-    """The entry that keeps the index of the operation that was done first."""
-    message = CombinatorEntryMessage(completed_entries_order=chosen, name="select")
-    return custom(COMBINATOR, message, requires_ack=True)
+def make_choice_entry(*indexes: int) -> Frame:
+    """The entry with the index of the operation that was done first."""
+    message = CombinatorEntryMessage(completed_entries_order=indexes, name="select")
+    return make_custom_frame(COMBINATOR, message, requires_ack=True)
 
 
-def chosen(
+def find_chosen(
     entry: Frame, index: int, operations: Sequence[Operation[Any]], where: str
 ) -> Operation[Any]:
-    """The operation that the entry at `index` keeps, of those offered at `where`.
+    """The operation that the entry at `index` records, of those selected from at `where`.
 
-    Raises ProtocolError for an entry that keeps none of them, done.
+    Raises ProtocolError unless it is one of them, and done.
     """
-    kept = _kept(entry)
-    for each in operations:
-        if each.index == kept and each.done:
-            return each
+    chosen_index = _parse_choice(entry)
+    for operation in operations:
+        if operation.index == chosen_index and operation.done:
+            return operation
     raise JournalMismatchError(
-        f"Entry {index} of the journal chooses entry {kept}, which is not done, or is none of "
-        f"the operations of select() at {where}. A handler must take the same steps in each "
+        f"Entry {index} of the journal chooses entry {chosen_index}, which is not done, or not "
+        f"one of the operations of select() at {where}. A handler must take the same steps in each "
         "attempt: restore the code that the invocation began with, or kill the invocation."
     )
 
 
-def _kept(entry: Frame) -> int:
+def _parse_choice(entry: Frame) -> int:
     message = CombinatorEntryMessage()
     try:
         message.ParseFromString(entry.body)

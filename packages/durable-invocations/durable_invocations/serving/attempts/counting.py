@@ -1,4 +1,4 @@
-"""How many executions of each run have failed, in this attempt and in those before it."""
+"""How many executions of each run have failed, in this attempt and earlier ones."""
 
 from __future__ import annotations
 
@@ -7,55 +7,57 @@ from dataclasses import replace
 from typing import Any
 
 from durable_invocations.protocol.failures import MOST_RUN_NAME, Failure, RunAttempts
-from durable_invocations.serving.attempts.running import Tried
+from durable_invocations.serving.attempts.running import PriorTries
 
 
 class RunCounter:
-    """Counts the executions that failed, by the run's place and name.
+    """Counts failed executions by the run's index and name.
 
-    A runtime that keeps them tells those of earlier attempts (`told`). Another tells of the first
-    entry after the replay alone how often and how long the invocation was tried since the last
-    entry was stored, whatever came of it.
+    A runtime that keeps them sends those of earlier attempts (`run_attempts`). For others, only
+    the first entry after the replay has counts: how often and how long the invocation was tried
+    since the last entry was stored.
     """
 
-    def __init__(self, start: Any, told: Iterable[RunAttempts] | None) -> None:
+    def __init__(self, start: Any, run_attempts: Iterable[RunAttempts] | None) -> None:
         self._start = start
-        self._kept = None if told is None else {each.index: each for each in told}
+        self._kept = None if run_attempts is None else {run.index: run for run in run_attempts}
 
-    def tried(self, index: int, name: str) -> Tried:
-        """How often the run was executed in vain before this attempt, and for how long."""
+    def get_tries(self, index: int, name: str) -> PriorTries:
+        """How often the run failed before this attempt, and for how long."""
         if self._kept is None:
-            return self._told_of_first(index)
-        held = self._held(index, name)
-        return Tried(count=held.count, seconds=held.milliseconds / 1000, failure=held.failure)
+            return self._get_first_tries(index)
+        attempts = self._get_attempts(index, name)
+        return PriorTries(
+            count=attempts.count, seconds=attempts.milliseconds / 1000, failure=attempts.failure
+        )
 
     def give_up(self, index: int, name: str, failure: Failure) -> None:
-        """Keep that the run has failed for good, until that is stored."""
+        """Record that the run has failed for good, until that is stored."""
         if self._kept is not None:
-            self._kept[index] = replace(self._held(index, name), failure=failure)
+            self._kept[index] = replace(self._get_attempts(index, name), failure=failure)
 
     def add(self, index: int, name: str, seconds: float, wait: int) -> None:
-        """Count an execution that failed after `seconds`, and a wait of so many milliseconds."""
+        """Count an execution that failed after `seconds`, and its `wait` in milliseconds."""
         if self._kept is None:
             return
-        held = self._held(index, name)
-        spent = held.milliseconds + round(seconds * 1000) + wait
-        self._kept[index] = replace(held, count=held.count + 1, milliseconds=spent)
+        attempts = self._get_attempts(index, name)
+        spent = attempts.milliseconds + round(seconds * 1000) + wait
+        self._kept[index] = replace(attempts, count=attempts.count + 1, milliseconds=spent)
 
     @property
     def run_attempts(self) -> tuple[RunAttempts, ...] | None:
-        """What the runtime is to keep; None: it keeps nothing."""
+        """What the runtime should keep; None if it does not support that."""
         return None if self._kept is None else tuple(self._kept.values())
 
-    def _held(self, index: int, name: str) -> RunAttempts:
-        held = (self._kept or {}).get(index)
+    def _get_attempts(self, index: int, name: str) -> RunAttempts:
+        attempts = (self._kept or {}).get(index)
         name = name[:MOST_RUN_NAME]
-        if held is None or held.name != name:
+        if attempts is None or attempts.name != name:
             return RunAttempts(index=index, name=name, count=0, milliseconds=0)
-        return held
+        return attempts
 
-    def _told_of_first(self, index: int) -> Tried:
+    def _get_first_tries(self, index: int) -> PriorTries:
         count = self._start.retry_count_since_last_stored_entry
         if index != self._start.known_entries or not count:
-            return Tried()
-        return Tried(count=count, seconds=self._start.duration_since_last_stored_entry / 1000)
+            return PriorTries()
+        return PriorTries(count=count, seconds=self._start.duration_since_last_stored_entry / 1000)

@@ -1,4 +1,4 @@
-"""What a handler awaits: operations whose results come from the journal or the runtime."""
+"""Operations, which handlers await: their results come from the journal or the runtime."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.results import Empty, Result, state_keys
+from durable_invocations.protocol.results import Empty, Result, parse_state_keys
 from durable_invocations.serving.errors import ContextError, TerminalError
 
 if TYPE_CHECKING:
@@ -16,29 +16,29 @@ T = TypeVar("T")
 BAD_REQUEST = 400
 
 
-class Waits(Protocol):
-    """The attempt, as an operation knows it."""
+class OperationWaiter(Protocol):
+    """What an operation needs from its attempt."""
 
-    def until(self, operation: Operation[Any]) -> Coroutine[Any, Any, None]:
+    def wait_operation(self, operation: Operation[Any]) -> Coroutine[Any, Any, None]:
         """Wait until the operation is done."""
 
 
 class Operation(Generic[T]):
-    """Begun when it was made; `await` gives its result, as often as it is awaited.
+    """Begins when it is created; `await` returns its result, every time.
 
-    Awaiting raises TerminalError for a failure. Several are awaited with the context's `gather`
-    and `select`, since the order in which other ways find them done is not in the journal.
+    Awaiting raises TerminalError for a failure. Await several with the context's `gather` and
+    `select`: the journal does not record the order in which asyncio would complete them.
     """
 
-    __slots__ = ("_result", "_taken", "_waits", "index", "order")
+    __slots__ = ("_parse", "_result", "_waits", "index", "order")
 
-    def __init__(self, waits: Waits, taken: Callable[[Result], T]) -> None:
+    def __init__(self, waits: OperationWaiter, parse: Callable[[Result], T]) -> None:
         self._waits = waits
-        self._taken = taken
+        self._parse = parse
         self._result: Result | None = None
         self.index = -1
         self.order = 0
-        """The place among all results of the attempt, in the order of their coming."""
+        """The position among the attempt's results, by arrival."""
 
     @property
     def done(self) -> bool:
@@ -48,7 +48,7 @@ class Operation(Generic[T]):
         self._result, self.order = result, order
 
     def __await__(self) -> Generator[Any, None, T]:
-        yield from self._waits.until(self).__await__()
+        yield from self._waits.wait_operation(self).__await__()
         return self.value()
 
     def value(self) -> T:
@@ -57,52 +57,52 @@ class Operation(Generic[T]):
             raise TerminalError(self._result.message, self._result.code)
         assert self._result is not None
         try:
-            return self._taken(self._result)
+            return self._parse(self._result)
         except ValueError as error:
             raise ContextError(
-                f"The result of entry {self.index} cannot be read: {error}. Give the type hint or "
+                f"The result of entry {self.index} cannot be read: {error}. Use the type hint or "
                 "serde with which it was written."
             ) from None
 
 
-def valued(serde: Serde, empty: Any = None) -> Callable[[Result], Any]:
-    """Reads a value by `serde`; no value at all is `empty`."""
+def make_value_parser(serde: Serde, empty: Any = None) -> Callable[[Result], Any]:
+    """Parses a value by `serde`; Empty becomes `empty`."""
 
-    def taken(result: Result) -> Any:
-        return empty if isinstance(result, Empty) else serde.loads(_bytes(result))
+    def parse_result(result: Result) -> Any:
+        return empty if isinstance(result, Empty) else serde.loads(_get_bytes(result))
 
-    return taken
+    return parse_result
 
 
-def given(serde: Serde, what: str, empty: Any = None) -> Callable[[Result], Any]:
-    """Reads what somebody else gave, once and for good: `value` raises TerminalError for a misfit.
+def make_external_parser(serde: Serde, label: str, empty: Any = None) -> Callable[[Result], Any]:
+    """Parses a value that others gave: `value` raises TerminalError if it does not fit.
 
-    No other attempt, and no better answer, would change it; the handler may catch that.
+    Another attempt would not change the value; the handler may catch the error.
     """
-    read = valued(serde, empty)
+    read = make_value_parser(serde, empty)
 
-    def taken(result: Result) -> Any:
+    def parse_result(result: Result) -> Any:
         try:
             return read(result)
         except ValueError as error:
-            raise TerminalError(f"{what} does not fit: {error}", BAD_REQUEST) from None
+            raise TerminalError(f"{label} does not fit: {error}", BAD_REQUEST) from None
 
-    return taken
-
-
-def nothing(_result: Result) -> None:
-    """Reads results that say no more than that there is one."""
+    return parse_result
 
 
-def text(result: Result) -> str:
-    """Reads the id of an invocation."""
-    return _bytes(result).decode()
+def ignore_result(_result: Result) -> None:
+    """Parses results that have no value."""
 
 
-def keys(result: Result) -> list[str]:
-    """Reads the keys of a state, in their order."""
-    return sorted(each.decode() for each in state_keys(_bytes(result)))
+def parse_id(result: Result) -> str:
+    """Parses the id of an invocation."""
+    return _get_bytes(result).decode()
 
 
-def _bytes(result: Result) -> bytes:
+def parse_keys(result: Result) -> list[str]:
+    """Parses the keys of a state, sorted."""
+    return sorted(key.decode() for key in parse_state_keys(_get_bytes(result)))
+
+
+def _get_bytes(result: Result) -> bytes:
     return b"" if isinstance(result, (Empty, Failure)) else result.value

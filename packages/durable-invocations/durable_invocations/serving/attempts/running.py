@@ -1,4 +1,4 @@
-"""Side effects: a function that runs once, and whose result the journal keeps."""
+"""Side effects: functions that run once, and whose results the journal keeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyio import to_thread
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.serving.attempts.reports import said
+from durable_invocations.serving.attempts.reports import format_error
 from durable_invocations.serving.declared.serde import Serde
 from durable_invocations.serving.errors import RetryableError, TerminalError
 
@@ -24,10 +24,10 @@ logger = logging.getLogger("durable_invocations")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRetry:
-    """When a failed run is tried again, in seconds: `initial`, then `factor` longer up to `cap`.
+    """When a failed run is retried, in seconds: after `initial`, then `factor` longer up to `cap`.
 
     After `attempts`, or `within` seconds of trying, whichever is first, the run has failed for
-    good: awaiting it raises TerminalError. Without either bound it is tried for ever.
+    good: awaiting it raises TerminalError. Without either bound it is retried forever.
     """
 
     initial: float = 0.1
@@ -45,7 +45,7 @@ class RunRetry:
             raise ConfigError(f"attempts={self.attempts} is invalid; try at least once")
 
     def delay(self, tried: int, seconds: float) -> float | None:
-        """The wait after `tried` attempts that took `seconds` in all; None for no more."""
+        """The wait after `tried` attempts that took `seconds` in total; None for no more."""
         if self.attempts is not None and tried >= self.attempts:
             return None
         if self.within is not None and seconds >= self.within:
@@ -55,18 +55,18 @@ class RunRetry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """How often a run was executed in vain before, and for how many seconds it has been tried."""
+class PriorTries:
+    """How often a run has failed before, and for how many seconds it has been tried."""
 
     count: int = 0
     seconds: float = 0.0
     failure: Failure | None = None
-    """Its failure for good, which could not be stored."""
+    """Its final failure, which could not be stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """A named function with its arguments, and what becomes of its result."""
+    """A named function with its arguments, and how its result is kept and retried."""
 
     name: str
     function: Callable[..., Any]
@@ -74,44 +74,44 @@ class Action:
     serde: Serde
     retry: RunRetry | None
 
-    async def done(
-        self, tried: Tried, clock: Callable[[], float], of: object
+    async def execute(
+        self, tried: PriorTries, clock: Callable[[], float], attempt: object
     ) -> pb.RunEntryMessage:
-        """Run it: the entry that records its result, or its failure for good; `of` is logged.
+        """Run it: the entry that records its result or final failure; `attempt` is for the log.
 
-        One that has failed for good already is not executed again.
+        One that has already failed for good is not executed again.
 
-        Raises what the function raised when it shall be tried again, as RetryableError where
-        `retry` says when.
+        Raises the function's error if it is to be retried, as RetryableError if `retry` says
+        when.
         """
         if tried.failure is not None:
             return pb.RunEntryMessage(name=self.name, failure=tried.failure.written())
-        begun = clock()
+        started_at = clock()
         try:
-            value = await self._called()
+            value = await self._call_function()
             return pb.RunEntryMessage(name=self.name, value=self.serde.dumps(value))
         except TerminalError as error:
-            return self._failed(said(error), error.status)
+            return self._make_failure(format_error(error), error.status)
         except Exception as error:
             if self.retry is None:
                 raise
-            spent = tried.seconds + clock() - begun
+            spent = tried.seconds + clock() - started_at
             delay = self.retry.delay(tried.count + 1, spent)
-            told = f"{type(error).__name__}: {said(error)}"
+            message = f"{type(error).__name__}: {format_error(error)}"
             if delay is None:
-                logger.warning("%s: the run %r failed for good", of, self.name, exc_info=error)
-                return self._failed(told, 500)
+                logger.warning("%s: the run %r failed for good", attempt, self.name, exc_info=error)
+                return self._make_failure(message, 500)
             if isinstance(error, RetryableError):
-                # It says itself when.
+                # It has its own delay.
                 raise
-            raise RetryableError(told, delay) from error
+            raise RetryableError(message, delay) from error
 
-    def _failed(self, message: str, status: int) -> pb.RunEntryMessage:
+    def _make_failure(self, message: str, status: int) -> pb.RunEntryMessage:
         failure = Failure(code=status, message=message)
         return pb.RunEntryMessage(name=self.name, failure=failure.written())
 
-    async def _called(self) -> Any:
-        """Call it: an async function here, another in a thread, so that others go on."""
+    async def _call_function(self) -> Any:
+        """Call it: async functions here, others in a thread, so that they do not block."""
         if iscoroutinefunction(self.function):
             return await self.function(*self.args)
         call = partial(self.function, *self.args)

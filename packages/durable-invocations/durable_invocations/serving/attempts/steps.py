@@ -1,4 +1,4 @@
-"""The steps of a handler: each is an entry of the journal, and most are waited for."""
+"""The steps of a handler: each is an entry of the journal, and most are awaited."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from durable_invocations.journal.handler_events import Awaited, InEvent, Issued
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.results import Result
-from durable_invocations.protocol.versions import NEWEST, needed
+from durable_invocations.protocol.versions import NEWEST, get_needed_version
 from durable_invocations.serving.attempts.journaling import Journaling
 from durable_invocations.serving.attempts.operations import Operation
 from durable_invocations.serving.errors import ContextError
 
 T = TypeVar("T")
 _TURN = 256
-"""After so many waits that were over at once, others have their turn."""
+"""After so many waits, other tasks get a turn."""
 _HERE = __name__.rpartition(".attempts.")[0]
 _NOTHING: frozenset[int] = frozenset()
 
 
 class Steps:
-    """Takes the steps of the handler `called`, in one event loop, and in one task of it."""
+    """Takes the steps of the handler `called`, in one task of one event loop."""
 
     task: asyncio.Task[None] | None = None
     """The handler's."""
@@ -37,13 +37,13 @@ class Steps:
         self._turns = 0
 
     def record(self, message: Any) -> int:
-        """Issue an entry that has no result; its index."""
-        return self.enter(frame(message))
+        """Issue an entry without a result; returns its index."""
+        return self.enter(make_frame(message))
 
-    def operation(self, message: Any, taken: Callable[[Result], T]) -> Operation[T]:
-        """Issue an entry that has a result."""
-        operation = Operation(self, taken)
-        self.begin(operation, frame(message))
+    def operation(self, message: Any, parse: Callable[[Result], T]) -> Operation[T]:
+        """Issue an entry with a result."""
+        operation = Operation(self, parse)
+        self.begin(operation, make_frame(message))
         return operation
 
     def begin(
@@ -53,32 +53,32 @@ class Steps:
         event: Callable[..., InEvent] = Issued,
         result: Result | None = None,
     ) -> None:
-        """Issue an entry, whose result `operation` gets; `result` once the entry is stored."""
-        self._check(entry)
-        self.journal.expect(operation, result)
+        """Issue an entry for `operation`, which gets its result; `result` once it is stored."""
+        self._check_entry(entry)
+        self.journal.attach_operation(operation, result)
         self.journal.enter(entry, where(), event)
 
-    def enter(self, entry: Frame, at: str = "") -> int:
-        """Issue an entry; its index. `at` is the handler's line, if it is not the calling one."""
-        self._check(entry)
-        return self.journal.enter(entry, at or where())
+    def enter(self, entry: Frame, line: str = "") -> int:
+        """Issue an entry; returns its index. `line` is the handler's if not the calling one."""
+        self._check_entry(entry)
+        return self.journal.enter(entry, line or where())
 
-    async def until(self, operation: Operation[Any]) -> None:
+    async def wait_operation(self, operation: Operation[Any]) -> None:
         """Wait until an operation is done."""
-        await self.wait(lambda: undone((operation,)))
+        await self.wait(lambda: list_undone((operation,)))
 
-    async def all_of(self, operations: Sequence[Operation[Any]]) -> None:
+    async def wait_all(self, operations: Sequence[Operation[Any]]) -> None:
         """Wait until all are done."""
         check_all(operations)
-        await self.wait(lambda: undone(operations))
+        await self.wait(lambda: list_undone(operations))
 
-    async def wait(self, wanted: Callable[[], frozenset[int]]) -> None:
-        """Wait until there are no indexes that are waited for."""
+    async def wait(self, list_pending: Callable[[], frozenset[int]]) -> None:
+        """Wait until `list_pending` returns no indexes."""
         self.check_use()
         self._turns += 1
         if self._turns % _TURN == 0:
             await asyncio.sleep(0)
-        while indexes := wanted():
+        while indexes := list_pending():
             self.journal.step(Awaited(indexes=indexes))
             self.journal.check_open()
             self.journal.waiter = asyncio.get_running_loop().create_future()
@@ -89,7 +89,7 @@ class Steps:
                 raise
 
     def check_use(self) -> None:
-        """Raise unless the handler itself asks, while its attempt goes on."""
+        """Raise unless the handler's own task calls, while its attempt runs."""
         self.journal.check_open()
         try:
             current = asyncio.current_task()
@@ -98,42 +98,42 @@ class Steps:
         if current is not self.task:
             raise ContextError(
                 f"{self._called} uses its context in another task or thread, or in a run, "
-                "where the order of its steps is not that of the journal; use it in the handler "
+                "where the order of its steps is not in the journal; use it in the handler "
                 "itself, with gather() or select() for several operations."
             )
 
-    def _check(self, entry: Frame) -> None:
+    def _check_entry(self, entry: Frame) -> None:
         self.check_use()
-        if self._version < NEWEST and needed(entry) > self._version:
+        if self._version < NEWEST and get_needed_version(entry) > self._version:
             raise ContextError(
-                f"{entry.kind} needs version {needed(entry)} of the protocol, and the runtime "
-                f"speaks version {self._version}; use another runtime, or do without."
+                f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the "
+                f"runtime speaks version {self._version}; use another runtime, or do without."
             )
         if self.journal.issued >= self._most:
             raise ContextError(
-                f"The journal has {self.journal.issued} entries, and no more are allowed; hand the "
-                "rest of the work to an invocation of its own, or raise the limit."
+                f"The journal has {self.journal.issued} entries, and no more are allowed; move the "
+                "rest of the work to another invocation, or raise the limit."
             )
 
 
-def undone(operations: Sequence[Operation[Any]]) -> frozenset[int]:
-    """The indexes of those that are not done."""
-    return frozenset(each.index for each in operations if not each.done)
+def list_undone(operations: Sequence[Operation[Any]]) -> frozenset[int]:
+    """The indexes of the operations that are not done."""
+    return frozenset(operation.index for operation in operations if not operation.done)
 
 
 def check_all(operations: Sequence[Any]) -> None:
     """Raise ContextError unless all are operations."""
-    for each in operations:
-        if not isinstance(each, Operation):
+    for operation in operations:
+        if not isinstance(operation, Operation):
             raise ContextError(
-                f"{type(each).__name__} is not an operation of the context, which alone are "
-                "waited for together; do other work in a run."
+                f"{type(operation).__name__} is not an operation of the context; only these can "
+                "be awaited together. Do other work in a run."
             )
 
 
 def where() -> str:
     """The line of the handler that is being executed."""
-    at = sys._getframe(1)  # noqa: SLF001 - the traceback module is slow
-    while at.f_back is not None and at.f_globals.get("__name__", "").startswith(_HERE):
-        at = at.f_back
-    return f"{at.f_code.co_filename}, line {at.f_lineno}"
+    caller = sys._getframe(1)  # noqa: SLF001 - the traceback module is slow
+    while caller.f_back is not None and caller.f_globals.get("__name__", "").startswith(_HERE):
+        caller = caller.f_back
+    return f"{caller.f_code.co_filename}, line {caller.f_lineno}"

@@ -1,1 +1,1 @@
-"""What users declare, and how values become bytes."""
+"""What users declare, and how values are serialized."""

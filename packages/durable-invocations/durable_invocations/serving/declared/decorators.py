@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Function)
 
 
 class Decorator(Protocol):
-    """`@it`, `@it()` or `@it(name="…")`, where the handler's name is not the function's."""
+    """`@it`, `@it()` or `@it(name="…")`, if the handler's name is not the function's."""
 
     @overload
     def __call__(self, function: F, /) -> F: ...
@@ -21,14 +21,14 @@ class Decorator(Protocol):
     def __call__(self, *, name: str | None = None) -> Callable[[F], F]: ...
 
 
-def decorator(declare: Callable[[Function, str | None], None]) -> Decorator:
-    """The decorator that declares a function, under a name if one is given; it stays as it is."""
+def make_decorator(declare: Callable[[Function, str | None], None]) -> Decorator:
+    """The decorator that declares a function, under a given name, and returns it unchanged."""
 
     def decorate(function: Any = None, /, *, name: str | None = None) -> Any:
         if function is None:
-            return lambda given: decorate(given, name=name)
+            return lambda function: decorate(function, name=name)
         if not callable(function):
-            raise ConfigError(f'{function!r} is no function; to name a handler, write name="…"')
+            raise ConfigError(f'{function!r} is not a function; to name a handler, write name="…"')
         declare(function, name)
         return function
 

@@ -1,4 +1,4 @@
-"""Values to bytes and back: JSON by type hints, or bytes as they are."""
+"""Serializes values: as JSON by type hints, or bytes unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Serde(Protocol):
-    """How values become bytes; `loads` raises ValueError for what it cannot read."""
+    """Serializes values; `loads` raises ValueError for bytes that do not fit."""
 
     content_type: str
 
@@ -46,7 +46,7 @@ class Json:
             return to_json(value, inf_nan_mode="constants")
         except PydanticSerializationError as error:
             raise ContextError(
-                f"{type(value).__name__} has no form in JSON: {error}. Give lists, dicts, "
+                f"{type(value).__name__} cannot be written as JSON: {error}. Give lists, dicts, "
                 "dataclasses or pydantic models, or bytes with serde=BYTES."
             ) from None
 
@@ -54,24 +54,26 @@ class Json:
         if self.hint is Any or self.hint is NoneType:
             return from_json(body) if body else None
         try:
-            return adapter(self.hint).validate_json(body or b"null")
+            return get_adapter(self.hint).validate_json(body or b"null")
         except ValidationError as error:
-            raise ValueError(_told(error)) from None
+            raise ValueError(_format_errors(error)) from None
 
     def schema(self) -> Any:
-        return None if self.hint is Any else adapter(self.hint).json_schema()
+        return None if self.hint is Any else get_adapter(self.hint).json_schema()
 
 
 def check_numbers(body: bytes) -> None:
-    """Raise ContextError for JSON with NaN or an infinity, which a journal keeps.
+    """Raise ContextError for JSON with NaN or an infinity, which a journal may keep.
 
-    JSON itself has neither (RFC 8259, 6), so others would not read the answer.
+    Standard JSON has neither (RFC 8259, 6), so others could not read the answer.
     """
     if b"NaN" in body or b"Infinity" in body:
         try:
             strictjson.loads(body)
         except ValueError as error:
-            raise ContextError(f"The result has no form in JSON: {error}; return None.") from None
+            raise ContextError(
+                f"The result cannot be written as JSON: {error}; return None."
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -96,62 +98,63 @@ JSON = Json()
 BYTES = Bytes()
 
 
-def serde_for(hint: Any) -> Serde:
-    """The serde of a type hint: bytes as they are, anything else as JSON."""
+def get_serde(hint: Any) -> Serde:
+    """The serde of a type hint: bytes unchanged, anything else as JSON."""
     if hint is bytes:
         return BYTES
     return JSON if hint is Any else Json(hint)
 
 
-def returned_by(function: Callable[..., Any]) -> Serde:
-    """The serde for what a function returns, by its annotation; JSON where there is none.
+def get_return_serde(function: Callable[..., Any]) -> Serde:
+    """The serde of a function's return annotation; JSON if it has none.
 
-    Raises ContextError for an annotation that cannot be read.
+    Raises ContextError for an annotation that cannot be resolved.
     """
     plain = unwrap(getattr(function, "__func__", function))
     hint = getattr(plain, "__annotations__", {}).get("return", Any)
     if isinstance(hint, str):
         try:
-            hint = hints_of(plain)["return"]
+            hint = get_hints(plain)["return"]
         except NameError as error:
-            raise ContextError(unreadable(plain, error)) from None
-    return serde_for(NoneType if hint is None else hint)
+            raise ContextError(format_unreadable(plain, error)) from None
+    return get_serde(NoneType if hint is None else hint)
 
 
-def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The type hints of a function. Raises NameError for a name that its module has not."""
+def get_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The type hints of a function. Raises NameError for a name that its module lacks."""
     return get_type_hints(function, include_extras=True)
 
 
-def unreadable(function: Callable[..., Any], error: NameError) -> str:
+def format_unreadable(function: Callable[..., Any], error: NameError) -> str:
     """Why the hints of a function cannot be read, and the remedy."""
     return (
-        f"The annotations of {function.__qualname__} cannot be read: {error}. Define or import at "
-        "the top of its module what they name, not in a function or under TYPE_CHECKING."
+        f"The annotations of {function.__qualname__} cannot be read: {error}. Define or import "
+        "their names at the top of its module, not in a function or under TYPE_CHECKING."
     )
 
 
-def adapter(hint: Any) -> TypeAdapter[Any]:
-    """What reads and describes values of a type hint."""
+def get_adapter(hint: Any) -> TypeAdapter[Any]:
+    """The adapter that parses and describes values of a type hint."""
     try:
-        return _adapter(hint)
+        return _get_cached_adapter(hint)
     except TypeError:
-        # An Annotated may hold what has no hash.
-        return _made(hint)
+        # An Annotated may contain unhashable metadata.
+        return _make_adapter(hint)
 
 
-def _made(hint: Any) -> TypeAdapter[Any]:
+def _make_adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)
 
 
-_adapter = lru_cache(maxsize=1024)(_made)
+_get_cached_adapter = lru_cache(maxsize=1024)(_make_adapter)
 
 
-def _told(error: ValidationError) -> str:
-    """What does not fit, without the value, which may be a secret."""
-    each = error.errors(include_url=False, include_input=False, include_context=False)
+def _format_errors(error: ValidationError) -> str:
+    """What does not fit, without the value, which may be secret."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(
-        f"{'.'.join(map(str, one['loc'])) or 'the value'}: {one['msg']}" for one in each[:5]
+        f"{'.'.join(map(str, problem['loc'])) or 'the value'}: {problem['msg']}"
+        for problem in problems[:5]
     )

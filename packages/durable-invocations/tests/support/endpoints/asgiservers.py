@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import hypercorn.asyncio
 from hypercorn.config import Config
 
-from asgi_guards.testing import serving
+from asgi_guards.testing import run_server
 
 SECONDS = 60
 
@@ -34,7 +34,7 @@ def bound():
 def uvicorn_of(app, **options):
     """HTTP/1.1: the address of a server that runs until the block ends or `stop()`."""
     with ExitStack() as stack:
-        yield Served(stack.enter_context(serving(app, **options)).url, stack.close)
+        yield Served(stack.enter_context(run_server(app, **options)).url, stack.close)
 
 
 @contextmanager

@@ -7,16 +7,16 @@ from urllib.parse import unquote
 from durable_invocations import Service, service_app
 from durable_invocations.protocol.decoding import Decoder
 from durable_invocations.protocol.failures import read_run_attempts, write_run_attempts
-from durable_invocations.protocol.frames import encode, frame
+from durable_invocations.protocol.frames import encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Value, completion, put
-from durable_invocations.protocol.versions import content_type
+from durable_invocations.protocol.results import EMPTY, Value, make_completion, set_result
+from durable_invocations.protocol.versions import format_content_type
 
 ID = bytes(range(16))
 
 
 def scope_of(path, *, method="POST", version=3, http="1.1", headers=()):
-    named = {"host": "127.0.0.1", "content-type": content_type(version), **dict(headers)}
+    named = {"host": "127.0.0.1", "content-type": format_content_type(version), **dict(headers)}
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -132,7 +132,7 @@ class Journal:
         self.run_attempts = runs
         """What it tells of runs; None: as a runtime that does not count their executions."""
         given = [pb.Header(key=name, value=value) for name, value in headers]
-        self.entries = [frame(pb.InputEntryMessage(value=argument, headers=given))]
+        self.entries = [make_frame(pb.InputEntryMessage(value=argument, headers=given))]
         self.last = None
 
     def start(self):
@@ -149,7 +149,7 @@ class Journal:
             message.state_map.add(key=name.encode(), value=value)
         if self.run_attempts is not None:
             message.MergeFromString(write_run_attempts(self.run_attempts))
-        return frame(message)
+        return make_frame(message)
 
     async def attempt(self, commit=None):
         """Drive one attempt; keep the first `commit` new entries, and return all its frames."""
@@ -169,8 +169,8 @@ class Journal:
         result = Value(value=result) if isinstance(result, bytes) else result
         entry = self.entries[index]
         message = entry.message()
-        put(message, result, entry.kind)
-        self.entries[index] = frame(message, requires_ack=entry.requires_ack)
+        set_result(message, result, entry.kind)
+        self.entries[index] = make_frame(message, requires_ack=entry.requires_ack)
 
     @property
     def kinds(self):
@@ -207,8 +207,8 @@ def names(frames):
 
 def told(index, result=EMPTY):
     """A completion, for full duplex."""
-    return completion(index, Value(value=result) if isinstance(result, bytes) else result)
+    return make_completion(index, Value(value=result) if isinstance(result, bytes) else result)
 
 
 def ack(index):
-    return frame(pb.EntryAckMessage(entry_index=index))
+    return make_frame(pb.EntryAckMessage(entry_index=index))

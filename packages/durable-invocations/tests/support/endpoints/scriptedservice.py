@@ -6,7 +6,7 @@ from collections import Counter
 
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import Frame, encode, frame
+from durable_invocations.protocol.frames import Frame, encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
 LAST = {kinds.END.code, kinds.SUSPENSION.code, kinds.ERROR.code}
@@ -62,7 +62,9 @@ class Stream:
 
     async def send(self, *messages, **flags):
         """Send frames, or messages with flags (`requires_ack`, `completed`)."""
-        frames = [each if isinstance(each, Frame) else frame(each, **flags) for each in messages]
+        frames = [
+            each if isinstance(each, Frame) else make_frame(each, **flags) for each in messages
+        ]
         self.last = frames[-1].code in LAST
         await self.raw(b"".join(encode(each) for each in frames))
 

@@ -7,34 +7,41 @@ import threading
 from typing import Any
 
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
-from durable_invocations.runtime.store.operations import Claim, Commit, Finish, Suspend
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
+from durable_invocations.runtime.store.operations import Claim, CommitEntry, Finish, Suspend
 
 URL = "http://127.0.0.1:9080"
 JSON = {"contentType": "application/json"}
 EXCLUSIVE, SHARED = HandlerKind.EXCLUSIVE, HandlerKind.SHARED
 SERVICES = (
-    Service(
+    RegisteredService(
         name="Greeter",
         kind=ServiceKind.SERVICE,
         handlers=(
-            Handler(name="greet", described={"input": JSON, "output": JSON}),
-            Handler(name="raw", described={"output": {"contentType": "text/plain"}}),
+            RegisteredHandler(name="greet", described={"input": JSON, "output": JSON}),
+            RegisteredHandler(name="raw", described={"output": {"contentType": "text/plain"}}),
         ),
     ),
-    Service(
+    RegisteredService(
         name="Counter",
         kind=ServiceKind.OBJECT,
-        handlers=(Handler(name="add", kind=EXCLUSIVE), Handler(name="get", kind=SHARED)),
+        handlers=(
+            RegisteredHandler(name="add", kind=EXCLUSIVE),
+            RegisteredHandler(name="get", kind=SHARED),
+        ),
     ),
-    Service(
+    RegisteredService(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
-        handlers=(Handler(name="run", kind=HandlerKind.WORKFLOW),),
+        handlers=(RegisteredHandler(name="run", kind=HandlerKind.WORKFLOW),),
     ),
 )
 
@@ -44,7 +51,7 @@ class ByHand:
 
     def __init__(self, store: SqlStore) -> None:
         self.store, self.asked, self.discovered = store, 0, 1
-        self.services: tuple[Service, ...] = SERVICES
+        self.services: tuple[RegisteredService, ...] = SERVICES
         self.refusing: Exception | None = None
         self.waiting = threading.Semaphore(0)
         self._driven: dict[str, Any] = {}
@@ -56,15 +63,15 @@ class ByHand:
         self.asked += 1
         return await asyncio.to_thread(question, *arguments)
 
-    async def ended(self, id_: str) -> Any:
+    async def wait_for_result(self, id_: str) -> Any:
         self.waiting.release()
         while True:
-            found = await asyncio.to_thread(self.store.results, [id_])
+            found = await asyncio.to_thread(self.store.read_results, [id_])
             if found.get(id_, "") is not None:
                 return found.get(id_)
             await asyncio.sleep(0.005)
 
-    async def discover(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
+    async def discover(self, url: str) -> tuple[Deployment, tuple[RegisteredService, ...]]:
         if self.refusing is not None:
             raise self.refusing
         self.discovered += 1
@@ -77,9 +84,9 @@ class ByHand:
         return [each.id for each in claimed]
 
     def commit(self, id_: str, index: int, message: Any) -> Frame:
-        entry = frame(message)
+        entry = make_frame(message)
         fence = self._driven[id_].fence
-        self.store.do(Commit(id=id_, fence=fence, index=index, frame=entry))
+        self.store.do(CommitEntry(id=id_, fence=fence, index=index, frame=entry))
         return entry
 
     def suspend(self, id_: str, *indexes: int) -> None:

@@ -7,28 +7,40 @@ from watches import Watch
 
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import ErrorReport, Failure
-from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Value
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.sql.tables import METADATA
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
 
 TABLES = list(METADATA.tables.values())
 SHARED, EXCLUSIVE, RUN = HandlerKind.SHARED, HandlerKind.EXCLUSIVE, HandlerKind.WORKFLOW
 SERVICES = (
-    Service(name="Plain", kind=ServiceKind.SERVICE, handlers=(Handler(name="go"),)),
-    Service(
+    RegisteredService(
+        name="Plain", kind=ServiceKind.SERVICE, handlers=(RegisteredHandler(name="go"),)
+    ),
+    RegisteredService(
         name="Cart",
         kind=ServiceKind.OBJECT,
-        handlers=(Handler(name="add", kind=EXCLUSIVE), Handler(name="look", kind=SHARED)),
+        handlers=(
+            RegisteredHandler(name="add", kind=EXCLUSIVE),
+            RegisteredHandler(name="look", kind=SHARED),
+        ),
     ),
-    Service(
+    RegisteredService(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
-        handlers=(Handler(name="run", kind=RUN), Handler(name="poke", kind=SHARED)),
+        handlers=(
+            RegisteredHandler(name="run", kind=RUN),
+            RegisteredHandler(name="poke", kind=SHARED),
+        ),
     ),
 )
 FIRST = Deployment(id="first", url="http://127.0.0.1:9080")
@@ -41,13 +53,13 @@ def value(data):
 
 
 def awakeable_of(claimed, index):
-    return awakeables.awakeable_id(ids.parsed(claimed.id), index)
+    return awakeables.make_awakeable_id(ids.parse_id(claimed.id), index)
 
 
 def submission(path="Plain/go", **more):
     """What submits by `Service/handler` or `Service/key/handler`."""
     service, *key, handler = path.split("/")
-    named = {"id": ids.shown(ids.new_id()), "service": service, "handler": handler}
+    named = {"id": ids.format_id(ids.make_id()), "service": service, "handler": handler}
     return op.Submit(key="".join(key), **(named | more))
 
 
@@ -81,7 +93,7 @@ class Desk:
         self.store = SqlStore(engine, owner=owner, clock=self.watch)
         self.owner = owner
         self.do = self.store.do
-        self.frame = frame
+        self.frame = make_frame
         self.error = ERROR
         self.do(op.Register(deployment=FIRST, services=services))
 
@@ -104,9 +116,9 @@ class Desk:
 
     def commit(self, claimed, message, index=None, **more):
         """Commit a message as the next entry of the journal, else at `index`."""
-        at = len(self.store.journal(claimed.id)) if index is None else index
-        sent = frame(message, **more)
-        return self.do(op.Commit(id=claimed.id, fence=claimed.fence, index=at, frame=sent))
+        at = len(self.store.read_journal(claimed.id)) if index is None else index
+        sent = make_frame(message, **more)
+        return self.do(op.CommitEntry(id=claimed.id, fence=claimed.fence, index=at, frame=sent))
 
     def suspend(self, claimed, *indexes):
         return self.do(op.Suspend(id=claimed.id, fence=claimed.fence, indexes=indexes))
@@ -124,7 +136,7 @@ class Desk:
         return self.do(op.Fail(id=claimed.id, fence=claimed.fence, error=error, next_at=at))
 
     def result(self, id_):
-        return self.store.results([id_])[id_]
+        return self.store.read_results([id_])[id_]
 
     def status(self, id_):
         return self.store.invocation(id_).status.label

@@ -14,7 +14,7 @@ from asgiservers import uvicorn_of
 from durable_invocations.app import serve_store
 from durable_invocations.client.client import Client
 from durable_invocations.runtime.retries import RetryPolicy
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 
@@ -40,7 +40,7 @@ def running(folder: Path, policy: RetryPolicy = IMPATIENT, *, token: str = "") -
     """Yield a runtime whose invocations are in SQLite in `folder`."""
     store = SqlStore(open_database(f"sqlite:///{folder / 'invocations.sqlite'}"))
     store.ensure()
-    app = serve_store(store, Settings(policy=policy), token=token)
+    app = serve_store(store, RuntimeSettings(policy=policy), token=token)
     with ExitStack() as stack:
         url = stack.enter_context(uvicorn_of(app, lifespan="on")).url
         client = stack.enter_context(Client(url, token))

@@ -18,7 +18,7 @@ from running import store_at
 
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.timers import SteadyClock
 
 PATIENT = RetryPolicy(initial=0.02, factor=1, cap=0.02, attempts=None)
@@ -53,7 +53,7 @@ async def main(folder, moment, operation, number, ahead):
     clock = clock_ahead(float(ahead))
     store = store_at(folder, clock)
     store.run = Mortal(store.run, moment, operation, int(number))
-    settings = Settings(policy=PATIENT, poll=0.05, beat=0.05, silent=0.3)
+    settings = RuntimeSettings(policy=PATIENT, poll=0.05, beat=0.05, silent=0.3)
     async with Runtime(store, settings, clock=clock):
         await asyncio.Event().wait()
 

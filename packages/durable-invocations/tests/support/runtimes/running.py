@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from durable_invocations.protocol import ids
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.operations import Submit
@@ -35,7 +35,7 @@ class Driven:
         """`Service/handler`; the invocation's id."""
         service, handler = target.split("/")
         asked = Submit(
-            id=ids.shown(ids.new_id()), service=service, handler=handler, key=key,
+            id=ids.format_id(ids.make_id()), service=service, handler=handler, key=key,
             argument=json.dumps(argument).encode(), at=at, idempotency_key=idempotency_key,
         )  # fmt: skip
         made = await self.runtime.do(asked)
@@ -43,7 +43,7 @@ class Driven:
         return made.id
 
     async def end(self, id_):
-        return await asyncio.wait_for(self.runtime.ended(id_), SECONDS)
+        return await asyncio.wait_for(self.runtime.wait_for_result(id_), SECONDS)
 
     async def call(self, target, argument=None, *, key=""):
         """The output, or the Failure."""
@@ -60,7 +60,7 @@ class Driven:
         return found if found.status in statuses else None
 
     def journal(self, id_):
-        return self.store.journal(id_)
+        return self.store.read_journal(id_)
 
 
 async def until(found, seconds=SECONDS):
@@ -75,7 +75,7 @@ async def until(found, seconds=SECONDS):
 def store_at(folder, clock=None, database=None):
     clock = clock or SteadyClock()
     url = database or f"sqlite:///{folder}/log.db"
-    store = SqlStore(open_database(url, kept=True), clock=clock.utc, lead=clock.lead)
+    store = SqlStore(open_database(url, keep_open=True), clock=clock.get_utc, lead=clock.get_lead)
     store.ensure()
     return store
 
@@ -87,7 +87,7 @@ async def running(folder, *urls, clock=None, database=None, **settings):
     store = store_at(folder, clock, database)
     quick = {"policy": AT_ONCE, "poll": 0.05, "beat": 0.05, "silent": 10.0} | settings
     try:
-        async with Runtime(store, Settings(**quick), clock=clock) as runtime:
+        async with Runtime(store, RuntimeSettings(**quick), clock=clock) as runtime:
             for url in urls:
                 await runtime.register(url)
             yield Driven(runtime)

@@ -1,1 +1,1 @@
-"""What becomes of entries: each is committed together with what it does."""
+"""Entries: each is committed together with its action."""

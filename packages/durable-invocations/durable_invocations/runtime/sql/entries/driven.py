@@ -1,4 +1,4 @@
-"""The invocation whose entries are committed, and what becomes of an entry."""
+"""The invocation whose entries are committed, and the outcome of an entry."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.sql.work import VIOLATION, Work
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.sql.work import VIOLATION, StoreTransaction
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
 @dataclass(kw_only=True, slots=True)
-class Driven:
+class CommittingInvocation:
     """Mutable: grows with each entry of the transaction."""
 
     number: int
@@ -24,18 +24,20 @@ class Driven:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Acted:
-    """The entry is to be stored; without a result, a completable one is open."""
+class EntryEffect:
+    """The entry is to be stored; a completable one without a result is open."""
 
     result: Result | None = None
     child: str | None = None
 
 
-ACTED = Acted()
+ACTED = EntryEffect()
 
-Action = Callable[[Work, Driven, Any], Acted | Refused]
-"""Does what the next entry, with this message, says; refused: nothing was done."""
+Action = Callable[[StoreTransaction, CommittingInvocation, Any], EntryEffect | OperationRefusal]
+"""Executes the next entry, with this message; if refused, nothing was done."""
 
 
-def violation(driven: Driven, what: str) -> Refused:
-    return Refused(code=VIOLATION, message=f"Entry {driven.length} of {driven.id}: {what}")
+def make_violation(invocation: CommittingInvocation, problem: str) -> OperationRefusal:
+    return OperationRefusal(
+        code=VIOLATION, message=f"Entry {invocation.length} of {invocation.id}: {problem}"
+    )

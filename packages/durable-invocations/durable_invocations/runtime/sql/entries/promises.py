@@ -1,4 +1,4 @@
-"""Entries on the promises of a workflow's key."""
+"""Entries about the promises of a workflow's key."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import sqlalchemy as sa
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.runtime.sql.entries.driven import Acted, Action, Driven, violation
+from durable_invocations.runtime.sql.entries.driven import (
+    Action,
+    CommittingInvocation,
+    EntryEffect,
+    make_violation,
+)
 from durable_invocations.runtime.sql.lives.completing import complete_waiting, wait
-from durable_invocations.runtime.sql.packing import fields, promise, result
-from durable_invocations.runtime.sql.services import learn
+from durable_invocations.runtime.sql.packing import make_promise_id, pack_result, unpack_result
+from durable_invocations.runtime.sql.services import load_services
 from durable_invocations.runtime.sql.tables import PROMISES, PROMISES_TABLE
-from durable_invocations.runtime.sql.work import CONFLICT, LONGEST, Work
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.sql.work import CONFLICT, LONGEST, StoreTransaction
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from sql_transactions.given import insert_into
 
 _RESULT = sa.select(PROMISES.result).where(
@@ -25,61 +30,74 @@ _RESULT = sa.select(PROMISES.result).where(
 )
 
 
-def of_workflow(action: Action) -> Action:
-    """The action, refused for a service that is no workflow, which has no promises."""
+def require_workflow(action: Action) -> Action:
+    """The action, refused for services that are not workflows and so have no promises."""
 
-    def act(work: Work, driven: Driven, message: Any) -> Acted | Refused:
-        learn(work, [driven.service])
-        held = work.services[driven.service]
-        if not driven.key or (held is not None and held.kind is not ServiceKind.WORKFLOW):
-            return violation(driven, f"{driven.service!r} is no workflow, hence has no promises.")
+    def do_action(
+        work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    ) -> EntryEffect | OperationRefusal:
+        load_services(work, [invocation.service])
+        service = work.services[invocation.service]
+        if not invocation.key or (service is not None and service.kind is not ServiceKind.WORKFLOW):
+            return make_violation(
+                invocation, f"{invocation.service!r} is not a workflow, so it has no promises."
+            )
         if "\0" in message.key or len(message.key.encode()) > LONGEST:
-            what = f"a promise's name has a NUL in it, or is longer than {LONGEST:,} bytes."
-            return violation(driven, what)
-        return action(work, driven, message)
+            problem = f"a promise's name contains a NUL, or is longer than {LONGEST:,} bytes."
+            return make_violation(invocation, problem)
+        return action(work, invocation, message)
 
-    return act
+    return do_action
 
 
-def get(work: Work, driven: Driven, message: Any) -> Acted:
+def get(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a GetPromise, now or when the promise is completed."""
-    held = _held(work, driven, message.key)
-    if held is None:
-        wait(work, _target(driven, message.key), (driven.number, driven.length))
-    return Acted(result=held)
+    outcome = _read_result(work, invocation, message.key)
+    if outcome is None:
+        wait(work, _make_target(invocation, message.key), (invocation.number, invocation.length))
+    return EntryEffect(result=outcome)
 
 
-def peek(work: Work, driven: Driven, message: Any) -> Acted:
+def peek(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a PeekPromise now."""
-    return Acted(result=_held(work, driven, message.key) or EMPTY)
+    return EntryEffect(result=_read_result(work, invocation, message.key) or EMPTY)
 
 
-def complete(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def complete(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Do a CompletePromise: it is empty the first time, else a failure."""
-    given = _given(message)
-    if given is None:
-        return violation(driven, "it completes a promise with neither a value nor a failure.")
-    row = {"service": driven.service, "key": driven.key, "name": message.key}
+    completion = _parse_completion(message)
+    if completion is None:
+        return make_violation(
+            invocation, "it completes a promise with neither a value nor a failure."
+        )
+    row = {"service": invocation.service, "key": invocation.key, "name": message.key}
     insert = insert_into(work.connection.dialect, PROMISES_TABLE)
-    first = insert.on_conflict_do_nothing().returning(PROMISES.name)
-    if work.connection.scalar(first.values(row | {"result": fields(given)})) is None:
+    insert_once = insert.on_conflict_do_nothing().returning(PROMISES.name)
+    if (
+        work.connection.scalar(insert_once.values(row | {"result": pack_result(completion)}))
+        is None
+    ):
         text = f"The promise {message.key!r} was completed already."
-        return Acted(result=Failure(code=CONFLICT, message=text))
-    complete_waiting(work, {_target(driven, message.key): given})
-    return Acted(result=EMPTY)
+        return EntryEffect(result=Failure(code=CONFLICT, message=text))
+    complete_waiting(work, {_make_target(invocation, message.key): completion})
+    return EntryEffect(result=EMPTY)
 
 
-def _given(message: Any) -> Result | None:
+def _parse_completion(message: Any) -> Result | None:
     variant = message.WhichOneof("completion")
     if variant == "completion_value":
         return Value(value=message.completion_value)
     return Failure.read(message.completion_failure) if variant else None
 
 
-def _held(work: Work, driven: Driven, name: str) -> Result | None:
-    of = {"of": driven.service, "at": driven.key, "named": name}
-    return result(work.connection.scalar(_RESULT, of))
+def _read_result(
+    work: StoreTransaction, invocation: CommittingInvocation, name: str
+) -> Result | None:
+    parameters = {"of": invocation.service, "at": invocation.key, "named": name}
+    return unpack_result(work.connection.scalar(_RESULT, parameters))
 
 
-def _target(driven: Driven, name: str) -> str:
-    return promise(driven.service, driven.key, name)
+def _make_target(invocation: CommittingInvocation, name: str) -> str:
+    return make_promise_id(invocation.service, invocation.key, name)

@@ -1,4 +1,4 @@
-"""Entries on the state of a keyed service."""
+"""Entries about the state of a keyed service."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from durable_invocations.protocol.results import EMPTY, Value, keys_value
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Action, Driven, violation
+from durable_invocations.protocol.results import EMPTY, Value, make_keys_value
+from durable_invocations.runtime.sql.entries.driven import (
+    ACTED,
+    Action,
+    CommittingInvocation,
+    EntryEffect,
+    make_violation,
+)
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE, STATE
-from durable_invocations.runtime.sql.work import LONGEST, Work
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.sql.work import LONGEST, StoreTransaction
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from sql_transactions.given import insert_into
 
 _OF = (STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
@@ -21,53 +27,61 @@ _CLEAR = sa.delete(SERVICE_STATE_TABLE).where(*_OF, _NAMED)
 _CLEAR_ALL = sa.delete(SERVICE_STATE_TABLE).where(*_OF)
 
 
-def keyed(action: Action) -> Action:
-    """The action, refused for a service without keys, which has no state."""
+def require_key(action: Action) -> Action:
+    """The action, refused for services without keys, which have no state."""
 
-    def act(work: Work, driven: Driven, message: Any) -> Acted | Refused:
-        if not driven.key:
-            return violation(driven, "it was invoked without a key, hence it has no state.")
+    def do_action(
+        work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    ) -> EntryEffect | OperationRefusal:
+        if not invocation.key:
+            return make_violation(invocation, "it was invoked without a key, so it has no state.")
         if len(getattr(message, "key", b"")) > LONGEST:
-            return violation(driven, f"the name of a state is longer than {LONGEST:,} bytes.")
-        return action(work, driven, message)
+            return make_violation(invocation, f"a state's name is longer than {LONGEST:,} bytes.")
+        return action(work, invocation, message)
 
-    return act
+    return do_action
 
 
-def get(work: Work, driven: Driven, message: Any) -> Acted:
+def get(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a GetState at once."""
-    value = work.connection.scalar(_VALUE, _of(driven) | {"named": message.key})
-    return Acted(result=EMPTY if value is None else Value(value=value))
+    value = work.connection.scalar(_VALUE, _bind_key(invocation) | {"named": message.key})
+    return EntryEffect(result=EMPTY if value is None else Value(value=value))
 
 
-def get_keys(work: Work, driven: Driven, _message: Any) -> Acted:
-    """Complete a GetStateKeys at once; in the order of their bytes."""
-    names = work.connection.scalars(_NAMES, _of(driven))
-    return Acted(result=keys_value([bytes(each) for each in names]))
+def get_keys(
+    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
+) -> EntryEffect:
+    """Complete a GetStateKeys at once; keys in byte order."""
+    names = work.connection.scalars(_NAMES, _bind_key(invocation))
+    return EntryEffect(result=make_keys_value([bytes(name) for name in names]))
 
 
-def put(work: Work, driven: Driven, message: Any) -> Acted:
+def put_state_entry(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect:
     """Do a SetState."""
-    row = {"service": driven.service, "key": driven.key, "name": message.key}
+    row = {"service": invocation.service, "key": invocation.key, "name": message.key}
     insert = insert_into(work.connection.dialect, SERVICE_STATE_TABLE)
-    whole = insert.on_conflict_do_update(
+    upsert = insert.on_conflict_do_update(
         index_elements=[STATE.service, STATE.key, STATE.name], set_={"value": insert.excluded.value}
     )
-    work.connection.execute(whole, row | {"value": message.value})
+    work.connection.execute(upsert, row | {"value": message.value})
     return ACTED
 
 
-def clear(work: Work, driven: Driven, message: Any) -> Acted:
+def clear(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Do a ClearState."""
-    work.connection.execute(_CLEAR, _of(driven) | {"named": message.key})
+    work.connection.execute(_CLEAR, _bind_key(invocation) | {"named": message.key})
     return ACTED
 
 
-def clear_all(work: Work, driven: Driven, _message: Any) -> Acted:
+def clear_all(
+    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
+) -> EntryEffect:
     """Do a ClearAllState."""
-    work.connection.execute(_CLEAR_ALL, _of(driven))
+    work.connection.execute(_CLEAR_ALL, _bind_key(invocation))
     return ACTED
 
 
-def _of(driven: Driven) -> dict[str, Any]:
-    return {"of": driven.service, "at": driven.key}
+def _bind_key(invocation: CommittingInvocation) -> dict[str, Any]:
+    return {"of": invocation.service, "at": invocation.key}

@@ -1,4 +1,4 @@
-"""Entries that wait for a time, or for somebody who completes an awakeable."""
+"""Entries that wait for a time, or for an awakeable to be completed."""
 
 from __future__ import annotations
 
@@ -6,36 +6,49 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from durable_invocations.protocol.results import EMPTY, result_of
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, violation
+from durable_invocations.protocol.results import EMPTY, get_result
+from durable_invocations.runtime.sql.entries.driven import (
+    ACTED,
+    CommittingInvocation,
+    EntryEffect,
+    make_violation,
+)
 from durable_invocations.runtime.sql.lives import awakeables
 from durable_invocations.runtime.sql.tables import TIMERS_TABLE
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.operations import CompleteAwakeable
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
-def sleep(work: Work, driven: Driven, message: Any) -> Acted:
-    """Complete a Sleep at its time; at once if that is past."""
-    at = work.moment(message.wake_up_time)
+def sleep(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+    """Complete a Sleep at its time; at once if that has passed."""
+    at = work.to_store_time(message.wake_up_time)
     if at <= work.now:
-        return Acted(result=EMPTY)
-    row = {"invocation": driven.number, "idx": driven.length, "at": at}
+        return EntryEffect(result=EMPTY)
+    row = {"invocation": invocation.number, "idx": invocation.length, "at": at}
     work.connection.execute(sa.insert(TIMERS_TABLE), row)
     work.due(at)
     return ACTED
 
 
-def awakeable(work: Work, driven: Driven, _message: Any) -> Acted:
-    """Complete an Awakeable now, if somebody was quicker than its entry."""
-    return Acted(result=awakeables.early(work, (driven.number, driven.length)))
+def awakeable(
+    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
+) -> EntryEffect:
+    """Complete an Awakeable now if it was completed before its entry."""
+    return EntryEffect(
+        result=awakeables.take_early_result(work, (invocation.number, invocation.length))
+    )
 
 
-def complete_awakeable(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def complete_awakeable(
+    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+) -> EntryEffect | OperationRefusal:
     """Complete an awakeable; no change if it is completed already."""
-    given = result_of(message)
-    if given is None:
-        return violation(driven, "it completes an awakeable with neither a value nor a failure.")
-    asked = CompleteAwakeable(awakeable=message.id, result=given)
-    outcome = awakeables.complete_awakeable(work, asked)
-    return outcome if isinstance(outcome, Refused) else ACTED
+    completion = get_result(message)
+    if completion is None:
+        return make_violation(
+            invocation, "it completes an awakeable with neither a value nor a failure."
+        )
+    operation = CompleteAwakeable(awakeable=message.id, result=completion)
+    outcome = awakeables.complete_awakeable(work, operation)
+    return outcome if isinstance(outcome, OperationRefusal) else ACTED

@@ -1,1 +1,1 @@
-"""What becomes of invocations: submitted, claimed, completed, stopped, ended, forgotten."""
+"""The lifecycle of invocations: submitted, claimed, completed, stopped, ended, forgotten."""

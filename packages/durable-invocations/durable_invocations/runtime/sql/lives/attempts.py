@@ -1,4 +1,4 @@
-"""Attempts that end: with an error, or with an output."""
+"""Ends attempts, with an error or an output."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import Result, Value, result_of
+from durable_invocations.protocol.results import Result, Value, get_result
 from durable_invocations.runtime.sql.lives.ending import end
-from durable_invocations.runtime.sql.lives.stopping import change, end_canceled, failed
-from durable_invocations.runtime.sql.packing import report
+from durable_invocations.runtime.sql.lives.stopping import (
+    build_failure_columns,
+    end_canceled,
+    update_invocation,
+)
+from durable_invocations.runtime.sql.packing import pack_report
 from durable_invocations.runtime.sql.tables import JOURNAL
-from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
+from durable_invocations.runtime.sql.work import FENCED, VIOLATION, StoreTransaction, is_fenced
 from durable_invocations.runtime.store.operations import Fail, Finish
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _OUTPUTS = (
@@ -26,55 +30,62 @@ _OUTPUTS = (
 )
 
 
-def fail(work: Work, asked: Fail) -> Done | Refused:
+def fail(work: StoreTransaction, operation: Fail) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
-    head = work.head(asked.id)
-    if head is None or fenced(head, asked.fence):
+    head = work.read_head(operation.id)
+    if head is None or is_fenced(head, operation.fence):
         return FENCED
     if head.canceled:
         end_canceled(work, head)
-        return Done()
-    at_once = asked.next_at <= work.now
-    change(
+        return ChangeOutcome()
+    at_once = operation.next_at <= work.now
+    update_invocation(
         work,
         head.number,
         status=int(Status.READY if at_once else Status.BACKING_OFF),
         owner=None,
         waits=None,
-        next_at=None if at_once else asked.next_at,
-        error=report(asked.error),
+        next_at=None if at_once else operation.next_at,
+        error=pack_report(operation.error),
         error_at=work.now,
-        **failed(head),
+        **build_failure_columns(head),
     )
     if at_once:
         work.ready = True
     else:
-        work.due(asked.next_at)
-    return Done()
+        work.due(operation.next_at)
+    return ChangeOutcome()
 
 
-def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
+def finish(
+    work: StoreTransaction, operations: Sequence[Finish]
+) -> list[ChangeOutcome | OperationRefusal]:
     """See the operation."""
-    heads = work.heads(each.id for each in asked)
-    mine = {each.id: heads[each.id] for each in asked if not fenced(heads.get(each.id), each.fence)}
-    outputs = _outputs(work, [head.number for head in mine.values()])
-    ends = [(head, outputs[head.number]) for head in mine.values() if head.number in outputs]
-    end(work, ends)
-    outcomes: dict[str, Done | Refused] = {
-        id_: Refused(code=VIOLATION, message=f"{id_} ends without an Output entry.") for id_ in mine
+    heads = work.heads(operation.id for operation in operations)
+    owned = {
+        operation.id: heads[operation.id]
+        for operation in operations
+        if not is_fenced(heads.get(operation.id), operation.fence)
     }
-    outcomes |= {head.id: Done() for head, _ in ends}
-    return [outcomes.get(each.id, FENCED) for each in asked]
+    outputs = _read_outputs(work, [head.number for head in owned.values()])
+    ends = [(head, outputs[head.number]) for head in owned.values() if head.number in outputs]
+    end(work, ends)
+    outcomes: dict[str, ChangeOutcome | OperationRefusal] = {
+        id_: OperationRefusal(code=VIOLATION, message=f"{id_} ends without an Output entry.")
+        for id_ in owned
+    }
+    outcomes |= {head.id: ChangeOutcome() for head, _ in ends}
+    return [outcomes.get(operation.id, FENCED) for operation in operations]
 
 
-def _outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
+def _read_outputs(work: StoreTransaction, numbers: Collection[int]) -> dict[int, Result]:
     """The last Output entry's result, by invocation."""
     if not numbers:
         return {}
     rows = work.connection.execute(_OUTPUTS, {"numbers": list(numbers)})
-    return {row.invocation: _output(row.body) for row in rows}
+    return {row.invocation: _parse_output(row.body) for row in rows}
 
 
-def _output(body: bytes) -> Result:
-    # Without a variant it is a value of no bytes.
-    return result_of(pb.OutputEntryMessage.FromString(body)) or Value(value=b"")
+def _parse_output(body: bytes) -> Result:
+    # Without a variant it is an empty value.
+    return get_result(pb.OutputEntryMessage.FromString(body)) or Value(value=b"")

@@ -1,4 +1,4 @@
-"""Invocations that wait to begin at a handler which is exclusive now, or no longer."""
+"""Invocations that have not begun, when their handler becomes exclusive or shared."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sqlalchemy as sa
 from durable_invocations.runtime.sql.lives import inbox
 from durable_invocations.runtime.sql.services import ROLES
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, Role
-from durable_invocations.runtime.sql.work import Work
-from durable_invocations.runtime.store.deployments import Service
+from durable_invocations.runtime.sql.work import StoreTransaction
+from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.views import Status
 
 AT_ONCE = 1_000
-"""Invocations for a statement."""
+"""The most invocations in a statement."""
 
 _OTHER = {Role.SHARED: Role.EXCLUSIVE, Role.EXCLUSIVE: Role.SHARED}
 _WAITING = (
@@ -32,36 +32,42 @@ _CHANGE = (
 )
 
 
-def follow(work: Work, known: Mapping[str, Service], services: Sequence[Service]) -> None:
-    """Have what has not begun treat its key as the handlers do that take the known ones' place."""
-    for each in services:
-        before = known.get(each.name)
-        for handler in each.handlers if before else ():
-            was = before.handler(handler.name) if before else None
-            if (was is None or was.kind is not handler.kind) and ROLES[handler.kind] in _OTHER:
-                _become(work, each.name, handler.name, ROLES[handler.kind])
+def follow(
+    work: StoreTransaction,
+    previous: Mapping[str, RegisteredService],
+    services: Sequence[RegisteredService],
+) -> None:
+    """Give invocations that have not begun the roles of their new handlers."""
+    for service in services:
+        old_service = previous.get(service.name)
+        for handler in service.handlers if old_service else ():
+            old_handler = old_service.handler(handler.name) if old_service else None
+            if (old_handler is None or old_handler.kind is not handler.kind) and ROLES[
+                handler.kind
+            ] in _OTHER:
+                _update_role(work, service.name, handler.name, ROLES[handler.kind])
 
 
-def _become(work: Work, service: str, handler: str, role: Role) -> None:
-    asked = {"of": service, "at": handler, "was": int(_OTHER[role])}
-    rows = work.connection.execute(_WAITING, asked).all()
+def _update_role(work: StoreTransaction, service: str, handler: str, role: Role) -> None:
+    parameters = {"of": service, "at": handler, "was": int(_OTHER[role])}
+    rows = work.connection.execute(_WAITING, parameters).all()
     for begin in range(0, len(rows), AT_ONCE):
-        some = rows[begin : begin + AT_ONCE]
-        work.connection.execute(_CHANGE, [_changed(row, role) for row in some])
-        keys = [(row.number, (row.service, row.key)) for row in some if not _later(row)]
+        batch = rows[begin : begin + AT_ONCE]
+        work.connection.execute(_CHANGE, [_build_change(row, role) for row in batch])
+        keys = [(row.number, (row.service, row.key)) for row in batch if not _is_scheduled(row)]
         if role is Role.SHARED:
             inbox.leave(work, keys)
             work.ready = True
         elif keys:
-            inbox.arrive(work, keys)
+            inbox.add_arrivals(work, keys)
             inbox.promote(work, {key for _, key in keys})
 
 
-def _changed(row: sa.Row[Any], role: Role) -> dict[str, int]:
+def _build_change(row: sa.Row[Any], role: Role) -> dict[str, int]:
     arrived = Status.INBOX if role is Role.EXCLUSIVE else Status.READY
-    stands = row.status if _later(row) else int(arrived)
-    return {"changing": row.number, "becomes": int(role), "stands": stands}
+    status = row.status if _is_scheduled(row) else int(arrived)
+    return {"changing": row.number, "becomes": int(role), "stands": status}
 
 
-def _later(row: sa.Row[Any]) -> bool:
+def _is_scheduled(row: sa.Row[Any]) -> bool:
     return bool(row.status == Status.SCHEDULED)

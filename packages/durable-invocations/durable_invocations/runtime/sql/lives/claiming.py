@@ -1,4 +1,4 @@
-"""Claims: which runtime drives an invocation, and what it needs to."""
+"""Claims: which runtime drives an invocation, and what it needs for that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.failures import RunAttempts
-from durable_invocations.runtime.sql.packing import deployment, frame, reported
+from durable_invocations.runtime.sql.packing import unpack_deployment, unpack_error, unpack_frame
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATION_NEWS_TABLE,
@@ -27,7 +27,7 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES_TABLE,
     STATE,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.deployments import Deployment
 from durable_invocations.runtime.store.operations import Beat, Claim, Recover, Release
 from durable_invocations.runtime.store.outcomes import Claimed
@@ -35,7 +35,7 @@ from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
 MOST_EAGER = 4_096
-"""Names of a state that are taken along."""
+"""The most names of a state that a claim includes."""
 StateOf = tuple[tuple[tuple[bytes, bytes], ...], bool]
 """Names and values, and whether there are more."""
 
@@ -89,7 +89,7 @@ _SIZED = sa.select(
     _FIRST, sa.func.sum(_FIRST.c.size).over(order_by=_FIRST.c.name).label("total")
 ).subquery()
 _FITS = _SIZED.c.total <= sa.bindparam("bound")
-# Values are read of what is taken along, and not of the rest, which may be large.
+# Only values that the claim includes are read: others may be large.
 _STATE = (
     sa.select(_SIZED.c.name, sa.case((_FITS, STATE.value)).label("value"))
     .join(SERVICE_STATE_TABLE, sa.and_(*_AT, STATE.name == _SIZED.c.name))
@@ -98,34 +98,35 @@ _STATE = (
 )
 
 
-def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
+def claim(work: StoreTransaction, operation: Claim) -> tuple[Claimed, ...]:
     """See the operation."""
-    chosen = {"most": asked.most, "without": sorted(asked.without)}
-    rows = work.connection.execute(_READY, chosen).all()
-    if len(rows) < asked.most and not asked.without:
-        # All that this transaction made ready is taken.
+    parameters = {"most": operation.most, "without": sorted(operation.without)}
+    rows = work.connection.execute(_READY, parameters).all()
+    if len(rows) < operation.most and not operation.without:
+        # All that this transaction made ready is claimed.
         work.ready = False
     if not rows:
         return ()
-    journals = _journals(work, [row.number for row in rows])
-    failed = {row.number: _failed(row, len(journals[row.number])) for row in rows}
-    _know(work, asked.owner)
-    taken = [
-        {"taken": row.number, "by": asked.owner, "through": row.through, "now": work.now}
+    journals = _read_journals(work, [row.number for row in rows])
+    failed = {row.number: _count_failed(row, len(journals[row.number])) for row in rows}
+    _ensure_runtime(work, operation.owner)
+    updates = [
+        {"taken": row.number, "by": operation.owner, "through": row.through, "now": work.now}
         | {"length": len(journals[row.number]), "failed": failed[row.number]}
         for row in rows
     ]
-    work.connection.execute(_TAKE, taken)
+    work.connection.execute(_TAKE, updates)
     ids = sorted({row.through for row in rows})
     served = {
-        row.id: deployment(row) for row in work.connection.execute(_DEPLOYMENTS, {"ids": ids})
+        row.id: unpack_deployment(row)
+        for row in work.connection.execute(_DEPLOYMENTS, {"ids": ids})
     }
     return tuple(
-        _claimed(
+        _build_claimed(
             row,
             served[row.through],
             journals[row.number],
-            _state(work, row, asked.eager_bytes),
+            _read_state(work, row, operation.eager_bytes),
             failed[row.number],
         )
         for row in rows
@@ -133,80 +134,84 @@ def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
 
 
 def is_claimable(connection: sa.Connection) -> bool:
-    """Whether there is something that a claim would take."""
+    """Whether a claim would get anything."""
     return connection.execute(_READY, {"most": 1, "without": []}).first() is not None
 
 
-def release(work: Work, asked: Release) -> int:
+def release(work: StoreTransaction, operation: Release) -> int:
     """See the operation."""
-    driven = sa.select(*(INVOCATIONS[name] for name in ("number", "id", "fence")))
-    rows = work.connection.execute(driven.where(IS_RUNNING, INVOCATIONS.owner == asked.owner))
-    held = set(asked.held)
-    return _free(work, [row.number for row in rows if (row.id, row.fence) not in held])
+    query = sa.select(*(INVOCATIONS[name] for name in ("number", "id", "fence")))
+    rows = work.connection.execute(query.where(IS_RUNNING, INVOCATIONS.owner == operation.owner))
+    claims = set(operation.driven)
+    return _free_invocations(
+        work, [row.number for row in rows if (row.id, row.fence) not in claims]
+    )
 
 
-def beat(work: Work, asked: Beat) -> int:
+def record_beat(work: StoreTransaction, operation: Beat) -> int:
     """See the operation."""
-    row = {"owner": asked.owner, "beat": 1}
+    row = {"owner": operation.owner, "beat": 1}
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE).values(row)
-    more = insert.on_conflict_do_update(
+    upsert = insert.on_conflict_do_update(
         index_elements=[RUNTIMES.owner], set_={"beat": RUNTIMES.beat + 1}
     )
-    return int(work.connection.scalar(more.returning(RUNTIMES.beat)) or 0)
+    return int(work.connection.scalar(upsert.returning(RUNTIMES.beat)) or 0)
 
 
-def recover(work: Work, asked: Recover) -> int:
+def recover(work: StoreTransaction, operation: Recover) -> int:
     """See the operation."""
-    freed = 0
-    for owner, seen in asked.beats:
-        still = (RUNTIMES.owner == owner, RUNTIMES.beat == seen)
-        if work.connection.execute(sa.delete(RUNTIMES_TABLE).where(*still)).rowcount:
+    count = 0
+    for owner, beat in operation.beats:
+        conditions = (RUNTIMES.owner == owner, RUNTIMES.beat == beat)
+        if work.connection.execute(sa.delete(RUNTIMES_TABLE).where(*conditions)).rowcount:
             work.connection.execute(sa.delete(INVOCATION_NEWS_TABLE).where(NEWS.owner == owner))
-            freed += release(work, Release(owner=owner))
-    return freed
+            count += release(work, Release(owner=owner))
+    return count
 
 
-def _know(work: Work, owner: str) -> None:
-    """Have others see that the runtime drives something, also one that they took for dead."""
+def _ensure_runtime(work: StoreTransaction, owner: str) -> None:
+    """Let others see that the runtime is alive, even if they considered it dead."""
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE)
     row = {"owner": owner, "beat": 0}
     work.connection.execute(insert.on_conflict_do_nothing().values(row))
 
 
-def _free(work: Work, numbers: Sequence[int]) -> int:
+def _free_invocations(work: StoreTransaction, numbers: Sequence[int]) -> int:
     if numbers:
-        freed = (
+        update = (
             sa.update(INVOCATIONS_TABLE)
             .where(INVOCATIONS.number == sa.bindparam("freed"))
             .values(status=int(Status.READY), owner=None, changed=work.now)
         )
-        work.connection.execute(freed, [{"freed": number} for number in numbers])
+        work.connection.execute(update, [{"freed": number} for number in numbers])
         work.ready = True
     return len(numbers)
 
 
-def _journals(work: Work, numbers: Collection[int]) -> dict[int, list[sa.Row[Any]]]:
-    found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
+def _read_journals(
+    work: StoreTransaction, numbers: Collection[int]
+) -> dict[int, list[sa.Row[Any]]]:
+    journals: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in work.connection.execute(_ENTRIES, {"numbers": list(numbers)}):
-        found[row.invocation].append(row)
-    return found
+        journals[row.invocation].append(row)
+    return journals
 
 
-def _state(work: Work, row: Any, bound: int) -> StateOf:
+def _read_state(work: StoreTransaction, row: Any, bound: int) -> StateOf:
     if not row.key:
         return (), False
-    of = {"of": row.service, "at": row.key, "bound": bound}
-    pairs = work.connection.execute(_STATE, of).all()
-    fitting = tuple((each.name, each.value) for each in pairs if each.value is not None)
+    parameters = {"of": row.service, "at": row.key, "bound": bound}
+    pairs = work.connection.execute(_STATE, parameters).all()
+    fitting = tuple((pair.name, pair.value) for pair in pairs if pair.value is not None)
     return fitting[:MOST_EAGER], len(fitting[:MOST_EAGER]) < len(pairs)
 
 
-def _failed(row: Any, length: int) -> int:
-    """How many attempts failed since the last entry was stored, by whichever attempt."""
+def _count_failed(row: Any, length: int) -> int:
+    """How many attempts failed since any attempt stored the last entry."""
     return 0 if length > row.known else int(row.retries)
 
 
-def _claimed(
+def _build_claimed(
     row: Any, served: Deployment, journal: Sequence[sa.Row[Any]], state: StateOf, failed: int
 ) -> Claimed:
     return Claimed(
@@ -216,17 +221,17 @@ def _claimed(
         handler=row.handler,
         key=row.key,
         deployment=served,
-        journal=tuple(frame(each) for each in journal),
+        journal=tuple(unpack_frame(entry) for entry in journal),
         state=state[0],
         partial_state=state[1],
         retries=failed,
         stored_at=journal[-1].created,
-        run_attempts=_run_attempts(row.error, len(journal)),
+        run_attempts=_list_run_attempts(row.error, len(journal)),
     )
 
 
-def _run_attempts(error: str | None, length: int) -> tuple[RunAttempts, ...]:
-    """The failed executions of Runs that are not in the journal of that length."""
-    told = reported(error)
-    runs = told.run_attempts if told else None
-    return tuple(each for each in runs or () if each.index >= length)
+def _list_run_attempts(error: str | None, length: int) -> tuple[RunAttempts, ...]:
+    """The failed executions of Runs beyond the journal's `length`."""
+    parsed = unpack_error(error)
+    runs = parsed.run_attempts if parsed else None
+    return tuple(run for run in runs or () if run.index >= length)

@@ -1,4 +1,4 @@
-"""Completing entries, and what that means for the invocation that waits for them."""
+"""Completes entries, and wakes the invocations that wait for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.sql.packing import fields
+from durable_invocations.runtime.sql.packing import pack_result
 from durable_invocations.runtime.sql.tables import (
     INVOCATION_NEWS_TABLE,
     INVOCATIONS,
@@ -19,7 +19,7 @@ from durable_invocations.runtime.sql.tables import (
     WAITS,
     WAITS_TABLE,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.outcomes import News
 from durable_invocations.runtime.store.views import Status
 
@@ -27,9 +27,9 @@ Place = tuple[int, int]
 """An entry: its invocation's number, and its index."""
 
 AT_ONCE = 5_000
-"""Entries for a statement; SQLite takes 32,766 parameters."""
+"""The most entries in a statement; SQLite takes 32,766 parameters."""
 
-# SQLite finds no pairs by an index; some that match otherwise are left out afterwards.
+# SQLite cannot find pairs by an index, so wrong pairs are removed afterwards.
 _OPEN = sa.select(JOURNAL.invocation, JOURNAL.idx).where(
     JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)),
     JOURNAL.idx.in_(sa.bindparam("indexes", expanding=True)),
@@ -51,35 +51,40 @@ _WAITING = sa.select(WAITS.target, WAITS.invocation, WAITS.idx).where(
 _MET = sa.delete(WAITS_TABLE).where(WAITS.target.in_(sa.bindparam("targets", expanding=True)))
 
 
-def complete(work: Work, results: Mapping[Place, Result]) -> set[Place]:
-    """Complete those of the entries that are open; returns them.
+def complete(work: StoreTransaction, results: Mapping[Place, Result]) -> set[Place]:
+    """Complete the open ones of these entries; returns them.
 
-    An invocation that is suspended on one becomes ready; who drives one is told.
+    Invocations that are suspended on them become ready; the owners of running ones are notified.
     """
-    done: set[Place] = set()
+    completed: set[Place] = set()
     places = list(results)
     for start in range(0, len(places), AT_ONCE):
-        some = places[start : start + AT_ONCE]
-        columns = {"numbers": {number for number, _ in some}, "indexes": {each for _, each in some}}
-        rows = work.connection.execute(_OPEN, {name: sorted(e) for name, e in columns.items()})
-        found = {(number, index) for number, index in rows} & set(some)
-        if found:
-            _complete(work, {place: results[place] for place in sorted(found)})
-        done |= found
-    return done
+        batch = places[start : start + AT_ONCE]
+        columns = {
+            "numbers": {number for number, _ in batch},
+            "indexes": {index for _, index in batch},
+        }
+        rows = work.connection.execute(
+            _OPEN, {name: sorted(values) for name, values in columns.items()}
+        )
+        open_places = {(number, index) for number, index in rows} & set(batch)
+        if open_places:
+            _write_results(work, {place: results[place] for place in sorted(open_places)})
+        completed |= open_places
+    return completed
 
 
-def _complete(work: Work, results: Mapping[Place, Result]) -> None:
+def _write_results(work: StoreTransaction, results: Mapping[Place, Result]) -> None:
     rows = [
-        {"number": number, "at": index, "the_result": fields(result), "now": work.now}
+        {"number": number, "at": index, "the_result": pack_result(result), "now": work.now}
         for (number, index), result in results.items()
     ]
     work.connection.execute(_COMPLETE, rows)
-    _tell(work, results)
+    _notify_invocations(work, results)
 
 
-def complete_waiting(work: Work, results: Mapping[str, Result]) -> None:
-    """Complete the entries that wait for these targets: ends of invocations, or promises."""
+def complete_waiting(work: StoreTransaction, results: Mapping[str, Result]) -> None:
+    """Complete the entries that wait for these targets: invocations or promises."""
     targets = {"targets": list(results)}
     rows = work.connection.execute(_WAITING, targets).all()
     if rows:
@@ -87,20 +92,20 @@ def complete_waiting(work: Work, results: Mapping[str, Result]) -> None:
         complete(work, {(row.invocation, row.idx): results[row.target] for row in rows})
 
 
-def wait(work: Work, target: str, place: Place) -> None:
-    """Have the entry completed when the target is."""
+def wait(work: StoreTransaction, target: str, place: Place) -> None:
+    """Let the entry be completed when the target is."""
     row = {"target": target, "invocation": place[0], "idx": place[1]}
     work.connection.execute(sa.insert(WAITS_TABLE), row)
 
 
-def take_away(work: Work, head: sa.Row[Any]) -> None:
-    """Tell who drives the invocation that it was ended or paused by somebody else."""
+def take_away(work: StoreTransaction, head: sa.Row[Any]) -> None:
+    """Notify the invocation's owner that others ended or paused it."""
     if head.status == Status.RUNNING:
-        _news(work, [(head, None, None)])
+        _record_news(work, [(head, None, None)])
 
 
-def _tell(work: Work, results: Mapping[Place, Result]) -> None:
-    heads = work.numbered({number for number, _ in results})
+def _notify_invocations(work: StoreTransaction, results: Mapping[Place, Result]) -> None:
+    heads = work.read_heads_by_number({number for number, _ in results})
     waits = {
         number: set(json.loads(head.waits))
         for number, head in heads.items()
@@ -110,13 +115,22 @@ def _tell(work: Work, results: Mapping[Place, Result]) -> None:
     if woken:
         work.connection.execute(_WAKE, {"numbers": sorted(woken), "now": work.now})
         work.ready = True
-    driven = {number: head for number, head in heads.items() if head.status == Status.RUNNING}
-    _news(work, [(driven[at[0]], at[1], each) for at, each in results.items() if at[0] in driven])
+    running = {number: head for number, head in heads.items() if head.status == Status.RUNNING}
+    _record_news(
+        work,
+        [
+            (running[place[0]], place[1], result)
+            for place, result in results.items()
+            if place[0] in running
+        ],
+    )
 
 
-def _news(work: Work, told: Iterable[tuple[sa.Row[Any], int | None, Result | None]]) -> None:
+def _record_news(
+    work: StoreTransaction, news: Iterable[tuple[sa.Row[Any], int | None, Result | None]]
+) -> None:
     rows = []
-    for head, index, result in told:
+    for head, index, result in news:
         if head.owner == work.owner:
             work.news.append(News(id=head.id, fence=head.fence, index=index, result=result))
         else:

@@ -1,4 +1,4 @@
-"""The end of invocations: who waits for them goes on, and the next of their keys begin."""
+"""Ends invocations: wakes those that wait for them, and begins the next of their keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.lives import inbox
 from durable_invocations.runtime.sql.lives.completing import complete_waiting
-from durable_invocations.runtime.sql.packing import fields
+from durable_invocations.runtime.sql.packing import pack_result
 from durable_invocations.runtime.sql.tables import (
     EARLY,
     EARLY_RESULTS_TABLE,
@@ -20,7 +20,7 @@ from durable_invocations.runtime.sql.tables import (
     TIMERS_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.views import Status
 
 _END = (
@@ -43,18 +43,20 @@ _TIMERS = sa.delete(TIMERS_TABLE).where(TIMERS.invocation.in_(_NUMBERS))
 _EARLY = sa.delete(EARLY_RESULTS_TABLE).where(EARLY.invocation.in_(_NUMBERS))
 
 
-def end(work: Work, ends: Sequence[tuple[sa.Row[Any], Result]]) -> None:
-    """End invocations that have not ended, each once, with their results."""
+def end(work: StoreTransaction, ends: Sequence[tuple[sa.Row[Any], Result]]) -> None:
+    """End invocations with their results; each must be open, and occur once."""
     if not ends:
         return
     times = {"now": work.now, "until": work.now + work.retention}
-    rows = [{"ending": head.number, "the_result": fields(result)} | times for head, result in ends]
+    rows = [
+        {"ending": head.number, "the_result": pack_result(result)} | times for head, result in ends
+    ]
     work.connection.execute(_END, rows)
     numbers = {"numbers": [head.number for head, _ in ends]}
     work.connection.execute(_TIMERS, numbers)
     work.connection.execute(_EARLY, numbers)
-    held = [head for head, _ in ends if head.role == Role.EXCLUSIVE]
-    inbox.leave(work, [(head.number, (head.service, head.key)) for head in held])
+    exclusive = [head for head, _ in ends if head.role == Role.EXCLUSIVE]
+    inbox.leave(work, [(head.number, (head.service, head.key)) for head in exclusive])
     results = {head.id: result for head, result in ends}
     work.ended |= results
     complete_waiting(work, results)

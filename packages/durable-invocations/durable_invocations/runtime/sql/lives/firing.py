@@ -1,4 +1,4 @@
-"""What is due: sleeps, delayed invocations, retries."""
+"""Handles what is due: sleeps, delayed invocations, retries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from durable_invocations.runtime.sql.tables import (
     TIMERS_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.operations import Fire
 from durable_invocations.runtime.store.outcomes import Fired
 from durable_invocations.runtime.store.views import Status
@@ -47,44 +47,44 @@ _NEXT = (
 )
 
 
-def fire(work: Work, asked: Fire) -> Fired:
+def fire(work: StoreTransaction, operation: Fire) -> Fired:
     """See the operation."""
-    count = _sleeps(work, asked) + _invocations(work, asked)
-    return Fired(count=count, next_at=next_due(work.connection))
+    count = _complete_sleeps(work, operation) + _begin_due(work, operation)
+    return Fired(count=count, next_at=find_next_due(work.connection))
 
 
-def next_due(connection: sa.Connection) -> int | None:
+def find_next_due(connection: sa.Connection) -> int | None:
     """When the earliest sleep, delay or retry is due."""
-    times = [connection.scalar(each) for each in _NEXT]
-    return min((each for each in times if each is not None), default=None)
+    times = [connection.scalar(query) for query in _NEXT]
+    return min((moment for moment in times if moment is not None), default=None)
 
 
-def _sleeps(work: Work, asked: Fire) -> int:
-    rows = work.connection.execute(_SLEEPS, {"now": asked.now, "most": asked.most}).all()
+def _complete_sleeps(work: StoreTransaction, operation: Fire) -> int:
+    rows = work.connection.execute(_SLEEPS, {"now": operation.now, "most": operation.most}).all()
     if rows:
-        gone = [{"number": row.invocation, "index": row.idx} for row in rows]
-        work.connection.execute(_SLEPT, gone)
+        parameters = [{"number": row.invocation, "index": row.idx} for row in rows]
+        work.connection.execute(_SLEPT, parameters)
         complete(work, {(row.invocation, row.idx): EMPTY for row in rows})
     return len(rows)
 
 
-def _invocations(work: Work, asked: Fire) -> int:
-    rows = work.connection.execute(_DUE, {"now": asked.now, "most": asked.most}).all()
-    arriving = [row for row in rows if row.status == Status.SCHEDULED and _exclusive(row)]
-    occupied = inbox.taken(work, [(row.service, row.key) for row in arriving])
-    changed = []
+def _begin_due(work: StoreTransaction, operation: Fire) -> int:
+    rows = work.connection.execute(_DUE, {"now": operation.now, "most": operation.most}).all()
+    arriving = [row for row in rows if row.status == Status.SCHEDULED and _is_exclusive(row)]
+    occupied = inbox.find_taken(work, [(row.service, row.key) for row in arriving])
+    changes = []
     for row in rows:
         status = Status.READY
-        if row.status == Status.SCHEDULED and _exclusive(row):
+        if row.status == Status.SCHEDULED and _is_exclusive(row):
             status = Status.INBOX if (row.service, row.key) in occupied else Status.READY
             occupied.add((row.service, row.key))
-        changed.append({"due": row.number, "becomes": int(status), "now": work.now})
-    if changed:
-        work.connection.execute(_BEGIN, changed)
-        inbox.arrive(work, [(row.number, (row.service, row.key)) for row in arriving])
+        changes.append({"due": row.number, "becomes": int(status), "now": work.now})
+    if changes:
+        work.connection.execute(_BEGIN, changes)
+        inbox.add_arrivals(work, [(row.number, (row.service, row.key)) for row in arriving])
         work.ready = True
     return len(rows)
 
 
-def _exclusive(row: sa.Row[Any]) -> bool:
+def _is_exclusive(row: sa.Row[Any]) -> bool:
     return bool(row.role == Role.EXCLUSIVE)

@@ -1,4 +1,4 @@
-"""Forgetting invocations that have ended, and what belongs to them alone."""
+"""Forgets ended invocations, and what belongs only to them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from durable_invocations.runtime.sql.tables import (
     WAITS_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.work import CONFLICT, Work
+from durable_invocations.runtime.sql.work import CONFLICT, StoreTransaction
 from durable_invocations.runtime.store.operations import Prune, Purge
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _KEPT = (INVOCATIONS.number, INVOCATIONS.service, INVOCATIONS.key, INVOCATIONS.role)
@@ -34,27 +34,28 @@ _OVER = (
 )
 
 
-def purge(work: Work, asked: Purge) -> Done | Refused:
+def purge(work: StoreTransaction, operation: Purge) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
-    head = work.head(asked.id)
+    head = work.read_head(operation.id)
     if head is None:
-        return Done(changed=False)
+        return ChangeOutcome(changed=False)
     if head.status != Status.COMPLETED:
-        return Refused(
-            code=CONFLICT, message=f"Invocation {asked.id} has not ended; cancel or kill it first."
+        return OperationRefusal(
+            code=CONFLICT,
+            message=f"Invocation {operation.id} has not ended; cancel or kill it first.",
         )
-    _forget(work, [head])
-    return Done()
+    _delete_invocations(work, [head])
+    return ChangeOutcome()
 
 
-def prune(work: Work, asked: Prune) -> int:
+def prune(work: StoreTransaction, operation: Prune) -> int:
     """See the operation."""
-    rows = work.connection.execute(_OVER, {"now": asked.now, "most": asked.most}).all()
-    _forget(work, rows)
+    rows = work.connection.execute(_OVER, {"now": operation.now, "most": operation.most}).all()
+    _delete_invocations(work, rows)
     return len(rows)
 
 
-def _forget(work: Work, rows: Sequence[Any]) -> None:
+def _delete_invocations(work: StoreTransaction, rows: Sequence[Any]) -> None:
     if not rows:
         return
     numbers = [row.number for row in rows]
@@ -67,16 +68,18 @@ def _forget(work: Work, rows: Sequence[Any]) -> None:
     runs = [(row.service, row.key) for row in rows if row.role == Role.RUN]
     if runs:
         for table, columns in ((SERVICE_STATE_TABLE, STATE), (PROMISES_TABLE, PROMISES)):
-            of = sa.tuple_(columns.service, columns.key).in_(runs)
-            work.connection.execute(sa.delete(table).where(of))
+            matching = sa.tuple_(columns.service, columns.key).in_(runs)
+            work.connection.execute(sa.delete(table).where(matching))
     others = {(row.service, row.key) for row in rows if row.role == Role.SHARED and row.key}
     if others:
-        _forget_unclaimed(work, sorted(others))
+        _delete_promises(work, sorted(others))
 
 
-def _forget_unclaimed(work: Work, keys: Sequence[tuple[str, str]]) -> None:
-    """Forget the promises of keys that no invocation is left of: no run came to read them."""
-    left = sa.exists().where(INVOCATIONS.service == PROMISES.service)
-    of = sa.tuple_(PROMISES.service, PROMISES.key).in_(keys)
-    unclaimed = sa.delete(PROMISES_TABLE).where(of, ~left.where(INVOCATIONS.key == PROMISES.key))
-    work.connection.execute(unclaimed)
+def _delete_promises(work: StoreTransaction, keys: Sequence[tuple[str, str]]) -> None:
+    """Forget the promises of keys without invocations: no run read them."""
+    remaining = sa.exists().where(INVOCATIONS.service == PROMISES.service)
+    matching = sa.tuple_(PROMISES.service, PROMISES.key).in_(keys)
+    delete = sa.delete(PROMISES_TABLE).where(
+        matching, ~remaining.where(INVOCATIONS.key == PROMISES.key)
+    )
+    work.connection.execute(delete)

@@ -1,4 +1,4 @@
-"""The inbox: of the exclusive invocations of a key, the first has it until it ends."""
+"""The inbox: the first exclusive invocation of a key holds the key until it ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from durable_invocations.runtime.sql.tables import (
     INVOCATIONS,
     INVOCATIONS_TABLE,
 )
-from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.sql.work import StoreTransaction
 from durable_invocations.runtime.store.views import Status
 
 Key = tuple[str, str]
-"""A service, and a key of it."""
+"""A service and one of its keys."""
 
 _KEY = sa.tuple_(INBOX.service, INBOX.key)
 _TAKEN = sa.select(INBOX.service, INBOX.key).distinct()
@@ -36,16 +36,16 @@ _PROMOTE = (
 )
 
 
-def taken(work: Work, keys: Collection[Key]) -> set[Key]:
-    """Those of the keys that an invocation has."""
+def find_taken(work: StoreTransaction, keys: Collection[Key]) -> set[Key]:
+    """The keys that an invocation holds."""
     if not keys:
         return set()
     rows = work.connection.execute(_TAKEN, {"keys": sorted(set(keys))})
     return {(service, key) for service, key in rows}
 
 
-def arrive(work: Work, arrivals: Sequence[tuple[int, Key]]) -> None:
-    """Put invocations (by number) behind others of their keys, in this order."""
+def add_arrivals(work: StoreTransaction, arrivals: Sequence[tuple[int, Key]]) -> None:
+    """Add invocations (by number) after others of their keys, in this order."""
     if arrivals:
         rows = [
             {"invocation": number, "service": service, "key": key}
@@ -54,17 +54,17 @@ def arrive(work: Work, arrivals: Sequence[tuple[int, Key]]) -> None:
         work.connection.execute(sa.insert(INBOX_TABLE), rows)
 
 
-def leave(work: Work, leaving: Sequence[tuple[int, Key]]) -> None:
-    """Take invocations that ended out of it, and make the next ones of their keys ready."""
+def leave(work: StoreTransaction, leaving: Sequence[tuple[int, Key]]) -> None:
+    """Remove invocations that ended or became shared; make the next ones of their keys ready."""
     if not leaving:
         return
     work.connection.execute(_LEAVE, {"numbers": [number for number, _ in leaving]})
     promote(work, {key for _, key in leaving})
 
 
-def promote(work: Work, keys: Collection[Key]) -> None:
+def promote(work: StoreTransaction, keys: Collection[Key]) -> None:
     """Make the first invocation of each key ready, if it waits."""
     holders = list(work.connection.scalars(_HOLDERS, {"keys": sorted(keys)}))
     if holders:
-        promoted = {"numbers": holders, "now": work.now}
-        work.ready |= work.connection.execute(_PROMOTE, promoted).rowcount > 0
+        parameters = {"numbers": holders, "now": work.now}
+        work.ready |= work.connection.execute(_PROMOTE, parameters).rowcount > 0

@@ -1,4 +1,4 @@
-"""Attempts whose handlers wait: an invocation is suspended, or ready at once."""
+"""Suspends invocations whose handlers wait, or makes them ready at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from durable_invocations.runtime.sql.lives.completing import AT_ONCE
 from durable_invocations.runtime.sql.lives.stopping import deliver
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, JOURNAL
-from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
+from durable_invocations.runtime.sql.work import FENCED, VIOLATION, StoreTransaction, is_fenced
 from durable_invocations.runtime.store.operations import Suspend
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _ENTRIES = sa.select(JOURNAL.invocation, JOURNAL.idx, JOURNAL.open).where(
@@ -38,67 +38,88 @@ Open = Mapping[int, Mapping[int, bool]]
 """By invocation and index, whether the entry waits for its completion."""
 
 
-def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
+def suspend(
+    work: StoreTransaction, operations: Sequence[Suspend]
+) -> list[ChangeOutcome | OperationRefusal]:
     """See the operation; several at once."""
-    found = work.heads(each.id for each in asked)
-    heads = dict(found)
-    mine = [each for each in asked if not fenced(heads.get(each.id), each.fence)]
-    entries = _entries(work, heads, mine)
+    all_heads = work.heads(operation.id for operation in operations)
+    heads = dict(all_heads)
+    owned = [
+        operation
+        for operation in operations
+        if not is_fenced(heads.get(operation.id), operation.fence)
+    ]
+    entries = _read_entries(work, heads, owned)
     rows: list[dict[str, Any]] = []
-    outcomes = [_outcome(work, heads, entries, each, rows) for each in asked]
+    outcomes = [_suspend_one(work, heads, entries, operation, rows) for operation in operations]
     if rows:
         work.connection.execute(_LEAVE, rows)
-    left = {row["left"] for row in rows}
-    for head in found.values():
-        if head.canceled and head.number in left:
+    numbers = {row["left"] for row in rows}
+    for head in all_heads.values():
+        if head.canceled and head.number in numbers:
             deliver(work, head)
     return outcomes
 
 
-def _outcome(
-    work: Work,
+def _suspend_one(
+    work: StoreTransaction,
     heads: dict[str, sa.Row[Any]],
     entries: Open,
-    asked: Suspend,
+    operation: Suspend,
     rows: list[dict[str, Any]],
-) -> Done | Refused:
-    head = heads.get(asked.id)
-    if head is None or fenced(head, asked.fence):
+) -> ChangeOutcome | OperationRefusal:
+    head = heads.get(operation.id)
+    if head is None or is_fenced(head, operation.fence):
         return FENCED
-    known = entries.get(head.number, {})
-    refused = _refusal(head, known, asked)
-    if refused is not None:
-        return refused
-    # Whoever left it does not drive it any more.
-    del heads[asked.id]
-    indexes = sorted(set(asked.indexes))
-    waits = all(known[index] for index in indexes)
+    open_by_index = entries.get(head.number, {})
+    refusal = _find_refusal(head, open_by_index, operation)
+    if refusal is not None:
+        return refusal
+    # Its runtime no longer drives it.
+    del heads[operation.id]
+    indexes = sorted(set(operation.indexes))
+    waits = all(open_by_index[index] for index in indexes)
     work.ready = work.ready or not waits
     status = Status.SUSPENDED if waits else Status.READY
     row = {"left": head.number, "becomes": int(status), "now": work.now}
     rows.append(row | {"for": json.dumps(indexes) if waits else None})
-    return Done()
+    return ChangeOutcome()
 
 
-def _refusal(head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend) -> Refused | None:
-    if asked.length not in {None, head.length}:
-        what = f"entry {head.length}, which came before, is not in its journal"
-        return Refused(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
-    missing = [index for index in sorted(asked.indexes) if index not in known]
-    if missing or not asked.indexes:
-        what = f"entry {missing[0]}, which is not in its journal" if missing else "no entry"
-        return Refused(code=VIOLATION, message=f"{asked.id} suspends to wait for {what}.")
+def _find_refusal(
+    head: sa.Row[Any], open_by_index: Mapping[int, bool], operation: Suspend
+) -> OperationRefusal | None:
+    if operation.length not in {None, head.length}:
+        problem = f"entry {head.length}, which came before, is not in its journal"
+        return OperationRefusal(
+            code=VIOLATION, message=f"{operation.id} cannot suspend: {problem}."
+        )
+    missing = [index for index in sorted(operation.indexes) if index not in open_by_index]
+    if missing or not operation.indexes:
+        problem = f"entry {missing[0]}, which is not in its journal" if missing else "no entry"
+        return OperationRefusal(
+            code=VIOLATION, message=f"{operation.id} suspends to wait for {problem}."
+        )
     return None
 
 
-def _entries(work: Work, heads: Heads, asked: Sequence[Suspend]) -> Open:
-    """The entries that are waited for, and perhaps others of the same indexes."""
-    places = [(heads[each.id].number, index) for each in asked for index in each.indexes]
-    found: dict[int, dict[int, bool]] = defaultdict(dict)
+def _read_entries(work: StoreTransaction, heads: Heads, operations: Sequence[Suspend]) -> Open:
+    """The awaited entries, and perhaps others of the same indexes."""
+    places = [
+        (heads[operation.id].number, index)
+        for operation in operations
+        for index in operation.indexes
+    ]
+    entries: dict[int, dict[int, bool]] = defaultdict(dict)
     for start in range(0, len(places), AT_ONCE):
-        some = places[start : start + AT_ONCE]
-        columns = {"numbers": {number for number, _ in some}, "indexes": {each for _, each in some}}
-        rows = work.connection.execute(_ENTRIES, {name: sorted(e) for name, e in columns.items()})
+        batch = places[start : start + AT_ONCE]
+        columns = {
+            "numbers": {number for number, _ in batch},
+            "indexes": {index for _, index in batch},
+        }
+        rows = work.connection.execute(
+            _ENTRIES, {name: sorted(values) for name, values in columns.items()}
+        )
         for row in rows:
-            found[row.invocation][row.idx] = row.open
-    return found
+            entries[row.invocation][row.idx] = row.open
+    return entries

@@ -11,7 +11,7 @@ from dagster import Definitions
 
 from iscp_dagster.api.discovery import import_modules, load_declarations
 from iscp_dagster.location.build import build_declared_definitions
-from iscp_dagster.location.others import load_other_definitions
+from iscp_dagster.location.module_definitions import load_other_definitions
 from iscp_dagster.location.resources.environment import resources_from_environment
 from iscp_dagster.model.imports import import_user_module
 

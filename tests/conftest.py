@@ -35,7 +35,7 @@ settings.load_profile("iscp")
 @pytest.fixture(scope="session")
 def migrations_read():
     """Read the migrations of Dagster's storages once, as a run server does."""
-    from iscp_dagster.runs.migrations import cache_migrations
+    from iscp_dagster.runs.alembic_cache import cache_migrations
 
     cache_migrations()
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from iscp_dagster.clickhouse.types.asked import check_types
+from iscp_dagster.clickhouse.types.declared_types import check_types
 from iscp_dagster.model.declared.endpoints import Endpoint
+from iscp_dagster.model.declared.linking.attach import DECLARATIONS, Declarations
+from iscp_dagster.model.declared.linking.clashes import check_declared_once
+from iscp_dagster.model.declared.linking.sound import ConsistentDeclarations, select_consistent
 from iscp_dagster.model.declared.tables import SourceTable, expand_shards
-from iscp_dagster.model.declared.together.attach import DECLARATIONS, Declarations
-from iscp_dagster.model.declared.together.clashes import check_declared_once
-from iscp_dagster.model.declared.together.sound import ConsistentDeclarations, select_consistent
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import ASSETS, describe_import_error, import_user_module
 from iscp_dagster.model.variables import STRICT, is_true

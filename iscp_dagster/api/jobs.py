@@ -28,7 +28,7 @@ from iscp_dagster.api.waiting import CommitWait
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import HistoryEntry, Usage
-from iscp_dagster.joblog.protocol import Interruption
+from iscp_dagster.joblog.results import Interruption
 from iscp_dagster.joblog.sharing import fit_spec
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model import errors

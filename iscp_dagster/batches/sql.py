@@ -22,7 +22,7 @@ from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment
 from sql_transactions.engine import begin_transaction, prepare_engine
-from sql_transactions.given import build_rows_table, insert_into
+from sql_transactions.row_values import build_rows_table, insert_into
 from sql_transactions.tables import ensure_tables
 
 STATES_METADATA = sa.MetaData()

@@ -13,7 +13,7 @@ import typer
 
 from durable_invocations.errors import DurableError
 from iscp_dagster.cli.parts.group import Group
-from iscp_dagster.cli.parts.plain import escape_control_chars
+from iscp_dagster.cli.parts.sanitizing import escape_control_chars
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.imports import ASSETS
 

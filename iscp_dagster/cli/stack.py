@@ -148,7 +148,7 @@ def show_logs(
     ] = False,
 ) -> None:
     """Show the latest lines of the services' logs."""
-    from iscp_dagster.cli.parts.plain import escape_control_chars
+    from iscp_dagster.cli.parts.sanitizing import escape_control_chars
     from iscp_dagster.local.services.settings import get_home
     from iscp_dagster.local.stack import tails
 

@@ -42,13 +42,13 @@ def verify(
     """
     from rich.console import Console
 
-    from iscp_dagster.api.chosen import select_indexes
     from iscp_dagster.api.discovery import load_tables
     from iscp_dagster.api.environment import open_deployment
+    from iscp_dagster.api.selection import select_indexes
     from iscp_dagster.cli import show
-    from iscp_dagster.cli.parts.known import check_tenant
-    from iscp_dagster.cli.parts.plain import escape_control_chars
+    from iscp_dagster.cli.parts.name_checks import check_tenant
     from iscp_dagster.cli.parts.progress import show_progress
+    from iscp_dagster.cli.parts.sanitizing import escape_control_chars
     from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.model.consumers.kinds import is_index
     from iscp_dagster.model.errors import IscpError

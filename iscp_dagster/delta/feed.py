@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from iscp_dagster.delta.log.columns import format_visible_type, get_visible_columns
 from iscp_dagster.delta.log.commit import Commit
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.model.declared.schema import DeltaField, parse_stored_columns
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START

@@ -21,7 +21,7 @@ from iscp_dagster.delta import arrow
 from iscp_dagster.delta.checks import TENANT_TYPES
 from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, UnreadableValue
 from iscp_dagster.delta.log.files import STORES, get_store_settings, open_store, to_local_path
-from iscp_dagster.delta.log.unreadable import STORE_FAILED, translate_data_error
+from iscp_dagster.delta.log.storage_errors import STORE_FAILED, translate_data_error
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, IscpError, SourceError
 

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.write.fitting import refuse_nulls
-from iscp_dagster.clickhouse.write.tenantwise import get_row_tenants, split_by_tenant
+from iscp_dagster.clickhouse.write.conversion import refuse_nulls
+from iscp_dagster.clickhouse.write.tenant_split import get_row_tenants, split_by_tenant
 from iscp_dagster.events.changes import SYSTEM, StampedChange, pair_images, sort_changes
 from iscp_dagster.events.hysteresis import Hysteresis
-from iscp_dagster.eventtriggers.still import drop_noop_updates
+from iscp_dagster.eventtriggers.unchanged_rows import drop_noop_updates
 from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import VERSION

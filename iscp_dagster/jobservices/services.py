@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from durable_invocations.serving.context import Context
-from durable_invocations.serving.declared.services import Service, VirtualObject
+from durable_invocations.serving.declarations.services import Service, VirtualObject
 from durable_invocations.serving.errors import TerminalError
 from iscp_dagster.api.names import ALL_TENANTS
 from iscp_dagster.jobservices.arguments import (

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_invocations.serving.errors import RetryableError, TerminalError
-from iscp_dagster.api.chosen import select_indexes
 from iscp_dagster.api.facts import describe_comparison as compared_facts
 from iscp_dagster.api.facts import describe_job as job_facts
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import ALL_TENANTS, to_job_id
+from iscp_dagster.api.selection import select_indexes
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.jobservices import arguments
 from iscp_dagster.model.consumers.kinds import is_index

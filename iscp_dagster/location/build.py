@@ -31,10 +31,10 @@ from iscp_dagster.location.sensor.runner import SCAN_SECONDS, Lookout, build_run
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
+from iscp_dagster.model.declared.linking.attach import Declarations
+from iscp_dagster.model.declared.linking.sound import ConsistentDeclarations
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable, expand_shards
-from iscp_dagster.model.declared.together.attach import Declarations
-from iscp_dagster.model.declared.together.sound import ConsistentDeclarations
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
 

@@ -16,9 +16,9 @@ from datetime import datetime
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.mark import LogMark
-from iscp_dagster.delta.log.unreadable import catch_panics
+from iscp_dagster.delta.log.storage_errors import catch_panics
 from iscp_dagster.joblog.history import Bookmark
-from iscp_dagster.joblog.protocol import ChangedTenants
+from iscp_dagster.joblog.results import ChangedTenants
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.planning.declared import compute_terms

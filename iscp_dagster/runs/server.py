@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.runs.place import RunServerAddress, lock_address
+from iscp_dagster.runs.socket_path import RunServerAddress, lock_address
 
 if TYPE_CHECKING:
     from dagster import DagsterRun
@@ -332,7 +332,7 @@ def main(path: str) -> None:
     for module in PRELOADED:
         import_module(module)
     # Imports Dagster, which clients of this module should not have to.
-    from iscp_dagster.runs.migrations import cache_migrations
+    from iscp_dagster.runs.alembic_cache import cache_migrations
 
     cache_migrations()
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
-from iscp_dagster.clickhouse.types.typetext import TypeTextError, parse_type
+from iscp_dagster.clickhouse.types.type_parser import TypeTextError, parse_type
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.columns import Column, build_column, to_graphql_name
-from iscp_dagster.serve.served import (
+from iscp_dagster.serve.served_index import (
     CHANGES,
     MIRROR,
     ServedIndex,

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.types.stored import can_hold_null
-from iscp_dagster.clickhouse.types.typetext import FLOATS, ClickHouseType
+from iscp_dagster.clickhouse.types.storage import can_hold_null
+from iscp_dagster.clickhouse.types.type_parser import FLOATS, ClickHouseType
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.scalars import Scalar
 

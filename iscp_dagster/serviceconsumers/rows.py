@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.write.tenantwise import get_row_tenants, split_by_tenant
+from iscp_dagster.clickhouse.write.tenant_split import get_row_tenants, split_by_tenant
 from iscp_dagster.eventtriggers.images import replace_invalid_utf8, to_python_rows
 from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, VERSION

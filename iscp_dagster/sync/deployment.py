@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.owned import read_definition
+from iscp_dagster.clickhouse.tables.ownership import read_definition
 from iscp_dagster.clickhouse.types.nulls import check_table_nulls
 from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.log.deltalog import DeltaLog

@@ -16,9 +16,9 @@ from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.machine import IterationState, handle_event
 from iscp_dagster.sync.iteration.outcomes import Outcome
 from iscp_dagster.sync.ledger import BatchLedger, load_ledger
-from iscp_dagster.sync.moving import move_watermarks, refuse
-from iscp_dagster.sync.planning import plan_reads
 from iscp_dagster.sync.reading.reader import SourceReader
+from iscp_dagster.sync.scan_plans import plan_reads
+from iscp_dagster.sync.watermarks import move_watermarks, refuse
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 

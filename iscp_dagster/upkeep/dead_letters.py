@@ -10,7 +10,7 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import insert_fitted_rows
-from iscp_dagster.clickhouse.write.fitting import fit_rows
+from iscp_dagster.clickhouse.write.conversion import fit_rows
 from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, hash_key
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable

@@ -16,8 +16,8 @@ from typing import Any
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.types.stored import StoredType
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.storage import StoredType
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.clickhouse.types.wire import needs_respelling, render_select_item
 from iscp_dagster.delta.comparing import to_comparable
 from iscp_dagster.delta.failures import wrap_spark_errors

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.pending import EventDelivery
-from iscp_dagster.webhooks.putting import build_number_query, lock
+from iscp_dagster.webhooks.pending_deliveries import build_number_query, lock
 from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, DeliveryState
-from sql_transactions.given import build_rows_table
+from sql_transactions.row_values import build_rows_table
 
 BatchId = Callable[[Sequence[str]], str]
 """Makes a batch's id from the ids of its events, in their order."""

@@ -15,7 +15,7 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES
 from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks import claims, history, putting, recording
+from iscp_dagster.webhooks import claims, history, pending_deliveries, recording
 from iscp_dagster.webhooks.history import DeliveryCount, OutboxSelection
 from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery, PendingEvent
 from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
@@ -63,7 +63,7 @@ class Outbox:
         `bounds` says how many events of one trigger may wait for an endpoint, by its name. Raises
         OutboxFullError for more; the caller must roll back.
         """
-        putting.put(connection, events, bounds or {}, DEFAULT_PENDING)
+        pending_deliveries.put(connection, events, bounds or {}, DEFAULT_PENDING)
 
     # For people.
 
@@ -248,7 +248,7 @@ class Outbox:
     def _requeue_chosen(self, selection: OutboxSelection) -> int:
         with self.begin_write() as connection:
             return sum(
-                putting.requeue_deliveries(
+                pending_deliveries.requeue_deliveries(
                     connection, history.build_conditions(selection), self.clock()
                 )
             )

@@ -16,7 +16,7 @@ from iscp_dagster.webhooks.answers import (
     MessageVerdict,
 )
 from iscp_dagster.webhooks.claims import WebhookMessage
-from iscp_dagster.webhooks.putting import build_number_query, elect, lock
+from iscp_dagster.webhooks.pending_deliveries import build_number_query, elect, lock
 from iscp_dagster.webhooks.tables import (
     ENDPOINTS,
     IS_PENDING,
@@ -26,7 +26,7 @@ from iscp_dagster.webhooks.tables import (
     OUTBOX,
     DeliveryState,
 )
-from sql_transactions.given import build_rows_table, escape_nul, insert_into
+from sql_transactions.row_values import build_rows_table, escape_nul, insert_into
 
 ACTIVE = "active"
 _ENDS = {MessageVerdict.DELIVERED: DeliveryState.DELIVERED, MessageVerdict.DEAD: DeliveryState.DEAD}

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logs import advance, complete, fail, log_in_memory, moment, over, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.protocol import Interruption
+from iscp_dagster.joblog.results import Interruption
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.joblog.updates import SpecUpdate

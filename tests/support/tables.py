@@ -16,7 +16,7 @@ from nearspark import NearSpark
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.iterations import Iterations

@@ -115,7 +115,7 @@ def _find_letters(
 ) -> tuple[Jobs, list[DeadLetter]]:
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.names import to_tenant_filter
-    from iscp_dagster.cli.parts.known import check_known
+    from iscp_dagster.cli.parts.name_checks import check_known
     from iscp_dagster.upkeep.dead_letters import find_letters
 
     jobs = api.open_jobs(os.environ)

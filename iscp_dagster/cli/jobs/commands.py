@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iscp_dagster.cli.jobs import look as job_look
+from iscp_dagster.cli.jobs import queries as job_look
 from iscp_dagster.cli.jobs import upkeep as job_upkeep
 from iscp_dagster.cli.jobs.options import (
     AsJson,
@@ -69,7 +69,7 @@ def register(
     from iscp_dagster.api.names import parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
-    from iscp_dagster.cli.jobs.registering import register_job
+    from iscp_dagster.cli.jobs.register_results import register_job
     from iscp_dagster.cli.jobs.specs import build_job_request, build_spec_update, read_file
     from iscp_dagster.model.errors import ConfigError
 
@@ -135,7 +135,7 @@ def update(
     """Change a job's spec; options left out keep their values."""
     from iscp_dagster.api.names import parse_job_id
     from iscp_dagster.cli.jobs.specs import build_spec_update
-    from iscp_dagster.cli.jobs.updating import update_spec
+    from iscp_dagster.cli.jobs.update_results import update_spec
     from iscp_dagster.cli.parts.results import print_result
     from iscp_dagster.model.errors import ConfigError
 

@@ -21,7 +21,7 @@ def usage(
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.jobs.specs import parse_time
-    from iscp_dagster.cli.parts.known import check_known
+    from iscp_dagster.cli.parts.name_checks import check_known
 
     jobs = api.open_jobs(os.environ)
     after = parse_time(since, jobs.deployment.clock()) if since else None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.cli.parts.plain import to_one_line
+from iscp_dagster.cli.parts.sanitizing import to_one_line
 from iscp_dagster.cli.parts.tables import print_line
 
 ROWS = 100

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from iscp_dagster.cli.parts.plain import escape_cell, escape_control_chars
+from iscp_dagster.cli.parts.sanitizing import escape_cell, escape_control_chars
 
 FRAMES_A_SECOND = 2
 """Of the spinner; more would take processor time."""

@@ -14,7 +14,12 @@ from datetime import datetime
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.cli.parts.plain import escape_cell, escape_control_chars, escape_word, to_one_line
+from iscp_dagster.cli.parts.sanitizing import (
+    escape_cell,
+    escape_control_chars,
+    escape_word,
+    to_one_line,
+)
 
 _UNBOUNDED = 10_000
 

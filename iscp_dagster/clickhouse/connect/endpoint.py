@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from iscp_dagster.clickhouse.connect.complete_results import COMPLETE_RESULT_SETTINGS
 from iscp_dagster.clickhouse.connect.failures import map_error
-from iscp_dagster.clickhouse.connect.whole import COMPLETE_RESULT_SETTINGS
 from iscp_dagster.model.declared.names import check_database
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 

@@ -27,7 +27,7 @@ class Indexes(ConsumerKind):
     keeps_index: ClassVar[bool] = True
 
     def check(self, source: SourceTable, info: ConsumerInfo) -> None:
-        from iscp_dagster.clickhouse.types.asked import check_types
+        from iscp_dagster.clickhouse.types.declared_types import check_types
 
         check_types(source, resolve_index(source, info))
 

@@ -15,7 +15,7 @@ from iscp_dagster.model.declared.tables import Index, SourceTable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from iscp_dagster.clickhouse.types.stored import StoredType
+    from iscp_dagster.clickhouse.types.storage import StoredType
 
 EXACT_FINAL = {"do_not_merge_across_partitions_select_final": 1}
 """Settings of a view that reads FINAL; all versions of a row lie in one partition."""

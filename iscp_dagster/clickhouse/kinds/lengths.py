@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.kinds.kind import InsertTarget
-from iscp_dagster.clickhouse.types.shown import format_row
+from iscp_dagster.clickhouse.types.formatting import format_row
 from iscp_dagster.model.errors import SchemaError
 
 LARGEST = (2 - 2**-23) * 2.0**127

@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.kinds.kind import (
 )
 from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, NeighbourSelects
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
-from iscp_dagster.clickhouse.types.typetext import FLOATS
+from iscp_dagster.clickhouse.types.type_parser import FLOATS
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Primitive
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, SchemaError
@@ -24,7 +24,7 @@ from iscp_dagster.model.errors import ConfigError, SchemaError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from iscp_dagster.clickhouse.types.stored import StoredType
+    from iscp_dagster.clickhouse.types.storage import StoredType
 
 NO_VECTOR = "_no_vector"
 """The system column that marks rows without a vector; the graph has a filler for them."""

@@ -22,8 +22,8 @@ from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_stri
 from iscp_dagster.clickhouse.kinds.kind import IndexKind, render_settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types import nulls
-from iscp_dagster.clickhouse.types.stored import StoredType, resolve_stored_type
-from iscp_dagster.clickhouse.types.typetext import FLOATS
+from iscp_dagster.clickhouse.types.storage import StoredType, resolve_stored_type
+from iscp_dagster.clickhouse.types.type_parser import FLOATS
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
 from iscp_dagster.model.declared.kinds import list_view_suffixes
 from iscp_dagster.model.declared.names import view_name

@@ -19,10 +19,14 @@ from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData, parse_generation
-from iscp_dagster.clickhouse.tables.owned import ExistingTable, check_owned, find_existing_tables
+from iscp_dagster.clickhouse.tables.ownership import (
+    ExistingTable,
+    check_owned,
+    find_existing_tables,
+)
 from iscp_dagster.clickhouse.tables.staging import find_leftover_tables
 from iscp_dagster.clickhouse.types.nulls import format_flag_name
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.clickhouse.types.widening import can_widen, is_same_type, keep_old_fields
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import Placement

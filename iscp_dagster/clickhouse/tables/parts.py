@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from iscp_dagster.clickhouse.types.typetext import ClickHouseType
+from iscp_dagster.clickhouse.types.type_parser import ClickHouseType
 from iscp_dagster.model.errors import SchemaError
 
 NULL = "null"

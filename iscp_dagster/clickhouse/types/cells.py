@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.types import leaves, texts
 from iscp_dagster.clickhouse.types.leaves import Fit
-from iscp_dagster.clickhouse.types.typetext import FLOATS, ClickHouseType
+from iscp_dagster.clickhouse.types.type_parser import FLOATS, ClickHouseType
 from iscp_dagster.model.declared.schema import Decimal, DeltaType, Primitive
 
 

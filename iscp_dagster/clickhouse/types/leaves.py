@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.types.typetext import ClickHouseType
+from iscp_dagster.clickhouse.types.type_parser import ClickHouseType
 
 Fit = Callable[[pa.Array, ClickHouseType], pa.Array]
 

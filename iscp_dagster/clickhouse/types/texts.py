@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.types.leaves import Misfit
-from iscp_dagster.clickhouse.types.typetext import ClickHouseType
+from iscp_dagster.clickhouse.types.type_parser import ClickHouseType
 
 DEEPEST = 50
 """Most levels of nested objects and arrays."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.types.typetext import (
+from iscp_dagster.clickhouse.types.type_parser import (
     GEO,
     ClickHouseType,
     TypeTextError,

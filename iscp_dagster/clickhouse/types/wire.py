@@ -12,8 +12,8 @@ from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_stri
 from iscp_dagster.clickhouse.types.cells import DEFAULT, FILLERS, get_family
 from iscp_dagster.clickhouse.types.jsontext import to_json_texts, to_json_texts_or_null
 from iscp_dagster.clickhouse.types.leaves import Misfit, unify_floats
-from iscp_dagster.clickhouse.types.stored import StoredType, get_default_type
-from iscp_dagster.clickhouse.types.typetext import ClickHouseType, build_type, parse_type
+from iscp_dagster.clickhouse.types.storage import StoredType, get_default_type
+from iscp_dagster.clickhouse.types.type_parser import ClickHouseType, build_type, parse_type
 from iscp_dagster.model.declared.schema import Array, Map, Struct
 
 Change = Callable[[pa.Array, StoredType], pa.Array]

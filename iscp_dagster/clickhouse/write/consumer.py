@@ -18,14 +18,14 @@ from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError, RefusedRowsError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.types.shown import format_row
+from iscp_dagster.clickhouse.types.formatting import format_row
 from iscp_dagster.clickhouse.write.chunks import cut_pieces, hash_rows
-from iscp_dagster.clickhouse.write.fitting import fit_keys, fit_rows
+from iscp_dagster.clickhouse.write.conversion import fit_keys, fit_rows
 from iscp_dagster.clickhouse.write.inserts import call_with_retries, insert
 from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, get_tenant
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
-from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, get_row_tenants
+from iscp_dagster.clickhouse.write.tenant_split import bisect_tenants, get_row_tenants
 from iscp_dagster.clickhouse.write.tokens import make_chunk_token
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
 from iscp_dagster.model.declared.schema import DELETED, VERSION

@@ -26,7 +26,7 @@ from iscp_dagster.clickhouse.connect.engines import render_replacing_engine
 from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.types.shown import format_row
+from iscp_dagster.clickhouse.types.formatting import format_row
 from iscp_dagster.clickhouse.write.chunks import hash_rows
 from iscp_dagster.clickhouse.write.inserts import insert
 from iscp_dagster.clickhouse.write.targets import Target

@@ -14,7 +14,7 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.types.stored import StoredType
+from iscp_dagster.clickhouse.types.storage import StoredType
 from iscp_dagster.clickhouse.types.wire import encode_column, find_misfits
 from iscp_dagster.model.declared.sharding import Sharding
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.clickhouse.connect.barrier import Epochs
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
-from iscp_dagster.clickhouse.types.stored import StoredType
+from iscp_dagster.clickhouse.types.storage import StoredType
 from iscp_dagster.model.declared.schema import DELETED
 from iscp_dagster.model.jobs import JobID
 

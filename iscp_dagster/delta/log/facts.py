@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from iscp_dagster.delta.log.commit import Commit, Metadata
 from iscp_dagster.delta.log.opening import open_table
-from iscp_dagster.delta.log.unreadable import wrap_store_errors
+from iscp_dagster.delta.log.storage_errors import wrap_store_errors
 from iscp_dagster.model.declared.schema import DeltaField, parse_stored_columns
 from iscp_dagster.model.jobs import is_name
 

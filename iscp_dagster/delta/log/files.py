@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import unquote, urlparse
 
-from iscp_dagster.delta.log.unreadable import translate_store_error, wrap_store_errors
+from iscp_dagster.delta.log.storage_errors import translate_store_error, wrap_store_errors
 
 LOG_FOLDER = "_delta_log"
 STORES = frozenset({"s3", "s3a"})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster.delta.log.files import LOG_FOLDER, PATIENCE, log_files, to_local_path
-from iscp_dagster.delta.log.unreadable import summarize_error, translate_store_error
+from iscp_dagster.delta.log.storage_errors import summarize_error, translate_store_error
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")

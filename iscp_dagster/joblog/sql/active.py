@@ -16,7 +16,7 @@ from iscp_dagster.joblog.sql.statements import split_for_statements, to_key_colu
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START, Moment
-from sql_transactions.given import build_rows_table, escape_nul, insert_into
+from sql_transactions.row_values import build_rows_table, escape_nul, insert_into
 
 ISCP_ACTIVE_SETS = sa.Table(
     "iscp_active_sets",

@@ -13,7 +13,7 @@ from iscp_dagster.model.batch import Phase, Range
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from sql_transactions.given import build_rows_table
+from sql_transactions.row_values import build_rows_table
 
 _FLUSHED = "iscp_flushed"
 _SINCE = sa.column("since", sa.BigInteger)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from iscp_dagster.joblog.sql.statements import COLUMNS, IS_ACTIVE, LIVE, lock, split_for_statements
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES, Seconds
 from iscp_dagster.model.jobs import Job
-from sql_transactions.given import insert_into
+from sql_transactions.row_values import insert_into
 
 LEASES = ISCP_LEASES.c
 Now = sa.ColumnElement[float]

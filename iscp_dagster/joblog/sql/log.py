@@ -14,23 +14,17 @@ import sqlalchemy as sa
 from iscp_dagster.joblog import iterations, lifecycle
 from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entry
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
-from iscp_dagster.joblog.protocol import ChangedTenants, Interruption
+from iscp_dagster.joblog.results import ChangedTenants, Interruption
 from iscp_dagster.joblog.sharing import check_shared_consumer, fit_spec
 from iscp_dagster.joblog.sql import active, leases
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, LOG, open_engine
 from iscp_dagster.joblog.sql.flush import flush
-from iscp_dagster.joblog.sql.past import (
+from iscp_dagster.joblog.sql.job_history import (
     prune,
     read_changed_tenants,
     read_history,
     read_run_tenants,
     read_usage,
-)
-from iscp_dagster.joblog.sql.standing import (
-    delete_standing,
-    insert_standing,
-    put_standing,
-    read_standing_specs,
 )
 from iscp_dagster.joblog.sql.statements import (
     COLUMNS,
@@ -50,6 +44,12 @@ from iscp_dagster.joblog.sql.statements import (
     write_back,
 )
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
+from iscp_dagster.joblog.sql.templates import (
+    delete_standing,
+    insert_standing,
+    put_standing,
+    read_standing_specs,
+)
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import ALIKE, Layout, Range
 from iscp_dagster.model.clock import Clock, NewId, get_utc_now, make_id

@@ -14,7 +14,7 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import ACTIVE
-from sql_transactions.given import build_rows_table, insert_into
+from sql_transactions.row_values import build_rows_table, insert_into
 
 EntryOf = Callable[[Job | None, Job], HistoryEntry | None]
 """Makes the history entry for the change from one row to another."""

@@ -31,9 +31,9 @@ from iscp_dagster.local.services.settings import (
     get_repository,
 )
 from iscp_dagster.model.variables import DAGSTER_HOME
-from iscp_dagster.runs.ending import ENDING_VARIABLE
-from iscp_dagster.runs.place import RunServerAddress
 from iscp_dagster.runs.server import SOCKET_VARIABLE, end_runs
+from iscp_dagster.runs.shutdown import ENDING_VARIABLE
+from iscp_dagster.runs.socket_path import RunServerAddress
 
 _MODULE = "iscp_dagster.definitions"
 _STORAGE = """

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from iscp_dagster.local.services import logs
 from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.state import Condition, ServiceState
-from iscp_dagster.local.supervise import warded
+from iscp_dagster.local.supervise import warded_command
 from iscp_dagster.local.supervise.stopped import resume_stopped
 from iscp_dagster.local.supervise.vigil import HealthMonitor, RestartPolicy, read_note
-from iscp_dagster.local.supervise.warded import WardedProcess
+from iscp_dagster.local.supervise.warded_command import WardedProcess
 from iscp_dagster.model.errors import UnavailableError
 
 _LOGGER = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Supervisor:
         return self._states[service.name].note
 
     async def start(self, service: Service, *, warm: bool = False) -> WardedProcess:
-        return await warded.start(service, self._lock, warm=warm)
+        return await warded_command.start(service, self._lock, warm=warm)
 
     @property
     def backoff(self) -> Backoff:

@@ -18,7 +18,7 @@ def main() -> None:
         require_extra("webserver", "Dagster's webserver")
     except SetupError as problem:
         sys.exit(f"iscp: {problem}")
-    from iscp_dagster.local.web.guarded import serve
+    from iscp_dagster.local.web.guard import serve
 
     serve()
 

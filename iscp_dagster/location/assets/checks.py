@@ -14,7 +14,7 @@ from iscp_dagster.location.names import (
     get_index_asset_key,
     get_verify_op_name,
 )
-from iscp_dagster.location.working import renew_run_lease
+from iscp_dagster.location.run_context import renew_run_lease
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.verify import ComparisonFailure, IndexVerdict, compare_indexes

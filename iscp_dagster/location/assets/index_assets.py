@@ -35,10 +35,10 @@ from iscp_dagster.location.names import (
     get_source_asset_key,
 )
 from iscp_dagster.location.outs import ParentFirstOutputs, build_asset_out
-from iscp_dagster.location.working import renew_run_lease
+from iscp_dagster.location.run_context import renew_run_lease
 from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.runs.named import mark_by_hand
+from iscp_dagster.runs.known_runs import mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 

@@ -19,10 +19,10 @@ from iscp_dagster.location.assets.io_manager import (
 from iscp_dagster.location.assets.iterations import InStepJob, Iterations, raise_failures
 from iscp_dagster.location.assets.reporting import ServedOutcome, find_unreported_jobs, sync_tenants
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
-from iscp_dagster.location.working import renew_run_lease
+from iscp_dagster.location.run_context import renew_run_lease
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
+from iscp_dagster.runs.known_runs import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 

@@ -32,7 +32,7 @@ from iscp_dagster.planning.joining import (
 )
 from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.runs.named import DISPATCH_TAG, find_runs, get_run_names, is_first
+from iscp_dagster.runs.known_runs import DISPATCH_TAG, find_runs, get_run_names, is_first
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.outcomes import PendingCommit

@@ -15,7 +15,7 @@ from iscp_dagster.location.names import (
     get_source_asset_key,
     get_sync_job_name,
 )
-from iscp_dagster.location.working import renew_run_lease
+from iscp_dagster.location.run_context import renew_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.variables import KEEP_RUNS_DAYS
 from iscp_dagster.planning.problems import as_ours

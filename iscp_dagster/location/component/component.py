@@ -21,9 +21,9 @@ from iscp_dagster.location.component.schema import build_table_model
 from iscp_dagster.location.resources.environment import resources_from_environment
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
+from iscp_dagster.model.declared.linking.attach import Declarations
+from iscp_dagster.model.declared.linking.sound import ConsistentDeclarations
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.declared.together.attach import Declarations
-from iscp_dagster.model.declared.together.sound import ConsistentDeclarations
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from dagster import Model, ResolutionContext
 
-from iscp_dagster.clickhouse.types.asked import check_types
+from iscp_dagster.clickhouse.types.declared_types import check_types
 from iscp_dagster.location.component.schema import is_template
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import load_kinds
 from iscp_dagster.model.declared.lineage import sort_views
+from iscp_dagster.model.declared.linking.attach import Declarations, index_of_view
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
-from iscp_dagster.model.declared.together.attach import Declarations, index_of_view
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.imports import import_object

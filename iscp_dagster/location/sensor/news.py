@@ -11,8 +11,8 @@ from iscp_dagster.location.assets.data_versions import AssetEvent, build_version
 from iscp_dagster.location.assets.metadata import try_read_log_facts
 from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.names import NEWS
+from iscp_dagster.location.sensor.preview import is_trial
 from iscp_dagster.location.sensor.runner import Lookout
-from iscp_dagster.location.sensor.trial import is_trial
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.reporter import NewsReport, TenantNews
 

@@ -25,19 +25,19 @@ from iscp_dagster.location.names import (
     get_partitions_name,
     get_sync_job_name,
 )
-from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
-from iscp_dagster.location.sensor.trial import (
+from iscp_dagster.location.sensor.preview import (
     build_partition_requests,
     drop_dispatch_tag,
     is_trial,
     take_trial_look,
 )
+from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, LookResult
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.runs.ending import is_ending
-from iscp_dagster.runs.named import DISPATCH_TAG, ensure_instance_name
+from iscp_dagster.runs.known_runs import DISPATCH_TAG, ensure_instance_name
+from iscp_dagster.runs.shutdown import is_ending
 from iscp_dagster.sync.deployment import Deployment
 
 ROUND_SECONDS = 5

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from iscp_dagster.model.declared.linking.attach import CHANGES
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import DeclaredConsumer, Index, SourceTable
-from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.errors import ConfigError
 
 

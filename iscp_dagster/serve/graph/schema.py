@@ -28,9 +28,9 @@ from iscp_dagster.serve.graph.types import GraphQLTypes
 from iscp_dagster.serve.reads.caps import RequestContext
 from iscp_dagster.serve.reads.nearest import NearestQuery, build_distance_column, read_nearest
 from iscp_dagster.serve.reads.order import OrderTerm
-from iscp_dagster.serve.reads.selecting import RowSelection, read_rows
+from iscp_dagster.serve.reads.selection import RowSelection, read_rows
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.served import NAMES_FIELD, ServedIndex
+from iscp_dagster.serve.served_index import NAMES_FIELD, ServedIndex
 from iscp_dagster.serve.where import Row
 
 Subscribe = Callable[[ServedIndex, Mapping[str, Any], Any], Any]

@@ -16,14 +16,14 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.owned import read_definition
+from iscp_dagster.clickhouse.tables.ownership import read_definition
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.catalog import ServedCatalog, read_catalog
 from iscp_dagster.serve.graph.schema import Subscribe, create_schema
-from iscp_dagster.serve.served import ServedIndex
+from iscp_dagster.serve.served_index import ServedIndex
 
 _LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 5.0

@@ -28,7 +28,7 @@ from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import OPERATORS
 from iscp_dagster.serve.scalars import BadValueError, Scalar
-from iscp_dagster.serve.served import COMPARISON_SUFFIX, RESERVED_NAMES, ServedIndex
+from iscp_dagster.serve.served_index import COMPARISON_SUFFIX, RESERVED_NAMES, ServedIndex
 
 ORDERS = {
     f"{way}{suffix}": (way == "desc", nulls_first)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from iscp_dagster.joblog.sql.reached import IndexWatermarks
+from iscp_dagster.joblog.sql.watermarks import IndexWatermarks
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.live.cursor import CursorOrigin, build_cursor, encode_cursor
 from iscp_dagster.serve.live.positions import START, ChangePosition, Positions

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.joblog.history import Bookmark
-from iscp_dagster.joblog.protocol import ChangedTenants
+from iscp_dagster.joblog.results import ChangedTenants
 from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, IndexFeed, Pause, run_in_thread
 
 LOGGER = logging.getLogger(__name__)

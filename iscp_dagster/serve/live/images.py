@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import format_table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.types.typetext import FLOATS, ClickHouseType, parse_type
+from iscp_dagster.clickhouse.types.type_parser import FLOATS, ClickHouseType, parse_type
 from iscp_dagster.events.changes import RowChange, StampedChange
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind

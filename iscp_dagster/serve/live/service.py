@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.joblog.sql.reached import IndexWatermarks, read_watermarks
+from iscp_dagster.joblog.sql.watermarks import IndexWatermarks, read_watermarks
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.serve.access import Viewer
@@ -19,9 +19,9 @@ from iscp_dagster.serve.live.hub import FeedHub
 from iscp_dagster.serve.live.images import ImageReader
 from iscp_dagster.serve.live.reading import ChangeHistory
 from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE_SECONDS, Ring
+from iscp_dagster.serve.live.row_changes import ChangeFilter, ChangeMessage
 from iscp_dagster.serve.live.subscription import PROGRESS_SECONDS, Subscription
-from iscp_dagster.serve.live.telling import ChangeFilter, ChangeMessage
-from iscp_dagster.serve.served import ServedIndex
+from iscp_dagster.serve.served_index import ServedIndex
 from iscp_dagster.serve.where import parse_where
 
 

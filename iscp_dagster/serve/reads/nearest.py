@@ -9,7 +9,7 @@ from typing import Any
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.lengths import LARGEST
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
@@ -19,7 +19,7 @@ from iscp_dagster.serve.reads.caps import RequestContext
 from iscp_dagster.serve.reads.order import OrderTerm
 from iscp_dagster.serve.rows import query_rows, render_select_list
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.served import ServedIndex, Shard
+from iscp_dagster.serve.served_index import ServedIndex, Shard
 from iscp_dagster.serve.sql import Parameters, is_column_value, render_condition
 from iscp_dagster.serve.where import EVERYTHING, Row, parse_where
 

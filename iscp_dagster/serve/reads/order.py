@@ -10,7 +10,7 @@ from typing import Any
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import compare
-from iscp_dagster.serve.served import ServedIndex
+from iscp_dagster.serve.served_index import ServedIndex
 from iscp_dagster.serve.where import Row
 
 

@@ -6,7 +6,7 @@ from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.access import Viewer
-from iscp_dagster.serve.served import ServedIndex
+from iscp_dagster.serve.served_index import ServedIndex
 from iscp_dagster.serve.sql import Parameters, is_column_value
 
 _TYPED = {scalars.STRING, scalars.INT, scalars.INT64, scalars.BIG_INT}

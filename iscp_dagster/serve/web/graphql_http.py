@@ -16,16 +16,16 @@ from starlette.responses import Response
 
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
-from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
-from iscp_dagster.serve.graph.executing import execute_query
-from iscp_dagster.serve.graph.schemas import SchemaCache
-from iscp_dagster.serve.graph.told import (
+from iscp_dagster.serve.graph.client_errors import (
     INTERNAL,
     TIMEOUT,
     UNAUTHENTICATED,
     describe_error,
     format_error,
 )
+from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
+from iscp_dagster.serve.graph.executing import execute_query
+from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.reads.caps import Caps, RequestContext
 from iscp_dagster.serve.web.requests import (
     RESPONSE,

@@ -31,7 +31,7 @@ from iscp_dagster.serve.web.app import (
     check_host,
     create_app,
 )
-from iscp_dagster.serve.web.following import end_when_changed
+from iscp_dagster.serve.web.reload import end_when_changed
 from iscp_dagster.webhooks.service import SenderService, run_service
 
 HOST, PORT = "127.0.0.1", 4000

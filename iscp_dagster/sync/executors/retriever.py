@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.chunks import cut_batches
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.tenantwise import (
+from iscp_dagster.clickhouse.write.tenant_split import (
     filter_tenants,
     get_row_tenants,
     split_by_tenant,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.types.stored import StoredType
+from iscp_dagster.clickhouse.types.storage import StoredType
 from iscp_dagster.clickhouse.types.texts import normalize_json_columns
 from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column
 from iscp_dagster.clickhouse.write.placement import Placement

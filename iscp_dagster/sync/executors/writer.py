@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from iscp_dagster.clickhouse.write.ambiguous_changes import refuse_replaced, refuse_twins
 from iscp_dagster.clickhouse.write.chunks import (
     MOST_CHUNKS,
     ROWS_PER_CHUNK,
@@ -23,10 +24,13 @@ from iscp_dagster.clickhouse.write.chunks import (
     cut_sized_chunks,
 )
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.fitting import add_system_columns, drop_null_key_deletes
+from iscp_dagster.clickhouse.write.conversion import add_system_columns, drop_null_key_deletes
 from iscp_dagster.clickhouse.write.inserts import call_with_retries
-from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, exclude_tenants, filter_tenants
-from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
+from iscp_dagster.clickhouse.write.tenant_split import (
+    bisect_tenants,
+    exclude_tenants,
+    filter_tenants,
+)
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.spark.columns import Mapped
 from iscp_dagster.sync.executors.retriever import ConsumerScan, ConsumerThread, Retriever

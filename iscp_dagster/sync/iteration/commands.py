@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from iscp_dagster.delta.plans import ReadPlan
+from iscp_dagster.delta.read_plans import ReadPlan
 from iscp_dagster.joblog.iterations import Claim, FailedStep
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.narrowing import ScanGroup
 from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, WriteResult
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 Claims = tuple[Claim, ...]
 

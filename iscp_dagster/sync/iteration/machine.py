@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, FailedStep
 from iscp_dagster.model.batch import WRITES, BatchAction, Range
 from iscp_dagster.model.consumers.protocol import ConsumerReport, merge_facts

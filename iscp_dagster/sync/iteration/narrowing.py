@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.portions import split_into_halves
 from iscp_dagster.sync.iteration.outcomes import ErrorDetail
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 TENANTS_TRIED = 8
 """How many tenants in a row must each fail alone before the failure is taken to concern all."""

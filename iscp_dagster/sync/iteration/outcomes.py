@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, FailedStep, WrittenStep
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import ConsumerReport, merge_facts
 from iscp_dagster.model.errors import TEMPORARY, FeedGoneError, IscpError, UnreadableError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 if TYPE_CHECKING:
     from iscp_dagster.clickhouse.tables.indexes import IndexStore

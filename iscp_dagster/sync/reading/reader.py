@@ -30,14 +30,14 @@ from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.feed import plan_read
 from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.plans import ReadKind, ReadPlan, group_by_plan, select_tenants
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan, group_by_plan, select_tenants
 from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.consumers.kinds import get_consumer_kind, is_index
 from iscp_dagster.model.declared.images import Transitions
+from iscp_dagster.model.declared.linking.attach import CHANGES
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
@@ -45,7 +45,7 @@ from iscp_dagster.spark.columns import Mapped, to_spark_schema
 from iscp_dagster.spark.session import count_cores
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import pass_through
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 from iscp_dagster.sync.reading.transitions import (
     check_timestamps,
     get_transitions,

@@ -45,9 +45,9 @@ from iscp_dagster.sync.reading.reader import (
     get_rows_per_chunk,
     make_build_name,
 )
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 from iscp_dagster.sync.reading.transitions import get_transitions
-from iscp_dagster.sync.writing.sink import ConsumerClaims
+from iscp_dagster.sync.writing.index_claims import ConsumerClaims
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.webhooks.claims import BatchId
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.sending.outlet import EndpointWorker, Random
+from iscp_dagster.webhooks.sending.endpoint_worker import EndpointWorker, Random
 from iscp_dagster.webhooks.sending.posting import Poster
 
 Result = TypeVar("Result")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from durable_invocations.serving.attempts.running import RunRetry
     from durable_invocations.serving.calls import KeyedRequest, WorkflowRun
     from durable_invocations.serving.context import Context
-    from durable_invocations.serving.declared.serde import BYTES
-    from durable_invocations.serving.declared.services import Service, VirtualObject, Workflow
+    from durable_invocations.serving.declarations.serde import BYTES
+    from durable_invocations.serving.declarations.services import Service, VirtualObject, Workflow
     from durable_invocations.serving.errors import RetryableError, TerminalError
 
 __all__ = [

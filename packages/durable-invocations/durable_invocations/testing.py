@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from durable_invocations.client.client import Client
 
 if TYPE_CHECKING:
-    from durable_invocations.serving.declared.services import AnyService
+    from durable_invocations.serving.declarations.services import AnyService
 
 _SECONDS_BETWEEN = 0.05
 

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from sql_transactions.engine import begin_transaction
-from sql_transactions.given import build_rows_table, escape_nul, insert_into
+from sql_transactions.row_values import build_rows_table, escape_nul, insert_into
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 LOCK = 7_001

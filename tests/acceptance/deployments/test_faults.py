@@ -41,7 +41,7 @@ from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS, SPARK
 from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, get_sync_job_name
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 

@@ -15,7 +15,7 @@ from stackfixture import wait_for
 from tables import Table, deployment_at, rows
 
 from iscp_dagster import Mirror
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.local.services.rpc import Rpc, RpcError
 from iscp_dagster.local.services.settings import SPARK
 from iscp_dagster.local.services.spark_health import SparkHealth

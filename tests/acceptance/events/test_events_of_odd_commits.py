@@ -7,10 +7,10 @@ import sqlalchemy as sa
 from tables import Table, deployment_at
 
 from iscp_dagster import Changes, Endpoint, Mirror, Trigger, View
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.iterations import Iterations
-from iscp_dagster.model.declared.together.attach import index_of_view
+from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 

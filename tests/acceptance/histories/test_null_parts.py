@@ -4,9 +4,9 @@ import pytest
 from tables import Table, kinds
 
 from iscp_dagster import Changes, Mirror, Vector, View
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
-from iscp_dagster.model.declared.together.attach import index_of_view
+from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.errors import SchemaError
 
 COLUMNS = "tenant STRING, id BIGINT, tags ARRAY<STRING>, m MAP<STRING, INT>, s STRUCT<x: INT>"

@@ -11,7 +11,7 @@ from tables import Table, kinds, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.failures import DoubledRowsError
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.moment import START

@@ -10,10 +10,10 @@ from tables import FEED, Table, kinds
 from iscp_dagster import FullText, Mirror, SourceTable, Vector, View
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.model.declared.together.attach import index_of_view
+from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,

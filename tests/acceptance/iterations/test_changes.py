@@ -20,13 +20,13 @@ from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.model import errors
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
-from iscp_dagster.model.declared.together.attach import index_of_view
+from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import get_shared_session
 

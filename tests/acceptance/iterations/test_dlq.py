@@ -15,7 +15,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.cli.main import app
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState

@@ -33,7 +33,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.delta.failures import wrap_spark_errors
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata

@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.files import LocalFiles
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model import errors

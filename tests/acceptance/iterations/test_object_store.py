@@ -11,7 +11,7 @@ from tables import Table, kinds
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta import filescan
 from iscp_dagster.delta.log.deltalog import STANDS_SECONDS, DeltaLog
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.errors import FeedGoneError, UnavailableError

@@ -12,7 +12,7 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.states import JobState

@@ -19,7 +19,7 @@ from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import get_index_asset_key, get_partitions_name, get_sync_job_name

@@ -16,7 +16,7 @@ from tables import Table, deployment_at, one_by_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.spark.session import count_cores, disconnect, get_shared_session
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 

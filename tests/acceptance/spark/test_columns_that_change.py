@@ -7,7 +7,7 @@ from tables import FEED, Table, deployment_at, kinds
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta.log.commits import commit_name
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.position import read_positions

@@ -7,10 +7,10 @@ from tables import Table
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.write.chunks import cut_chunks, hash_rows
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.batch import Range
 from iscp_dagster.sync.reading.reader import SourceReader
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 LAYOUT = {"rows_per_chunk": 7, "partitions": 2}
 COLUMNS = ("tenant", "id", "name", "v")

@@ -6,7 +6,7 @@ from shipping import ANYWAY
 from tables import TYPES, Table, kinds, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.reading.reader import MOST_ROWS

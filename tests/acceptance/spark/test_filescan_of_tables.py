@@ -7,12 +7,12 @@ from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.delta.checks import CHANGE_COLUMNS
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.delta.reader import TableSelection, read_snapshot
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.moment import START
 from iscp_dagster.sync.reading.reader import SourceReader, pass_through
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 SNAPSHOT = ReadPlan(kind=ReadKind.SNAPSHOT, reason="asked for")
 PLAIN = TYPES | {

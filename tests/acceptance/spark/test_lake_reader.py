@@ -22,7 +22,7 @@ from iscp_dagster.delta.feedscan import plan_feed
 from iscp_dagster.delta.filescan import plan_tasks
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.delta.reader import TableSelection, read_changes, read_snapshot
 from iscp_dagster.model.declared.schema import Primitive
 from iscp_dagster.model.errors import (

@@ -15,7 +15,7 @@ from iscp_dagster.clickhouse.connect import quoting as clickhouse
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
 from iscp_dagster.clickhouse.tables.parts import NULL
 from iscp_dagster.delta.checks import is_reserved
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.spark.quoting import quote_identifier, quote_string
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep.verify import verify

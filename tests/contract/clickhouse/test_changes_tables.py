@@ -11,7 +11,7 @@ from shipping import built, check_staged, put_in_place, write
 
 from iscp_dagster import Changes, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.owned import read_definition
+from iscp_dagster.clickhouse.tables.ownership import read_definition
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError

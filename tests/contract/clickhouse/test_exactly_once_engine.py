@@ -33,7 +33,7 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.executors.retriever import ConsumerScan
 from iscp_dagster.sync.executors.writer import TaskWriter
-from iscp_dagster.sync.writing.sink import ConsumerClaims
+from iscp_dagster.sync.writing.index_claims import ConsumerClaims
 
 pytestmark = pytest.mark.slow
 

@@ -328,7 +328,7 @@ def test_a_replay_sends_the_same_chunks_under_the_same_tokens(servers):
 
 
 def test_each_shard_is_asked_for_the_keys_that_it_served(servers):
-    from iscp_dagster.clickhouse.write.unclear import FRESH
+    from iscp_dagster.clickhouse.write.ambiguous_changes import FRESH
 
     found = made(stores(servers, Mirror(sharding=BY_ID)))
     for store in found:

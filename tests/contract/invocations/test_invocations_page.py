@@ -27,7 +27,7 @@ from durable_invocations.ingress.admin import CHANGES
 from durable_invocations.ingress.invoking import IngressBounds
 from durable_invocations.runtime.owners import SILENT_SECONDS
 from durable_invocations.runtime.retries import RetryPolicy
-from durable_invocations.runtime.sql import work
+from durable_invocations.runtime.sql import transaction
 from durable_invocations.runtime.sql.store import RETENTION
 from durable_invocations.runtime.store.views import Status
 from iscp_dagster.cli.main import COMMANDS, load
@@ -248,7 +248,12 @@ def test_every_status_of_an_answer_that_the_code_gives_is_on_the_page():
     listed = {int(each) for each in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     held = {each for each in vars(refusals).values() if isinstance(each, int)}
     # The guard refuses foreign pages, the router a method, and the store what a status forbids.
-    assert listed == {*held, HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED, work.CONFLICT}
+    assert listed == {
+        *held,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.METHOD_NOT_ALLOWED,
+        transaction.CONFLICT,
+    }
 
 
 def test_every_status_of_an_invocation_is_on_the_page():

@@ -2,7 +2,7 @@
 
 from logs import at, key, name
 
-from iscp_dagster.joblog.sql.reached import IndexWatermarks, read_watermarks
+from iscp_dagster.joblog.sql.watermarks import IndexWatermarks, read_watermarks
 
 
 def test_the_watermarks_of_one_index_are_those_of_its_live_jobs(log):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from logs import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
 
-from iscp_dagster.joblog.protocol import Interruption
+from iscp_dagster.joblog.results import Interruption
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import (
     ConfigError,

@@ -23,7 +23,6 @@ from stackfixture import wait_for
 
 from iscp_dagster.runs import launcher, server
 from iscp_dagster.runs.launcher import WarmRunLauncher
-from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import (
     END,
     LEFT_BEHIND,
@@ -32,6 +31,7 @@ from iscp_dagster.runs.server import (
     START,
     ask,
 )
+from iscp_dagster.runs.socket_path import SERVER_TAG, RunServerAddress
 
 pytestmark = pytest.mark.slow
 
@@ -509,7 +509,7 @@ def test_who_is_forked_opens_a_storage_without_reading_its_migrations(tmp_path):
     code = """
 import os, sys
 import alembic.script.base as scripts
-from iscp_dagster.runs.migrations import cache_migrations
+from iscp_dagster.runs.alembic_cache import cache_migrations
 from iscp_dagster.runs.server import fork_process
 from dagster import DagsterInstance, DagsterRun
 

@@ -6,7 +6,7 @@ from imagetable import ImageTable
 from places import ROOT
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live import images as module
 from iscp_dagster.serve.live.images import ChangePage, ImageReader, SnapshotPage, Span

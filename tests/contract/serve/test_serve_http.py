@@ -9,13 +9,13 @@ from starlette.testclient import TestClient
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.columns import build_column
+from iscp_dagster.serve.graph.client_errors import describe_error as said_of
 from iscp_dagster.serve.graph.documents import DocumentLimits
 from iscp_dagster.serve.graph.schemas import SchemaCache
-from iscp_dagster.serve.graph.told import describe_error as said_of
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.rows import QueryLimits, query_rows
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app

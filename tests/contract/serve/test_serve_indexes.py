@@ -20,8 +20,8 @@ from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import CatalogLoader, SchemaCache
 from iscp_dagster.serve.live.images import Span
 from iscp_dagster.serve.live.positions import ChangePosition
+from iscp_dagster.serve.live.row_changes import ChangeFilter
 from iscp_dagster.serve.live.service import build_image_reader
-from iscp_dagster.serve.live.telling import ChangeFilter
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 TENANTS = {

@@ -4,7 +4,7 @@ import pytest
 from wherecases import EDGES, ONLY_CLICKHOUSE, clickhouse_says, conditions
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.where import (
     MOST_TERMS,

@@ -13,7 +13,7 @@ from durable_invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.jobservices.services import build_index_object, build_iscp_service
 from iscp_dagster.jobservices.steps import Steps
-from iscp_dagster.model.declared.together.attach import Declarations
+from iscp_dagster.model.declared.linking.attach import Declarations
 from iscp_dagster.serviceconsumers.runtime import RuntimeClient
 
 PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")

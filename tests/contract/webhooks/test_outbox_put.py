@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 from events import event, put
 
-from iscp_dagster.webhooks import putting
+from iscp_dagster.webhooks import pending_deliveries
 from iscp_dagster.webhooks.pending import OutboxFullError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.engine import begin_transaction
@@ -65,7 +65,7 @@ def test_a_body_of_any_size_comes_back_byte_by_byte(outbox):
 
 def test_large_bodies_are_put_few_at_a_time(outbox, monkeypatch):
     """PostgreSQL takes 256 MB of JSON at once, and events of any size must get in."""
-    monkeypatch.setattr(putting, "BODIES_PER_STATEMENT", 2 * len(event(1).body))
+    monkeypatch.setattr(pending_deliveries, "BODIES_PER_STATEMENT", 2 * len(event(1).body))
     sent = []
     sa.event.listen(outbox.engine, "before_cursor_execute", lambda *said: sent.append(said[2]))
     put(outbox, *map(event, range(1, 6)))

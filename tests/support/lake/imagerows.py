@@ -28,7 +28,7 @@ from iscp_dagster.model.jobs import JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.executors.retriever import ConsumerScan, Retriever
-from iscp_dagster.sync.writing.sink import ConsumerClaims
+from iscp_dagster.sync.writing.index_claims import ConsumerClaims
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 

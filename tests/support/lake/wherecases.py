@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import quote_string
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.comparing import OPERATORS
 from iscp_dagster.serve.rows import QueryLimits, query_rows, render_select_list

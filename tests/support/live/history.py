@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.events.changes import RowChange
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.joblog.sql.reached import IndexWatermarks
+from iscp_dagster.joblog.sql.watermarks import IndexWatermarks
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve.live.feed import IndexFeed
 from iscp_dagster.serve.live.images import ChangePage, SnapshotPage
 from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.ring import Ring
+from iscp_dagster.serve.live.row_changes import ChangeFilter
 from iscp_dagster.serve.live.subscription import Subscription
-from iscp_dagster.serve.live.telling import ChangeFilter
 
 
 @dataclass

@@ -21,7 +21,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
-from iscp_dagster.runs.migrations import cache_migrations
+from iscp_dagster.runs.alembic_cache import cache_migrations
 from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.sync.deployment import Deployment
 

@@ -38,7 +38,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, Tri
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.cancel import cancel_runs
-from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.upkeep.position import read_positions
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")

@@ -8,7 +8,7 @@ from onetable import Clock, commit, finish, in_memory
 from iscp_dagster import Changes, Mirror, SourceTable, SpecUpdate, Trigger, View
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.waiting import CommitWait
-from iscp_dagster.model.declared.together.attach import attach_to_tables
+from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.planning.declared import make_job_spec, name_of

@@ -31,7 +31,7 @@ from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import parse_time
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
-from iscp_dagster.model.declared.together.attach import attach_to_tables
+from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START

@@ -13,8 +13,8 @@ from assets.docs import symbols
 from iscp_dagster.cli import show
 from iscp_dagster.cli.dlq import show as dlq_show
 from iscp_dagster.cli.jobs import show as job_show
-from iscp_dagster.cli.parts.plain import escape_control_chars
 from iscp_dagster.cli.parts.progress import show_progress
+from iscp_dagster.cli.parts.sanitizing import escape_control_chars
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.errors import IscpError

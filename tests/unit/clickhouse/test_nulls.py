@@ -7,11 +7,11 @@ import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.types.asked import check_types
+from iscp_dagster.clickhouse.types.declared_types import check_types
 from iscp_dagster.clickhouse.types.jsontext import to_json_texts, to_json_texts_or_null
 from iscp_dagster.clickhouse.types.leaves import Misfit
 from iscp_dagster.clickhouse.types.nulls import check_table_nulls, get_null_rule
-from iscp_dagster.clickhouse.types.stored import resolve_stored_type
+from iscp_dagster.clickhouse.types.storage import resolve_stored_type
 from iscp_dagster.clickhouse.types.widening import can_widen
 from iscp_dagster.clickhouse.types.wire import encode_column, respell_column
 from iscp_dagster.delta.arrow import to_arrow_type

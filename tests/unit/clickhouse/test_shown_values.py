@@ -6,7 +6,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from iscp_dagster.clickhouse.types.shown import format_row, format_value
+from iscp_dagster.clickhouse.types.formatting import format_row, format_value
 
 FAR_DAY = pa.array([10**7], pa.int32()).cast(pa.date32())
 FAR_TIME = pa.array([10**18]).cast(pa.timestamp("us", tz="UTC"))

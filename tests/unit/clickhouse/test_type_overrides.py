@@ -14,8 +14,8 @@ from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.types.cells import CELLS, find_cell, get_family
-from iscp_dagster.clickhouse.types.stored import DYNAMIC_TYPES, resolve_stored_type
-from iscp_dagster.clickhouse.types.typetext import GEO, ClickHouseType, TypeTextError, parse_type
+from iscp_dagster.clickhouse.types.storage import DYNAMIC_TYPES, resolve_stored_type
+from iscp_dagster.clickhouse.types.type_parser import GEO, ClickHouseType, TypeTextError, parse_type
 from iscp_dagster.clickhouse.types.widening import can_widen, is_same_type, keep_old_fields
 from iscp_dagster.clickhouse.types.wire import respell_column
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct

@@ -37,7 +37,7 @@ from iscp_dagster.delta.log.files import (
 )
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.delta.log.opening import to_table_url
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.errors import (
     FeedGoneError,
     KeyColumnError,

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from iscp_dagster.delta.log.unreadable import translate_data_error
+from iscp_dagster.delta.log.storage_errors import translate_data_error
 from iscp_dagster.model.errors import UnavailableError, UnreadableError
 
 DOWN = {

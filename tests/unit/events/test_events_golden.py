@@ -9,7 +9,7 @@ import pytest
 from places import GOLDEN
 
 from idempotent_receiver import Deduplicator, MemoryStore, NewestPositions
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.events.changes import pair_images
 from iscp_dagster.events.hysteresis import Hysteresis, TriggerMachine
 from iscp_dagster.events.ids import IdScheme
@@ -17,7 +17,7 @@ from iscp_dagster.events.keys import make_event_key
 from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.serve.columns import build_column
-from iscp_dagster.serve.live.telling import ChangeFilter
+from iscp_dagster.serve.live.row_changes import ChangeFilter
 from iscp_dagster.serve.where import parse_where
 
 TABLE = GOLDEN / "events.txt"

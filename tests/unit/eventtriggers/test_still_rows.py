@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from imagerows import GONE, SCHEMA, Trades
 
 from iscp_dagster.events.hysteresis import Hysteresis
-from iscp_dagster.eventtriggers.still import drop_noop_updates
+from iscp_dagster.eventtriggers.unchanged_rows import drop_noop_updates
 
 HYSTERESIS = Hysteresis(unmatch=True)
 

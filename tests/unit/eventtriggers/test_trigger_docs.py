@@ -13,7 +13,7 @@ from iscp_dagster.events.changes import ConditionResult, RowChange
 from iscp_dagster.events.hysteresis import Hysteresis, TriggerMachine
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.model.declared.together.attach import Declarations
+from iscp_dagster.model.declared.linking.attach import Declarations
 
 PAGE = (DOCS / "triggers.md").read_text(encoding="utf-8")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from iscp_dagster.local.web.reading import LONGEST, explain_refusal
+from iscp_dagster.local.web.read_only import LONGEST, explain_refusal
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from iscp_dagster.local.services.settings import build_child_environment, get_re
 from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
-from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import end_runs
+from iscp_dagster.runs.socket_path import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.sqlite import CachedEventStorage, CachedRunStorage, CachedTickStorage
 
 

@@ -13,7 +13,7 @@ from iscp_dagster.local.stack.ending import cancel_iterations
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event
-from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.runs.known_runs import DISPATCH_TAG
 
 RUNS = {"queued": False, "runs": True, "rests": None}
 

@@ -14,7 +14,7 @@ import pytest
 from iscp_dagster.local.services.service import Service, make_http_probe, make_port_probe
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.local.stack.ports import find_free_port, is_free
-from iscp_dagster.local.supervise import warded
+from iscp_dagster.local.supervise import warded_command
 from iscp_dagster.local.supervise.supervisor import Backoff, Supervisor
 from iscp_dagster.local.supervise.ward import list_processes
 from iscp_dagster.model.errors import UnavailableError
@@ -187,7 +187,7 @@ async def test_whoever_cancels_a_start_leaves_nothing_running(tmp_path: Path, st
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     before = children()
     starting = asyncio.create_task(
-        warded.start(server(tmp_path, find_free_port(), command=DEAF), lock)
+        warded_command.start(server(tmp_path, find_free_port(), command=DEAF), lock)
     )
     for _ in range(steps):
         await asyncio.sleep(0)

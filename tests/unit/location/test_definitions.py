@@ -15,7 +15,7 @@ from places import ROOT
 import assets
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.discovery import load_tables as declared_by
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import RUN_BY
 from iscp_dagster.location.assets.source_asset import build_source_spec
@@ -25,7 +25,7 @@ from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.sync.iteration.outcomes import PendingCommit, WriteResult
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 WRITERS = ("index_docs_symbols", "batch_sync_docs_symbols_op")
 

@@ -6,13 +6,13 @@ import pytest
 from logs import carry_out
 from onetable import Clock, commit, in_memory, orders
 
+from iscp_dagster.location.sensor.preview import take_trial_look
 from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
-from iscp_dagster.location.sensor.trial import take_trial_look
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.runs.ending import ENDING_VARIABLE
+from iscp_dagster.runs.shutdown import ENDING_VARIABLE
 
 TICK = 19.4
 

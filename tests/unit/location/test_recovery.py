@@ -10,12 +10,12 @@ from onetable import Clock, in_memory
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.joblog.renewal import renew_lease
 from iscp_dagster.location.names import TABLE_TAG
+from iscp_dagster.location.run_context import renew_run_lease
 from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
-from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.runs.named import DISPATCH_TAG, ensure_instance_name
+from iscp_dagster.runs.known_runs import DISPATCH_TAG, ensure_instance_name
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus

@@ -27,8 +27,8 @@ from iscp_dagster.location.sensor.recovery import LocationRuns
 from iscp_dagster.location.sensor.runner import run_request
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, IMAGE_FIELDS
+from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
-from iscp_dagster.model.declared.together.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.declared import list_table_specs, make_new_jobs, name_of

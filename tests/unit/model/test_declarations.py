@@ -7,8 +7,8 @@ import pytest
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View
 from iscp_dagster.delta.checks import RESERVED
 from iscp_dagster.model.declared.lineage import find_parents, sort_views
-from iscp_dagster.model.declared.together.attach import Declarations, UnfitError, attach_to_tables
-from iscp_dagster.model.declared.together.clashes import check_declared_once
+from iscp_dagster.model.declared.linking.attach import Declarations, UnfitError, attach_to_tables
+from iscp_dagster.model.declared.linking.clashes import check_declared_once
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import ConfigError
 

@@ -14,10 +14,10 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.location.assets.index_assets import build_index_assets
+from iscp_dagster.model.declared.linking.clashes import check_declared_once
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.sharding import FUNCTIONS
 from iscp_dagster.model.declared.tables import expand_shards
-from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo

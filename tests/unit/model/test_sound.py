@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster import Endpoint, Mirror, ServiceConsumer, SourceTable, Trigger, View
-from iscp_dagster.model.declared.together.attach import Declarations
-from iscp_dagster.model.declared.together.clashes import check_declared_once
-from iscp_dagster.model.declared.together.sound import select_consistent
+from iscp_dagster.model.declared.linking.attach import Declarations
+from iscp_dagster.model.declared.linking.clashes import check_declared_once
+from iscp_dagster.model.declared.linking.sound import select_consistent
 from iscp_dagster.model.errors import ConfigError
 
 WORDS = SourceTable("au.words", key="id", tenant="t", indexes=[Mirror(), Mirror(name="text")])

@@ -3,13 +3,13 @@
 import pytest
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
-from iscp_dagster.api.chosen import select_indexes
+from iscp_dagster.api.selection import select_indexes
 from iscp_dagster.batches import keepersql
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.clickhouse.write import letters
+from iscp_dagster.model.declared.linking.clashes import check_declared_once
 from iscp_dagster.model.declared.names import RESERVED_VIEWS
 from iscp_dagster.model.declared.tables import Index
-from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo

@@ -12,7 +12,7 @@ from places import DOCS
 
 from iscp_dagster import SourceTableComponent, Trigger, View
 from iscp_dagster.api.discovery import load_tables
-from iscp_dagster.model.declared.together.attach import Declarations
+from iscp_dagster.model.declared.linking.attach import Declarations
 from iscp_dagster.model.declared.views import TAKEN
 
 NUMBERS = count()

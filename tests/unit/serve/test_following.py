@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from iscp_dagster.serve.web.following import read_marks, watch_declarations
+from iscp_dagster.serve.web.reload import read_marks, watch_declarations
 
 
 @pytest.fixture

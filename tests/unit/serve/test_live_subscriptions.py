@@ -7,13 +7,13 @@ from history import FakeIndex, Listener, new_feed, settled, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
 from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.ring import Ring, RingEntry
-from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, ChangeFilter
+from iscp_dagster.serve.live.row_changes import DELETE, INSERT, PROGRESS, UPDATE, ChangeFilter
 from iscp_dagster.serve.where import parse_where
 
 COLUMNS = {name: build_column(name, parse_type("Int32")) for name in ("id", "value")}

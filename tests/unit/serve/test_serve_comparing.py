@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.comparing import OPERATORS, fit_comparison
 

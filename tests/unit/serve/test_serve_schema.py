@@ -10,7 +10,7 @@ from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.types.cells import CELLS
-from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve import catalog as catalogs

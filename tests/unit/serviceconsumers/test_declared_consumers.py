@@ -9,7 +9,7 @@ from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.api.checks import check_spec
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.lineage import find_parents
-from iscp_dagster.model.declared.together.attach import Declarations, UnfitError
+from iscp_dagster.model.declared.linking.attach import Declarations, UnfitError
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo

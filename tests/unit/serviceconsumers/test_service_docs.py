@@ -9,7 +9,7 @@ import yaml
 from places import DOCS
 
 from iscp_dagster import ServiceConsumer, SourceTable, SourceTableComponent
-from iscp_dagster.model.declared.together.attach import Declarations
+from iscp_dagster.model.declared.linking.attach import Declarations
 from iscp_dagster.serviceconsumers.chunks import TenantChanges, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.consumer import TENANTS
 from iscp_dagster.serviceconsumers.invoking import SHOWN

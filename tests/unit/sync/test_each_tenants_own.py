@@ -9,7 +9,7 @@ from onetable import Clock, commit, in_memory
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.delta.plans import ReadKind
+from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchAction, Range
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs

@@ -8,14 +8,14 @@ import pytest
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
-from iscp_dagster.model.declared.together.attach import attach_to_tables
+from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError, UntimedError
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 from iscp_dagster.sync.reading.transitions import (
     check_timestamps,
     get_transitions,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import key, name, spec
 
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, FailedStep
 from iscp_dagster.model.batch import WRITES, BatchAction, BatchStep, Range
 from iscp_dagster.model.errors import (
@@ -28,7 +28,7 @@ from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.machine import IterationState, group_by_job, handle_event
 from iscp_dagster.sync.iteration.narrowing import UntriedError, get_tenants
 from iscp_dagster.sync.iteration.outcomes import ErrorDetail, PendingCommit, WriteResult
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 TAIL = ReadPlan(kind=ReadKind.TAIL, reason="changes")
 FIRST = Range(from_=Moment(2), to=Moment(4))

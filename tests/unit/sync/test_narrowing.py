@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.connect.failures import (
     ClickHouseError,
     OvertakenError,
 )
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import (
     FeedGoneError,
@@ -31,7 +31,7 @@ from iscp_dagster.sync.iteration.narrowing import (
     split_group,
 )
 from iscp_dagster.sync.iteration.outcomes import ErrorDetail
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 READING = ReadRequest(
     plan=ReadPlan(kind=ReadKind.TAIL, reason=""), range=Range(from_=START, to=Moment(1))

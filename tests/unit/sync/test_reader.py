@@ -11,7 +11,7 @@ from onetable import Clock, commit, in_memory, orders
 from iscp_dagster.clickhouse.tables.ddl import DEDUPLICATION_WINDOW
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, compute_chunks_per_task
 from iscp_dagster.delta.log.commits import commit_name
-from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.sync.reading.reader import (
@@ -20,7 +20,7 @@ from iscp_dagster.sync.reading.reader import (
     SMALL_BYTES,
     SourceReader,
 )
-from iscp_dagster.sync.reading.readings import ReadRequest
+from iscp_dagster.sync.reading.requests import ReadRequest
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
 ADDED = {"partitionValues": {"region": "eu"}, "dataChange": True, "modificationTime": 1}

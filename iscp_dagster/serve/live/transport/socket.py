@@ -17,10 +17,10 @@ from graphql import GraphQLError, OperationType
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
+from iscp_dagster.serve.graph.client_errors import describe_error, format_error
 from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
 from iscp_dagster.serve.graph.schemas import SchemaCache
-from iscp_dagster.serve.graph.told import describe_error, format_error
 from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
 from iscp_dagster.serve.live.service import SubscriberContext
 from iscp_dagster.serve.live.transport import protocol

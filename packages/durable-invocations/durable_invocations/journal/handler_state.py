@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from durable_invocations.journal import bits
+from durable_invocations.journal import index_sets
 from durable_invocations.journal.handler_events import Close, Ending, OutEvent, Send
 from durable_invocations.protocol.failures import ErrorReport
 from durable_invocations.protocol.frames import Frame, make_frame
@@ -66,7 +66,7 @@ HandlerTransition = tuple[HandlerState, tuple[OutEvent, ...]]
 
 def add_entry(state: HandlerState, entry: Frame) -> HandlerState:
     """The state once the runtime has this entry, or was sent it."""
-    mark = bits.make_bit(state.sent)
+    mark = index_sets.make_bit(state.sent)
     state = replace(state, sent=state.sent + 1)
     if entry.kind.completable:
         allowed = list_variants(entry.kind)
@@ -84,7 +84,7 @@ def suspend_if_waiting(state: HandlerState) -> HandlerTransition:
     """Suspend if the handler waits for results that only a later attempt can get."""
     waits = state.input_closed and state.awaited and None not in state.unsent.values()
     unresolved = state.open | state.unacked
-    if not waits or not all(bits.has(unresolved, index) for index in state.awaited):
+    if not waits or not all(index_sets.has(unresolved, index) for index in state.awaited):
         return state, ()
     message = make_frame(pb.SuspensionMessage(entry_indexes=sorted(state.awaited)))
     return closed(state), (Send(frame=message), Close(ending=Ending.SUSPENDED))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from durable_invocations.journal import bits, matching
 from durable_invocations.journal import handler_events as events
+from durable_invocations.journal import index_sets, matching
 from durable_invocations.journal.handler_state import (
     HandlerPhase,
     HandlerState,
@@ -95,7 +95,7 @@ def _flush_entries(state: HandlerState) -> HandlerTransition:
 def _send_entry(state: HandlerState, entry: Frame) -> HandlerState:
     index = state.sent
     unsent = {number: frame for number, frame in state.unsent.items() if number != index}
-    unacked = state.unacked | bits.make_bit(index) * entry.requires_ack
+    unacked = state.unacked | index_sets.make_bit(index) * entry.requires_ack
     return replace(add_entry(state, entry), unsent=unsent, unacked=unacked)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from durable_invocations.journal import bits
 from durable_invocations.journal import handler_events as events
+from durable_invocations.journal import index_sets
 from durable_invocations.journal.handler_state import (
     HandlerPhase,
     HandlerState,
@@ -75,15 +75,15 @@ def _handle_completion(state: HandlerState, message: Any) -> HandlerTransition:
     index, variant = message.entry_index, message.WhichOneof(ONEOF)
     allowed = {"empty": state.empties, "value": state.values, "failure": state.completable}
     result = get_result(message)
-    if result is None or not bits.has(allowed[variant], index):
+    if result is None or not index_sets.has(allowed[variant], index):
         raise ProtocolError(
             f"The runtime completed entry {index} with {variant or 'no result'}: it was not sent, "
             "is not completable, or has no such result."
         )
-    if not bits.has(state.open, index):
+    if not index_sets.has(state.open, index):
         # The first result stands.
         return state, ()
-    state = replace(state, open=state.open & ~bits.make_bit(index))
+    state = replace(state, open=state.open & ~index_sets.make_bit(index))
     return state, (events.Resolve(index=index, result=result),)
 
 
@@ -93,8 +93,8 @@ def _handle_ack(state: HandlerState, index: int) -> HandlerTransition:
         raise ProtocolError(
             f"The runtime acknowledged entry {index}, but only {state.sent} were sent."
         )
-    acked = state.unacked & bits.mask_up_to(index)
+    acked = state.unacked & index_sets.mask_up_to(index)
     state = replace(state, unacked=state.unacked & ~acked)
     return state, tuple(
-        events.Acknowledged(index=entry_index) for entry_index in bits.iter_indexes(acked)
+        events.Acknowledged(index=entry_index) for entry_index in index_sets.iter_indexes(acked)
     )

@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from durable_invocations.journal import bits, validity
+from durable_invocations.journal import index_sets, validity
 from durable_invocations.journal import runtime_events as events
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import UNKNOWN, ErrorReport, ProtocolError
@@ -61,7 +61,7 @@ def begin_attempt(journal: Iterable[Frame], *, duplex: bool, version: int = NEWE
     length, still_open, output = 0, 0, None
     for index, entry in enumerate(journal):
         length = index + 1
-        still_open |= bits.make_bit(index) * (entry.kind.completable and not entry.completed)
+        still_open |= index_sets.make_bit(index) * (entry.kind.completable and not entry.completed)
         output = index if entry.code == kinds.OUTPUT.code else output
     return RuntimeState(
         version=version, duplex=duplex, length=length, stored=length, open=still_open, output=output
@@ -107,7 +107,7 @@ def _accept_entry(state: RuntimeState, entry: Frame) -> RuntimeTransition:
     if state.output is not None:
         raise ProtocolError(f"Entry {index}, {entry.kind}, comes after the Output.")
     validity.check(index, entry, state.version)
-    mark = bits.make_bit(index)
+    mark = index_sets.make_bit(index)
     state = replace(
         state,
         length=index + 1,
@@ -123,7 +123,7 @@ def _make_suspend(state: RuntimeState, indexes: Iterable[int]) -> events.Suspend
     if not distinct:
         raise ProtocolError("A Suspension names no entry; it must name one that will complete.")
     for index in distinct:
-        if not bits.has(state.open | state.acking, index):
+        if not index_sets.has(state.open | state.acking, index):
             raise ProtocolError(
                 f"A Suspension names entry {index}, which was not sent, is not completable, or is "
                 "completed."
@@ -161,7 +161,7 @@ def _handle_committed(state: RuntimeState, event: events.EntryCommitted) -> Runt
     index = event.index
     assert index == state.stored < state.length, "commits come in order"
     state, out = _close_if_stored(replace(state, stored=index + 1))
-    if bits.has(state.acking, index) and state.duplex and state.last is None:
+    if index_sets.has(state.acking, index) and state.duplex and state.last is None:
         return state, (events.Notify(frame=make_frame(pb.EntryAckMessage(entry_index=index))), *out)
     return state, out
 
@@ -174,10 +174,10 @@ def _handle_completion_ready(
     state: RuntimeState, event: events.CompletionReady
 ) -> RuntimeTransition:
     index = event.index
-    if not bits.has(state.open & ~state.notified, index):
+    if not index_sets.has(state.open & ~state.notified, index):
         return state, ()
     notifies = state.duplex and state.last is None
-    state = replace(state, notified=state.notified | bits.make_bit(index))
+    state = replace(state, notified=state.notified | index_sets.make_bit(index))
     return state, (events.Notify(frame=make_completion(index, event.result)),) if notifies else ()
 
 

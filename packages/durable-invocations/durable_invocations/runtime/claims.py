@@ -9,7 +9,7 @@ from typing import Any
 
 from durable_invocations.protocol import kinds
 from durable_invocations.runtime.driving.drives import Drives
-from durable_invocations.runtime.driving.tools import Put
+from durable_invocations.runtime.driving.shared_services import Put
 from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Claimed

@@ -13,9 +13,9 @@ import anyio
 from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.claims import Claimer
-from durable_invocations.runtime.driving.course import take_error
+from durable_invocations.runtime.driving.attempt_effects import take_error
 from durable_invocations.runtime.driving.drives import Drives
-from durable_invocations.runtime.driving.tools import AttemptContext
+from durable_invocations.runtime.driving.shared_services import AttemptContext
 from durable_invocations.runtime.http.client import HttpClient
 from durable_invocations.runtime.http.discovery import discover_deployment
 from durable_invocations.runtime.owners import LivenessWatch

@@ -30,8 +30,8 @@ from durable_invocations.protocol.versions import (
     format_manifest_type,
     parse_version,
 )
-from durable_invocations.serving.declared.manifest import build_manifest
-from durable_invocations.serving.declared.services import AnyService, DeclaredHandler
+from durable_invocations.serving.declarations.manifest import build_manifest
+from durable_invocations.serving.declarations.services import AnyService, DeclaredHandler
 from durable_invocations.serving.draining import send_answer
 from durable_invocations.serving.stream import Options, Stream
 

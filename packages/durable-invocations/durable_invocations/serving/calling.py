@@ -13,8 +13,8 @@ from durable_invocations.serving.attempts.attempt import HandlerAttempt
 from durable_invocations.serving.attempts.operations import BAD_REQUEST
 from durable_invocations.serving.attempts.reports import format_error, make_report
 from durable_invocations.serving.context import Context
-from durable_invocations.serving.declared.serde import JSON, check_numbers
-from durable_invocations.serving.declared.services import DeclaredHandler
+from durable_invocations.serving.declarations.serde import JSON, check_numbers
+from durable_invocations.serving.declarations.services import DeclaredHandler
 from durable_invocations.serving.errors import TerminalError
 
 

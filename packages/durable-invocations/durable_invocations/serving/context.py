@@ -24,7 +24,7 @@ from durable_invocations.serving.attempts.operations import (
 )
 from durable_invocations.serving.attempts.running import Action, RunRetry
 from durable_invocations.serving.calls import Call, SendHandle, Target, set_target
-from durable_invocations.serving.declared.serde import JSON, Serde, get_return_serde, get_serde
+from durable_invocations.serving.declarations.serde import JSON, Serde, get_return_serde, get_serde
 from durable_invocations.serving.errors import ContextError
 from durable_invocations.serving.promises import Promise
 from durable_invocations.serving.states import KeyState

@@ -16,7 +16,7 @@ from durable_invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:
     from durable_invocations.serving.attempts.attempt import HandlerAttempt
-    from durable_invocations.serving.declared.serde import Serde
+    from durable_invocations.serving.declarations.serde import Serde
 
 
 class Promise:

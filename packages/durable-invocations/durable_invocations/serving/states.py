@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.serving.attempts.operations import Operation, make_value_parser, parse_keys
-from durable_invocations.serving.declared.serde import JSON, get_serde
+from durable_invocations.serving.declarations.serde import JSON, get_serde
 from durable_invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from durable_invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport,
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.serving.attempts.attempt import HandlerAttempt
 from durable_invocations.serving.calling import handle_attempt
-from durable_invocations.serving.declared.services import DeclaredHandler
+from durable_invocations.serving.declarations.services import DeclaredHandler
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

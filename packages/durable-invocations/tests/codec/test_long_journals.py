@@ -2,8 +2,8 @@
 
 from growth import SLACK, time_growth
 
-from durable_invocations.journal import bits, handler_side, runtime_side
 from durable_invocations.journal import handler_events as h
+from durable_invocations.journal import handler_side, index_sets, runtime_side
 from durable_invocations.journal import runtime_events as r
 from durable_invocations.journal.handler_state import HandlerState
 from durable_invocations.protocol.decoding import Decoder
@@ -56,6 +56,6 @@ def test_a_replay_takes_time_in_proportion_to_its_runs():
 
 def test_open_calls_take_time_in_proportion_on_either_side():
     handler, runtime = open_calls(ENTRIES)
-    assert list(bits.iter_indexes(handler.open)) == list(range(1, ENTRIES + 1))
+    assert list(index_sets.iter_indexes(handler.open)) == list(range(1, ENTRIES + 1))
     assert handler.open == runtime.open
     assert time_growth(open_calls, ENTRIES // 8, ENTRIES) < 8 * SLACK

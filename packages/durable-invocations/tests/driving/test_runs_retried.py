@@ -14,7 +14,7 @@ from durable_invocations import Context, RunRetry, Service, TerminalError, servi
 from durable_invocations.protocol import failures
 from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.runtime.driving.course import MOST_RUNS
+from durable_invocations.runtime.driving.attempt_effects import MOST_RUNS
 from durable_invocations.runtime.retries import RetryPolicy
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])

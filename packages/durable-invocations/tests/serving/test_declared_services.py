@@ -13,7 +13,7 @@ import pytest
 from durable_invocations import Context, Service, VirtualObject, Workflow, service_app
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.services import HandlerKind
-from durable_invocations.serving.declared.manifest import build_manifest
+from durable_invocations.serving.declarations.manifest import build_manifest
 
 SCHEMA = json.loads(
     (files("durable_invocations.protocol.pb") / "endpoint_manifest_schema.json").read_text()

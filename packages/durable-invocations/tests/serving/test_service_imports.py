@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import durable_invocations as exported
-from durable_invocations.serving.declared.serde import BYTES
+from durable_invocations.serving.declarations.serde import BYTES
 
 HEAVY = {
     *("dagster", "pyspark", "sqlalchemy", "clickhouse_connect", "chdb", "deltalake", "pyarrow"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from durable_invocations.serving.declared.serde import (
+from durable_invocations.serving.declarations.serde import (
     BYTES,
     JSON,
     Json,

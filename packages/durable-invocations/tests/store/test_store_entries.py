@@ -9,7 +9,7 @@ from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, parse_state_keys
-from durable_invocations.runtime.sql.lives import completing
+from durable_invocations.runtime.sql.lifecycle import completing
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import (
     ChangeOutcome,

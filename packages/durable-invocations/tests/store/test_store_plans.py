@@ -11,7 +11,7 @@ from desk import Desk, awakeable_of, value
 
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.sql.database import open_database
-from durable_invocations.runtime.sql.lives.claiming import MOST_EAGER
+from durable_invocations.runtime.sql.lifecycle.claiming import MOST_EAGER
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE
 from durable_invocations.runtime.store import operations as op

@@ -11,10 +11,10 @@ from durable_invocations.protocol.decoding import Decoder
 from durable_invocations.protocol.failures import ErrorReport, ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.services import Mode
-from durable_invocations.runtime.driving.course import AttemptProgress
+from durable_invocations.runtime.driving.attempt_effects import AttemptProgress
 from durable_invocations.runtime.driving.opening import build_opening
 from durable_invocations.runtime.driving.outgoing import PIECE, Outgoing
-from durable_invocations.runtime.driving.tools import AttemptContext
+from durable_invocations.runtime.driving.shared_services import AttemptContext
 from durable_invocations.runtime.http.exchange import (
     Address,
     DeploymentUnreachableError,

@@ -8,7 +8,7 @@ from functools import partial
 
 from durable_invocations.runtime.driving.attempts import AttemptDriver
 from durable_invocations.runtime.driving.places import Places
-from durable_invocations.runtime.driving.tools import AttemptContext
+from durable_invocations.runtime.driving.shared_services import AttemptContext
 from durable_invocations.runtime.store.outcomes import Claimed, News
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from durable_invocations.runtime.sql.lives.changing import follow
-from durable_invocations.runtime.sql.lives.stopping import kill_all
+from durable_invocations.runtime.sql.lifecycle.changing import follow
+from durable_invocations.runtime.sql.lifecycle.stopping import kill_all
 from durable_invocations.runtime.sql.services import pack_service, unpack_service
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
@@ -18,12 +18,12 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES,
     SERVICES_TABLE,
 )
-from durable_invocations.runtime.sql.work import CONFLICT, StoreTransaction
+from durable_invocations.runtime.sql.transaction import CONFLICT, StoreTransaction
 from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.operations import Register, Unregister
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal, Registered
 from durable_invocations.runtime.store.views import Status
-from sql_transactions.given import insert_into
+from sql_transactions.row_values import insert_into
 
 
 def register(work: StoreTransaction, operation: Register) -> Registered | OperationRefusal:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.tables import SERVICES, SERVICES_TABLE, Role
-from durable_invocations.runtime.sql.work import BAD, NOT_FOUND, StoreTransaction
+from durable_invocations.runtime.sql.transaction import BAD, NOT_FOUND, StoreTransaction
 from durable_invocations.runtime.store.deployments import RegisteredHandler, RegisteredService
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 

@@ -10,11 +10,10 @@ import sqlalchemy as sa
 
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.sql import news, reading, registering
+from durable_invocations.runtime.sql import notifications, reading, registering
 from durable_invocations.runtime.sql.database import ENSURE_LOCK, INVOCATIONS
 from durable_invocations.runtime.sql.entries.committing import commit
-from durable_invocations.runtime.sql.finding import find_invocation
-from durable_invocations.runtime.sql.lives import (
+from durable_invocations.runtime.sql.lifecycle import (
     attempts,
     awakeables,
     claiming,
@@ -24,6 +23,7 @@ from durable_invocations.runtime.sql.lives import (
     submitting,
     suspending,
 )
+from durable_invocations.runtime.sql.lookup import find_invocation
 from durable_invocations.runtime.sql.services import unpack_service
 from durable_invocations.runtime.sql.tables import (
     METADATA,
@@ -32,7 +32,7 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES_TABLE,
     STATE,
 )
-from durable_invocations.runtime.sql.work import StoreTransaction, lock
+from durable_invocations.runtime.sql.transaction import StoreTransaction, lock
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import Changes
@@ -78,7 +78,7 @@ DOING: Mapping[type[op.StoreOperation[Any]], Doing] = {
     op.Beat: _apply_each(claiming.record_beat),
     op.Recover: _apply_each(claiming.recover),
     op.Release: _apply_each(claiming.release),
-    op.TakeNews: _apply_each(news.take),
+    op.TakeNews: _apply_each(notifications.take),
     op.Claim: _apply_each(claiming.claim),
 }
 
@@ -147,11 +147,11 @@ class SqlStore:
 
     def look(self, owner: str, watched: Collection[str] = ()) -> Look:
         """What `owner` has to do, and which of `watched` have ended; cheap."""
-        return self._read(lambda connection: news.look(connection, owner, watched))
+        return self._read(lambda connection: notifications.look(connection, owner, watched))
 
     def read_results(self, ids: Collection[str]) -> dict[str, Result | None]:
         """The results by id; None if it has not ended; unknown ids are left out."""
-        return self._read(lambda connection: news.read_results(connection, ids))
+        return self._read(lambda connection: notifications.read_results(connection, ids))
 
     def find(self, service: str, key: str, handler: str, idempotency_key: str | None) -> str | None:
         """The invocation of that idempotency key; with None, a workflow's run."""

@@ -29,7 +29,7 @@ from durable_invocations.serving.attempts.operations import (
 from durable_invocations.serving.attempts.reports import make_report
 from durable_invocations.serving.attempts.running import Action
 from durable_invocations.serving.attempts.steps import Steps, check_all, list_undone, where
-from durable_invocations.serving.declared.services import DeclaredHandler
+from durable_invocations.serving.declarations.services import DeclaredHandler
 
 T = TypeVar("T")
 LEAST_WAIT, MOST_WAIT = 0.05, 1.0

@@ -10,7 +10,7 @@ from durable_invocations.protocol.results import Empty, Result, parse_state_keys
 from durable_invocations.serving.errors import ContextError, TerminalError
 
 if TYPE_CHECKING:
-    from durable_invocations.serving.declared.serde import Serde
+    from durable_invocations.serving.declarations.serde import Serde
 
 T = TypeVar("T")
 BAD_REQUEST = 400

@@ -15,7 +15,7 @@ from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.serving.attempts.reports import format_error
-from durable_invocations.serving.declared.serde import Serde
+from durable_invocations.serving.declarations.serde import Serde
 from durable_invocations.serving.errors import RetryableError, TerminalError
 
 _STEEPEST = 100

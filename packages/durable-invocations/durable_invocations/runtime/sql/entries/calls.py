@@ -10,19 +10,19 @@ from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import ids, kinds
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
-from durable_invocations.runtime.sql.entries.driven import (
+from durable_invocations.runtime.sql.entries.invocation import (
     ACTED,
     CommittingInvocation,
     EntryEffect,
     make_violation,
 )
-from durable_invocations.runtime.sql.finding import find_invocation, find_result
-from durable_invocations.runtime.sql.lives.completing import wait
-from durable_invocations.runtime.sql.lives.stopping import cancel as stop
-from durable_invocations.runtime.sql.lives.submitting import submit
+from durable_invocations.runtime.sql.lifecycle.completing import wait
+from durable_invocations.runtime.sql.lifecycle.stopping import cancel as stop
+from durable_invocations.runtime.sql.lifecycle.submitting import submit
+from durable_invocations.runtime.sql.lookup import find_invocation, find_result
 from durable_invocations.runtime.sql.packing import unpack_result
 from durable_invocations.runtime.sql.tables import JOURNAL
-from durable_invocations.runtime.sql.work import NOT_FOUND, StoreTransaction
+from durable_invocations.runtime.sql.transaction import NOT_FOUND, StoreTransaction
 from durable_invocations.runtime.store.operations import Cancel, Submit
 from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 

@@ -11,20 +11,20 @@ from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.sql.entries import calls, promises, states, waiting
-from durable_invocations.runtime.sql.entries.driven import (
+from durable_invocations.runtime.sql.entries.invocation import (
     ACTED,
     Action,
     CommittingInvocation,
     EntryEffect,
     make_violation,
 )
-from durable_invocations.runtime.sql.lives.stopping import CANCEL, update_invocation
+from durable_invocations.runtime.sql.lifecycle.stopping import CANCEL, update_invocation
 from durable_invocations.runtime.sql.packing import pack_result, unpack_result
 from durable_invocations.runtime.sql.tables import JOURNAL, JOURNAL_TABLE
-from durable_invocations.runtime.sql.work import FENCED, StoreTransaction, is_fenced
+from durable_invocations.runtime.sql.transaction import FENCED, StoreTransaction, is_fenced
 from durable_invocations.runtime.store.operations import CommitEntry
 from durable_invocations.runtime.store.outcomes import CommittedEntry, OperationRefusal
-from sql_transactions.given import escape_nul
+from sql_transactions.row_values import escape_nul
 
 ACTIONS: Mapping[int, Action] = {
     kinds.GET_STATE.code: states.require_key(states.get),

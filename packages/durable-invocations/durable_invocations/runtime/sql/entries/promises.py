@@ -9,19 +9,19 @@ import sqlalchemy as sa
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.runtime.sql.entries.driven import (
+from durable_invocations.runtime.sql.entries.invocation import (
     Action,
     CommittingInvocation,
     EntryEffect,
     make_violation,
 )
-from durable_invocations.runtime.sql.lives.completing import complete_waiting, wait
+from durable_invocations.runtime.sql.lifecycle.completing import complete_waiting, wait
 from durable_invocations.runtime.sql.packing import make_promise_id, pack_result, unpack_result
 from durable_invocations.runtime.sql.services import load_services
 from durable_invocations.runtime.sql.tables import PROMISES, PROMISES_TABLE
-from durable_invocations.runtime.sql.work import CONFLICT, LONGEST, StoreTransaction
+from durable_invocations.runtime.sql.transaction import CONFLICT, LONGEST, StoreTransaction
 from durable_invocations.runtime.store.outcomes import OperationRefusal
-from sql_transactions.given import insert_into
+from sql_transactions.row_values import insert_into
 
 _RESULT = sa.select(PROMISES.result).where(
     PROMISES.service == sa.bindparam("of"),

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.results import EMPTY, Value, make_keys_value
-from durable_invocations.runtime.sql.entries.driven import (
+from durable_invocations.runtime.sql.entries.invocation import (
     ACTED,
     Action,
     CommittingInvocation,
@@ -15,9 +15,9 @@ from durable_invocations.runtime.sql.entries.driven import (
     make_violation,
 )
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE, STATE
-from durable_invocations.runtime.sql.work import LONGEST, StoreTransaction
+from durable_invocations.runtime.sql.transaction import LONGEST, StoreTransaction
 from durable_invocations.runtime.store.outcomes import OperationRefusal
-from sql_transactions.given import insert_into
+from sql_transactions.row_values import insert_into
 
 _OF = (STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
 _NAMED = STATE.name == sa.bindparam("named")

@@ -7,15 +7,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.results import EMPTY, get_result
-from durable_invocations.runtime.sql.entries.driven import (
+from durable_invocations.runtime.sql.entries.invocation import (
     ACTED,
     CommittingInvocation,
     EntryEffect,
     make_violation,
 )
-from durable_invocations.runtime.sql.lives import awakeables
+from durable_invocations.runtime.sql.lifecycle import awakeables
 from durable_invocations.runtime.sql.tables import TIMERS_TABLE
-from durable_invocations.runtime.sql.work import StoreTransaction
+from durable_invocations.runtime.sql.transaction import StoreTransaction
 from durable_invocations.runtime.store.operations import CompleteAwakeable
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 

@@ -1,0 +1,67 @@
+"""What `iscp job update` did: to the spec, and to iterations that were under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.api.names import format_title
+from iscp_dagster.cli.jobs.specs import complete_schedule
+from iscp_dagster.cli.parts.counting import count_nouns
+from iscp_dagster.joblog.results import Interruption
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.jobs import JobID
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """An update of the tenant's job, or of every tenant's."""
+
+    tenant: str
+    job: JobID
+    interruption: Interruption
+    respecified: bool
+    """Whether any spec changed."""
+    interrupt: bool
+    """Whether iterations under way were to be interrupted."""
+
+    def __str__(self) -> str:
+        then = f"; {self._interruption_text}" if self.interrupt else ""
+        return f"{format_title(str(self.job), self.tenant)}: {self._change_text}{then}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What changed; with --interrupt, also how many jobs were interrupted."""
+        interrupted = {"interrupted": len(self.interruption.keys)} if self.interrupt else {}
+        changed = self.interruption.changed or bool(self.interruption.keys)
+        return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **interrupted}
+
+    @property
+    def _change_text(self) -> str:
+        if self.respecified:
+            return "updated"
+        if self.interruption.changed and not self.interruption.keys:
+            return "unchanged, planned again"
+        return "unchanged"
+
+    @property
+    def _interruption_text(self) -> str:
+        number = len(self.interruption.keys)
+        if not number:
+            return "no iteration was under way"
+        return f"{count_nouns(number, 'job')} interrupted"
+
+
+def update_spec(
+    jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, interrupt: bool
+) -> UpdateResult:
+    """Change the spec. Raises ConfigError, NoSuchJobError."""
+    specs = jobs.list_specs(tenant, job)
+    update = complete_schedule(change, [spec.trigger for spec in specs])
+    return UpdateResult(
+        tenant=tenant,
+        job=job,
+        interruption=jobs.apply_spec_change(tenant, job, update, interrupt=interrupt),
+        respecified=any(update.apply_to(spec) != spec for spec in specs),
+        interrupt=interrupt,
+    )

@@ -8,24 +8,24 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-import chromium
-import insertgate
 import pytest
-from faultproxy import faulty
 from hypothesis import HealthCheck, settings
-from keeperfixture import running_keeper
-from lanes import Lanes, give_way, own_part_first, rank
-from nearspark import near
-from objectstore import LAKE, leading_to
-from places import ROOT
-from servers import running_servers
-from stackfixture import Stack, running_stack
-from together import one_for_all
 
 import chdb_http
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.spark.session import disconnect
 from sql_transactions.testing import make_database_factory, run_postgres
+from support.pages import chromium
+from support.paths import ROOT
+from support.services import insert_gate
+from support.services.clickhouse_servers import running_servers
+from support.services.fault_proxy import faulty
+from support.services.keeper import running_keeper
+from support.services.object_store import LAKE, leading_to
+from support.services.stack import Stack, running_stack
+from support.spark.fake_spark import near
+from support.workers.shared_resources import one_for_all
+from support.workers.worker_order import Lanes, give_way, own_part_first, rank
 
 # A test that runs slowly on a busy machine has not failed.
 settings.register_profile("iscp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -91,7 +91,7 @@ def pytest_terminal_summary(terminalreporter):
 def clickhouse_url(tmp_path_factory):
     """Run the embedded ClickHouse alone; it starts in about a second."""
     folder = tmp_path_factory.mktemp("clickhouse")
-    with chdb_http.launch(folder / "data", remote_hosts=[insertgate.ADDRESS]) as server:
+    with chdb_http.launch(folder / "data", remote_hosts=[insert_gate.ADDRESS]) as server:
         yield server.url
 
 

@@ -1,7 +1,8 @@
 """Deployments of real services: with the stand-in for Spark, and with Spark itself."""
 
 import pytest
-from tables import deployment_at
+
+from support.lake.delta_tables import deployment_at
 
 SLOW = {"deployments", "events", "histories", "iterations", "location", "spark"}
 """The folders whose tests need the stack or a Spark."""

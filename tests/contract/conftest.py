@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from logs import Advancing, Hand
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
+from support.jobs.log_rows import Advancing, Hand
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from logs import advance, complete, fail, log_in_memory, moment, over, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
 from iscp_dagster.joblog.results import Interruption
@@ -22,6 +21,7 @@ from iscp_dagster.model.batch import BatchAction, Phase
 from iscp_dagster.model.errors import BatchError, FenceError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from support.jobs.log_rows import advance, complete, fail, log_in_memory, moment, over, span
 
 TABLE = "t-1"
 KEYS = [

@@ -9,11 +9,9 @@ from datetime import timedelta
 from typing import ClassVar
 
 import sqlalchemy as sa
-from events import event, result
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from watches import Watch
 
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.webhooks.answers import AttemptOutcome, MessageVerdict
@@ -21,7 +19,9 @@ from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
 from iscp_dagster.webhooks.tables import OUTBOX, DeliveryState
+from runtime_support.manual_clock import Watch
 from sql_transactions.engine import begin_transaction
+from support.outbox.outbox_events import event, result
 
 KEYS = 2
 ENDED = ("delivered", "dead")

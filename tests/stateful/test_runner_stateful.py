@@ -15,8 +15,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from logs import advance, complete, fail, log_in_memory
-from onetable import write_commit
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -33,6 +31,8 @@ from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import JOB_RETENTION, collect, find_garbage, flush_watermarks
+from support.jobs.log_rows import advance, complete, fail, log_in_memory
+from support.jobs.one_table import write_commit
 
 TENANTS = ("eu", "us", "xx")
 INDEXES = ("one", "two")

@@ -40,7 +40,7 @@ __all__ = [
 
 # The rooms below import this package, and need none of these.
 _PLACES = {
-    "BYTES": "serving.declared.serde",
+    "BYTES": "serving.declarations.serde",
     "Client": "client.client",
     "Context": "serving.context",
     "InvocationFailedError": "client.errors",
@@ -48,10 +48,10 @@ _PLACES = {
     "KeyedRequest": "serving.calls",
     "RetryableError": "serving.errors",
     "RunRetry": "serving.attempts.running",
-    "Service": "serving.declared.services",
+    "Service": "serving.declarations.services",
     "TerminalError": "serving.errors",
-    "VirtualObject": "serving.declared.services",
-    "Workflow": "serving.declared.services",
+    "VirtualObject": "serving.declarations.services",
+    "Workflow": "serving.declarations.services",
     "WorkflowRun": "serving.calls",
     "runtime_app": "app",
     "service_app": "serving.app",

@@ -2,20 +2,11 @@
 
 import asyncio
 import inspect
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from sql_transactions.testing import make_database_factory, run_postgres
-
-SUPPORT = Path(__file__).parent / "support"
-sys.path += [
-    str(place)
-    for place in (SUPPORT, SUPPORT / "endpoints", SUPPORT / "runtimes")
-    if str(place) not in sys.path
-]
 
 # A test that runs slowly on a busy machine has not failed.
 settings.register_profile(

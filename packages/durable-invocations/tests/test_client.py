@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from liveruntime import DEADLINE, asked_for, running, until
 
 from durable_invocations import Context, Service, TerminalError, VirtualObject, service_app
 from durable_invocations.client.client import Client, SentInvocation
@@ -18,6 +17,7 @@ from durable_invocations.client.errors import (
 )
 from durable_invocations.errors import ConfigError, UnavailableError, WaitError
 from durable_invocations.protocol.ids import format_id, make_id
+from runtime_support.runtimes.live_runtime import DEADLINE, asked_for, running, until
 
 TOKEN = "a-token-of-this-test"
 desk = Service("Desk")

@@ -6,7 +6,6 @@ import tempfile
 from dataclasses import replace
 
 import pytest
-from liveruntime import DEADLINE, IMPATIENT, running, until
 
 from durable_invocations import (
     Client,
@@ -17,6 +16,7 @@ from durable_invocations import (
     testing,
 )
 from durable_invocations.errors import UnavailableError, WaitError
+from runtime_support.runtimes.live_runtime import DEADLINE, IMPATIENT, running, until
 
 
 def test_a_handler_that_fails_in_a_test_is_paused_and_nothing_is_left(

@@ -5,11 +5,11 @@ import itertools
 import json
 
 import pytest
-from lyingruntimes import LIES, http, lied_to
 
 from durable_invocations.client.client import Client
 from durable_invocations.client.errors import InvocationRefusedError
 from durable_invocations.errors import ConfigError, DurableError, UnavailableError
+from runtime_support.endpoints.lying_runtimes import LIES, http, lied_to
 
 SECONDS = 20
 ASKED = {

@@ -1,8 +1,9 @@
 """Other people's clients and audits, and a served table for them."""
 
-import npm
 import pytest
-from servedtrades import serving_trades
+
+from support.clients import npm
+from support.clients.trades_server import serving_trades
 
 
 @pytest.fixture(scope="session")

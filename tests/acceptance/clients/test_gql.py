@@ -8,9 +8,10 @@ from gql.transport.exceptions import TransportClosed, TransportConnectionFailed,
 from gql.transport.httpx import HTTPXAsyncTransport
 from gql.transport.websockets import WebsocketsTransport
 from graphql import GraphQLError
-from receiver import until
-from servedtrades import AT_ONCE, FIELD, told_by
-from soaking import rounds, soak_seconds
+
+from support.clients.trades_server import AT_ONCE, FIELD, told_by
+from support.outbox.scripted_receiver import until
+from support.workers.soak_length import rounds, soak_seconds
 
 ROWS = f"""query($where: {FIELD}_bool_exp, $limit: Int) {{
   rows: {FIELD}(where: $where, order_by: {{id: asc}}, limit: $limit) {{ tenant id value }} }}"""

@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections import Counter
 
-from npm import node_command
+from support.clients.npm import node_command
 
 AUDITS = 60
 SECONDS = 120

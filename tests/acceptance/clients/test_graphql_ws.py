@@ -6,10 +6,11 @@ from collections import Counter
 from contextlib import contextmanager
 
 import pytest
-from npm import node_command
-from servedtrades import AT_ONCE, FIELD, told_by
-from soaking import rounds, soak_seconds
-from stackfixture import wait_for
+
+from support.clients.npm import node_command
+from support.clients.trades_server import AT_ONCE, FIELD, told_by
+from support.services.stack import wait_for
+from support.workers.soak_length import rounds, soak_seconds
 
 SECONDS = 180
 """The limit on a machine busy with other tests."""

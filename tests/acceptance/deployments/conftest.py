@@ -14,13 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-import tradeflow
-from deployed import A_TENANTS_SLOTS, SLOTS
-from faultproxy import FaultyClickHouse, faulty
-from nearspark import NearSpark, near, served
-from smalldisk import small_disk
-from stackfixture import Stack, copied_project, running_stack
-from tables import COLUMNS, FEED, Table
 
 from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.demo.dagster_api import DagsterApi
@@ -29,6 +22,13 @@ from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.spark.session import disconnect, get_shared_session
 from iscp_dagster.sync.deployment import Deployment
 from sql_transactions.testing import run_postgres
+from support.jobs.deployment import A_TENANTS_SLOTS, SLOTS
+from support.lake import trades_table
+from support.lake.delta_tables import COLUMNS, FEED, Table
+from support.services.fault_proxy import FaultyClickHouse, faulty
+from support.services.small_disk import small_disk
+from support.services.stack import Stack, copied_project, running_stack
+from support.spark.fake_spark import NearSpark, near, served
 
 DECLARED = """
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
@@ -131,7 +131,7 @@ class Ground:
     proxy: FaultyClickHouse
     postgres: Any
     disk: Path
-    trades: tradeflow.Trades
+    trades: trades_table.Trades
     hooks: int
     """The port at which the stack expects the receiver of the trades' events."""
     services: int
@@ -143,7 +143,7 @@ def project_of(folder: Path, hooks: int, services: int) -> Path:
     project = copied_project(folder)
     (project / "assets" / "docs.py").unlink()
     ports = {"port": hooks}, {"port": services}
-    declared = DECLARED + tradeflow.DECLARED % ports[0] + SERVED % ports[1]
+    declared = DECLARED + trades_table.DECLARED % ports[0] + SERVED % ports[1]
     (project / "assets" / "rows.py").write_text(declared)
     (project / "mine.py").write_text(MINE)
     patient = f"{MADE[:-1]}query_timeout={QUERY_SECONDS})"
@@ -198,7 +198,7 @@ def ground(tmp_path_factory):
             proxy=proxy,
             postgres=postgres,
             disk=disk,
-            trades=tradeflow.trades(Path(flow.path), folder / "flow", on_spark(stack, flow)),
+            trades=trades_table.trades(Path(flow.path), folder / "flow", on_spark(stack, flow)),
             hooks=hooks,
             services=services,
         )

@@ -15,16 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
-import tradeflow
-from asgiservers import uvicorn_of
-from follower import Follower, following
-from hooks import Hooks, receiving_at
-from killing import KILL, Killer, of_kind
-from soaking import soak_seconds
-from stackfixture import Stack, wait_for
-from tables import Table
 from test_kills import halted
-from tradeflow import QUIET, Key, Sent, Told, Trades
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.client.client import Client
@@ -33,6 +24,15 @@ from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import GRAPHQL, INVOCATIONS
 from iscp_dagster.model.states import Event
 from iscp_dagster.upkeep.position import read_positions
+from runtime_support.endpoints.asgi_servers import uvicorn_of
+from support.lake import trades_table
+from support.lake.delta_tables import Table
+from support.lake.trades_table import QUIET, Key, Sent, Told, Trades
+from support.live.websocket_subscriber import Follower, following
+from support.outbox.receiver_process import Hooks, receiving_at
+from support.services.stack import Stack, wait_for
+from support.services.stack_processes import KILL, Killer, of_kind
+from support.workers.soak_length import soak_seconds
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -116,7 +116,7 @@ class Flow:
 
     def in_step(self) -> bool:
         found = read_positions(self.table.deployment, self.table.source)
-        return len(found) >= len(tradeflow.TENANTS) and all(each.in_step for each in found)
+        return len(found) >= len(trades_table.TENANTS) and all(each.in_step for each in found)
 
     def taken(self) -> tuple[dict[Key, Any], dict[Key, list[Told]]]:
         """Return the rows of the snapshot, and the changes after it, that the deduplicator took."""
@@ -171,7 +171,7 @@ class Flow:
 
     def commits_together(self) -> int:
         """Return how many commits an iteration has read, at the most."""
-        entries = self.table.deployment.log.read_history(tenant=tradeflow.TENANTS[0])
+        entries = self.table.deployment.log.read_history(tenant=trades_table.TENANTS[0])
         ends = [each for each in entries if each.event is Event.COMPLETE]
         mine = [each for each in ends if each.name.table == self.table.source.table]
         return max((each.to.version - each.from_.version for each in mine), default=0)

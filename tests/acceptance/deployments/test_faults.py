@@ -22,17 +22,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import postgresfixture
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deployed import Deployed
-from faultproxy import FaultyClickHouse
-from killing import living, of_kind
-from shipping import ANYWAY
-from smalldisk import full
-from stackfixture import Stack, wait_for
-from tables import Table
 
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.history import ENDS, HistoryEntry
@@ -44,6 +36,14 @@ from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
+from support.jobs.deployment import Deployed
+from support.lake.delta_tables import Table
+from support.lake.row_writer import ANYWAY
+from support.services import postgres
+from support.services.fault_proxy import FaultyClickHouse
+from support.services.small_disk import full
+from support.services.stack import Stack, wait_for
+from support.services.stack_processes import living, of_kind
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -301,10 +301,10 @@ def killed_spark(world: Faulty, _: set[str]) -> int:
 
 def killed_log(world: Faulty, runs: set[str]) -> int:
     """Kill the log; start it again once every run has noticed."""
-    postgresfixture.kill(world.postgres)
+    postgres.kill(world.postgres)
     world.proxy.release()
     assert {world.end_of(run) for run in runs} == {"FAILURE"}
-    postgresfixture.start_again(world.postgres)
+    postgres.start_again(world.postgres)
     return 1
 
 

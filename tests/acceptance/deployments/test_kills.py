@@ -15,9 +15,6 @@ from random import Random
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from killing import HANG, KILL, KINDS, SERVING, STOP, Killer, living, of_kind, serving
-from stackfixture import Stack, wait_for
-from tables import Table
 
 from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
 from iscp_dagster.local.services.state import Condition
@@ -25,6 +22,19 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
+from support.lake.delta_tables import Table
+from support.services.stack import Stack, wait_for
+from support.services.stack_processes import (
+    HANG,
+    KILL,
+    KINDS,
+    SERVING,
+    STOP,
+    Killer,
+    living,
+    of_kind,
+    serving,
+)
 
 pytestmark = pytest.mark.timeout(900)
 HEALS_SECONDS = 240.0

@@ -15,8 +15,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from places import ROOT
-from stackfixture import wait_for
+
+from support.paths import ROOT
+from support.services.stack import wait_for
 
 LAUNCHER = ROOT / "iscp"
 

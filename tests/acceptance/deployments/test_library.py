@@ -12,11 +12,11 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from stackfixture import clean_environment
-from wheelfixture import install_wheels
 
 from iscp_dagster.local.services.settings import get_repository
 from iscp_dagster.local.stack.ports import find_free_port
+from support.services.stack import clean_environment
+from support.services.wheels import install_wheels
 
 pytestmark = pytest.mark.timeout(1_200)
 

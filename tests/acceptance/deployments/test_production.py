@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 import sqlalchemy as sa
-from places import DOCS, ROOT
-from postgresfixture import driven
-from stackfixture import clean_environment
-from walk import Reader, blocks_of, section
-from wheelfixture import install_wheels
 
 from chdb_http import Account, launch
 from iscp_dagster.local.stack.ports import find_free_port
 from sql_transactions.testing import run_postgres
+from support.pages.document_commands import Reader, blocks_of, section
+from support.paths import DOCS, ROOT
+from support.services.postgres import driven
+from support.services.stack import clean_environment
+from support.services.wheels import install_wheels
 
 pytestmark = pytest.mark.timeout(1_800)
 

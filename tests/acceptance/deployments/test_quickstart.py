@@ -19,8 +19,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from places import DOCS, ROOT
-from stackfixture import (
+
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.local.services import credentials
+from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS
+from iscp_dagster.local.services.state import find_running_stack as current
+from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
+from iscp_dagster.local.stack.ports import find_free_port
+from iscp_dagster.model.moment import START
+from support.pages.document_commands import Reader, blocks_of, section
+from support.paths import DOCS, ROOT
+from support.services.stack import (
     QUICK,
     Stack,
     assert_in_files_of_their_own,
@@ -33,15 +42,6 @@ from stackfixture import (
     query,
     running_stack,
 )
-from walk import Reader, blocks_of, section
-
-from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.local.services import credentials
-from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS
-from iscp_dagster.local.services.state import find_running_stack as current
-from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
-from iscp_dagster.local.stack.ports import find_free_port
-from iscp_dagster.model.moment import START
 
 pytestmark = pytest.mark.timeout(2400)
 NOT_UP = 3

@@ -17,12 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgiservers import uvicorn_of
-from cores import meet_on_all_cores
-from deployed import A_TENANTS_SLOTS, SLOTS, Deployed
-from insertgate import insert_gate
-from stackfixture import PARTS, assert_nothing_left, assert_runs, wait_for
-from tables import Table, rows
 
 from durable_invocations import Context, Service, service_app
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
@@ -36,6 +30,12 @@ from iscp_dagster.planning.declared import name_of
 from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
+from runtime_support.endpoints.asgi_servers import uvicorn_of
+from support.jobs.deployment import A_TENANTS_SLOTS, SLOTS, Deployed
+from support.lake.delta_tables import Table, rows
+from support.services.insert_gate import insert_gate
+from support.services.stack import PARTS, assert_nothing_left, assert_runs, wait_for
+from support.spark.cores import meet_on_all_cores
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -10,9 +10,6 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from nearspark import NearSpark
-from stackfixture import wait_for
-from tables import Table, deployment_at, rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.delta.read_plans import ReadKind
@@ -23,6 +20,9 @@ from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import create_private_session, disconnect, get_shared_session
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from support.lake.delta_tables import Table, deployment_at, rows
+from support.services.stack import wait_for
+from support.spark.fake_spark import NearSpark
 
 ITERATIONS, VERIFIES = 24, 8
 SOAK = 1000

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stackfixture import clean_environment, iscp, running_stack, wait_for
 
 from iscp_dagster.local.services.settings import CLICKHOUSE, GRAPHQL, INVOCATIONS
 from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.services.state import find_running_stack as state_of
 from iscp_dagster.local.stack.environment import get_shell_variables
+from support.services.stack import clean_environment, iscp, running_stack, wait_for
 
 
 def asked(url: str, **headers: str) -> tuple[int, str]:

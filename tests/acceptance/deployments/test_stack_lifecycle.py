@@ -13,7 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from stackfixture import (
+
+from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.local.services.settings import CLICKHOUSE, SERVICES
+from iscp_dagster.local.stack.environment import add_stack_variables
+from support.services.stack import (
     GONE_SECONDS,
     PARTS,
     assert_nothing_left,
@@ -25,10 +29,6 @@ from stackfixture import (
     running_stack,
     wait_for,
 )
-
-from iscp_dagster.local.services.lock import HomeLocks
-from iscp_dagster.local.services.settings import CLICKHOUSE, SERVICES
-from iscp_dagster.local.stack.environment import add_stack_variables
 
 pytestmark = pytest.mark.timeout(900)
 

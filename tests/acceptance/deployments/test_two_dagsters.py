@@ -17,10 +17,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from dagster import DagsterInstance, DagsterRunStatus
-from nearspark import NearSpark
-from places import ROOT, SERVICES, SUPPORT
-from stackfixture import clean_environment
-from tables import Table, deployment_at
 
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -29,6 +25,10 @@ from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import Event, JobState
+from support.lake.delta_tables import Table, deployment_at
+from support.paths import ROOT
+from support.services.stack import clean_environment
+from support.spark.fake_spark import NearSpark
 
 LEASES = {"run": 12.0, "queued": 12.0, "runner": 12.0, "unseen": 12.0}
 DEADLINE, POLL_SECONDS = 200.0, 0.3
@@ -58,11 +58,11 @@ class Dagsters:
         config = self.config | {"name": name, "home": str(home), "parent": os.getpid()}
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(config))
-        path = os.pathsep.join(map(str, (ROOT, SUPPORT, SERVICES)))
+        path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
         environment = clean_environment(home) | {"DAGSTER_HOME": str(home), "PYTHONPATH": path}
         with (self.folder / f"{name}.log").open("ab") as out:
             child = subprocess.Popen(
-                [sys.executable, str(SERVICES / "onedagster.py"), str(file)],
+                [sys.executable, "-m", "support.services.dagster_process", str(file)],
                 stdout=out,
                 stderr=out,
                 env=environment,
@@ -136,7 +136,7 @@ def world(stack, new_postgres, tmp_path):
     world = Dagsters(folder=tmp_path, table=table, config=config)
     name = JobID(db=table.source.database, table=table.source.table, job="kept")
     info = ConsumerInfo(
-        type="onedagster:Gated", db=name.db, table=name.table, job="kept",
+        type="support.services.dagster_process:Gated", db=name.db, table=name.table, job="kept",
         options={"told": str(told)},
     )  # fmt: skip
     spec = JobSpec(trigger=TriggerSpec(job_type="greedy"), detail=IterationDetail(consumer=info))

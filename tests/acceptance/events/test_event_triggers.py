@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from dealings import TENANTS, dealings
-from tables import Table, deployment_at
 
 from iscp_dagster import Endpoint, Trigger, View
 from iscp_dagster.events.ids import IdScheme
@@ -17,6 +15,8 @@ from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
+from support.lake.deals_table import TENANTS, dealings
+from support.lake.delta_tables import Table, deployment_at
 
 HOOK = Endpoint("hook", url="https://example.com/hook", secrets=["S"])
 FIRST = 2

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
-from tables import Table, deployment_at
 
 from iscp_dagster import Changes, Endpoint, Mirror, Trigger, View
 from iscp_dagster.delta.read_plans import ReadKind
@@ -13,6 +12,7 @@ from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
+from support.lake.delta_tables import Table, deployment_at
 
 COLUMNS = "tenant STRING, k BIGINT, amount BIGINT, note STRING, tags MAP<STRING, STRING>"
 NUMBER = "8d2f7d0a-8ee0-4f4d-a64b-6f0b2a7f1d11"

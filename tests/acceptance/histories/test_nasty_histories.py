@@ -15,8 +15,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from nastyhistories import LOOK, history, live
-from tables import FEED, deployment_at
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
@@ -24,6 +22,8 @@ from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import create_private_session
+from support.lake.delta_tables import FEED, deployment_at
+from support.lake.spark_histories import LOOK, history, live
 
 AT_ONCE = 4
 SETTINGS = {

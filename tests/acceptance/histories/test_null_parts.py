@@ -1,13 +1,13 @@
 """Null arrays, maps and structs, and rows without a vector, in every kind of index."""
 
 import pytest
-from tables import Table, kinds
 
 from iscp_dagster import Changes, Mirror, Vector, View
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.errors import SchemaError
+from support.lake.delta_tables import Table, kinds
 
 COLUMNS = "tenant STRING, id BIGINT, tags ARRAY<STRING>, m MAP<STRING, INT>, s STRUCT<x: INT>"
 NOTHING = "INSERT INTO {t} VALUES ('a', 1, NULL, NULL, NULL), ('a', 2, array(), map(), struct(1))"

@@ -6,8 +6,6 @@ from dataclasses import replace
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import Phase as Part
 from hypothesis import strategies as st
-from mortal import Crash, Life, Mortal
-from tables import Table
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.joblog.iterations import FailedStep
@@ -15,6 +13,8 @@ from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.interpreter import iterate
+from support.lake.delta_tables import Table
+from support.workers.killable import Crash, Life, Mortal
 
 EVERYONE = "abcde"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, n INT"

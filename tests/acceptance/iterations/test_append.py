@@ -5,9 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from logs import fail
-from shipping import ANYWAY
-from tables import Table, kinds, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.failures import DoubledRowsError
@@ -15,6 +12,9 @@ from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.moment import START
+from support.jobs.log_rows import fail
+from support.lake.delta_tables import Table, kinds, one_by_one, publish_one
+from support.lake.row_writer import ANYWAY
 
 ALL = (Mirror(append=True), FullText("name", append=True))
 SOME = list("abcde")

@@ -4,8 +4,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from stackfixture import find_free_port
-from tables import FEED, Table, kinds
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector, View
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -25,6 +23,8 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import get_shared_session
+from support.lake.delta_tables import FEED, Table, kinds
+from support.services.stack import find_free_port
 
 
 def refused(table):

@@ -6,11 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from dealings import TENANTS, Dealings, all_of, big, dealings, huge, seen
-from following import following
-from mortal import Life, dies
-from nearspark import NearSpark
-from tables import Table, deployment_at, kinds
 
 from iscp_dagster import Changes, Mirror, Trigger, View
 from iscp_dagster.api.jobs import Jobs
@@ -29,6 +24,11 @@ from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
 from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import get_shared_session
+from support.lake.deals_table import TENANTS, Dealings, all_of, big, dealings, huge, seen
+from support.lake.delta_tables import Table, deployment_at, kinds
+from support.live.subscriber_thread import following
+from support.spark.fake_spark import NearSpark
+from support.workers.killable import Life, dies
 
 BEGIN = 4
 """The version as of which the tests' histories begin."""

@@ -12,8 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from places import DOCS
-from tables import Table
 
 from iscp_dagster import Mirror
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
@@ -29,6 +27,8 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.upkeep.comparison import compare_tables
+from support.lake.delta_tables import Table
+from support.paths import DOCS
 
 PAGE = DOCS / "custom-consumers.md"
 

@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import pytest
 from deltalake import DeltaTable
-from logs import fail
-from mortal import Life, dies
-from tables import Table, one_by_one, rows
 from typer.testing import CliRunner
 
 from iscp_dagster import FullText, Mirror
@@ -21,6 +18,9 @@ from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.reading.reader import SourceReader
+from support.jobs.log_rows import fail
+from support.lake.delta_tables import Table, one_by_one, rows
+from support.workers.killable import Life, dies
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from logs import fail
-from tables import Table, one_by_one
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
@@ -21,6 +19,8 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.writing import writer
 from iscp_dagster.sync.writing.serving import find_unserved, serve_all
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from support.jobs.log_rows import fail
+from support.lake.delta_tables import Table, one_by_one
 
 WIDER = SpecUpdate(columns=("name", "v"))
 

@@ -10,23 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cores import meet_on_all_cores
-from logs import complete
-from mortal import Crash, Life, dies, mortal
-from shipping import ANYWAY
-from tables import (
-    FEED,
-    TYPES,
-    Table,
-    deliveries,
-    kinds,
-    one_by_one,
-    publish_all,
-    publish_one,
-    rows,
-    typed_columns,
-    typed_rows,
-)
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import Jobs
@@ -49,6 +32,23 @@ from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, read_progress
+from support.jobs.log_rows import complete
+from support.lake.delta_tables import (
+    FEED,
+    TYPES,
+    Table,
+    deliveries,
+    kinds,
+    one_by_one,
+    publish_all,
+    publish_one,
+    rows,
+    typed_columns,
+    typed_rows,
+)
+from support.lake.row_writer import ANYWAY
+from support.spark.cores import meet_on_all_cores
+from support.workers.killable import Crash, Life, dies, mortal
 
 ALL = (Mirror(), FullText("name"), Vector("v", dimension=2, metric="l2"))
 SETTINGS = {

@@ -10,8 +10,6 @@ from typing import ClassVar
 import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
-from mortal import Life, dies
-from tables import Table, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -30,6 +28,8 @@ from iscp_dagster.sync.iteration.narrowing import TENANTS_TRIED, UntriedError
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing import scan
+from support.lake.delta_tables import Table, one_by_one, publish_one
+from support.workers.killable import Life, dies
 
 MANY = [f"t{number:03d}" for number in range(130)]
 BAD = "t4"

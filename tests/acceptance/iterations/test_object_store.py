@@ -5,8 +5,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from objectstore import SECRET, running_store
-from tables import Table, kinds
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta import filescan
@@ -16,6 +14,8 @@ from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.errors import FeedGoneError, UnavailableError
 from iscp_dagster.spark.quoting import quote_identifier
+from support.lake.delta_tables import Table, kinds
+from support.services.object_store import SECRET, running_store
 
 ODD = ("a", "b c", "ü#%41?", "x=y+z")
 

@@ -5,8 +5,6 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from faultproxy import LATE
-from tables import Table, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -18,6 +16,8 @@ from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep.maintenance import clear_staging
+from support.lake.delta_tables import Table, one_by_one, publish_one
+from support.services.fault_proxy import LATE
 
 COLUMNS = "tenant STRING, id BIGINT, name STRING"
 KINDS = {"keyed": ("id", Mirror()), "append-only": ((), Mirror(append=True))}

@@ -7,12 +7,6 @@ from uuid import uuid4
 
 import dagster as dg
 import pytest
-from faultproxy import LATE, faulty
-from insertgate import insert_gate
-from mortal import Crash, Life, Mortal
-from servers import running_servers
-from shipping import ANYWAY
-from tables import Table, deployment_at
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
@@ -37,6 +31,12 @@ from iscp_dagster.upkeep.maintenance import collect, find_garbage
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, read_progress
 from iscp_dagster.upkeep.verify import verify
+from support.lake.delta_tables import Table, deployment_at
+from support.lake.row_writer import ANYWAY
+from support.services.clickhouse_servers import running_servers
+from support.services.fault_proxy import LATE, faulty
+from support.services.insert_gate import insert_gate
+from support.workers.killable import Crash, Life, Mortal
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 MINE = "cityHash64(id) % 2"

@@ -6,9 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from logs import fail
-from mortal import Life, dies
-from tables import Table, deployment_at, ledger_of, one_by_one, publish_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.batches.keepermap import KeeperMapStates
@@ -21,6 +18,9 @@ from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.ledger import make_state_key
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from support.jobs.log_rows import fail
+from support.lake.delta_tables import Table, deployment_at, ledger_of, one_by_one, publish_one
+from support.workers.killable import Life, dies
 
 
 @pytest.fixture

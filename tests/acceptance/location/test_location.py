@@ -30,12 +30,6 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._grpc.impl import get_external_sensor_execution
-from events import event
-from shipping import ANYWAY
-from stackfixture import clean_environment
-from tables import COLUMNS, FEED, NUMBERS, Table, deployment_at, rows
-from ticks import RUNNER, Ticks
-from watches import NOON
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.local.services.settings import get_repository
@@ -58,6 +52,12 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
+from runtime_support.manual_clock import NOON
+from support.jobs.sensor_ticks import RUNNER, Ticks
+from support.lake.delta_tables import COLUMNS, FEED, NUMBERS, Table, deployment_at, rows
+from support.lake.row_writer import ANYWAY
+from support.outbox.outbox_events import event
+from support.services.stack import clean_environment
 
 ADDRESSES = {
     "CLICKHOUSE_URL": "http://127.0.0.1:9",

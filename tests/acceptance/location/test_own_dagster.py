@@ -11,10 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nearspark import NearSpark
-from places import ROOT
-from stackfixture import clean_environment, wait_for
-from tables import Table, deployment_at
 
 from iscp_dagster import Mirror
 from iscp_dagster.local.stack.ports import find_free_port
@@ -22,6 +18,10 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import Event, JobState
+from support.lake.delta_tables import Table, deployment_at
+from support.paths import ROOT
+from support.services.stack import clean_environment, wait_for
+from support.spark.fake_spark import NearSpark
 
 pytestmark = pytest.mark.timeout(1_800)
 

@@ -14,7 +14,6 @@ from dagster._core.definitions.data_version import (
     get_input_data_version_tag,
     get_input_event_pointer_tag,
 )
-from tables import rows
 from test_location import INDEXES, again_tags, load, locating, range_tags, tenants_name
 
 from iscp_dagster import Mirror
@@ -25,6 +24,7 @@ from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import joining
 from iscp_dagster.sync.reading.reader import SourceReader
+from support.lake.delta_tables import rows
 
 REPORT = "iscp_report_indexes"
 FRESH, STALE, MISSING = {StaleStatus.FRESH}, {StaleStatus.STALE}, {StaleStatus.MISSING}

@@ -8,14 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import pytest
-from invoked import Runtime
-from stackfixture import wait_for
-from tables import Table
 
 from iscp_dagster import FullText, Mirror, ServiceConsumer
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.states import JobState
+from support.lake.delta_tables import Table
+from support.outbox.memory_runtime import Runtime
+from support.services.stack import wait_for
 
 SECONDS = 60
 TOLD = ServiceConsumer("http://127.0.0.1:9", handler="Slow/told", name="told", patience=600)

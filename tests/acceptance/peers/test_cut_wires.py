@@ -3,11 +3,11 @@
 from random import Random
 
 import pytest
-from cutting import DOWN, UP, wired
-from faults import JOURNEY, once_after_ack
-from ourruntime import running
 
 from durable_invocations.runtime.sql.database import open_database
+from support.invocations.faults import JOURNEY, once_after_ack
+from support.invocations.project_runtime import running
+from support.peers.cut_wire import DOWN, UP, wired
 
 CUTS = 16
 BYTES = {1: {UP: 2_500, DOWN: 1_200}, 2: {UP: 600, DOWN: 700}}

@@ -4,15 +4,15 @@ import asyncio
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import faults
-import peer
 import pytest
 from hypothesis import given, settings
-from peer import Peer
-from plans import Plan
-from scenarios import SCENARIOS
+
+from support.invocations import faults
+from support.invocations.scenarios import SCENARIOS
+from support.paths import ROOT
+from support.peers.fault_plans import Plan
+from support.peers.protocol_peer import Peer
 
 WAYS = pytest.mark.parametrize("duplex", [False, True], ids=["exchange", "duplex"])
 MUCH = 2_000_000
@@ -88,12 +88,12 @@ def test_invocations_end_the_same_whatever_goes_wrong(
 def test_driver_knows_the_text_alone():
     """Whatever it imports, none of the code that it is held against comes with it."""
     program = (
-        "import sys, peer, breaches, lies\n"
+        "import sys\nfrom support.peers import endpoint_lies, protocol_peer, runtime_breaches\n"
         "print(*(name for name in sys.modules if name.startswith(('iscp_dagster', 'google'))))"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=Path(peer.__file__).parent,
+        cwd=ROOT / "tests",
         env=os.environ | {"PYTHONPATH": ""},
         capture_output=True,
         text=True,

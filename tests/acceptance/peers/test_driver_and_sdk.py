@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from faults import JOURNEY_ENTRIES, NAMES, cuts, journey, many, orders, plans
 from hypothesis import given, settings
-from peer import Peer
-from scenarios import SCENARIOS
+
+from support.invocations.faults import JOURNEY_ENTRIES, NAMES, cuts, journey, many, orders, plans
+from support.invocations.scenarios import SCENARIOS
+from support.peers.protocol_peer import Peer
 
 SDK_VERSION = 2
 WAYS = pytest.mark.parametrize("duplex", [False, True], ids=["exchange", "duplex"])

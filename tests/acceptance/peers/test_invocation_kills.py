@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from random import Random
 
 import pytest
-from mortals import SILENT_SECONDS
-from mortalstack import DATABASE, ENDPOINT, RUNTIME, MortalStack
-from soaking import soak_seconds
 
 from sql_transactions.testing import run_postgres
+from support.invocations.killable_processes import SILENT_SECONDS
+from support.invocations.killable_stack import DATABASE, ENDPOINT, RUNTIME, MortalStack
+from support.workers.soak_length import soak_seconds
 
 SLEEP, LONG_SLEEP = 0.2, 3.0
 """The long one is still to come once its entry is stored; else it is completed with that, and

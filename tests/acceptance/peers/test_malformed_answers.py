@@ -8,14 +8,14 @@ from random import Random
 import h2.events
 import psutil
 import pytest
-from liar import Liar, lying
-from lies import DONE, LIES, Answer, packed
-from ourruntime import running
-from scenarios import until
-from wire import ACK, packet
 
 from durable_invocations.runtime.driving.attempts import AttemptDriver
 from durable_invocations.runtime.sql.database import open_database
+from support.invocations.project_runtime import running
+from support.invocations.scenarios import until
+from support.peers.endpoint_lies import DONE, LIES, Answer, packed
+from support.peers.lying_endpoint import Liar, lying
+from support.peers.wire import ACK, packet
 
 EACH = 50
 ONCE = 64

@@ -6,12 +6,13 @@ from random import Random
 
 import psutil
 import pytest
-from breaches import BREACHES
-from peer import Peer
-from scenarios import until
-from served import hypercorn, served, uvicorn
-from streams import Duplex, Exchange
-from wire import unpacked
+
+from support.invocations.asgi_process import hypercorn, served, uvicorn
+from support.invocations.scenarios import until
+from support.peers.protocol_peer import Peer
+from support.peers.runtime_breaches import BREACHES
+from support.peers.streams import Duplex, Exchange
+from support.peers.wire import unpacked
 
 EACH = 50
 ONCE = 16
@@ -68,7 +69,7 @@ async def test_endpoint_refuses_malformed_streams(tmp_path, record_property, ser
     chance = Random(duplex)
     breaches = [breach(chance) for _ in range(EACH) for breach in BREACHES]
 
-    with served(sys.executable, "ourservices:app", tmp_path, server_of) as server:
+    with served(sys.executable, "project_services:app", tmp_path, server_of) as server:
         process = psutil.Process(server.process.pid)
         for breach in breaches[:10]:
             await _refused(server.url, breach, duplex=duplex)

@@ -6,14 +6,14 @@ import asyncio
 import subprocess
 
 import pytest
-from asgiservers import hypercorn_of
-from faults import JOURNEY, PARALLEL, done_errand
-from ourruntime import running
-from scenarios import SCENARIOS, promise_kept, until
-from sdkvenv import sdk_python
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.runtime.sql.database import open_database
+from runtime_support.endpoints.asgi_servers import hypercorn_of
+from support.invocations.faults import JOURNEY, PARALLEL, done_errand
+from support.invocations.project_runtime import running
+from support.invocations.scenarios import SCENARIOS, promise_kept, until
+from support.invocations.sdk_venv import sdk_python
 
 MUCH = 2_000_000
 MODES = {1: "REQUEST_RESPONSE", 2: "BIDI_STREAM"}

@@ -6,13 +6,13 @@ from collections import Counter
 from random import Random
 
 import pytest
-from faults import JOURNEY, once_after_ack
-from ourruntime import running
-from sdkvenv import sdk_python
-from served import served
-from soaking import soak_seconds
 
 from durable_invocations.runtime.sql.database import open_database
+from support.invocations.asgi_process import served
+from support.invocations.faults import JOURNEY, once_after_ack
+from support.invocations.project_runtime import running
+from support.invocations.sdk_venv import sdk_python
+from support.workers.soak_length import soak_seconds
 
 SECONDS = soak_seconds(120)
 AT_ONCE = 6
@@ -22,7 +22,7 @@ APART_SECONDS = 0.1
 
 @pytest.fixture
 def mortal_sdk(tmp_path):
-    with served(sdk_python(), "sdkservices:app", tmp_path) as server:
+    with served(sdk_python(), "sdk_services:app", tmp_path) as server:
         yield server
 
 

@@ -17,18 +17,9 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-import bookkeeper
 import pyarrow as pa
 import pytest
-from bookkeeper import Books, Row, books_of
 from deltalake import write_deltalake
-from killing import HANG, KILL, STOP, Killer, of_kind
-from nearspark import NearSpark
-from nearspark import served as without_spark
-from served import Served, hypercorn
-from soaking import soak_seconds
-from stackfixture import Stack, copied_project, running_stack, wait_for
-from tables import FEED, Table
 
 from durable_invocations.client.client import Client
 from iscp_dagster.api.environment import open_deployment
@@ -36,6 +27,15 @@ from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, INVOCATION
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.upkeep.position import read_positions
+from support.invocations.asgi_process import Served, hypercorn
+from support.lake.delta_tables import FEED, Table
+from support.services.stack import Stack, copied_project, running_stack, wait_for
+from support.services.stack_processes import HANG, KILL, STOP, Killer, of_kind
+from support.spark.fake_spark import NearSpark
+from support.spark.fake_spark import served as without_spark
+from support.workers import booking_service
+from support.workers.booking_service import Books, Row, books_of
+from support.workers.soak_length import soak_seconds
 
 SECONDS = soak_seconds(240)
 HEALS_SECONDS = 300.0
@@ -199,10 +199,10 @@ def campaign(request, tmp_path) -> Iterator[Campaign]:
         extra["ISCP_LOG_URL"] = request.getfixturevalue("new_postgres")()
     with ExitStack() as held:
         endpoint = Served(
-            hypercorn(sys.executable, "bookkeeper:app", port),
+            hypercorn(sys.executable, "booking_service:app", port),
             port,
             tmp_path / "endpoint.log",
-            folder=Path(bookkeeper.__file__).parent,
+            folder=Path(booking_service.__file__).parent,
             environment=os.environ | {"BOOKS": str(file), "PYTHONPATH": ""},
         )
         endpoint.start()

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from places import ROOT
+from support.paths import ROOT
 
 
 def test_it_prints_every_comparison(stack):

@@ -8,17 +8,17 @@ from dataclasses import replace
 from threading import Thread
 
 import pytest
-from faultproxy import TWICE, faulty
-from nearspark import near, served
-from sparkcluster import HOSTS, running_cluster
-from stackfixture import wait_for
-from tables import Table, deployment_at, one_by_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.spark.session import count_cores, disconnect, get_shared_session
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from support.lake.delta_tables import Table, deployment_at, one_by_one
+from support.services.fault_proxy import TWICE, faulty
+from support.services.stack import wait_for
+from support.spark.cluster import HOSTS, running_cluster
+from support.spark.fake_spark import near, served
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="a host has one loopback address only"

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from tables import FEED, Table, deployment_at, kinds
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta.log.commits import commit_name
@@ -12,6 +11,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
+from support.lake.delta_tables import FEED, Table, deployment_at, kinds
 
 NTZ = "'delta.feature.timestampNtz' = 'supported'"
 MAPPED = f"{FEED}, 'delta.columnMapping.mode' = 'name'"

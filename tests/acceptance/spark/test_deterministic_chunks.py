@@ -2,8 +2,6 @@
 
 import pyarrow as pa
 import pytest
-from nearspark import NearSpark
-from tables import Table
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.write.chunks import cut_chunks, hash_rows
@@ -11,6 +9,8 @@ from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.batch import Range
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.reading.requests import ReadRequest
+from support.lake.delta_tables import Table
+from support.spark.fake_spark import NearSpark
 
 LAYOUT = {"rows_per_chunk": 7, "partitions": 2}
 COLUMNS = ("tenant", "id", "name", "v")

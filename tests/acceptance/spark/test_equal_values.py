@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from tables import Table
 
 from iscp_dagster import Mirror
 from iscp_dagster.delta.comparing import to_comparable, to_orderable
@@ -13,6 +12,7 @@ from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import KeyColumnError
 from iscp_dagster.spark.session import get_shared_session
+from support.lake.delta_tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,6 @@
 """Every Delta type through Spark into ClickHouse, as it is and as declared, and verified."""
 
 import pytest
-from nearspark import NearSpark
-from shipping import ANYWAY
-from tables import TYPES, Table, kinds, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.delta.read_plans import ReadKind
@@ -11,6 +8,9 @@ from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.reading.reader import MOST_ROWS
 from iscp_dagster.upkeep.verify import verify
+from support.lake.delta_tables import TYPES, Table, kinds, typed_columns, typed_rows
+from support.lake.row_writer import ANYWAY
+from support.spark.fake_spark import NearSpark
 
 UUIDS = [f"'{digit * 8}-0000-0000-0000-00000000000{digit}'" for digit in "abcd"]
 UUIDS[1] = UUIDS[1].upper()

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from tables import TYPES, typed_columns, typed_rows
 
 from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.feedscan import plan_rows
@@ -12,6 +11,7 @@ from iscp_dagster.delta.reader import TableSelection
 from iscp_dagster.delta.transitions import ViewRead, build_images, read_images
 from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.spark.session import get_shared_session
+from support.lake.delta_tables import TYPES, typed_columns, typed_rows
 
 MOST = 1_000_000
 ODD = TYPES | {

@@ -2,7 +2,6 @@
 
 import pyarrow as pa
 import pytest
-from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.quoting import quote_string
@@ -13,6 +12,7 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.model.moment import START
 from iscp_dagster.sync.reading.reader import SourceReader, pass_through
 from iscp_dagster.sync.reading.requests import ReadRequest
+from support.lake.delta_tables import TYPES, Table, deployment_at, typed_columns, typed_rows
 
 SNAPSHOT = ReadPlan(kind=ReadKind.SNAPSHOT, reason="asked for")
 PLAIN = TYPES | {

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from histories import Kept, Written, to_be_written
-from nearspark import run_sql
 
 from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.feed import plan_read
@@ -34,6 +32,8 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.moment import Moment
+from support.lake.golden_histories import Kept, Written, to_be_written
+from support.spark.fake_spark import run_sql
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 DELETION_VECTORS = FEED | {"delta.enableDeletionVectors": "true"}

@@ -4,14 +4,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from nearspark import NearSpark, changes, near, snapshot
-from shipping import ANYWAY
-from tables import Table, deployment_at, rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.delta import reader
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.upkeep.verify import verify
+from support.lake.delta_tables import Table, deployment_at, rows
+from support.lake.row_writer import ANYWAY
+from support.spark.fake_spark import NearSpark, changes, near, snapshot
 
 OTHER = "b c/d'é"
 HISTORY = (

@@ -8,7 +8,6 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from tables import FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect import quoting as clickhouse
@@ -19,6 +18,7 @@ from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.spark.quoting import quote_identifier, quote_string
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep.verify import verify
+from support.lake.delta_tables import FEED, Table
 
 MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"
 ONLY_MAPPED = " ,;{}()\n\t=\0"

@@ -6,7 +6,6 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from dealings import all_of, big, dealings, huge, seen
 
 from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -16,6 +15,7 @@ from iscp_dagster.model.declared.images import Stage, Transitions, TriggerCondit
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.session import get_shared_session
+from support.lake.deals_table import all_of, big, dealings, huge, seen
 
 BIG = Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),))
 HUGE = Stage(where="gross > 150", columns=(("shout", "upper(note)"),))

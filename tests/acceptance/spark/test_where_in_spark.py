@@ -1,10 +1,9 @@
 """`where:` of queries and subscriptions means what Spark's SQL of views means."""
 
-from wherecases import EDGES, clickhouse_says, conditions
-
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.serve.comparing import SQL_OPERATORS
 from iscp_dagster.spark.session import get_shared_session
+from support.lake.condition_cases import EDGES, clickhouse_says, conditions
 
 OURS_ALONE = ({"_in": []}, {"_nin": []})
 """What SQL cannot say."""

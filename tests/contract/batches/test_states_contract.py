@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from processes import PATIENCE, at_once
 
 from iscp_dagster.batches import StateKey, StateStore, StateWrite, StoredState, make_state_store
 from iscp_dagster.batches.compare import is_same, to_text
@@ -20,6 +19,7 @@ from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError, SetupError, UnavailableError
 from iscp_dagster.model.jobs import TENANT_BYTES
 from iscp_dagster.model.moment import START, Moment
+from support.workers.parallel_processes import PATIENCE, at_once
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 import pytest
 import urllib3
 from clickhouse_connect.driver.exceptions import DatabaseError
-from keeperfixture import START_SECONDS
-from stackfixture import wait_for
 
 from iscp_dagster.batches import StateKey, StateWrite, StoredState
 from iscp_dagster.batches.keepermap import KeeperMapStates
@@ -24,6 +22,8 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError, SetupError, UnavailableError
 from iscp_dagster.model.moment import START, Moment
+from support.services.keeper import START_SECONDS
+from support.services.stack import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,8 @@ from threading import Event, Thread
 
 import pyarrow as pa
 import pytest
-from faultproxy import faulty
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from insertgate import insert_gate
 
 from iscp_dagster.clickhouse.connect import barrier
 from iscp_dagster.clickhouse.connect.barrier import Barrier
@@ -23,6 +21,8 @@ from iscp_dagster.clickhouse.connect.failures import (
 from iscp_dagster.clickhouse.connect.gate import ALL_REPLICAS_SETTINGS, RACES, TableBarrier
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.write.inserts import insert
+from support.services.fault_proxy import faulty
+from support.services.insert_gate import insert_gate
 
 pytestmark = pytest.mark.slow
 

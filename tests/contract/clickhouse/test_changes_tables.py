@@ -6,8 +6,6 @@ import re
 
 import pyarrow as pa
 import pytest
-from places import ROOT
-from shipping import built, check_staged, put_in_place, write
 
 from iscp_dagster import Changes, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -16,6 +14,8 @@ from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
 from iscp_dagster.model.moment import HistoryStart, Moment
+from support.lake.row_writer import built, check_staged, put_in_place, write
+from support.paths import ROOT
 
 FIELDS = (
     DeltaField(name="desk", type=Primitive("string")),

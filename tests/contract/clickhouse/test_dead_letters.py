@@ -9,8 +9,6 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from faultproxy import LATE
-from shipping import ANYWAY, built, put_in_place, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -20,6 +18,8 @@ from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive, parse_name
 from iscp_dagster.model.errors import KeyColumnError, UnavailableError
+from support.lake.row_writer import ANYWAY, built, put_in_place, write
+from support.services.fault_proxy import LATE
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from faultproxy import LATE, FaultyClickHouse
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from logs import advance, complete, log_in_memory
-from shipping import built, check_staged, put_in_place
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -34,6 +31,9 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.executors.retriever import ConsumerScan
 from iscp_dagster.sync.executors.writer import TaskWriter
 from iscp_dagster.sync.writing.index_claims import ConsumerClaims
+from support.jobs.log_rows import advance, complete, log_in_memory
+from support.lake.row_writer import built, check_staged, put_in_place
+from support.services.fault_proxy import LATE, FaultyClickHouse
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-import shipping
-from faultproxy import FAULTS
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from pyspark import TaskContext
-from shipping import check_appended, count
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -41,6 +38,9 @@ from iscp_dagster.model.errors import IscpError, SchemaError, UnavailableError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.sync.executors.rows import IndexRead
 from iscp_dagster.sync.executors.writer import TaskWriter, make_scan_task
+from support.lake import row_writer
+from support.lake.row_writer import check_appended, count
+from support.services.fault_proxy import FAULTS
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_an_insert_that_fails_is_sent_again_and_stands_there_once(
 ):
     store = make()
     proxy.coming[:] = [None, fault, None, fault]
-    receipts = shipping.write(store, rows(35))
+    receipts = row_writer.write(store, rows(35))
     assert {each.code for each in receipts} == {0}, receipts
     assert sum(each.inserted for each in receipts) == 35
     assert counted(store, clickhouse_url) == (35, 35)
@@ -121,7 +121,7 @@ def test_chunks_of_a_snapshot_that_are_alike_are_all_there(make, proxy, fault):
         store = replace(store, attempt=attempt)
         store.stage()
         proxy.coming[:] = [None, fault, None, fault]
-        (receipt,) = shipping.write(store, alike(35), staged=True)
+        (receipt,) = row_writer.write(store, alike(35), staged=True)
         assert (receipt.code, receipt.inserted, staged(store)) == (0, 35, 35)
         store.drop_staging_table()
 
@@ -136,7 +136,7 @@ def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(
     before = len(proxy.injected)
     for faults in (coming, list(reversed(coming)), []):
         proxy.coming[:] = faults
-        receipts = shipping.write(store, rows(25))
+        receipts = row_writer.write(store, rows(25))
         codes = {UnavailableError.code, ClickHouseBusyError.code, UnconfirmedError.code, 0}
         assert {each.code for each in receipts} <= codes, receipts
     assert counted(store, clickhouse_url) == (25, 25)
@@ -208,7 +208,7 @@ def placed(store):
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_profile_that_cuts_answers_short_cuts_none_in_silence(make, proxy, cut):
     store = make()
-    shipping.write(store, rows(35))
+    row_writer.write(store, rows(35))
     counts = reads(store)
     with profile(proxy, CUTS[cut]):
         found = {answer(count) for count in counts}
@@ -221,7 +221,7 @@ def test_a_profile_that_cuts_what_a_client_asks_at_first_leaves_tokens_heeded(ma
     store = make()
     store = replace(store, endpoint=replace(store.endpoint, query_timeout=2))
     with profile(proxy, CUTS["limit"]):
-        receipts = shipping.write(store, rows(5))
+        receipts = row_writer.write(store, rows(5))
     assert {each.code for each in receipts} == {0}, receipts
     sent = proxy.settings[f"{store.shape.database}.{store.shape.rows}"]
     assert sent["deduplicate_insert"] == "enable"
@@ -233,7 +233,7 @@ def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(
     store = make()
     with profile(proxy, CARELESS):
         for _ in range(2):
-            receipts = shipping.write(store, rows(15))
+            receipts = row_writer.write(store, rows(15))
             assert {each.code for each in receipts} == {0}, receipts
         assert counted(store, clickhouse_url) == (15, 15)
 
@@ -247,7 +247,7 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
     proxy.coming_to["iscp_dead_letters"] = [fault] * 2
     try:
         with profile(proxy, CARELESS):
-            receipts = shipping.write(store, rows(11))
+            receipts = row_writer.write(store, rows(11))
     finally:
         proxy.coming_to.clear()
     assert {each.code for each in receipts} == {0}, receipts
@@ -286,7 +286,7 @@ def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_u
 def test_one_that_goes_on_failing_is_given_up_with_a_temporary_code(make, proxy, clickhouse_url):
     store = make()
     proxy.coming[:] = ["unconfirmed"] * ATTEMPTS
-    (receipt,) = shipping.write(store, rows(5))
+    (receipt,) = row_writer.write(store, rows(5))
     assert receipt.code == UnconfirmedError.code
     assert "5 rows were sent" in receipt.message
     assert "confirms 0" in receipt.message
@@ -301,7 +301,7 @@ def test_receipts_tell_whether_rows_were_sent_more_than_once(
 ):
     """Either we sent them again, or Spark tried the task again."""
     store = make()
-    share = shipping.shipped(store)
+    share = row_writer.shipped(store)
     index = replace(share, registrations=dict.fromkeys(["t0", "t1", "t2"], 7))
     task = TaskContext()
     task._partitionId, task._attemptNumber = 0, attempt
@@ -329,14 +329,14 @@ def test_too_many_parts_are_waited_out_for_a_minute(refusals, waited):
 
 def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhouse_url):
     store = replace(make(), endpoint=Endpoint.parse(clickhouse_url))
-    shipping.write(store, rows(9))
+    row_writer.write(store, rows(9))
     range_ = Range(from_=Moment(0), to=Moment(1))
     check_appended(store, "t0", range_=range_, rows=3)
     with pytest.raises(LostRowsError, match=r"4 rows .* were sent, 3 are there"):
         check_appended(store, "t0", range_=range_, rows=4)
     name = store.shape.qualify_name(store.shape.rows)
     store.endpoint.get_client().command(
-        f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1", settings=shipping.ANYWAY
+        f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1", settings=row_writer.ANYWAY
     )
     (doubled,) = (
         store.endpoint.get_client()

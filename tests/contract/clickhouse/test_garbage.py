@@ -7,8 +7,6 @@ from datetime import datetime, timedelta, timezone
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from onetable import in_memory
-from shipping import ANYWAY
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.barrier import Barrier
@@ -19,6 +17,8 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.planning.declared import make_job_specs
 from iscp_dagster.upkeep.maintenance import JOB_RETENTION, collect, find_garbage
+from support.jobs.one_table import in_memory
+from support.lake.row_writer import ANYWAY
 
 NUMBERS = itertools.count()
 TENANTS = ("eu", "us")

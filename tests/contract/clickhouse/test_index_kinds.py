@@ -6,10 +6,7 @@ from functools import partial
 from typing import ClassVar
 
 import pytest
-from places import DOCS
 from pydantic import ValidationError
-from servedshop import ask
-from shipping import built, write
 from starlette.testclient import TestClient
 from test_index_tables import FIELDS, rows, served
 
@@ -28,6 +25,9 @@ from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
+from support.lake.row_writer import built, write
+from support.lake.shop_indexes import ask
+from support.paths import DOCS
 
 PAGE = DOCS / "index-kinds.md"
 BLOOM = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]

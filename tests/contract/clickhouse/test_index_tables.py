@@ -7,10 +7,8 @@ from decimal import Decimal as Exact
 
 import pyarrow as pa
 import pytest
-from faultproxy import faulty
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shipping import built, check_staged, put_in_place, shipped, write
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -28,6 +26,8 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.sync.executors.writer import TaskWriter
+from support.lake.row_writer import built, check_staged, put_in_place, shipped, write
+from support.services.fault_proxy import faulty
 
 SYSTEM = ("_version", "_timestamp", "_deleted")
 FIELDS = (

@@ -7,11 +7,8 @@ from math import isnan
 
 import pyarrow as pa
 import pytest
-import shipping
-from cells import CASES, DATE, LONG, POINT, STAMP, STRING, UUID, at, day
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
-from shipping import built, check_staged, count, put_in_place
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -30,6 +27,9 @@ from iscp_dagster.clickhouse.write.inserts import INSERT_SETTINGS
 from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Array, DeltaField, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
+from support.lake import row_writer
+from support.lake.row_writer import built, check_staged, count, put_in_place
+from support.lake.type_cells import CASES, DATE, LONG, POINT, STAMP, STRING, UUID, at, day
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def write(store, table, *, deleted=False, staged=False, since=0):
     system = [since + 1, 0, deleted]
     for name, value in zip(SYSTEM_COLUMNS, system, strict=True):
         table = table.append_column(name, pa.array([value] * table.num_rows))
-    return shipping.write(
+    return row_writer.write(
         store, table, staged=staged, since=since, upto=since + 1, rows_per_chunk=100_000
     )
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
-from shipping import built, write
 
 from iscp_dagster import SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
+from support.lake.row_writer import built, write
 
 NUMBERS = itertools.count()
 FEW = 10_000

@@ -9,8 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servers import Server, running_servers
-from shipping import count, shipped, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.external import build_external_data
@@ -24,6 +22,8 @@ from iscp_dagster.model.declared.sharding import FUNCTIONS
 from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import FeedGoneError, KeyColumnError, SchemaError, UnavailableError
 from iscp_dagster.sync.executors.writer import TaskWriter
+from support.lake.row_writer import count, shipped, write
+from support.services.clickhouse_servers import Server, running_servers
 
 pytestmark = pytest.mark.slow
 

@@ -5,12 +5,12 @@ import unicodedata
 
 import pyarrow as pa
 import pytest
-from shipping import built, write
 
 from iscp_dagster import FullText, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
+from support.lake.row_writer import built, write
 
 NUMBERS = itertools.count()
 DOTLESS = "\N{LATIN SMALL LETTER DOTLESS I}"

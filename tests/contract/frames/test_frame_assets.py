@@ -15,11 +15,11 @@ import dagster as dg
 import pandas as pd
 import pyarrow as pa
 import pytest
-from onetable import Clock, in_memory
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.frames import STAGED
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
+from support.jobs.one_table import Clock, in_memory
 
 NUMBERS = itertools.count()
 TENANTS = ["acme", "globex"]

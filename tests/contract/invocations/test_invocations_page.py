@@ -16,10 +16,6 @@ import dagster as dg
 import httpx
 import pytest
 import typer
-from asgiservers import uvicorn_of
-from liveruntime import DEADLINE, until
-from places import DOCS, ROOT
-from runtimeserver import runtime_of
 
 from durable_invocations.client.client import Client
 from durable_invocations.ingress import refusals, tokens
@@ -31,6 +27,10 @@ from durable_invocations.runtime.sql import transaction
 from durable_invocations.runtime.sql.store import RETENTION
 from durable_invocations.runtime.store.views import Status
 from iscp_dagster.cli.main import COMMANDS, load
+from runtime_support.endpoints.asgi_servers import uvicorn_of
+from runtime_support.runtimes.live_runtime import DEADLINE, until
+from support.invocations.runtime_server import runtime_of
+from support.paths import DOCS, ROOT
 
 PAGE = (DOCS / "invocations.md").read_text(encoding="utf-8")
 SHELL = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)

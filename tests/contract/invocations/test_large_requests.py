@@ -1,11 +1,10 @@
 """What the server of queries answers to a request that is too large, over a real connection."""
 
-from asgiservers import uvicorn_of
-from largerequests import status_of_large
-
 from iscp_dagster.serve.catalog import ServedCatalog
 from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
+from runtime_support.endpoints.asgi_servers import uvicorn_of
+from runtime_support.large_requests import status_of_large
 
 
 def test_the_server_of_queries_takes_in_what_is_too_large():

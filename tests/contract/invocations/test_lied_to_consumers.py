@@ -1,10 +1,10 @@
 """Jobs that call services are told what is no runtime in errors of their own."""
 
 import pytest
-from lyingruntimes import LIES, http, lied_to
 
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serviceconsumers.runtime import RuntimeClient
+from runtime_support.endpoints.lying_runtimes import LIES, http, lied_to
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from asgiservers import uvicorn_of
-from liveruntime import DEADLINE, asked_for, until
-from lyingruntimes import http, lying
-from runtimeserver import runtime_of
 from starlette.responses import PlainTextResponse
 
 from durable_invocations import Context, Service, VirtualObject, service_app
@@ -30,6 +26,10 @@ from iscp_dagster.jobservices.server import (
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL, LOG_URL
 from iscp_dagster.serviceconsumers.runtime import open_runtime
+from runtime_support.endpoints.asgi_servers import uvicorn_of
+from runtime_support.endpoints.lying_runtimes import http, lying
+from runtime_support.runtimes.live_runtime import DEADLINE, asked_for, until
+from support.invocations.runtime_server import runtime_of
 
 TOKEN = "a-token-of-this-test"
 desk = Service("Desk")

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from liveruntime import IMPATIENT, running
-from places import DOCS
 
 from durable_invocations import InvocationFailedError, service_app
+from runtime_support.runtimes.live_runtime import IMPATIENT, running
+from support.paths import DOCS
 
 PAGE = (DOCS / "services.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r'^```python title="(.+?)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))

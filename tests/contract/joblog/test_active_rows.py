@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from logs import T0, add, key, name
 
 from iscp_dagster.joblog.sql.active import (
     ActiveSet,
@@ -11,6 +10,7 @@ from iscp_dagster.joblog.sql.active import (
     read_active_sets,
     store_active_set,
 )
+from support.jobs.log_rows import T0, add, key, name
 
 JOB = key("alerts")
 OTHER = key("alerts", tenant="globex")

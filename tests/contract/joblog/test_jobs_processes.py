@@ -9,9 +9,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from logs import complete
-from onetable import FEED, in_memory
-from processes import PROCESSES, at_once
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.jobs import Jobs
@@ -23,6 +20,9 @@ from iscp_dagster.model.errors import FenceError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event, JobState
+from support.jobs.log_rows import complete
+from support.jobs.one_table import FEED, in_memory
+from support.workers.parallel_processes import PROCESSES, at_once
 
 pytestmark = pytest.mark.slow
 

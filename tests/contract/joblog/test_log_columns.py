@@ -4,12 +4,12 @@ from datetime import datetime, timezone
 
 import pytest
 import sqlalchemy as sa
-from logs import add, key
 from sqlalchemy.dialects import postgresql, sqlite
 
 from iscp_dagster.joblog.sql.tables import ISCP_LOG
 from iscp_dagster.model.jobs import JobStatus
 from iscp_dagster.model.moment import Moment
+from support.jobs.log_rows import add, key
 
 NOTED = {
     "account_id": ("TEXT", "TEXT", False),

@@ -4,7 +4,6 @@ from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
-from logs import LAYOUT, T0, add, advance, at, complete, fail, key, moment, name, over, span, spec
 
 from iscp_dagster.joblog.sql import statements
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -17,6 +16,21 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
+from support.jobs.log_rows import (
+    LAYOUT,
+    T0,
+    add,
+    advance,
+    at,
+    complete,
+    fail,
+    key,
+    moment,
+    name,
+    over,
+    span,
+    spec,
+)
 
 # --- registration
 

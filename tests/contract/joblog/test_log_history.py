@@ -4,10 +4,21 @@ import itertools
 from dataclasses import replace
 from datetime import timedelta
 
-from logs import LAYOUT, T0, add, advance, at, complete, fail, key, moment, name, over
-
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.model.moment import START
+from support.jobs.log_rows import (
+    LAYOUT,
+    T0,
+    add,
+    advance,
+    at,
+    complete,
+    fail,
+    key,
+    moment,
+    name,
+    over,
+)
 
 
 def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):

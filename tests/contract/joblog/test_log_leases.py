@@ -4,12 +4,12 @@ import time
 from datetime import timedelta
 
 import pytest
-from logs import LAYOUT, T0, add, advance, complete, key, moment, over
 
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.planning.triggers.backoff import compute_backoff, is_backing_off
+from support.jobs.log_rows import LAYOUT, T0, add, advance, complete, key, moment, over
 
 DEADLINE = 60.0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from logs import key, name, over, spec
-from processes import at_once
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.states import JobState
+from support.jobs.log_rows import key, name, over, spec
+from support.workers.parallel_processes import at_once
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

@@ -1,8 +1,7 @@
 """The watermarks that readers of changes ask for, on SQLite and PostgreSQL."""
 
-from logs import at, key, name
-
 from iscp_dagster.joblog.sql.watermarks import IndexWatermarks, read_watermarks
+from support.jobs.log_rows import at, key, name
 
 
 def test_the_watermarks_of_one_index_are_those_of_its_live_jobs(log):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from logs import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
 
 from iscp_dagster.joblog.results import Interruption
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -16,6 +15,7 @@ from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.triggers.plan import plan_iterations
+from support.jobs.log_rows import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
 
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):

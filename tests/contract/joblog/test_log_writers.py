@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from logs import LAYOUT, T0, add, at, complete, key, moment, name, over, span, spec
 
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.sql import statements
@@ -22,6 +21,7 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from sql_transactions.engine import begin_transaction
+from support.jobs.log_rows import LAYOUT, T0, add, at, complete, key, moment, name, over, span, spec
 
 # --- the flush, while others write
 

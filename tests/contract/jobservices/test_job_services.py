@@ -7,11 +7,6 @@ from dataclasses import fields, is_dataclass, replace
 from typing import get_args
 
 import pytest
-from asgiservers import uvicorn_of
-from liveruntime import running
-from onetable import commit, finish, in_memory, orders
-from places import DOCS
-from stackfixture import wait_for
 
 from durable_invocations import service_app
 from durable_invocations.client.errors import InvocationFailedError
@@ -24,6 +19,11 @@ from iscp_dagster.jobservices.services import build_index_object, build_iscp_ser
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.jobs import JobID
+from runtime_support.endpoints.asgi_servers import uvicorn_of
+from runtime_support.runtimes.live_runtime import running
+from support.jobs.one_table import commit, finish, in_memory, orders
+from support.paths import DOCS
+from support.services.stack import wait_for
 
 PATIENT = RetryPolicy(initial=0.05, factor=1.0, cap=0.05, attempts=None)
 MIRROR = "shop.orders/mirror"

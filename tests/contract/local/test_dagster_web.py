@@ -5,9 +5,9 @@ import sys
 
 import httpx
 import pytest
-from stackfixture import clean_environment, wait_for
 
 from iscp_dagster.local.stack.ports import find_free_port
+from support.services.stack import clean_environment, wait_for
 
 START_SECONDS = 120.0
 EVIL = {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}

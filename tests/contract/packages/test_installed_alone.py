@@ -5,9 +5,10 @@ import re
 import subprocess
 
 import pytest
-from places import ROOT
-from stackfixture import clean_environment
-from wheelfixture import install_wheels
+
+from support.paths import ROOT
+from support.services.stack import clean_environment
+from support.services.wheels import install_wheels
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,9 @@ import inspect
 from enum import EnumType
 from types import ModuleType
 
-from places import GOLDEN, ROOT
-
 from iscp_dagster.location import internals as of_location
 from iscp_dagster.runs import internals as of_runs
+from support.paths import GOLDEN, ROOT
 
 MEMBERS = {
     of_runs.LocalComputeLogManager: ["complete_artifact_path", "get_captured_local_path"],

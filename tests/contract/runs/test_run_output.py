@@ -7,10 +7,10 @@ import sys
 import psutil
 import pytest
 from dagster import DagsterEventType, DagsterInstance, job, op
-from places import ROOT
 
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.runs.output import OutputInFiles
+from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 

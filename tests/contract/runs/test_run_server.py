@@ -19,7 +19,6 @@ from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus
 from dagster._core.definitions.reconstruct import ReconstructableJob
 from dagster._core.errors import DagsterInvariantViolationError, DagsterUserCodeUnreachableError
 from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
-from stackfixture import wait_for
 
 from iscp_dagster.runs import launcher, server
 from iscp_dagster.runs.launcher import WarmRunLauncher
@@ -32,6 +31,7 @@ from iscp_dagster.runs.server import (
     ask,
 )
 from iscp_dagster.runs.socket_path import SERVER_TAG, RunServerAddress
+from support.services.stack import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -1,10 +1,10 @@
 """One shop for the tests of the GraphQL server that only read it, and a log for subscriptions."""
 
 import pytest
-from servedshop import Shop
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.sql.log import SqlLog
+from support.lake.shop_indexes import Shop
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,6 @@
 
 import json
 
-from imagetable import ImageTable, reach, register
-from liveserver import BIG, serving
-from stackfixture import wait_for
 from starlette.testclient import TestClient
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -12,6 +9,9 @@ from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.access import FileAccess
 from iscp_dagster.serve.web import graphiql
 from iscp_dagster.serve.web.app import create_app
+from support.live.changes_index import ImageTable, reach, register
+from support.live.subscription_server import BIG, serving
+from support.services.stack import wait_for
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 ASK = "document.querySelector('.graphiql-execute-button').click()"

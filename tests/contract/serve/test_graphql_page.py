@@ -4,9 +4,6 @@ import json
 import re
 
 import pytest
-from places import DOCS
-from processors import approximate
-from servedshop import ask
 
 from iscp_dagster.serve.access import parse_tokens
 from iscp_dagster.serve.columns import _SCALARS_BY_TYPE
@@ -14,6 +11,9 @@ from iscp_dagster.serve.graph.documents import DocumentLimits
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.web.graphql_http import HttpBounds
 from iscp_dagster.serve.where import MOST_TERMS
+from support.lake.shop_indexes import ask
+from support.pages.float_digits import approximate
+from support.paths import DOCS
 
 PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```graphql\n(\{.*?)```\n\n```json\n(.*?)```", PAGE, re.DOTALL)

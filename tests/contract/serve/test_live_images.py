@@ -1,9 +1,6 @@
 """What is selected of a changes index, against the changes that it was written from."""
 
 import pytest
-from history import FakeIndex
-from imagetable import ImageTable
-from places import ROOT
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.types.type_parser import parse_type
@@ -13,6 +10,9 @@ from iscp_dagster.serve.live.images import ChangePage, ImageReader, SnapshotPage
 from iscp_dagster.serve.live.positions import START, ChangePosition
 from iscp_dagster.serve.rows import QueryLimits
 from iscp_dagster.serve.where import EVERYTHING, parse_where
+from support.live.changes_index import ImageTable
+from support.live.view_history import FakeIndex
+from support.paths import ROOT
 
 TENANTS = ("acme", "it's\n\\", "é")
 

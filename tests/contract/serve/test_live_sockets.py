@@ -4,9 +4,6 @@ import asyncio
 import json
 
 import pytest
-from history import until
-from imagetable import ImageTable, reach, register
-from liveserver import BIG, client, serving
 from websockets.asyncio.client import connect
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -14,6 +11,9 @@ from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.access import FileAccess
 from iscp_dagster.serve.live.transport.socket import SocketBounds
 from iscp_dagster.serve.web.app import GRAPHQL_PATH
+from support.live.changes_index import ImageTable, reach, register
+from support.live.subscription_server import BIG, client, serving
+from support.live.view_history import until
 
 QUERY = f"""subscription($where: {BIG}_bool_exp, $after: String, $snapshot: Boolean!) {{
   told: {BIG}(where: $where, after: $after, snapshot: $snapshot) {{

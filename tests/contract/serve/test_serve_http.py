@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from servedshop import Shop, ask
 from starlette.testclient import TestClient
 
 from iscp_dagster import Mirror
@@ -19,6 +18,7 @@ from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.rows import QueryLimits, query_rows
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
+from support.lake.shop_indexes import Shop, ask
 
 RESPONSE = "application/graphql-response+json"
 MINE = {"Authorization": "Bearer of-both"}

@@ -5,8 +5,6 @@ import itertools
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from imagetable import ImageTable
-from servedshop import Shop, ask
 from starlette.testclient import TestClient
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
@@ -23,6 +21,8 @@ from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.row_changes import ChangeFilter
 from iscp_dagster.serve.live.service import build_image_reader
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
+from support.lake.shop_indexes import Shop, ask
+from support.live.changes_index import ImageTable
 
 TENANTS = {
     "a": ["a"],

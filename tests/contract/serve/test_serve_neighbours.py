@@ -1,11 +1,11 @@
 """Neighbours by GraphQL: live ones alone, as many as asked for, among what `where` selects."""
 
 import pytest
-from servedshop import Shop, ask, table_of
-from shipping import write
 
 from iscp_dagster import FullText, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from support.lake.row_writer import write
+from support.lake.shop_indexes import Shop, ask, table_of
 
 FAR = {"l2": lambda x, y: ((x - 5) ** 2 + (y - 5) ** 2) ** 0.5}
 

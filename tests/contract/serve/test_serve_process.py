@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from graphql import build_schema
-from stackfixture import clean_environment
 
 from iscp_dagster.cli.main import app
 from iscp_dagster.serve.web import server
+from support.services.stack import clean_environment
 
 SECRET, LATER = "a-token-that-no-log-shows", "a-later-token"
 IDS = "{ shop_tickets { id } }"

@@ -1,7 +1,8 @@
 """Queries of a real ClickHouse through the schema: rows, conditions, orders, words, neighbours."""
 
 import pytest
-from servedshop import ask
+
+from support.lake.shop_indexes import ask
 
 
 def found(client, arguments="", fields="id", token="of-both", field="shop_tickets"):

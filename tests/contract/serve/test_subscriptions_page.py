@@ -4,11 +4,6 @@ import asyncio
 import json
 import re
 
-from history import until
-from imagetable import ImageTable, reach, register
-from liveserver import BIG, client, serving
-from places import DOCS
-
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.live import errors
@@ -16,6 +11,10 @@ from iscp_dagster.serve.live.hub import POLL_SECONDS
 from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE_SECONDS
 from iscp_dagster.serve.live.transport import protocol
 from iscp_dagster.serve.live.transport.socket import SocketBounds
+from support.live.changes_index import ImageTable, reach, register
+from support.live.subscription_server import BIG, client, serving
+from support.live.view_history import until
+from support.paths import DOCS
 
 PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8").replace("shop_big_trades", BIG)
 PART = PAGE.partition("## Subscriptions")[2]

@@ -1,7 +1,6 @@
 """`where:` means the same to ClickHouse and to Python, value by value at the types' edges."""
 
 import pytest
-from wherecases import EDGES, ONLY_CLICKHOUSE, clickhouse_says, conditions
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.types.type_parser import parse_type
@@ -13,6 +12,7 @@ from iscp_dagster.serve.where import (
     compile_predicate,
     parse_where,
 )
+from support.lake.condition_cases import EDGES, ONLY_CLICKHOUSE, clickhouse_says, conditions
 
 
 @pytest.mark.parametrize("edge", [*EDGES, *ONLY_CLICKHOUSE], ids=lambda edge: edge.name)

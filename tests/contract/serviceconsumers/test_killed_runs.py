@@ -11,16 +11,16 @@ from collections import Counter
 from itertools import count
 from typing import Any
 
-import invokingrun
 import pytest
-from invokingrun import table_at
-from liveruntime import running
-from places import ROOT
 
 from durable_invocations import Context, Service, TerminalError, service_app
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from runtime_support.runtimes.live_runtime import running
+from support.paths import ROOT
+from support.workers import invoking_run
+from support.workers.invoking_run import table_at
 
 IDS = range(7)
 TENANTS = ("a", "b")
@@ -72,12 +72,11 @@ def table(live, endpoint, near_spark, tmp_path):
 
 def begun(table, live, endpoint, folder, how, at):
     """Begin a run of both tenants in a process of its own, which a chunk's handler strikes."""
-    support = ROOT / "tests" / "support"
-    paths = [ROOT, support, *(each for each in support.iterdir() if each.is_dir())]
+    paths = (ROOT, ROOT / "tests")
     arguments = (str(folder), table.source.name, endpoint, live.url, *TENANTS)
     STRUCK.update(how=how, at=at, done=threading.Event())
     STRUCK["run"] = run = subprocess.Popen(
-        [sys.executable, invokingrun.__file__, *arguments],
+        [sys.executable, invoking_run.__file__, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
     )
     assert STRUCK["done"].wait(SECONDS)

@@ -8,9 +8,6 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from invoked import retriever_of
-from liveruntime import running
-from scriptedservice import Scripted
 
 from durable_invocations import (
     Context,
@@ -27,6 +24,9 @@ from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError
 from iscp_dagster.serviceconsumers.runtime import RuntimeClient, open_runtime
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
+from runtime_support.endpoints.scripted_service import Scripted
+from runtime_support.runtimes.live_runtime import running
+from support.outbox.memory_runtime import retriever_of
 
 DESKS = ("acme", "globex")
 CHANGES = [(desk, id_, None, 2, False) for desk in DESKS for id_ in range(3)]

@@ -4,10 +4,6 @@ import json
 import re
 
 import pytest
-from liveruntime import running
-from places import DOCS
-from stackfixture import wait_for
-from tables import Table, deployment_at
 
 from durable_invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.api.jobs import Jobs
@@ -15,6 +11,10 @@ from iscp_dagster.jobservices.services import build_index_object, build_iscp_ser
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.declared.linking.attach import Declarations
 from iscp_dagster.serviceconsumers.runtime import RuntimeClient
+from runtime_support.runtimes.live_runtime import running
+from support.lake.delta_tables import Table, deployment_at
+from support.paths import DOCS
+from support.services.stack import wait_for
 
 PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")
 SECONDS = 60

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
-from imagerows import GONE, Alerts, Trades
-from onetable import in_memory
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.eventtriggers.recording import EventRecorder
@@ -16,6 +14,8 @@ from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import OutboxFullError
+from support.jobs.one_table import in_memory
+from support.lake.image_rows import GONE, Alerts, Trades
 
 A1, B1 = '["acme","1"]', '["globex","1"]'
 RISING = [

@@ -4,9 +4,9 @@ import os
 from dataclasses import replace
 
 import pytest
-from imagerows import GONE, Alerts, Trades
 
 from iscp_dagster.webhooks.outbox import Outbox
+from support.lake.image_rows import GONE, Alerts, Trades
 
 pytestmark = pytest.mark.parametrize("make_log", ["sqlite"], indirect=True)
 COMMITS = [

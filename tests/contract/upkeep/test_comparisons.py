@@ -5,8 +5,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from shipping import ANYWAY
-from tables import Table, deployment_at, rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.cli import show
@@ -16,6 +14,8 @@ from iscp_dagster.model.errors import ConfigError, FeedGoneError
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.comparison import compare_tables
 from iscp_dagster.upkeep.verify import MovingError, compare_indexes, verify
+from support.lake.delta_tables import Table, deployment_at, rows
+from support.lake.row_writer import ANYWAY
 
 NARROW = Mirror(name="narrow", columns=["name"])
 

@@ -1,11 +1,11 @@
 """An empty outbox on SQLite and on PostgreSQL."""
 
 import pytest
-from watches import Watch
 
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.webhooks.outbox import Outbox
+from runtime_support.manual_clock import Watch
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from events import DEAD, DELIVERED, again, event, put, result
-from watches import NOON
 
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.answers import EndpointChange, EndpointHealth
 from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.recording import EndpointState
+from runtime_support.manual_clock import NOON
 from sql_transactions.engine import begin_transaction
+from support.outbox.outbox_events import DEAD, DELIVERED, again, event, put, result
 
 
 def claimed(outbox, *, room=10, busy=(), **batches):

@@ -4,9 +4,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from events import DEAD, DELIVERED, again, event, put
 from test_outbox import claimed, end
-from watches import NOON
 
 from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -14,6 +12,8 @@ from iscp_dagster.location.assets.metadata import try_read_event_counts
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.upkeep.outbox import EVENT_RETENTION, prune_events
 from iscp_dagster.webhooks import outbox as module
+from runtime_support.manual_clock import NOON
+from support.outbox.outbox_events import DEAD, DELIVERED, again, event, put
 
 TRADES = SourceTable("shop.trades", key="id", path="/none", indexes=[Changes()])
 TO = [Endpoint(each, url="https://example.com", secrets=["S"]) for each in ("alerts", "audit")]

@@ -1,11 +1,11 @@
 """What a sender asks for again and again goes through an index, whatever is pending."""
 
 import sqlalchemy as sa
-from events import event, put, result
 
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.webhooks.outbox import Outbox
+from support.outbox.outbox_events import event, put, result
 
 
 def test_no_statement_of_a_sender_or_a_trigger_goes_through_the_outbox(tmp_path):

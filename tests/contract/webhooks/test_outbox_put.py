@@ -2,12 +2,12 @@
 
 import pytest
 import sqlalchemy as sa
-from events import event, put
 
 from iscp_dagster.webhooks import pending_deliveries
 from iscp_dagster.webhooks.pending import OutboxFullError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.engine import begin_transaction
+from support.outbox.outbox_events import event, put
 
 
 def held(outbox):

@@ -9,8 +9,6 @@ from contextlib import aclosing
 
 import httpcore
 import pytest
-from certificates import certificate
-from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
 from iscp_dagster import Endpoint
@@ -19,6 +17,8 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.sending.network import MOST_READ, VettedBackend
 from iscp_dagster.webhooks.sending.posting import Poster
 from iscp_dagster.webhooks.sending.resolving import Resolver
+from runtime_support.endpoints.certificates import certificate
+from support.outbox.scripted_receiver import receiving, reply, until
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 TWICE = reply(200, b"ok") + reply(200, b"smuggled")

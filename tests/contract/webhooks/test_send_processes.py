@@ -10,14 +10,14 @@ import sys
 from collections import Counter
 from contextlib import asynccontextmanager
 
-from events import event, put
-from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.outbox import Outbox
+from support.outbox.outbox_events import event, put
+from support.outbox.scripted_receiver import receiving, reply, until
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 DECLARED = """

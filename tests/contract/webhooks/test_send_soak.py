@@ -9,11 +9,11 @@ import time
 from collections import Counter
 
 import pytest
-from events import event, put
 
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.webhooks.outbox import Outbox
+from support.outbox.outbox_events import event, put
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 DECLARED = """

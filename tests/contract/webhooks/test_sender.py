@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
-from events import event, put
-from receiver import receiving, reply, until
 
 from iscp_dagster import Endpoint
 from iscp_dagster.events.ids import IdScheme
@@ -17,6 +15,8 @@ from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.sending.posting import Poster
 from iscp_dagster.webhooks.sending.resolving import Resolver
 from iscp_dagster.webhooks.sending.sender import Pace, Sender
+from support.outbox.outbox_events import event, put
+from support.outbox.scripted_receiver import receiving, reply, until
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 QUICK = Pace(look=0.01, record=0.002, lease=30.0, beat=0.05, away=0.02)

@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from events import event
-from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
 from iscp_dagster import Endpoint
@@ -22,6 +20,8 @@ from iscp_dagster.webhooks.service import (
     run_service,
 )
 from sql_transactions.engine import begin_transaction
+from support.outbox.outbox_events import event
+from support.outbox.scripted_receiver import receiving, reply, until
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
-from peer import Peer
-from plans import Invocation, Plan
+
+from support.peers.fault_plans import Invocation, Plan
+from support.peers.protocol_peer import Peer
 
 JOURNEY = {
     "runs": ["run 0", "run 1"],

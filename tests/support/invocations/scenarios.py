@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from plans import FailedError
+
+from support.peers.fault_plans import FailedError
 
 SEEN_SECONDS = 60.0
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stackfixture import wait_for
+from support.services.stack import wait_for
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_SECONDS = 60.0

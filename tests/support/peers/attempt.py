@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 
-from plans import Invocation
-from prototext import shapes
-from streams import Duplex, Exchange
-from wire import ACK, COMPLETED, CUSTOM, Packet, completion, packet, result_of, unpacked
-from world import World
+from support.peers.entry_model import World
+from support.peers.fault_plans import Invocation
+from support.peers.proto_text import shapes
+from support.peers.streams import Duplex, Exchange
+from support.peers.wire import (
+    ACK,
+    COMPLETED,
+    CUSTOM,
+    Packet,
+    completion,
+    packet,
+    result_of,
+    unpacked,
+)
 
 FIRST_OF_V3, LAST_OF_V3 = 0x0C06, 0x0C09
 

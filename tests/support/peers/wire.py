@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prototext import Field, Shape, code_of, coded, shapes
+from support.peers.proto_text import Field, Shape, code_of, coded, shapes
 
 HEADER = struct.Struct(">HHI")
 ACK, COMPLETED, CUSTOM, ENTRY = 0x8000, 0x0001, 0xFC00, 0x0400

@@ -19,9 +19,6 @@ from dagster._core.remote_origin import (
 )
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
-from logs import complete, fail
-from onetable import FEED, Clock, begin, commit, due, finish, in_memory, name_deployment
-from places import ROOT
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
@@ -40,6 +37,18 @@ from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.cancel import cancel_runs
 from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.upkeep.position import read_positions
+from support.jobs.log_rows import complete, fail
+from support.jobs.one_table import (
+    FEED,
+    Clock,
+    begin,
+    commit,
+    due,
+    finish,
+    in_memory,
+    name_deployment,
+)
+from support.paths import ROOT
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 OTHER = JobID(db="shop", table="orders", job="other")

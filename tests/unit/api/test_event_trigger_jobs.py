@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from onetable import Clock, commit, finish, in_memory
 
 from iscp_dagster import Changes, Mirror, SourceTable, SpecUpdate, Trigger, View
 from iscp_dagster.api.jobs import Jobs
@@ -12,6 +11,7 @@ from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.planning.declared import make_job_spec, name_of
+from support.jobs.one_table import Clock, commit, finish, in_memory
 
 LARGE = JobID(db="shop", table="orders", job="large")
 

@@ -9,9 +9,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from commands import found, printed, refused, run_command
-from events import DEAD, DELIVERED, again, event, put, result
-from watches import NOON, Watch
 
 from iscp_dagster.api.outbox import DeclaredOutbox
 from iscp_dagster.cli import main as cli
@@ -21,6 +18,9 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
 from iscp_dagster.webhooks.answers import EndpointAnswer, EndpointHealth
 from iscp_dagster.webhooks.outbox import Outbox
+from runtime_support.manual_clock import NOON, Watch
+from support.clients.cli import found, printed, refused, run_command
+from support.outbox.outbox_events import DEAD, DELIVERED, again, event, put, result
 
 SECRET = f"whsec_{'A' * 32}"
 DECLARED = """

@@ -5,8 +5,6 @@ from functools import partial
 
 import httpx
 import pytest
-from byhand import SERVICES, URL, ByHand
-from commands import found, printed, refused, run_command
 from starlette.testclient import TestClient
 
 from durable_invocations.client.client import Client
@@ -22,6 +20,8 @@ from durable_invocations.runtime.store.deployments import Deployment
 from durable_invocations.runtime.store.operations import Fail, Register, Resume, Submit
 from iscp_dagster.jobservices import server
 from iscp_dagster.model.variables import HOME, INVOCATIONS_URL, LOG_URL
+from runtime_support.runtimes.manual_backend import SERVICES, URL, ByHand
+from support.clients.cli import found, printed, refused, run_command
 
 
 @pytest.fixture

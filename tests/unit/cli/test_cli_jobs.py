@@ -12,15 +12,9 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from importlib.metadata import version
 
-import onetable
 import pyarrow as pa
 import pytest
-from answering import answering_server
-from commands import found, printed, refused, run_command
 from deltalake import write_deltalake
-from logs import complete, fail, log_in_memory
-from onetable import Clock, commit, in_memory, name_dead_store, name_deployment
-from places import ROOT
 
 from iscp_dagster import FullText, Mirror, SourceTable, Trigger, View
 from iscp_dagster.api.discovery import load_tables as declared_in
@@ -39,6 +33,12 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.serve import catalog
+from support.clients.cli import found, printed, refused, run_command
+from support.jobs import one_table
+from support.jobs.log_rows import complete, fail, log_in_memory
+from support.jobs.one_table import Clock, commit, in_memory, name_dead_store, name_deployment
+from support.paths import ROOT
+from support.services.scripted_http import answering_server
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 MIRROR = JobID(db="warehouse", table="order_lines", job="mirror")
@@ -46,8 +46,8 @@ TENANT = "clickhouse-connect-and-more"
 RUN = "0d5b7c1e-4f0a-4c58-9a3e-2f1b6c7d8e9f"
 
 
-begin = partial(onetable.begin, run=RUN)
-finish = partial(onetable.finish, run=RUN)
+begin = partial(one_table.begin, run=RUN)
+finish = partial(one_table.finish, run=RUN)
 
 
 @pytest.fixture
@@ -509,7 +509,7 @@ def test_an_interrupting_update_says_what_it_interrupted(iscp, jobs, source):
     assert said == f"{NAME}, tenant eu: updated; no iteration was under way\n"
     said = printed(iscp, *interrupt, "--priority", "6")
     assert said == f"{NAME}, tenant eu: unchanged; no iteration was under way\n"
-    onetable.begin(jobs, source, run="another run")
+    one_table.begin(jobs, source, run="another run")
     assert found(iscp, *interrupt, "--priority", "7") == {
         "tenant": "eu",
         "job": NAME,

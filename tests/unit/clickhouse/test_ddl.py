@@ -3,8 +3,6 @@
 import re
 
 import pytest
-from growth import SLACK, time_growth
-from places import GOLDEN
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.barrier import Barrier
@@ -13,6 +11,8 @@ from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.types.types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
+from runtime_support.growth import SLACK, time_growth
+from support.paths import GOLDEN
 
 TABLE = GOLDEN / "ddl.txt"
 FIELDS = (

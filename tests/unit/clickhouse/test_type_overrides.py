@@ -4,11 +4,8 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from cells import CASES, DOUBLE, FLOAT, LONG, NTZ, POINT, STRING, UUID, VARIANT, field
 from hypothesis import given
 from hypothesis import strategies as st
-from places import DOCS
-from typetable import type_table
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
@@ -21,6 +18,20 @@ from iscp_dagster.clickhouse.types.wire import respell_column
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
+from support.lake.type_cells import (
+    CASES,
+    DOUBLE,
+    FLOAT,
+    LONG,
+    NTZ,
+    POINT,
+    STRING,
+    UUID,
+    VARIANT,
+    field,
+)
+from support.lake.types_page import type_table
+from support.paths import DOCS
 
 PAGE = DOCS / "types.md"
 NAMES = st.text(min_size=1, max_size=5)

@@ -10,12 +10,12 @@ import pytest
 import xxhash
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from places import DOCS
 
 from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
 from iscp_dagster.events.keys import make_event_key
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import ConfigError, KeyColumnError
+from support.paths import DOCS
 
 AT = SourceTimestamp(nanos=1705316445123456789, version=7)
 TEXT = "large_trade_alert:123:1705316445123456789"

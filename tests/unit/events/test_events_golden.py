@@ -6,7 +6,6 @@ from contextlib import suppress
 from datetime import datetime
 
 import pytest
-from places import GOLDEN
 
 from idempotent_receiver import Deduplicator, MemoryStore, NewestPositions
 from iscp_dagster.clickhouse.types.type_parser import parse_type
@@ -19,6 +18,7 @@ from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live.row_changes import ChangeFilter
 from iscp_dagster.serve.where import parse_where
+from support.paths import GOLDEN
 
 TABLE = GOLDEN / "events.txt"
 

@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from places import ROOT
 
 from iscp_dagster.events.timestamps import SourceTimestamp
+from support.paths import ROOT
 
 WRONG = """
 from iscp_dagster.events.timestamps import SourceTimestamp

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from imagerows import GONE, SCHEMA, Trades
 
 from iscp_dagster.events.hysteresis import Hysteresis
 from iscp_dagster.eventtriggers.unchanged_rows import drop_noop_updates
+from support.lake.image_rows import GONE, SCHEMA, Trades
 
 HYSTERESIS = Hysteresis(unmatch=True)
 

@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from imagerows import GONE, HIGH, LOW, Alerts, Trades
-from logs import T0
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
+from support.jobs.log_rows import T0
+from support.lake.image_rows import GONE, HIGH, LOW, Alerts, Trades
 
 DESKS = ("acme", "globex")
 AMOUNTS = st.sampled_from([None, 100, 450, 600, 900, GONE])

@@ -6,7 +6,6 @@ import re
 from dataclasses import fields
 
 import pytest
-from places import DOCS
 
 from iscp_dagster import Endpoint, SourceTable, Trigger, View
 from iscp_dagster.events.changes import ConditionResult, RowChange
@@ -14,6 +13,7 @@ from iscp_dagster.events.hysteresis import Hysteresis, TriggerMachine
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.declared.linking.attach import Declarations
+from support.paths import DOCS
 
 PAGE = (DOCS / "triggers.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from places import DOCS
 
 from durable_invocations.journal import handler_state, runtime_side
 from durable_invocations.protocol.decoding import DEFAULT, MIB
@@ -22,6 +21,7 @@ from durable_invocations.protocol.versions import MANIFESTS, choose_version, for
 from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.serving.app import DISCOVERIES, SERVER
+from support.paths import DOCS
 
 PAGE = (DOCS / "invocation-protocol.md").read_text(encoding="utf-8")
 

@@ -5,8 +5,6 @@ import re
 
 import pytest
 from anyio import to_thread
-from asgistream import Journal, names
-from places import DOCS
 
 import durable_invocations as exported
 from durable_invocations import Context, service_app
@@ -14,6 +12,8 @@ from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY
 from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.serving.stream import Options
+from runtime_support.endpoints.asgi_stream import Journal, names
+from support.paths import DOCS
 
 PAGE = (DOCS / "services.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r'^```python title="(.+?)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from dagster import DagsterInstance, DagsterRun
-from logs import key, over
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services import dagster_server
@@ -14,6 +13,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event
 from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from support.jobs.log_rows import key, over
 
 RUNS = {"queued": False, "runs": True, "rests": None}
 

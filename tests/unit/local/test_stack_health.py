@@ -16,7 +16,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from answering import Answering, answering_server
 from test_stack_supervisor import SECONDS, Watched, server
 
 from iscp_dagster.local.services import clickhouse_health
@@ -41,6 +40,7 @@ from iscp_dagster.local.supervise.vigil import (
     measure_tree_cpu,
 )
 from iscp_dagster.local.supervise.ward import list_processes
+from support.services.scripted_http import Answering, answering_server
 
 SOON = RestartPolicy(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
 _IDLE = "import time; time.sleep(600)"

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from stackfixture import wait_for
 
 from iscp_dagster.local.supervise import ward
+from support.services.stack import wait_for
 
 # A command that leaves a grandchild in its own session, ignoring SIGTERM, and writes its id.
 _LEAVES_ONE = """

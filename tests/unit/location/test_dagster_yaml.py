@@ -19,13 +19,13 @@ from dagster._daemon.daemon import SpanMarker
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import (
     QueuedRunCoordinatorDaemon,
 )
-from logs import key, over
-from places import ROOT
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.runner import run_request
 from iscp_dagster.planning.look import Dispatch
+from support.jobs.log_rows import key, over
+from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -2,10 +2,10 @@
 
 import dagster as dg
 import pytest
-from onetable import commit, orders
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.location.assets.data_versions import DataVersions
+from support.jobs.one_table import commit, orders
 
 
 @pytest.fixture

@@ -8,9 +8,6 @@ import sys
 
 import pytest
 from dagster import AssetKey, Definitions, build_output_context, mem_io_manager
-from logs import add, key, over
-from onetable import in_memory
-from places import ROOT
 
 import assets
 from iscp_dagster import Mirror, SourceTable
@@ -26,6 +23,9 @@ from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.sync.iteration.outcomes import PendingCommit, WriteResult
 from iscp_dagster.sync.reading.requests import ReadRequest
+from support.jobs.log_rows import add, key, over
+from support.jobs.one_table import in_memory
+from support.paths import ROOT
 
 WRITERS = ("index_docs_symbols", "batch_sync_docs_symbols_op")
 

@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from logs import carry_out
-from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.location.sensor.preview import take_trial_look
 from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
@@ -13,6 +11,8 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.shutdown import ENDING_VARIABLE
+from support.jobs.log_rows import carry_out
+from support.jobs.one_table import Clock, commit, in_memory, orders
 
 TICK = 19.4
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
-from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.environment import parse_run_retention
@@ -16,6 +15,7 @@ from iscp_dagster.location.names import get_index_asset_key, get_source_asset_ke
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.runs.pruning import PruneResult, prune_runs
+from support.jobs.one_table import Clock, in_memory
 
 
 @pytest.fixture(params=["written by others", "loadable"])

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
-from logs import key, log_in_memory, over
-from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.joblog.renewal import renew_lease
@@ -16,6 +14,8 @@ from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, Una
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.runs.known_runs import DISPATCH_TAG, ensure_instance_name
+from support.jobs.log_rows import key, log_in_memory, over
+from support.jobs.one_table import Clock, in_memory
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus

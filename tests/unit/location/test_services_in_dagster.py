@@ -6,9 +6,6 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
-from invoked import Runtime
-from onetable import commit
-from tables import deployment_at
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
 from iscp_dagster.joblog.iterations import Iteration
@@ -21,6 +18,9 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import list_table_specs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.reading.reader import SourceReader
+from support.jobs.one_table import commit
+from support.lake.delta_tables import deployment_at
+from support.outbox.memory_runtime import Runtime
 
 KEY = dg.AssetKey(["shop", "orders_told"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 from dagster._core.loader import LoadingContextForTest
-from onetable import commit
-from ticks import Ticks
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.assets.source_check import CHECK
@@ -16,6 +14,8 @@ from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import get_partitions_name, get_source_asset_key
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
+from support.jobs.one_table import commit
+from support.jobs.sensor_ticks import Ticks
 
 
 @pytest.fixture

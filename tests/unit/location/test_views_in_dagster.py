@@ -8,7 +8,6 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus as Status
-from onetable import Clock, commit, finish, in_memory
 
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View, build_definitions
 from iscp_dagster.api.jobs import Jobs
@@ -33,6 +32,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.declared import list_table_specs, make_new_jobs, name_of
 from iscp_dagster.planning.look import Dispatch
+from support.jobs.one_table import Clock, commit, finish, in_memory
 
 ALERTS = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
 BOTH = {

@@ -7,7 +7,6 @@ from itertools import combinations
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from places import GOLDEN
 
 from iscp_dagster.model.batch import (
     BatchAction,
@@ -21,6 +20,7 @@ from iscp_dagster.model.batch import (
 )
 from iscp_dagster.model.errors import BatchError
 from iscp_dagster.model.moment import Moment
+from support.paths import GOLDEN
 
 TABLE = GOLDEN / "batch.txt"
 HEAD = """\

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 
 import pytest
-from places import DOCS
 
 from iscp_dagster.model.batch import (
     BatchAction,
@@ -18,6 +17,7 @@ from iscp_dagster.model.batch import (
     decide,
 )
 from iscp_dagster.model.moment import Moment
+from support.paths import DOCS
 
 PAGE = DOCS / "exactly-once.md"
 SHOWN = {

@@ -8,7 +8,6 @@ from datetime import datetime, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from places import GOLDEN
 
 from iscp_dagster.clickhouse.write.tokens import make_chunk_token
 from iscp_dagster.model.batch import Range
@@ -24,6 +23,7 @@ from iscp_dagster.model.specs import (
     TriggerSpec,
 )
 from iscp_dagster.model.states import TRANSITIONS, Event, JobState, get_next_state
+from support.paths import GOLDEN
 
 TABLE = GOLDEN / "states.txt"
 

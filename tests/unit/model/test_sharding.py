@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from logs import log_in_memory
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Vector
@@ -23,6 +22,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.planning.declared import add_shard, make_job_spec, make_job_specs
 from iscp_dagster.sync.deployment import Deployment
+from support.jobs.log_rows import log_in_memory
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 NAMED = (

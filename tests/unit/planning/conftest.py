@@ -1,5 +1,6 @@
 import pytest
-from onetable import Clock, in_memory, orders
+
+from support.jobs.one_table import Clock, in_memory, orders
 
 
 @pytest.fixture

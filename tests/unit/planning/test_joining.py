@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from logs import T0, key, name, spec
 
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.jobs import Job, JobStatus
@@ -15,6 +14,7 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning import joining
 from iscp_dagster.planning.joining import MOST_BYTES, DueIteration, join_iterations, split_iteration
+from support.jobs.log_rows import T0, key, name, spec
 
 END = Moment(20)
 

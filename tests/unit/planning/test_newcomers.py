@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from logs import carry_out
-from onetable import commit
 
 from iscp_dagster import Trigger
 from iscp_dagster.location.assets.iterations import register_jobs
 from iscp_dagster.model.moment import START
 from iscp_dagster.planning.runner import Runner
+from support.jobs.log_rows import carry_out
+from support.jobs.one_table import commit
 
 
 @pytest.fixture

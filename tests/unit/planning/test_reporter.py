@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 from deltalake import DeltaTable
-from logs import carry_out, complete
-from onetable import commit
 
 from iscp_dagster import SourceTable
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
+from support.jobs.log_rows import carry_out, complete
+from support.jobs.one_table import commit
 
 
 class Looking:

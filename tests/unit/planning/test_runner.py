@@ -11,8 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
-from logs import carry_out, fail, log_in_memory
-from onetable import commit, in_memory, name_dead_store, write_commit
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
@@ -36,6 +34,8 @@ from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.position import read_positions
+from support.jobs.log_rows import carry_out, fail, log_in_memory
+from support.jobs.one_table import commit, in_memory, name_dead_store, write_commit
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 

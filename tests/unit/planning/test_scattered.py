@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from onetable import write_commit
 
 from iscp_dagster import Mirror
 from iscp_dagster.joblog.iterations import WrittenStep
@@ -15,6 +14,7 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.maintenance import flush_watermarks
+from support.jobs.one_table import write_commit
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from places import GOLDEN
 
 from iscp_dagster.batches.factory import Backing, make_opener
 from iscp_dagster.batches.protocol import StateKey
@@ -27,6 +26,7 @@ from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
 from iscp_dagster.planning.triggers import plan_iteration
 from iscp_dagster.planning.triggers.loading import load_trigger
 from iscp_dagster.planning.triggers.plan import check_trigger, plan_iterations
+from support.paths import GOLDEN
 
 TABLE = GOLDEN / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)

@@ -6,7 +6,6 @@ from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import dagster as dg
-from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.write.letters import DeadLetter
@@ -17,6 +16,7 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.writing.serving import ServeResult
 from iscp_dagster.upkeep import maintenance as upkeep
 from iscp_dagster.upkeep.dead_letters import replay_letters
+from support.jobs.one_table import Clock, in_memory
 
 SOURCES = [
     SourceTable(f"shop.{name}", key="id", path=f"/{name}", indexes=[Mirror()])

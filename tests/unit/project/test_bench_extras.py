@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from places import ROOT
+
+from support.paths import ROOT
 
 BARE = """
 import runpy, sys

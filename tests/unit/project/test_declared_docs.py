@@ -8,12 +8,12 @@ from itertools import count
 
 import pytest
 import yaml
-from places import DOCS
 
 from iscp_dagster import SourceTableComponent, Trigger, View
 from iscp_dagster.api.discovery import load_tables
 from iscp_dagster.model.declared.linking.attach import Declarations
 from iscp_dagster.model.declared.views import TAKEN
+from support.paths import DOCS
 
 NUMBERS = count()
 SHOWN = {

@@ -9,8 +9,6 @@ from dataclasses import fields
 
 import pytest
 import typer
-from places import ROOT
-from stackfixture import clean_environment
 
 from iscp_dagster.cli.main import COMMANDS, load
 from iscp_dagster.clickhouse.kinds.mirror import Mirror
@@ -19,6 +17,8 @@ from iscp_dagster.clickhouse.kinds.vector import Vector
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.states import TRANSITIONS
 from iscp_dagster.planning.triggers.loading import BUILT_IN
+from support.paths import ROOT
+from support.services.stack import clean_environment
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")])
 CODE = [

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import walk_packages
 
-from places import DOCS
-
 import iscp_dagster
 from iscp_dagster.clickhouse.connect.failures import ROW_CODES, TEMPORARY_CODES
 from iscp_dagster.delta.failures import CONDITIONS
 from iscp_dagster.model.errors import IscpError
+from support.paths import DOCS
 
 PAGE = DOCS / "errors.md"
 NO_JOB_HAS = {"NotPlainError", "EngineError", "DagsterApiError", "OutOfStepError"}

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from stackfixture import clean_environment
 
 from iscp_dagster.model.imports import EXTRAS
+from support.services.stack import clean_environment
 
 SCRIPT = """
 import contextlib, io, json, os, pkgutil, sys

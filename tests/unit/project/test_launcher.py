@@ -14,7 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from places import ROOT
+
+from support.paths import ROOT
 
 LAUNCHER = ROOT / "iscp"
 

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from places import ROOT
 
 import iscp_dagster
+from support.paths import ROOT
 
 
 def passes(*command):

@@ -8,8 +8,9 @@ from graphlib import TopologicalSorter
 
 import pytest
 import tomllib
-from places import PACKAGES, ROOT
-from sourcetree import check_beside, find_imports, find_modules, list_brought
+
+from support.paths import PACKAGES, ROOT
+from support.source_tree import check_beside, find_imports, find_modules, list_brought
 
 EDGES = {"chdb", "dagster", "iscp_dagster", "pyspark", "sqlalchemy", "starlette", "uvicorn"}
 EACH = pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
@@ -53,8 +54,7 @@ def test_it_imports_nothing_of_the_project_nor_do_its_tests(package):
         tops = imported_tops(package, folder)
         assert not tops & {"iscp_dagster", "assets", "resources", "bench"}
         assert tops & OURS <= allowed
-    support = {path.stem for path in (ROOT / "tests" / "support").rglob("*.py")}
-    assert not imported_tops(package, "tests") & support
+    assert "support" not in imported_tops(package, "tests")
 
 
 def requirements_among_ours(package):

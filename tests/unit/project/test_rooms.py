@@ -8,11 +8,11 @@ import sys
 from functools import cache
 
 import pytest
-from places import PACKAGES, ROOT
-from sourcetree import check_beside, find_imports, find_modules, list_brought
 
 from iscp_dagster.model import variables
 from iscp_dagster.model.imports import EXTRAS
+from support.paths import PACKAGES, ROOT
+from support.source_tree import check_beside, find_imports, find_modules, list_brought
 
 PACKAGE = ROOT / "iscp_dagster"
 # From the ground up, as in docs/architecture.md: each may import itself and those before it.
@@ -48,14 +48,14 @@ PURE = (
     "planning.triggers.*",
     "sync.bounds",
     "sync.iteration.*",
-    "sync.reading.readings",
+    "sync.reading.requests",
     *(f"planning.{name}" for name in ("declared", "effective", "look", "news", "problems")),
     *(f"joblog.{name}" for name in ("history", "iterations", "leases", "lifecycle", "sharing")),
-    *("joblog.updates", "joblog.protocol"),
+    *("joblog.updates", "joblog.results"),
     *(f"batches.{name}" for name in ("compare", "memory", "protocol")),
     *(f"delta.log.{name}" for name in ("commit", "mark", "tenants")),
     *(f"clickhouse.connect.{name}" for name in ("barrier", "engines", "portions", "quoting")),
-    *("clickhouse.types.typetext", "clickhouse.types.widening"),
+    *("clickhouse.types.type_parser", "clickhouse.types.widening"),
     *(f"clickhouse.kinds.{name}" for name in ("changes", "kind", "mirror", "text", "vector")),
     *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),

@@ -2,13 +2,12 @@
 
 import asyncio
 
-from history import FakeIndex, new_feed, until
-
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.results import ChangedTenants
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve.live.hub import FeedHub
 from iscp_dagster.serve.live.positions import ChangePosition
+from support.live.view_history import FakeIndex, new_feed, until
 
 
 class Log:

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from history import FakeIndex, Listener, new_feed, settled, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.ring import Ring, RingEntry
 from iscp_dagster.serve.live.row_changes import DELETE, INSERT, PROGRESS, UPDATE, ChangeFilter
 from iscp_dagster.serve.where import parse_where
+from support.live.view_history import FakeIndex, Listener, new_feed, settled, until
 
 COLUMNS = {name: build_column(name, parse_type("Int32")) for name in ("id", "value")}
 

@@ -4,11 +4,10 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from history import until
-
 from iscp_dagster.serve.access import UnauthenticatedError, Viewer
 from iscp_dagster.serve.live.service import SubscriberContext
 from iscp_dagster.serve.live.transport.socket import SocketBounds, SocketConnection, SocketServer
+from support.live.view_history import until
 
 ACME = Viewer(tenants=frozenset({"acme"}))
 

@@ -4,7 +4,6 @@ import re
 
 import pytest
 from graphql import print_schema
-from growth import SLACK, time_growth
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -18,6 +17,7 @@ from iscp_dagster.serve.columns import _SCALARS_BY_TYPE, build_column, to_graphq
 from iscp_dagster.serve.graph.schema import create_schema
 from iscp_dagster.serve.scalars import SCALARS, BadValueError
 from iscp_dagster.serve.web.requests import RefusedRequestError, choose_media_type
+from runtime_support.growth import SLACK, time_growth
 
 HERE = Endpoint(host="nowhere", port=1)
 

@@ -7,12 +7,12 @@ from decimal import Decimal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from invoked import Runtime, retriever_of
 
 from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.serviceconsumers.chunks import JobIdentity, TenantChanges, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.sorting import Sorter
+from support.outbox.memory_runtime import Runtime, retriever_of
 
 TENANTS = ("acme", "globex", "initech")
 OWNER = JobIdentity(table_id="t", job="booked", registration=1, generation=0)

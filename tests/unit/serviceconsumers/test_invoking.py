@@ -9,9 +9,6 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from invoked import SCHEMA, Runtime, retriever_of, rows_of
-from logs import T0
-from onetable import Clock
 
 from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.joblog import lifecycle
@@ -28,6 +25,9 @@ from iscp_dagster.serviceconsumers.errors import (
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 from iscp_dagster.sync.executors.retriever import ConsumerThread
 from iscp_dagster.sync.writing.scan import ScanError, _find_loss
+from support.jobs.log_rows import T0
+from support.jobs.one_table import Clock
+from support.outbox.memory_runtime import SCHEMA, Runtime, retriever_of, rows_of
 
 CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(5)]
 DESKS = ("acme", "globex")

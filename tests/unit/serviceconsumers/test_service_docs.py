@@ -6,7 +6,6 @@ from dataclasses import fields
 
 import pytest
 import yaml
-from places import DOCS
 
 from iscp_dagster import ServiceConsumer, SourceTable, SourceTableComponent
 from iscp_dagster.model.declared.linking.attach import Declarations
@@ -14,6 +13,7 @@ from iscp_dagster.serviceconsumers.chunks import TenantChanges, cut_chunks, form
 from iscp_dagster.serviceconsumers.consumer import TENANTS
 from iscp_dagster.serviceconsumers.invoking import SHOWN
 from iscp_dagster.serviceconsumers.sorting import MEMORY
+from support.paths import DOCS
 
 PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")
 

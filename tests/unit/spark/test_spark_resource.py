@@ -8,12 +8,12 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from onetable import name_deployment
-from places import ROOT
 
 from iscp_dagster import Mirror, SourceTable, build_definitions, resources_from_environment
 from iscp_dagster.location.resources.iscp import Iscp
 from iscp_dagster.location.resources.spark import Spark
+from support.jobs.one_table import name_deployment
+from support.paths import ROOT
 
 DOCS = (ROOT / "docs" / "library.md").read_text()
 EXAMPLE = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[1]

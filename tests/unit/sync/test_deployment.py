@@ -5,9 +5,9 @@ import threading
 from dataclasses import replace
 
 import pytest
-from onetable import Clock, in_memory
 
 from iscp_dagster.model.errors import UnavailableError
+from support.jobs.one_table import Clock, in_memory
 
 SECONDS = 30
 

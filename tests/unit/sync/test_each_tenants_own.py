@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from logs import complete
-from onetable import Clock, commit, in_memory
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -15,6 +13,8 @@ from iscp_dagster.model.batch import BatchAction, Range
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.ledger import load_ledger
 from iscp_dagster.sync.reading.reader import SourceReader
+from support.jobs.log_rows import complete
+from support.jobs.one_table import Clock, commit, in_memory
 
 EVERYONE = frozenset(f"t{number}" for number in range(20))
 EARLY = frozenset(f"t{number}" for number in range(10))

@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logs import key, name, spec
 
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, FailedStep
@@ -29,6 +28,7 @@ from iscp_dagster.sync.iteration.machine import IterationState, group_by_job, ha
 from iscp_dagster.sync.iteration.narrowing import UntriedError, get_tenants
 from iscp_dagster.sync.iteration.outcomes import ErrorDetail, PendingCommit, WriteResult
 from iscp_dagster.sync.reading.requests import ReadRequest
+from support.jobs.log_rows import key, name, spec
 
 TAIL = ReadPlan(kind=ReadKind.TAIL, reason="changes")
 FIRST = Range(from_=Moment(2), to=Moment(4))

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nearspark import NearSpark
-from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.clickhouse.tables.ddl import DEDUPLICATION_WINDOW
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, compute_chunks_per_task
@@ -21,6 +19,8 @@ from iscp_dagster.sync.reading.reader import (
     SourceReader,
 )
 from iscp_dagster.sync.reading.requests import ReadRequest
+from support.jobs.one_table import Clock, commit, in_memory, orders
+from support.spark.fake_spark import NearSpark
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
 ADDED = {"partitionValues": {"region": "eu"}, "dataChange": True, "modificationTime": 1}

@@ -4,7 +4,6 @@ import threading
 
 import pyarrow as pa
 import pytest
-from stackfixture import wait_for
 
 import durable_invocations.errors
 from iscp_dagster.clickhouse.write.chunks import BYTES_AT_ONCE
@@ -21,6 +20,7 @@ from iscp_dagster.sync.executors.retriever import (
     ConsumerThread,
     Retriever,
 )
+from support.services.stack import wait_for
 
 SECONDS = 30
 ROWS = pa.table(

@@ -6,8 +6,6 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from places import GOLDEN
-from watches import NOON
 
 from iscp_dagster.webhooks.answers import (
     DeliveryRules,
@@ -17,6 +15,8 @@ from iscp_dagster.webhooks.answers import (
     decide_outcome,
     parse_retry_after,
 )
+from runtime_support.manual_clock import NOON
+from support.paths import GOLDEN
 
 RULES = DeliveryRules(delays=(5, 300, 1_800, 7_200, 18_000, 36_000, 36_000), refusals=3)
 SINGLE = (

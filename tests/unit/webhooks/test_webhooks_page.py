@@ -12,7 +12,6 @@ from decimal import Decimal
 from inspect import signature
 
 import pytest
-from places import DOCS
 
 from idempotent_receiver import retry_horizon
 from iscp_dagster import Endpoint
@@ -25,6 +24,7 @@ from iscp_dagster.webhooks.sending.network import MOST_READ
 from iscp_dagster.webhooks.sending.posting import ANSWER_CHARACTERS
 from iscp_dagster.webhooks.sending.sender import Pace
 from iscp_dagster.webhooks.sending.signing import get_secrets
+from support.paths import DOCS
 
 PAGE = (DOCS / "webhooks.md").read_text(encoding="utf-8")
 DECLARING, MAKING = re.findall(r"^```python.*?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twosides import completed
 
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import awakeables, ids, kinds, results
@@ -19,6 +18,7 @@ from durable_invocations.protocol.failures import (
 from durable_invocations.protocol.frames import HEADER, Frame, encode, make_frame
 from durable_invocations.protocol.kinds import KINDS, get_kind
 from durable_invocations.protocol.pb import protocol_pb2 as pb
+from runtime_support.two_sides import completed
 
 RESULTS = {
     "empty": results.EMPTY,

@@ -1,7 +1,5 @@
 """Long journals cost little: no step copies what was before it."""
 
-from growth import SLACK, time_growth
-
 from durable_invocations.journal import handler_events as h
 from durable_invocations.journal import handler_side, index_sets, runtime_side
 from durable_invocations.journal import runtime_events as r
@@ -9,6 +7,7 @@ from durable_invocations.journal.handler_state import HandlerState
 from durable_invocations.protocol.decoding import Decoder
 from durable_invocations.protocol.frames import encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
+from runtime_support.growth import SLACK, time_growth
 
 ENTRIES = 10_000
 INPUT = make_frame(pb.InputEntryMessage())

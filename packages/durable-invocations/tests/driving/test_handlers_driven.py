@@ -10,8 +10,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from asgiservers import hypercorn_of, run, uvicorn_of
-from running import running, until
 
 from durable_invocations import Context, Service, VirtualObject, service_app
 from durable_invocations.errors import UnavailableError
@@ -21,6 +19,8 @@ from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.runtime.timers import SteadyClock
+from runtime_support.endpoints.asgi_servers import hypercorn_of, run, uvicorn_of
+from runtime_support.runtimes.sqlite_runtime import running, until
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
 steps = Service("Steps")

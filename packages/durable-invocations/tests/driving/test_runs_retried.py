@@ -6,9 +6,6 @@ import asyncio
 from collections import Counter
 
 import pytest
-from asgiservers import bound, hypercorn_of, run, uvicorn_of
-from running import running, until
-from scriptedservice import Scripted
 
 from durable_invocations import Context, RunRetry, Service, TerminalError, service_app
 from durable_invocations.protocol import failures
@@ -16,6 +13,9 @@ from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.driving.attempt_effects import MOST_RUNS
 from durable_invocations.runtime.retries import RetryPolicy
+from runtime_support.endpoints.asgi_servers import bound, hypercorn_of, run, uvicorn_of
+from runtime_support.endpoints.scripted_service import Scripted
+from runtime_support.runtimes.sqlite_runtime import running, until
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
 WITHOUT_END = RetryPolicy(initial=0.01, factor=1, cap=0.01, attempts=None)

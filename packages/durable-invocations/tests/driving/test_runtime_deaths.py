@@ -10,17 +10,17 @@ import signal
 import sys
 from pathlib import Path
 
-import mortalruntime
 import pytest
-from asgiservers import hypercorn_of, run, uvicorn_of
-from running import running, store_at
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol import ids
 from durable_invocations.runtime.store.operations import Submit
+from runtime_support.endpoints.asgi_servers import hypercorn_of, run, uvicorn_of
+from runtime_support.runtimes import killable_runtime
+from runtime_support.runtimes.sqlite_runtime import running, store_at
 
 steps = Service("Steps")
-PLACE = Path(mortalruntime.__file__)
+PLACE = Path(killable_runtime.__file__)
 NAP, LATER = 3_600.0, 7_200.0
 """The handler sleeps for an hour, and the clocks of the later runtimes are ahead."""
 DEATHS = [
@@ -54,7 +54,7 @@ def effect(folder: str, name: str) -> str:
 
 async def killed(folder, moment, operation, number, ahead):
     """Run a runtime until it has killed itself."""
-    paths = os.pathsep.join([str(PLACE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(PLACE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, PLACE, folder, moment, operation, str(number), str(ahead)),
         env=os.environ | {"PYTHONPATH": paths},
@@ -83,7 +83,7 @@ def test_an_invocation_ends_once_whatever_runtimes_die(tmp_path, server):
             await driven.runtime.do(asked)
         for each in DEATHS:
             await killed(tmp_path, *each)
-        clock = mortalruntime.clock_ahead(LATER)
+        clock = killable_runtime.clock_ahead(LATER)
         async with running(tmp_path, silent=0.2, clock=clock) as driven:
             return await driven.end(id_), driven.journal(id_)
 

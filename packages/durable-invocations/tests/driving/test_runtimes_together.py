@@ -7,9 +7,6 @@ from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from asgiservers import hypercorn_of, run
-from running import running, store_at, until
-from scriptedservice import Scripted
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol import ids
@@ -21,6 +18,9 @@ from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.store.operations import CompleteAwakeable, Kill, Purge
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.runtime.timers import SteadyClock
+from runtime_support.endpoints.asgi_servers import hypercorn_of, run
+from runtime_support.endpoints.scripted_service import Scripted
+from runtime_support.runtimes.sqlite_runtime import running, store_at, until
 
 OK = Value(value=b"null")
 

@@ -9,9 +9,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from asgiservers import hypercorn_of, run, uvicorn_of
-from running import AT_ONCE, running
-from scriptedservice import Scripted
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol import ids, kinds
@@ -24,6 +21,9 @@ from durable_invocations.runtime.driving import attempts
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.store.operations import CommitEntry, CompleteAwakeable, Resume
 from durable_invocations.runtime.store.views import Status
+from runtime_support.endpoints.asgi_servers import hypercorn_of, run, uvicorn_of
+from runtime_support.endpoints.scripted_service import Scripted
+from runtime_support.runtimes.sqlite_runtime import AT_ONCE, running
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
 OK = Value(value=b"null")

@@ -8,12 +8,12 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import mortalservice
 import pytest
-from running import running, until
 
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.store.views import Status
+from runtime_support.endpoints import killable_service
+from runtime_support.runtimes.sqlite_runtime import running, until
 
 SERVERS = {
     "uvicorn": ["--port", "{}", "--no-access-log"],
@@ -25,9 +25,9 @@ PATIENT = RetryPolicy(initial=0.05, factor=1, cap=0.05, attempts=None)
 @contextmanager
 def served(server, folder, port=0):
     """A process of the service, and its port."""
-    command = [sys.executable, "-m", server, "mortalservice:app"]
+    command = [sys.executable, "-m", server, "killable_service:app"]
     command += [each.format(port) for each in SERVERS[server]]
-    place = Path(mortalservice.__file__).parent
+    place = Path(killable_service.__file__).parent
     environment = os.environ | {"MORTAL_FOLDER": str(folder)}
     with subprocess.Popen(
         command, cwd=place, env=environment, stderr=subprocess.PIPE, text=True

@@ -6,7 +6,6 @@ import h2.events
 import h2.settings
 import hpack
 import pytest
-from asgiservers import run
 from hyperframe.frame import (
     ContinuationFrame,
     HeadersFrame,
@@ -14,12 +13,20 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
-from scripted import answered, asked, asking, h2_peer, raw_peer, whole
 
 from durable_invocations.runtime.http.client import HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import Address, DeploymentUnreachableError, Request
 from durable_invocations.runtime.http.http1 import Http1
 from durable_invocations.runtime.http.http2 import Http2
+from runtime_support.endpoints.asgi_servers import run
+from runtime_support.endpoints.scripted_peers import (
+    answered,
+    asked,
+    asking,
+    h2_peer,
+    raw_peer,
+    whole,
+)
 
 POST = Request(method="POST", path="/x")
 SETTINGS = SettingsFrame(0).serialize()

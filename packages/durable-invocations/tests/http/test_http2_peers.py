@@ -10,7 +10,6 @@ import h2.events
 import h2.settings
 import pytest
 from hyperframe.frame import GoAwayFrame
-from scripted import answered, asked, asking, h2_peer, raw_peer, whole
 
 from durable_invocations.runtime.http.client import HTTP_2, HttpClient
 from durable_invocations.runtime.http.connection2 import STREAM_WINDOW
@@ -22,6 +21,14 @@ from durable_invocations.runtime.http.exchange import (
     StaleError,
 )
 from durable_invocations.runtime.http.http2 import Http2
+from runtime_support.endpoints.scripted_peers import (
+    answered,
+    asked,
+    asking,
+    h2_peer,
+    raw_peer,
+    whole,
+)
 
 POST = Request(method="POST", path="/x")
 

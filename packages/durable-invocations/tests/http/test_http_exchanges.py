@@ -4,8 +4,6 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
-from asgiservers import hypercorn_of, uvicorn_of
-from scripted import asking, whole
 
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import (
@@ -15,6 +13,8 @@ from durable_invocations.runtime.http.exchange import (
     Request,
 )
 from durable_invocations.runtime.http.http1 import Http1
+from runtime_support.endpoints.asgi_servers import hypercorn_of, uvicorn_of
+from runtime_support.endpoints.scripted_peers import asking, whole
 
 
 async def mirror(scope, receive, send):

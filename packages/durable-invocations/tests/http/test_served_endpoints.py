@@ -7,8 +7,6 @@ import threading
 from contextlib import ExitStack, asynccontextmanager
 
 import pytest
-from asgiservers import hypercorn_of, uvicorn_of
-from asgistream import ack, names, told
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol.decoding import Decoder
@@ -18,6 +16,8 @@ from durable_invocations.protocol.versions import format_content_type
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.discovery import discover_deployment
 from durable_invocations.runtime.http.exchange import Address, Request
+from runtime_support.endpoints.asgi_servers import hypercorn_of, uvicorn_of
+from runtime_support.endpoints.asgi_stream import ack, names, told
 
 STREAMS = 12
 service = Service("S")

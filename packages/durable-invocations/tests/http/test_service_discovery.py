@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from asgiservers import hypercorn_of, run, uvicorn_of
-from scripted import asking, raw_peer
 
 from durable_invocations.errors import ConfigError
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
@@ -15,6 +13,8 @@ from durable_invocations.runtime.http.discovery import (
     discover_deployment,
 )
 from durable_invocations.runtime.http.exchange import Address, DeploymentUnreachableError
+from runtime_support.endpoints.asgi_servers import hypercorn_of, run, uvicorn_of
+from runtime_support.endpoints.scripted_peers import asking, raw_peer
 
 GOOD = {
     "protocolMode": "BIDI_STREAM",

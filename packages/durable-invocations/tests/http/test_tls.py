@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from asgiservers import hypercorn_of, uvicorn_of
-from certificates import certificate
-from running import AT_ONCE, running
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2
 from durable_invocations.runtime.http.connecting import TRUSTED
 from durable_invocations.runtime.http.exchange import DeploymentUnreachableError, NotHttp2Error
+from runtime_support.endpoints.asgi_servers import hypercorn_of, uvicorn_of
+from runtime_support.endpoints.certificates import certificate
+from runtime_support.runtimes.sqlite_runtime import AT_ONCE, running
 
 greeter = Service("Greeter")
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from byhand import SERVICES, URL, ByHand
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -31,6 +30,7 @@ from durable_invocations.runtime.store.deployments import (
     RegisteredService,
 )
 from durable_invocations.runtime.store.operations import Pause, Register
+from runtime_support.runtimes.manual_backend import SERVICES, URL, ByHand
 
 JSON = {"content-type": "application/json"}
 BOUNDS = IngressBounds(body=1_000, waiting=2)

@@ -1,7 +1,7 @@
 """What a runtime answers to a request that is too large, over a real connection."""
 
-from largerequests import status_of_large
-from liveruntime import running
+from runtime_support.large_requests import status_of_large
+from runtime_support.runtimes.live_runtime import running
 
 
 def test_the_server_of_invocations_takes_in_what_is_too_large(tmp_path):

@@ -8,9 +8,7 @@ import json
 import threading
 from functools import partial
 
-import asgistream
 import pytest
-from asgistream import attempt
 
 from durable_invocations import Context, RetryableError, RunRetry, TerminalError
 from durable_invocations.protocol.failures import (
@@ -22,6 +20,8 @@ from durable_invocations.protocol.failures import (
     write_run_attempts,
 )
 from durable_invocations.serving.attempts import attempt as attempts
+from runtime_support.endpoints import asgi_stream
+from runtime_support.endpoints.asgi_stream import attempt
 
 SLOW = 60
 """More seconds than a test takes."""
@@ -41,7 +41,7 @@ def patient(monkeypatch):
     monkeypatch.setattr(attempts, "MOST_WAIT", SLOW)
 
 
-journal_of = partial(asgistream.journal_of, runs=())
+journal_of = partial(asgi_stream.journal_of, runs=())
 """The invocation, by a runtime that counts the executions of runs."""
 
 

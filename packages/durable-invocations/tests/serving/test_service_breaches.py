@@ -7,12 +7,12 @@ import logging
 import random
 
 import pytest
-from asgistream import line, told
 
 from durable_invocations import Context, VirtualObject, service_app
 from durable_invocations.protocol.decoding import Limits
 from durable_invocations.protocol.frames import HEADER, encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
+from runtime_support.endpoints.asgi_stream import line, told
 
 STREAMS = 1_000
 CART = VirtualObject("Cart")

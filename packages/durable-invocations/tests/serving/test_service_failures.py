@@ -9,8 +9,6 @@ import traceback
 from datetime import timedelta
 
 import pytest
-from asgistream import attempt, journal_of, output_of
-from growth import SLACK, time_growth
 
 from durable_invocations import (
     Context,
@@ -27,6 +25,8 @@ from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.serving.attempts.choices import make_choice_entry
+from runtime_support.endpoints.asgi_stream import attempt, journal_of, output_of
+from runtime_support.growth import SLACK, time_growth
 
 NAMED = "inv_1test"
 """The invocation of a Journal."""

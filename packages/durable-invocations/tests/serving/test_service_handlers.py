@@ -7,9 +7,7 @@ import json
 from datetime import timedelta
 from functools import partial
 
-import asgistream
 import pytest
-from asgistream import ID, attempt, output_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +23,10 @@ from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, make_keys_value
+from runtime_support.endpoints import asgi_stream
+from runtime_support.endpoints.asgi_stream import ID, attempt, output_of
 
-journal_of = partial(asgistream.journal_of, app={"clock": lambda: 1_000.0})
+journal_of = partial(asgi_stream.journal_of, app={"clock": lambda: 1_000.0})
 
 
 def test_a_handler_that_only_returns():

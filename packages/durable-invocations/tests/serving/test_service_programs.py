@@ -7,12 +7,12 @@ import json
 from collections import Counter
 from random import Random
 
-from asgistream import Journal, ack, line, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from durable_invocations import Context, VirtualObject, service_app
 from durable_invocations.protocol.results import EMPTY, Value
+from runtime_support.endpoints.asgi_stream import Journal, ack, line, told
 
 ATTEMPTS = 60
 EXCHANGES = 200

@@ -8,7 +8,6 @@ import threading
 from contextlib import asynccontextmanager
 
 import pytest
-from asgistream import ack, asked, line, names, scope_of, told
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.protocol.failures import Failure
@@ -16,6 +15,7 @@ from durable_invocations.protocol.frames import encode, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.serving.app import ServiceEndpoint
 from durable_invocations.serving.stream import Options
+from runtime_support.endpoints.asgi_stream import ack, asked, line, names, scope_of, told
 
 NEWEST_FIRST = ", ".join(
     f"application/vnd.restate.endpointmanifest.v{version}+json" for version in (2, 1)

@@ -7,11 +7,9 @@ import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from desk import Desk, DiedError, dying, value
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from watches import Watch
 
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.frames import make_frame
@@ -21,6 +19,8 @@ from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import OperationRefusal
+from runtime_support.manual_clock import Watch
+from runtime_support.runtimes.manual_runtime import Desk, DiedError, dying, value
 
 OWNERS = ("one", "two")
 PATHS = ("Plain/go", "Cart/a/add", "Cart/b/add")

@@ -5,10 +5,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twosides import World, expected
 
 from durable_invocations.protocol.frames import Frame, make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
+from runtime_support.two_sides import World, expected
 
 ASKS = (
     pb.SleepEntryMessage(wake_up_time=1),

@@ -2,11 +2,11 @@
 
 import pytest
 import sqlalchemy as sa
-from desk import TABLES, Desk
-from watches import Watch
 
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
+from runtime_support.manual_clock import Watch
+from runtime_support.runtimes.manual_runtime import TABLES, Desk
 
 
 @pytest.fixture(scope="module")

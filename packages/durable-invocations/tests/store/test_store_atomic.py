@@ -5,11 +5,21 @@ import sys
 
 import pytest
 import sqlalchemy as sa
-from desk import FIRST, SERVICES, TABLES, Desk, DiedError, awakeable_of, dying, submission, value
 
 from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
+from runtime_support.runtimes.manual_runtime import (
+    FIRST,
+    SERVICES,
+    TABLES,
+    Desk,
+    DiedError,
+    awakeable_of,
+    dying,
+    submission,
+    value,
+)
 
 CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
 CART = pb.CallEntryMessage(service_name="Cart", handler_name="add", key="k")
@@ -160,7 +170,7 @@ def test_nothing_of_an_operation_that_dies_is_seen(desk, engine, scene):
 DYING = """
 import os, sys
 import sqlalchemy as sa
-from desk import Desk
+from runtime_support.runtimes.manual_runtime import Desk
 from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op

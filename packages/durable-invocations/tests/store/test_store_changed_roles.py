@@ -1,7 +1,6 @@
 """Handlers that become exclusive, or shared, while invocations of them wait to begin."""
 
 import pytest
-from desk import EXCLUSIVE, FIRST, SERVICES, SHARED
 
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.store import operations as op
@@ -10,6 +9,7 @@ from durable_invocations.runtime.store.deployments import (
     RegisteredHandler,
     RegisteredService,
 )
+from runtime_support.runtimes.manual_runtime import EXCLUSIVE, FIRST, SERVICES, SHARED
 
 SECOND = Deployment(id="second", url="http://127.0.0.1:9081")
 LATER = 5_000

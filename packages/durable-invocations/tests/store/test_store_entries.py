@@ -2,7 +2,6 @@
 
 import pytest
 import sqlalchemy as sa
-from desk import CANCELED, awakeable_of, value
 
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import Failure
@@ -16,6 +15,7 @@ from durable_invocations.runtime.store.outcomes import (
     CommittedEntry,
     OperationRefusal,
 )
+from runtime_support.runtimes.manual_runtime import CANCELED, awakeable_of, value
 
 NOBODY = ids.format_id(bytes(16))
 

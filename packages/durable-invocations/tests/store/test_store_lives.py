@@ -4,7 +4,6 @@ from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
-from desk import ERROR, FIRST, SERVICES, TABLES, awakeable_of, submission, value
 
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.failures import ErrorReport, Failure
@@ -17,6 +16,15 @@ from durable_invocations.runtime.store.deployments import (
     RegisteredService,
 )
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal, Submitted
+from runtime_support.runtimes.manual_runtime import (
+    ERROR,
+    FIRST,
+    SERVICES,
+    TABLES,
+    awakeable_of,
+    submission,
+    value,
+)
 
 
 def test_the_same_submission_again_is_the_same_invocation(desk):

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
-from desk import Desk, awakeable_of, value
 
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.sql.database import open_database
@@ -16,6 +15,7 @@ from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.views import InvocationFilter
+from runtime_support.runtimes.manual_runtime import Desk, awakeable_of, value
 
 SMALL = {"durable_services", "durable_service_deployments", "durable_runtimes"}
 """Tables with a few rows."""

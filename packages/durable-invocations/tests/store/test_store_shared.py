@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from desk import FIRST, SERVICES, Desk, awakeable_of, submission, value
 
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
@@ -17,6 +16,14 @@ from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, Changes, News, Registered
 from durable_invocations.runtime.store.views import InvocationFilter, Status
+from runtime_support.runtimes.manual_runtime import (
+    FIRST,
+    SERVICES,
+    Desk,
+    awakeable_of,
+    submission,
+    value,
+)
 
 SECOND = Deployment(
     id="second", url="http://127.0.0.1:9081", mode=Mode.FULL_DUPLEX, http=2, versions=(3, 3)

@@ -1,13 +1,13 @@
 """Canceling and killing what runs, waits or calls others, over SQLite and PostgreSQL."""
 
 import pytest
-from desk import CANCELED, KILLED, value
 
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, CommittedEntry, News
+from runtime_support.runtimes.manual_runtime import CANCELED, KILLED, value
 
 CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
 GET = pb.GetPromiseEntryMessage(key="mail")

@@ -4,7 +4,6 @@ import asyncio
 import threading
 
 import pytest
-from desk import SERVICES, Desk, submission, value
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol.frames import make_frame
@@ -17,6 +16,7 @@ from durable_invocations.runtime.store.outcomes import (
     Submitted,
 )
 from durable_invocations.runtime.writer import Writer
+from runtime_support.runtimes.manual_runtime import SERVICES, Desk, submission, value
 
 
 class Gate:

@@ -1,0 +1,123 @@
+"""A process that tests kill: a Dagster instance with the location's sensor and jobs.
+
+Run as `python -m support.services.dagster_process CONFIG`, a JSON file. It evaluates the sensor
+repeatedly and executes the requested runs in a thread, as daemon and run worker do. It writes
+events to a file, one in each line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iscp_dagster import SourceTable
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.leases import Leases
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.errors import FenceError
+from iscp_dagster.runs.alembic_cache import cache_migrations
+from iscp_dagster.spark.session import get_shared_session
+from iscp_dagster.sync.deployment import Deployment
+
+PAUSE, LOOK_PAUSE = 0.3, 1.0
+CHANGED: threading.Event = threading.Event()
+
+
+def tell(file: Path, **what: Any) -> None:
+    """Write one line, whole even when other processes write too."""
+    line = json.dumps({"pid": os.getpid(), **what}) + "\n"
+    with file.open("ab", buffering=0) as out:
+        out.write(line.encode())
+
+
+class Gated:
+    """Records every batch; asks for none while a file holds its process."""
+
+    def __init__(self, _source: Any, info: Any) -> None:
+        self.told = Path(info.options["told"])
+        self.hold = self.told.parent / f"hold-{os.getpid()}"
+
+    def consume(self, retriever: Any) -> None:
+        fence = retriever.fences["a"]
+        ends = [retriever.range.from_.version, retriever.range.to.version]
+        tell(self.told, what="begins", ends=ends, fence=fence)
+        done = False
+        while not done:
+            while self.hold.exists():
+                CHANGED.wait(PAUSE)
+            try:
+                inserts, _, done = retriever.next()
+            except FenceError:
+                tell(self.told, what="refused", ends=ends, fence=fence)
+                raise
+            ids = [] if inserts is None else inserts["id"].to_pylist()
+            tell(self.told, what="takes", ends=ends, fence=fence, ids=ids)
+
+
+@dataclass
+class Holder:
+    """The location's resource `iscp`."""
+
+    held: Deployment
+
+    def create_deployment(self) -> Deployment:
+        return self.held
+
+
+def main(config: dict[str, Any]) -> None:
+    import dagster as dg
+    from dagster._core.definitions.partitions.context import partition_loading_context
+
+    from iscp_dagster.location.build import build_definitions
+
+    warnings.simplefilter("ignore")
+    told = Path(config["told"])
+    log = SqlLog(config["log"], leases=Leases(**config["leases"]), actor=config["name"])
+    deployment = Deployment(
+        endpoint=Endpoint.parse(config["clickhouse"]),
+        log=log,
+        spark=lambda: get_shared_session(config["spark"]),
+        lake=config["lake"],
+    )
+    source = SourceTable(config["table"], key="id", tenant="tenant", indexes=[])
+    iscp = Holder(deployment)
+    defs = build_definitions([source], {"iscp": iscp})
+    sensor = defs.resolve_sensor_def("iscp_runner")
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    cache_migrations()
+    with dg.DagsterInstance.from_config(config["home"]) as instance:
+
+        def work() -> None:
+            while request := requests.get():
+                job = defs.resolve_job_def(request.job_name)
+                job.execute_in_process(
+                    instance=instance, tags=dict(request.tags), raise_on_error=False
+                )
+
+        threading.Thread(target=work, daemon=True).start()
+        cursor = None
+        while os.getppid() == config["parent"]:
+            with (
+                partition_loading_context(dynamic_partitions_store=instance),
+                dg.build_sensor_context(
+                    instance=instance, cursor=cursor, definitions=defs, resources={"iscp": iscp}
+                ) as context,
+            ):
+                result = sensor.evaluate_tick(context)
+            cursor = result.cursor
+            for request in result.run_requests:
+                requests.put(request)
+            skipped = result.skip_message or ""
+            tell(told, what="looks", requests=len(result.run_requests), skipped=skipped)
+            CHANGED.wait(LOOK_PAUSE)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

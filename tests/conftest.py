@@ -15,7 +15,7 @@ import chdb_http
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.spark.session import disconnect
 from sql_transactions.testing import make_database_factory, run_postgres
-from support.pages import chromium
+from support.clients import chromium
 from support.paths import ROOT
 from support.services import insert_gate
 from support.services.clickhouse_servers import running_servers

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from chdb_http import Account, launch
 from iscp_dagster.local.stack.ports import find_free_port
 from sql_transactions.testing import run_postgres
-from support.pages.document_commands import Reader, blocks_of, section
+from support.clients.document_commands import Reader, blocks_of, section
 from support.paths import DOCS, ROOT
 from support.services.postgres import driven
 from support.services.stack import clean_environment

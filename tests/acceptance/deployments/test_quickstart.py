@@ -27,7 +27,7 @@ from iscp_dagster.local.services.state import find_running_stack as current
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.moment import START
-from support.pages.document_commands import Reader, blocks_of, section
+from support.clients.document_commands import Reader, blocks_of, section
 from support.paths import DOCS, ROOT
 from support.services.stack import (
     QUICK,

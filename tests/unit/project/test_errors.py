@@ -12,6 +12,7 @@ import iscp_dagster
 from iscp_dagster.clickhouse.connect.failures import ROW_CODES, TEMPORARY_CODES
 from iscp_dagster.delta.failures import CONDITIONS
 from iscp_dagster.model.errors import IscpError
+from support.errors import MESSAGES, list_messages
 from support.paths import DOCS
 
 PAGE = DOCS / "errors.md"
@@ -67,3 +68,8 @@ def test_the_conditions_of_spark_are_documented():
     held = {condition: kind.__name__ for condition, kind in CONDITIONS.items()}
     assert dict(rows("## Spark's conditions")) == held
     assert all(re.fullmatch(r"[A-Z_]+(\.[A-Z_]+)?", condition) for condition in held)
+
+
+def test_the_words_of_each_error_are_those_of_the_golden_table():
+    """A new wording is written by `python -m support.errors`, run in tests/."""
+    assert list_messages().splitlines() == MESSAGES.read_text(encoding="utf-8").splitlines()

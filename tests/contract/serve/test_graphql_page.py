@@ -11,8 +11,8 @@ from iscp_dagster.serve.graph.documents import DocumentLimits
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.web.graphql_http import HttpBounds
 from iscp_dagster.serve.where import MOST_TERMS
-from support.lake.shop_indexes import ask
 from support.clients.float_digits import approximate
+from support.lake.shop_indexes import ask
 from support.paths import DOCS
 
 PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What `dagster.yaml` lets run at once, as Dagster's own queue decides it."""
+"""The runs that `dagster.yaml` allows at once, as Dagster's own queue decides."""
 
 import re
 import shutil
@@ -49,8 +49,8 @@ def queue(tmp_path, monkeypatch):
             source = SourceTable(
                 table, key="id", tenant="region", indexes=[Mirror()], services=SERVICES
             )
-            for some in tenants:
-                tags = run_request(dispatch(source, some, job)).tags
+            for of_run in tenants:
+                tags = run_request(make_dispatch(source, of_run, job)).tags
                 run = DagsterRun("any", status=status, tags=tags, remote_job_origin=ORIGIN)
                 instance.add_run(run)
 
@@ -58,65 +58,65 @@ def queue(tmp_path, monkeypatch):
         yield add
 
 
-def dispatch(source, tenants, job):
-    services = {each.name for each in source.services}
+def make_dispatch(source, tenants, job):
+    services = {service.name for service in source.services}
     iteration = over(*(key(job, tenant) for tenant in tenants), waits_long=job in services)
     return Dispatch(source=source, iteration=iteration, name=f"{job} of {min(tenants)}")
 
 
-def next_runs(instance):
+def list_next_tables(instance):
     """Return the tables of the runs that Dagster would start now, first to last."""
     daemon = QueuedRunCoordinatorDaemon(interval_seconds=1)
     config = instance.get_concurrency_config()
-    found = daemon._get_runs_to_dequeue(instance, config, fixed_iteration_time=None)
-    return [run.tags[TABLE_TAG] for run in found]
+    runs = daemon._get_runs_to_dequeue(instance, config, fixed_iteration_time=None)
+    return [run.tags[TABLE_TAG] for run in runs]
 
 
 FLOODS = {
-    "of one tenant each": [{f"t{number}"} for number in range(40)],
-    "of many tenants": [{f"t{number}", f"u{number}"} for number in range(40)],
+    "of one tenant each": [{f"t{number}"} for number in range(3 * SLOTS)],
+    "of many tenants": [{f"t{number}", f"u{number}"} for number in range(3 * SLOTS)],
 }
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=list(FLOODS))
 def test_a_table_that_floods_the_queue_leaves_a_slot_to_another(queue, flood):
     queue("shop.noisy", *flood)
-    assert next_runs(queue.instance) == ["shop.noisy"] * (SLOTS - 1)
+    assert list_next_tables(queue.instance) == ["shop.noisy"] * (SLOTS - 1)
     queue("shop.calm", {"eu"})
-    assert next_runs(queue.instance) == ["shop.noisy"] * (SLOTS - 1) + ["shop.calm"]
+    assert list_next_tables(queue.instance) == ["shop.noisy"] * (SLOTS - 1) + ["shop.calm"]
 
 
-def test_another_table_s_run_starts_though_a_flood_runs_and_waits(queue):
+def test_another_table_s_run_starts_while_a_flood_runs_and_waits(queue):
     many = FLOODS["of many tenants"]
     queue("shop.noisy", *many[: SLOTS - 1], status=DagsterRunStatus.STARTED)
     queue("shop.noisy", *many[SLOTS:])
     queue("shop.calm", {"eu", "us"})
-    assert next_runs(queue.instance) == ["shop.calm"]
+    assert list_next_tables(queue.instance) == ["shop.calm"]
 
 
 def test_a_tenant_takes_at_most_half_of_the_slots(queue):
     for table in ("shop.a", "shop.b", "shop.c"):
         queue(table, {"eu"})
-    assert next_runs(queue.instance) == ["shop.a", "shop.b"]
+    assert list_next_tables(queue.instance) == ["shop.a", "shop.b"]
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=list(FLOODS))
 def test_runs_that_wait_for_handlers_leave_slots_to_indexes_of_their_table(queue, flood):
     queue("shop.slow", *flood, job="told")
     queue("shop.other", *flood, job="told")
-    assert len(next_runs(queue.instance)) == SLOTS // 2
+    assert len(list_next_tables(queue.instance)) == SLOTS // 2
     queue("shop.slow", {"eu"}, {"us"})
-    assert Counter(next_runs(queue.instance))["shop.slow"] == SLOTS - 1
+    assert Counter(list_next_tables(queue.instance))["shop.slow"] == SLOTS - 1
 
 
 def test_a_tenants_runs_that_wait_for_handlers_leave_a_slot_to_its_indexes(queue):
     queue("shop.a", {"eu"}, job="told", status=DagsterRunStatus.STARTED)
     queue("shop.a", {"eu"}, job="billed")
     queue("shop.b", {"eu"}, job="told")
-    assert next_runs(queue.instance) == []
+    assert list_next_tables(queue.instance) == []
     queue("shop.a", {"eu"})
     queue("shop.b", {"us"}, job="told")
-    assert next_runs(queue.instance) == ["shop.a", "shop.b"]
+    assert list_next_tables(queue.instance) == ["shop.a", "shop.b"]
 
 
 def test_a_queued_run_waits_for_half_a_second_at_most(queue):
@@ -130,15 +130,14 @@ def test_a_queued_run_waits_for_half_a_second_at_most(queue):
 
     daemon.run_iteration = lambda _: iter(())
     loop = daemon.core_loop(None, Shutdown())
-    begun = [each for each in islice(loop, 9) if each is SpanMarker.START_SPAN]
-    assert len(begun) == 3
+    assert [*islice(loop, 9)].count(SpanMarker.START_SPAN) == 3
     assert waits == [0.5] * 2
 
 
-def test_sensors_have_the_threads_that_the_documentation_says():
-    """A waiting tick of each location keeps one; news, and others' sensors, need some as well."""
+def test_sensors_have_as_many_threads_as_documented():
+    """A waiting tick of each location takes one; news, and others' sensors, need some as well."""
     workers = CONFIG["sensors"]["num_workers"]
     text = " ".join((ROOT / "docs" / "production.md").read_text().split())
-    (said,) = re.findall(r"use_threads: true, num_workers: (\d+)", text)
+    (threads,) = re.findall(r"use_threads: true, num_workers: (\d+)", text)
     (locations,) = re.findall(r"enough for (\d+) locations", text)
-    assert int(said) == workers == int(locations) + 2
+    assert int(threads) == workers == int(locations) + 2

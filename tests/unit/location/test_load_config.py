@@ -1,4 +1,4 @@
-"""What the launchpad offers for a load, declared without Dagster."""
+"""The options of a load that the launchpad shows, declared without Dagster."""
 
 from __future__ import annotations
 
@@ -22,27 +22,22 @@ class Ours(Config):
     most: int
 
 
-def shown(model):
+def describe_fields(model):
     return {
         name: (field.config_type.kind, field.default_provided, field.description)
         for name, field in model.to_fields_dict().items()
     }
 
 
-def test_a_model_of_pydantic_is_offered_as_one_of_dagsters():
-    assert shown(to_dagster_config(Plain)) == shown(Ours)
+def test_a_model_of_pydantic_becomes_one_of_dagster():
+    assert describe_fields(to_dagster_config(Plain)) == describe_fields(Ours)
     assert to_dagster_config(Plain).__name__ == "Plain"
     assert to_dagster_config(Ours) is Ours
 
 
-def test_who_reads_what_the_demo_declares_need_not_import_dagster():
-    """Commands of `iscp` read it; importing Dagster would make them take half as long again."""
+def test_the_demo_s_declarations_are_read_without_dagster():
+    """Commands of `iscp` read them; importing Dagster would make them take half as long again."""
     code = "import sys, assets.docs; print({'dagster', 'pyspark'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=get_repository(),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "set()\n"
+    command, folder = [sys.executable, "-c", code], get_repository()
+    run = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    assert run.stdout == "set()\n"

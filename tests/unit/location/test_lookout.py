@@ -1,4 +1,4 @@
-"""How a tick of the runner's sensor waits for something to do; only its pauses move the clock."""
+"""A tick of the runner's sensor waits for something to do; only its pauses move the clock."""
 
 from types import SimpleNamespace
 
@@ -15,6 +15,11 @@ from support.jobs.log_rows import carry_out
 from support.jobs.one_table import Clock, commit, in_memory, orders
 
 TICK = 19.4
+
+
+def about(seconds):
+    """Return the seconds that a tick may take, to within two of its pauses."""
+    return pytest.approx(seconds, abs=2 * COMMITS_SECONDS)
 
 
 class Instance:
@@ -77,24 +82,24 @@ class Ticking:
         job = self.deployment.log.list_jobs()[0]
         assert self.deployment.log.pause(job.key.tenant, job.name)
 
-    def after(self, seconds, what):
-        """Call `what` once the tick has waited for `seconds`."""
-        self.clock.meanwhile += [lambda: None] * (round(seconds / COMMITS_SECONDS) - 1) + [what]
+    def after(self, seconds, call):
+        """Call this once the tick has waited for `seconds`."""
+        self.clock.meanwhile += [lambda: None] * (round(seconds / COMMITS_SECONDS) - 1) + [call]
 
 
 @pytest.fixture
 def ticking(tmp_path, monkeypatch):
-    found = Ticking(tmp_path, monkeypatch)
-    commit(found.source, "eu")
-    looks, seconds = found.tick()
-    assert (len(looks[0].dispatches), seconds) == (1, 0)
-    found.tick()
-    return found
-
-
-def test_a_tick_that_finds_nothing_waits_and_looks_again_now_and_then(ticking):
+    ticking = Ticking(tmp_path, monkeypatch)
+    commit(ticking.source, "eu")
     looks, seconds = ticking.tick()
-    assert seconds == pytest.approx(TICK, abs=2 * COMMITS_SECONDS)
+    assert (len(looks[0].dispatches), seconds) == (1, 0)
+    ticking.tick()
+    return ticking
+
+
+def test_a_tick_that_finds_nothing_waits_and_looks_again(ticking):
+    looks, seconds = ticking.tick()
+    assert seconds == about(TICK)
     assert len(looks) == 2
     assert all(look.quiet for look in looks)
 
@@ -102,43 +107,43 @@ def test_a_tick_that_finds_nothing_waits_and_looks_again_now_and_then(ticking):
 def test_a_commit_ends_the_waiting_at_once(ticking):
     ticking.after(3, lambda: commit(ticking.source, "us"))
     looks, seconds = ticking.tick()
-    assert seconds == pytest.approx(3, abs=2 * COMMITS_SECONDS)
+    assert seconds == about(3)
     assert [len(look.dispatches) for look in looks] == [0, 1]
-    (found,) = looks[-1].dispatches
-    assert found.iteration.tenants == {"us"}
+    (dispatch,) = looks[-1].dispatches
+    assert dispatch.iteration.tenants == {"us"}
 
 
-def test_what_happens_to_a_job_is_looked_at_soon(ticking):
+def test_a_change_of_a_job_is_followed_by_a_look(ticking):
     ticking.after(3, ticking.pause_job)
     looks, seconds = ticking.tick()
-    assert seconds == pytest.approx(TICK, abs=2 * COMMITS_SECONDS), "there is nothing to do"
+    assert seconds == about(TICK), "there is nothing to do"
     assert len(looks) == 3
 
 
-def test_a_table_that_goes_is_told_of_at_once(ticking, tmp_path):
+def test_a_missing_table_is_reported_at_once(ticking, tmp_path):
     ticking.after(3, lambda: (tmp_path / "orders").rename(tmp_path / "gone"))
     looks, seconds = ticking.tick()
-    assert seconds == pytest.approx(3, abs=2 * COMMITS_SECONDS)
+    assert seconds == about(3)
     assert looks[-1].new_problem_tables == {ticking.source.name}
     looks, seconds = ticking.tick()
-    assert seconds == pytest.approx(TICK, abs=2 * COMMITS_SECONDS), "it was reported before"
+    assert seconds == about(TICK), "it was reported before"
 
 
-def test_no_tick_waits_where_others_would_wait_with_it(ticking):
+def test_a_tick_that_would_hold_up_other_sensors_does_not_wait(ticking):
     ticking.instance.threads = False
     looks, seconds = ticking.tick()
     assert (len(looks), seconds) == (1, 0)
 
 
 def test_a_sensor_that_is_switched_off_meanwhile_queues_nothing(ticking):
-    def off():
+    def switch_off():
         ticking.instance.off = True
         commit(ticking.source, "us")
 
-    ticking.after(3, off)
+    ticking.after(3, switch_off)
     looks, seconds = ticking.tick()
     assert (len(looks), looks[0].dispatches) == (1, [])
-    assert seconds == pytest.approx(3, abs=2 * COMMITS_SECONDS)
+    assert seconds == about(3)
 
 
 def test_a_newer_tick_ends_the_one_before(ticking):
@@ -146,31 +151,35 @@ def test_a_newer_tick_ends_the_one_before(ticking):
     ticking.after(3, lambda: next(other))
     ticking.after(2, lambda: commit(ticking.source, "us"))
     looks, seconds = ticking.tick()
-    assert seconds == pytest.approx(3, abs=2 * COMMITS_SECONDS)
+    assert seconds == about(3)
     assert len(looks) == 1
 
 
-def test_a_code_server_that_ends_waits_for_no_tick(ticking, tmp_path, monkeypatch):
-    sign = tmp_path / "ending"
-    monkeypatch.setenv(ENDING_VARIABLE, str(sign))
-    ticking.after(3, sign.touch)
+@pytest.fixture
+def ending(tmp_path, monkeypatch):
+    """Return the file whose existence says that the code server ends."""
+    file = tmp_path / "ending"
+    monkeypatch.setenv(ENDING_VARIABLE, str(file))
+    return file
+
+
+def test_a_code_server_that_ends_waits_for_no_tick(ticking, ending):
+    ticking.after(3, ending.touch)
     looks, seconds = ticking.tick()
-    assert (len(looks), seconds) == (1, pytest.approx(3, abs=2 * COMMITS_SECONDS))
+    assert (len(looks), seconds) == (1, about(3))
 
 
-def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypatch):
+def test_a_code_server_that_ends_queues_nothing_more(ticking, ending):
     """The daemon ends without starting what is queued then."""
-    sign = tmp_path / "ending"
-    monkeypatch.setenv(ENDING_VARIABLE, str(sign))
-    sign.touch()
+    ending.touch()
     commit(ticking.source, "us")
     before = ticking.deployment.log.list_active_runs()
     looks, _ = ticking.tick()
-    assert [each.dispatches for each in looks] == [[]]
+    assert [look.dispatches for look in looks] == [[]]
     assert ticking.deployment.log.list_active_runs() == before
-    sign.unlink()
+    ending.unlink()
     looks, _ = ticking.tick()
-    assert [len(each.dispatches) for each in looks] == [1]
+    assert [len(look.dispatches) for look in looks] == [1]
 
 
 def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
@@ -188,28 +197,28 @@ def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
     assert len(looks) == pytest.approx(TICK / (1 + 5), abs=1)
 
 
-def test_the_log_is_asked_now_and_then_only(ticking, monkeypatch):
-    asked = []
+def test_the_log_is_read_twice_a_second_at_most(ticking, monkeypatch):
+    reads = []
     runner = ticking.lookout._recovery_and_runner[1]
-    monkeypatch.setattr(runner, "has_new_event", lambda: bool(asked.append(1)))
+    monkeypatch.setattr(runner, "has_new_event", lambda: bool(reads.append(1)))
     ticking.tick()
-    assert len(asked) == pytest.approx(TICK / EVENTS_SECONDS, rel=0.2)
+    assert len(reads) == pytest.approx(TICK / EVENTS_SECONDS, rel=0.2)
 
 
-def test_a_table_in_an_object_store_is_asked_as_often_as_it_is_scanned(ticking, monkeypatch):
+def test_a_table_in_an_object_store_is_polled_only_by_each_scan(ticking, monkeypatch):
     delta_log = ticking.lookout._recovery_and_runner[1].watches[ticking.source.name].delta_log
-    polled = []
+    polls = []
     poll = delta_log.poll
     monkeypatch.setattr(type(delta_log.files), "local", False)
     monkeypatch.setattr(delta_log, "is_latest", lambda _: pytest.fail("that is a request"))
-    monkeypatch.setattr(delta_log, "poll", lambda known: (polled.append(known), poll(known))[1])
+    monkeypatch.setattr(delta_log, "poll", lambda known: (polls.append(known), poll(known))[1])
     ticking.clock.pass_(10)
     ticking.after(3, ticking.pause_job)
     looks, _ = ticking.tick()
-    assert (len(looks), len(polled)) == (3, 2)
+    assert (len(looks), len(polls)) == (3, 2)
 
 
-def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
+def test_a_trial_finds_what_a_look_finds_and_leaves_the_log_unchanged(tmp_path):
     source, deployment = orders(tmp_path), in_memory(Clock())
     log, mirror = deployment.log, JobID(db="shop", table="orders", job="mirror")
     commit(source, "eu", "us", "gone")
@@ -219,12 +228,10 @@ def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
     log.register_standing(mirror, make_job_spec(source, source.get_index("mirror")))
     commit(source, "eu", "us", "gone", "new")
     before = log.list_jobs(include_dropped=True), log.read_history(), log.list_standing()
-    tried = take_trial_look(deployment, [source], None)
+    trial = take_trial_look(deployment, [source], None)
     assert (log.list_jobs(include_dropped=True), log.read_history(), log.list_standing()) == before
-    found = Runner(deployment, [source]).look(None)
-    assert [each.iteration for each in tried.dispatches] == [
-        each.iteration for each in found.dispatches
-    ]
-    assert {each.key for each in log.list_jobs(state=JobState.PENDING)} == {
-        key for each in tried.dispatches for key in each.iteration.jobs
-    }
+    look = Runner(deployment, [source]).look(None)
+    iterations = [dispatch.iteration for dispatch in trial.dispatches]
+    assert iterations == [dispatch.iteration for dispatch in look.dispatches]
+    pending = {job.key for job in log.list_jobs(state=JobState.PENDING)}
+    assert pending == {key for iteration in iterations for key in iteration.jobs}

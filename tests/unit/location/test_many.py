@@ -26,19 +26,19 @@ def instance(tmp_path):
 
     sa.event.listen(sa.pool.Pool, "connect", limit)
     quiet = {"telemetry": {"enabled": False}}
-    with DagsterInstance.local_temp(str(tmp_path), overrides=quiet) as made:
-        yield made
+    with DagsterInstance.local_temp(str(tmp_path), overrides=quiet) as instance:
+        yield instance
     sa.event.remove(sa.pool.Pool, "connect", limit)
 
 
 def test_forty_thousand_tenants_become_partitions_once(instance):
     for tenants in (MANY, [*MANY, "another"]):
         add_partitions(instance, [SOURCE], {SOURCE.name: tenants})
-        held = instance.get_dynamic_partitions(get_partitions_name(SOURCE))
-        assert sorted(held) == sorted(tenants)
+        partitions = instance.get_dynamic_partitions(get_partitions_name(SOURCE))
+        assert sorted(partitions) == sorted(tenants)
 
 
-def test_of_forty_thousand_names_of_runs_those_that_are_there_are_found(instance):
+def test_two_runs_are_found_by_forty_thousand_names(instance):
     by_id = DagsterRun(job_name="sync_shop_orders", run_id=MANY[1])
     dispatched = DagsterRun(
         job_name="sync_shop_orders", run_id="another", tags={DISPATCH_TAG: MANY[-1]}

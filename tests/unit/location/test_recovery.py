@@ -1,4 +1,4 @@
-"""A look frees what dead runs leave behind, and leaves live runs of any Dagster alone."""
+"""A look frees the jobs of dead runs, and leaves live runs of any Dagster alone."""
 
 from dataclasses import replace
 
@@ -29,18 +29,14 @@ class TwoInstances:
         self.log = log_in_memory(lease_clock=lambda: self.now)
         self.deployment = replace(in_memory(Clock()), log=self.log)
         self.here, self.there = DagsterInstance.ephemeral(), DagsterInstance.ephemeral()
-        self.instances = [
-            (
-                each,
-                Recovery(
-                    self.deployment, LocationRuns.from_sources([SOURCE]), monotonic=lambda: self.now
-                ),
-            )
-            for each in (self.here, self.there)
-        ]
+        self.recoveries = [(self.here, self.make_recovery()), (self.there, self.make_recovery())]
+
+    def make_recovery(self):
+        ours = LocationRuns.from_sources([SOURCE])
+        return Recovery(self.deployment, ours, monotonic=lambda: self.now)
 
     def look(self):
-        for instance, recovery in self.instances:
+        for instance, recovery in self.recoveries:
             recovery.look(instance)
 
     def pass_(self, seconds, *kept_runs):
@@ -52,30 +48,37 @@ class TwoInstances:
             if self.now % 10 == 0:
                 self.look()
 
-    def run(self, run_id, status, *, where=None, job_name="sync_d_t", tags=None, **more):
+    def add_run(self, run_id, status, *, instance=None, job_name="sync_d_t", tags=None, **more):
         run = DagsterRun(job_name=job_name, run_id=run_id, status=status, tags=tags or {}, **more)
-        (where or self.here).add_run(run)
-        return run
+        (instance or self.here).add_run(run)
 
-    def put(self, job, run, *, begun, queued=True):
+    def queue_job(self, job, run):
         consumer = ConsumerInfo(type="mirror", db="d", table="t", job=job)
         spec = JobSpec(detail=IterationDetail(consumer=consumer))
         assert self.log.register("a", JobID(db="d", table="t", job=job), "t", spec)
-        due = self.due(job)
-        if queued:
-            self.log.enqueue(due, run)
-        return self.log.begin(due, run, {}) if begun else ()
+        self.log.enqueue(make_iteration(job), run)
 
-    @staticmethod
-    def due(job):
-        return over(key(job, "a", "t"))
+    def begin_job(self, job, run):
+        self.queue_job(job, run)
+        self.log.begin(make_iteration(job), run, {})
 
     def states(self):
         return {job.key.job_name: job.state.label for job in self.log.list_jobs()}
 
-    def code(self, job):
-        status = self.log.find_job(self.due(job).jobs[0]).status
+    def failure(self, job):
+        """Return the code of the job's status and the number of its attempts."""
+        status = self.log.find_job(make_iteration(job).jobs[0]).status
         return status.code, status.attempts
+
+    def statuses(self):
+        return {run.run_id: run.status for run in self.here.get_runs()}
+
+    def unfinished_runs(self):
+        return {run.run_id for run in self.here.get_runs() if not run.is_finished}
+
+
+def make_iteration(job):
+    return over(key(job, "a", "t"))
 
 
 @pytest.fixture
@@ -86,14 +89,13 @@ def world():
     world.there.dispose()
 
 
-def test_no_dagster_frees_what_runs_or_waits_in_another_one(world):
-    for name, where in (("here", world.here), ("there", world.there)):
-        world.run(f"run {name}", STATUS.STARTED, where=where)
-        world.put(f"runs {name}", f"run {name}", begun=True)
-        world.run(
-            f"queued {name}", STATUS.NOT_STARTED, where=where, tags={DISPATCH_TAG: f"to {name}"}
-        )
-        world.put(f"waits {name}", f"to {name}", begun=False)
+def test_no_dagster_frees_jobs_that_run_or_wait_in_another_one(world):
+    for name, instance in (("here", world.here), ("there", world.there)):
+        world.add_run(f"run {name}", STATUS.STARTED, instance=instance)
+        world.begin_job(f"runs {name}", f"run {name}")
+        tags = {DISPATCH_TAG: f"to {name}"}
+        world.add_run(f"queued {name}", STATUS.NOT_STARTED, instance=instance, tags=tags)
+        world.queue_job(f"waits {name}", f"to {name}")
     world.pass_(600, "run here", "run there")
     assert world.states() == {
         "runs here": "running",
@@ -104,20 +106,21 @@ def test_no_dagster_frees_what_runs_or_waits_in_another_one(world):
     assert world.here.get_run_by_id("run here").status is STATUS.STARTED
 
 
-def test_what_a_killed_dagster_held_another_one_frees_within_its_leases(world):
-    world.run("run", STATUS.STARTED, where=world.there)
-    world.put("runs", "run", begun=True)
-    world.run("queued", STATUS.NOT_STARTED, where=world.there, tags={DISPATCH_TAG: "ticket"})
-    world.put("waits", "ticket", begun=False)
+def test_the_jobs_of_a_killed_dagster_are_freed_within_its_leases(world):
+    world.add_run("run", STATUS.STARTED, instance=world.there)
+    world.begin_job("runs", "run")
+    tags = {DISPATCH_TAG: "ticket"}
+    world.add_run("queued", STATUS.NOT_STARTED, instance=world.there, tags=tags)
+    world.queue_job("waits", "ticket")
     world.pass_(60, "run")
     assert world.states() == {"runs": "running", "waits": "pending"}
-    del world.instances[1:]
+    del world.recoveries[1:]
     world.pass_(world.log.leases.run + 11)
     assert world.states() == {"runs": "completed", "waits": "pending"}
-    assert world.code("runs") == (RunGoneError.code, 1)
+    assert world.failure("runs") == (RunGoneError.code, 1)
     world.pass_(world.log.leases.queued - world.log.leases.run)
     assert world.states() == {"runs": "completed", "waits": "completed"}
-    assert world.code("waits") == (0, 0)
+    assert world.failure("waits") == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -128,18 +131,15 @@ def test_what_a_killed_dagster_held_another_one_frees_within_its_leases(world):
         (STATUS.CANCELING, STATUS.CANCELED),
     ],
 )
-def test_a_run_with_nobody_behind_it_ends_and_gives_its_slot_back(world, status, ended):
+def test_a_run_without_a_process_ends_and_frees_its_slot(world, status, ended):
     """It was killed before or after its process first reported itself alive."""
-    world.run("never heard of", status)
-    world.run("fell silent", status)
-    world.run("lives", status)
+    for run in ("never heard of", "fell silent", "lives"):
+        world.add_run(run, status)
     world.log.renew_leases(["fell silent"], world.log.leases.run)
     world.pass_(world.log.leases.run + 11, "lives")
-    found = {run.run_id: run.status for run in world.here.get_runs()}
-    assert found == {"never heard of": status, "fell silent": ended, "lives": status}
+    assert world.statuses() == {"never heard of": status, "fell silent": ended, "lives": status}
     world.pass_(world.log.leases.unseen, "lives")
-    found = {run.run_id: run.status for run in world.here.get_runs()}
-    assert found == {"never heard of": ended, "fell silent": ended, "lives": status}
+    assert world.statuses() == {"never heard of": ended, "fell silent": ended, "lives": status}
 
 
 def test_runs_of_other_jobs_and_runs_that_wait_are_left_alone(world):
@@ -151,51 +151,51 @@ def test_runs_of_other_jobs_and_runs_that_wait_are_left_alone(world):
         "of nobody": {},
     }
     for name, more in runs.items():
-        world.run(name, STATUS.STARTED, job_name="__ASSET_JOB", **more)
-    world.run("collects", STATUS.STARTED, job_name="iscp_collect_garbage")
-    world.run("waits", STATUS.NOT_STARTED)
+        world.add_run(name, STATUS.STARTED, job_name="__ASSET_JOB", **more)
+    world.add_run("collects", STATUS.STARTED, job_name="iscp_collect_garbage")
+    world.add_run("waits", STATUS.NOT_STARTED)
     world.pass_(600)
-    left = {run.run_id for run in world.here.get_runs() if not run.is_finished}
-    assert left == {"of both", "of theirs", "of nobody", "waits"}
+    assert world.unfinished_runs() == {"of both", "of theirs", "of nobody", "waits"}
 
 
 def test_a_dispatch_whose_run_ended_is_planned_again_and_a_failure_is_counted(world):
     for status in (STATUS.FAILURE, STATUS.CANCELED, STATUS.SUCCESS):
-        world.run(status.value, status, tags={DISPATCH_TAG: f"to {status.value}"})
-        world.put(status.value, f"to {status.value}", begun=False)
+        world.add_run(status.value, status, tags={DISPATCH_TAG: f"to {status.value}"})
+        world.queue_job(status.value, f"to {status.value}")
     world.look()
     assert set(world.states().values()) == {"completed"}
-    assert world.code("FAILURE") == (RunGoneError.code, 1)
-    assert world.code("CANCELED") == world.code("SUCCESS") == (0, 0)
+    assert world.failure("FAILURE") == (RunGoneError.code, 1)
+    assert world.failure("CANCELED") == world.failure("SUCCESS") == (0, 0)
 
 
 def test_an_upgrade_that_renames_dagster_jobs_leaves_no_run_and_no_job_behind(world):
     """The runs were queued, or had begun, under names that the location no longer has."""
-    tags = {TABLE_TAG: SOURCE.name, DISPATCH_TAG: "to a job that is gone"}
-    world.run("queued", STATUS.FAILURE, job_name="sync_tenants_d_t", tags=tags)
-    world.put("waits", "to a job that is gone", begun=False)
-    tags = {TABLE_TAG: SOURCE.name, DISPATCH_TAG: "to a run that was killed"}
-    world.run("killed", STATUS.STARTED, job_name="sync_tenants_d_t", tags=tags)
-    world.put("runs", "killed", begun=True)
-    world.run("theirs", STATUS.STARTED, job_name="sync_tenants_d_u", tags={TABLE_TAG: "d.u"})
+    name, tags = "sync_tenants_d_t", {TABLE_TAG: SOURCE.name}
+    missed, killed = "to a job that is gone", "to a run that was killed"
+    world.add_run("queued", STATUS.FAILURE, job_name=name, tags=tags | {DISPATCH_TAG: missed})
+    world.queue_job("waits", missed)
+    world.add_run("killed", STATUS.STARTED, job_name=name, tags=tags | {DISPATCH_TAG: killed})
+    world.begin_job("runs", "killed")
+    world.add_run("theirs", STATUS.STARTED, job_name="sync_tenants_d_u", tags={TABLE_TAG: "d.u"})
     world.look()
-    assert world.code("waits") == (RunGoneError.code, 1)
+    assert world.failure("waits") == (RunGoneError.code, 1)
     world.pass_(600)
     assert world.states() == {"waits": "completed", "runs": "completed"}
-    left = {run.run_id for run in world.here.get_runs() if not run.is_finished}
-    assert left == {"theirs"}
+    assert world.unfinished_runs() == {"theirs"}
 
 
-def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):
-    world.run("run", STATUS.STARTED)
-    world.put("runs", "run", begun=True)
+class Away:
+    """An ISCP log whose database does not answer."""
+
+    def __getattr__(self, name):
+        raise UnavailableError("the log does not answer")
+
+
+def test_after_an_outage_of_the_log_live_runs_may_renew_their_leases_first(world):
+    world.add_run("run", STATUS.STARTED)
+    world.begin_job("runs", "run")
     world.pass_(60, "run")
-
-    class Away:
-        def __getattr__(self, name):
-            raise UnavailableError("the log does not answer")
-
-    instance, recovery = world.instances[0]
+    instance, recovery = world.recoveries[0]
     recovery.deployment = replace(world.deployment, log=Away())
     with pytest.raises(UnavailableError):
         recovery.look(instance)
@@ -203,29 +203,28 @@ def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):
     recovery.deployment = world.deployment
     recovery.look(instance)
     assert world.states() == {"runs": "running"}
-    del world.instances[1:]
+    del world.recoveries[1:]
     world.pass_(600, "run")
     assert world.states() == {"runs": "running"}
     assert world.here.get_run_by_id("run").status is STATUS.STARTED
 
 
-def test_a_look_that_knows_little_yet_frees_what_its_dagster_knows_to_have_ended(world):
+def test_a_first_look_frees_only_jobs_whose_runs_ended_in_its_dagster(world):
     """So a start frees jobs whose runs another process has reported to Dagster as ended."""
     for name, status in (("ended", STATUS.FAILURE), ("unsure", STATUS.STARTED)):
-        world.run(name, status)
-        world.put(name, name, begun=True)
+        world.add_run(name, status)
+        world.begin_job(name, name)
     world.now += world.log.leases.run / 2
     world.look()
     assert world.states() == {"ended": "running", "unsure": "running"}, "it may still work"
-    del world.instances[1:]
-    instance, _ = world.instances.pop()
-    ours = LocationRuns.from_sources([SOURCE])
+    del world.recoveries[1:]
+    instance, _ = world.recoveries.pop()
     world.now += world.log.leases.run / 2 + 1
-    Recovery(world.deployment, ours, monotonic=lambda: world.now).look(instance)
+    world.make_recovery().look(instance)
     assert world.states() == {"ended": "completed", "unsure": "running"}
 
 
-def test_a_run_keeps_its_lease_while_it_works_whatever_the_log_does(world):
+def test_a_run_keeps_renewing_its_lease_though_the_log_fails(world):
     beats = []
 
     class Failing:
@@ -249,18 +248,18 @@ def test_a_run_keeps_its_lease_while_it_works_whatever_the_log_does(world):
         (RuntimeError("what?"), RunGoneError.code, "completed"),
     ],
 )
-def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state):
-    world.put("waits", "ticket", begun=False)
-    world.put("waits for another", "ticket 2", begun=False)
+def test_an_error_before_the_claim_is_recorded_and_counted(world, error, code, state):
+    world.queue_job("waits", "ticket")
+    world.queue_job("waits for another", "ticket 2")
     run = DagsterRun(job_name="j", run_id="run", tags={DISPATCH_TAG: "ticket"})
     with pytest.raises(type(error)), renew_run_lease(world.deployment, run):
         raise error
     assert world.states() == {"waits": state, "waits for another": "pending"}
-    assert world.code("waits") == (code, 1)
+    assert world.failure("waits") == (code, 1)
     with pytest.raises(FenceError):
-        world.log.begin(world.due("waits for another"), "run", {}, queued_as="ticket")
+        world.log.begin(make_iteration("waits for another"), "run", {}, queued_as="ticket")
 
 
-def test_a_dagster_is_told_from_others_by_its_storage(world):
+def test_each_dagster_s_storage_gives_it_a_name(world):
     assert ensure_instance_name(world.here) == ensure_instance_name(world.here)
     assert ensure_instance_name(world.here) != ensure_instance_name(world.there)

@@ -1,4 +1,4 @@
-"""What a run that ends too soon reports, without Dagster and without rows."""
+"""The events that a run reports though it ends too soon, without Dagster and without rows."""
 
 from contextlib import contextmanager
 from threading import Event
@@ -10,6 +10,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 
 from iscp_dagster.location.assets import reporting
 from iscp_dagster.model.errors import UnavailableError
+from support.errors import raises_naming
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def its(monkeypatch):
     """Return iterations whose outcomes are their own events."""
     monkeypatch.setattr(reporting, "build_news_events", lambda *_: [])
     monkeypatch.setattr(reporting, "DataVersions", lambda *_: None)
-    monkeypatch.setattr(reporting, "build_materializations", lambda *given: given[3])
+    monkeypatch.setattr(reporting, "build_materializations", lambda *arguments: arguments[3])
     monkeypatch.setattr(reporting, "log_event", lambda dagster, event, _: dagster.store(event))
     deployment = SimpleNamespace(make_delta_log=lambda _: None)
     return SimpleNamespace(
@@ -25,24 +26,24 @@ def its(monkeypatch):
     )
 
 
-def outcomes_of(*names):
+def make_outcomes(*names):
     return [SimpleNamespace(tenant=name, asset_key=AssetKey("text")) for name in names]
 
 
 def run(its, store, *scans, ends=lambda: None):
     """Report the scans as a run does, then end as `ends` does."""
     context = SimpleNamespace(instance=None, store=store)
-    with reporting.report_in_background(context, its) as tell:
-        for some in scans:
-            tell(some, [])
+    with reporting.report_in_background(context, its) as report:
+        for outcomes in scans:
+            report(outcomes, [])
         ends()
 
 
-def test_a_run_that_fails_has_reported_what_it_served(its):
+def test_a_run_that_fails_has_reported_its_outcomes(its):
     def fail():
         raise UnavailableError("Spark restarts")
 
-    stored, scans = [], (outcomes_of("a", "b"), outcomes_of("c"))
+    stored, scans = [], (make_outcomes("a", "b"), make_outcomes("c"))
     with pytest.raises(UnavailableError):
         run(its, stored.append, *scans, ends=fail)
     assert stored == [*scans[0], *scans[1]]
@@ -50,47 +51,47 @@ def test_a_run_that_fails_has_reported_what_it_served(its):
 
 def test_a_run_that_is_terminated_ends_after_the_batch_that_is_being_stored(its, monkeypatch):
     monkeypatch.setattr(reporting, "BATCH", 2)
-    begun, left, stored = Event(), Event(), []
+    storing, interrupted, stored = Event(), Event(), []
 
     def store(event):
         stored.append(event)
-        begun.set()
-        assert left.wait(60)
+        storing.set()
+        assert interrupted.wait(60)
 
-    noted = reporting._set_when_interrupted
+    set_when_interrupted = reporting._set_when_interrupted
 
     @contextmanager
-    def noting(event):
+    def set_both(event):
         try:
-            with noted(event):
+            with set_when_interrupted(event):
                 yield
         finally:
-            left.set()
+            interrupted.set()
 
-    monkeypatch.setattr(reporting, "_set_when_interrupted", noting)
+    monkeypatch.setattr(reporting, "_set_when_interrupted", set_both)
 
-    def terminated():
-        assert begun.wait(60)
+    def interrupt():
+        assert storing.wait(60)
         raise DagsterExecutionInterruptedError
 
     with pytest.raises(DagsterExecutionInterruptedError):
-        run(its, store, outcomes_of("a", "b", "c"), outcomes_of("d"), ends=terminated)
-    assert [each.tenant for each in stored] == ["a", "b"]
+        run(its, store, make_outcomes("a", "b", "c"), make_outcomes("d"), ends=interrupt)
+    assert [outcome.tenant for outcome in stored] == ["a", "b"]
 
 
-def test_what_dagster_does_not_store_fails_the_run_when_all_was_tried(its):
-    tried = []
+def test_an_error_of_dagster_s_storage_fails_the_run_once_each_scan_was_tried(its):
+    tenants = []
 
     def store(event):
-        tried.append(event.tenant)
+        tenants.append(event.tenant)
         raise OSError("the disk is full")
 
-    with pytest.raises(OSError, match="full"):
-        run(its, store, outcomes_of("a", "b"), outcomes_of("c"))
-    assert tried == ["a", "c"]
+    with raises_naming(OSError, "full"):
+        run(its, store, make_outcomes("a", "b"), make_outcomes("c"))
+    assert tenants == ["a", "c"]
 
 
-def test_a_batch_is_of_one_asset_and_checks_follow_what_they_are_of(monkeypatch):
+def test_a_batch_is_of_one_asset_and_a_check_follows_its_asset(monkeypatch):
     logged, batches = [], []
 
     def log(_, event, batch):
@@ -104,9 +105,9 @@ def test_a_batch_is_of_one_asset_and_checks_follow_what_they_are_of(monkeypatch)
         [AssetMaterialization(asset, partition=tenant) for tenant in "abc"]
         for asset in ("source", "text", "mirror")
     )
-    of_tenants = [each for pair in zip(text, mirror, strict=True) for each in pair]
+    by_tenant = [event for pair in zip(text, mirror, strict=True) for event in pair]
     reporting.store_events(None, [check, *source])
-    reporting.store_events(None, of_tenants)
+    reporting.store_events(None, by_tenant)
     assert logged == [*source, check, *mirror[:2], *text, mirror[2]]
     sizes = [3, 1, 2, 3, 1]
     ends = [left == 1 for size in sizes for left in range(size, 0, -1)]

@@ -1,4 +1,4 @@
-"""The daemon of Python workers: what it forks, and that it ends only without live workers."""
+"""The daemon of Python workers: its forks, and that it ends only without live workers."""
 
 import os
 import select
@@ -28,8 +28,8 @@ def daemon():
         process.kill()
 
 
-def gone(process, seconds):
-    """Whether the process ends in time."""
+def ends_within(process, seconds):
+    """Return whether the process ends in time."""
     handle = os.pidfd_open(process.pid)
     try:
         return bool(select.select([handle], [], [], seconds)[0])
@@ -37,28 +37,35 @@ def gone(process, seconds):
         os.close(handle)
 
 
-def test_one_that_nobody_asks_ends(daemon):
+def test_a_daemon_without_requests_ends(daemon):
     process, _ = daemon
-    assert gone(process, 30)
+    assert ends_within(process, 30)
 
 
-def test_one_whose_worker_lives_stays_and_ends_after_it(daemon):
+def test_a_daemon_ends_only_after_its_last_worker(daemon):
     process, port = daemon
     with socket.create_connection(("127.0.0.1", port)) as worker:
         pid = struct.unpack("!i", worker.recv(4, socket.MSG_WAITALL))[0]
-        assert not gone(process, 1.5)
+        assert not ends_within(process, 1)
         os.kill(pid, 0)
-    assert gone(process, 30)
+    assert ends_within(process, 30)
 
 
-def test_what_forks_has_imported_what_tasks_need_and_has_no_other_thread_of_python_s():
-    code = (
-        "import sys, threading; from iscp_dagster.local.spark import daemon; "
-        "daemon.import_modules()"
-    )
-    code += "; print(threading.active_count(), *sorted(set(daemon.PRELOADED) - set(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert run.stdout.split() == ["1"]
+def run(code):
+    """Run the program in a new Python; return the words that it prints."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def test_the_daemon_has_imported_the_tasks_modules_and_has_one_thread():
+    code = """
+import sys, threading
+from iscp_dagster.local.spark import daemon
+daemon.import_modules()
+print(threading.active_count(), *sorted(set(daemon.PRELOADED) - set(sys.modules)))
+"""
+    assert run(code) == ["1"]
 
 
 def test_each_worker_draws_random_numbers_of_its_own():
@@ -73,5 +80,4 @@ for _ in range(2):
         os._exit(0)
     os.wait()
 """
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert len(set(run.stdout.split())) == 2
+    assert len(set(run(code))) == 2

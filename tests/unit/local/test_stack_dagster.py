@@ -65,7 +65,7 @@ def test_events_are_stored_in_batches_of_the_size_that_is_set(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) -> None:
+def test_the_runs_of_a_killed_dagster_are_ended(instance: DagsterInstance) -> None:
     statuses = [
         DagsterRunStatus.NOT_STARTED,
         DagsterRunStatus.STARTING,
@@ -75,23 +75,23 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
     ]
     runs = {status: create_run_for_test(instance, status=status) for status in statuses}
     served = create_run_for_test(instance, status=DagsterRunStatus.STARTED)
-    place = RunServerAddress(socket="/of a/server.sock", name="1f")
-    instance.add_run_tags(served.run_id, place.build_tags(served.run_id))
+    address = RunServerAddress(socket="/of a/server.sock", name="1f")
+    instance.add_run_tags(served.run_id, address.build_tags(served.run_id))
     # A copy of its tags, which is not a run of that server, and a run that a code server started.
     copied = instance.get_run_by_id(served.run_id).tags
     for tags in (copied, {SERVER_TAG: ""}):
         create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
-    assert RunServerAddress.from_run(instance.get_run_by_id(served.run_id)) == place
+    assert RunServerAddress.from_run(instance.get_run_by_id(served.run_id)) == address
     end_runs(lambda run: RunServerAddress.from_run(run) is None)
-    found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
-    assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
-    assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
-    assert found[DagsterRunStatus.CANCELING] is DagsterRunStatus.CANCELED
+    after = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
+    assert after[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
+    assert after[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
+    assert after[DagsterRunStatus.CANCELING] is DagsterRunStatus.CANCELED
     assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 4
     assert instance.get_run_by_id(served.run_id).status is DagsterRunStatus.STARTED
 
 
-def test_what_a_variable_names_is_found_in_the_working_directory_by_the_stack_too(
+def test_the_stack_looks_for_a_module_of_iscp_assets_in_the_working_directory(
     tmp_path, monkeypatch
 ) -> None:
     """The command line looks there first; a clone has a package `assets` of its own."""
@@ -99,6 +99,10 @@ def test_what_a_variable_names_is_found_in_the_working_directory_by_the_stack_to
     settings = plan.resolve(tmp_path / "home", {}, {})
     dagster_server.prepare(settings)
     monkeypatch.delenv("ISCP_ASSETS", raising=False)
-    assert {each.folder for each in dagster_server.build_services(settings)} == {get_repository()}
+
+    def list_folders():
+        return {service.folder for service in dagster_server.build_services(settings)}
+
+    assert list_folders() == {get_repository()}
     monkeypatch.setenv("ISCP_ASSETS", "assets")
-    assert {each.folder for each in dagster_server.build_services(settings)} == {tmp_path}
+    assert list_folders() == {tmp_path}

@@ -13,9 +13,11 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event
 from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from support.errors import assert_names
 from support.jobs.log_rows import key, over
 
-RUNS = {"queued": False, "runs": True, "rests": None}
+BEGINS = {"queued": False, "runs": True, "rests": None}
+"""Whether each job's iteration begins; None: it has none."""
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -25,17 +27,17 @@ def shared_url(request, tmp_path):
     return f"sqlite:///{tmp_path}/shared.sqlite"
 
 
-def settings_of(home):
+def make_settings(home):
     ports = ("clickhouse_port", "spark_port", "dagster_port", "graphql_port", "invocations_port")
     return StackSettings(home=home, **dict.fromkeys(ports, 1))
 
 
-def log_with_jobs(settings, prefix="", names=("run", "run")):
+def make_log(settings, prefix="", names=("run", "run")):
     """Make a log with a queued job, a running one and one at rest; `names` name the runs."""
     log = SqlLog(settings.log)
     log.ensure()
     queued, running = names
-    for name, begins in RUNS.items():
+    for name, begins in BEGINS.items():
         consumer = ConsumerInfo(type="mirror", db="d", table="t", job=f"{prefix}{name}")
         spec = JobSpec(detail=IterationDetail(consumer=consumer))
         assert log.register("a", JobID(db="d", table="t", job=f"{prefix}{name}"), "id", spec)
@@ -47,8 +49,8 @@ def log_with_jobs(settings, prefix="", names=("run", "run")):
     return log
 
 
-def dagster_with_runs(settings, *, dispatch, run):
-    """Give the stack's Dagster a run tagged with the dispatch, and one with the id `run`."""
+def make_dagster(settings, *, dispatch, run):
+    """Make the stack's Dagster, with a run of the dispatch and one with the id `run`."""
     dagster_server.prepare(settings)
     with DagsterInstance.from_config(str(settings.dagster_home)) as instance:
         for run_id, tags in ((f"of {dispatch}", {DISPATCH_TAG: dispatch}), (run, {})):
@@ -60,23 +62,23 @@ def states(log):
 
 
 def test_all_iterations_are_canceled_on_shutdown(tmp_path):
-    settings = settings_of(tmp_path)
-    log = log_with_jobs(settings)
+    settings = make_settings(tmp_path)
+    log = make_log(settings)
     assert cancel_iterations(settings) == 2
     assert states(log) == {"queued": "canceled", "runs": "canceled", "rests": "completed"}
     assert cancel_iterations(settings) == 0
 
 
-def test_of_a_shared_log_those_of_this_stacks_dagster_are_canceled(tmp_path, shared_url):
+def test_in_a_shared_log_only_the_stack_s_own_iterations_are_canceled(tmp_path, shared_url):
     one, two = (
-        replace(settings_of(tmp_path / name), log_url=shared_url) for name in ("one", "two")
+        replace(make_settings(tmp_path / name), log_url=shared_url) for name in ("one", "two")
     )
     for settings in (one, two):
         settings.home.mkdir()
         name = settings.home.name
-        dagster_with_runs(settings, dispatch=f"{name} 1", run=f"{name} 2")
-        log = log_with_jobs(settings, f"{name} ", names=(f"{name} 1", f"{name} 2"))
-    log_with_jobs(one, "unknown ", names=("3", "4"))
+        make_dagster(settings, dispatch=f"{name} 1", run=f"{name} 2")
+        log = make_log(settings, f"{name} ", names=(f"{name} 1", f"{name} 2"))
+    make_log(one, "unknown ", names=("3", "4"))
     assert cancel_iterations(one) == 2
     assert states(log) == {
         "one queued": "canceled",
@@ -89,31 +91,30 @@ def test_of_a_shared_log_those_of_this_stacks_dagster_are_canceled(tmp_path, sha
         "unknown runs": "running",
         "unknown rests": "completed",
     }
-    assert {each.actor for each in log.read_history() if each.event is Event.CANCEL} == {
-        "iscp down"
-    }
+    actors = {entry.actor for entry in log.read_history() if entry.event is Event.CANCEL}
+    assert actors == {"iscp down"}
     assert cancel_iterations(one) == 0
     assert cancel_iterations(two) == 2
 
 
-def test_those_of_another_dagster_are_left_alone(tmp_path):
-    settings = settings_of(tmp_path)
-    log = log_with_jobs(settings)
+def test_iterations_of_another_dagster_are_left_alone(tmp_path):
+    settings = make_settings(tmp_path)
+    log = make_log(settings)
     assert cancel_iterations(replace(settings, log_url=settings.log)) == 0
     assert cancel_iterations(replace(settings, services=(CLICKHOUSE,))) == 0
     assert states(log)["runs"] == "running"
 
 
-def test_a_dagster_whose_storage_is_broken_is_left_to_the_next_look(tmp_path, caplog):
-    settings = settings_of(tmp_path)
-    log = log_with_jobs(settings)
-    dagster_with_runs(settings, dispatch="run", run="run")
+def test_iterations_of_a_dagster_with_a_broken_storage_are_left_to_the_next_look(tmp_path, caplog):
+    settings = make_settings(tmp_path)
+    log = make_log(settings)
+    make_dagster(settings, dispatch="run", run="run")
     (settings.dagster_home / "history" / "runs.db").write_bytes(b"no database" * 1_000)
     assert cancel_iterations(replace(settings, log_url=settings.log)) == 0
     assert states(log)["runs"] == "running"
-    assert "were not canceled: The runs of Dagster in" in caplog.text
+    assert_names(caplog.text, settings.dagster_home)
 
 
 def test_a_stack_that_never_had_a_log_has_nothing_to_cancel(tmp_path):
-    assert cancel_iterations(settings_of(tmp_path)) == 0
+    assert cancel_iterations(make_settings(tmp_path)) == 0
     assert not list(tmp_path.iterdir())

@@ -1,7 +1,8 @@
-"""Where the stack lives, which ports it gets, and what its children are told."""
+"""The stack's home, ports, children's environment, state, logs and secrets."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import netrc
 import os
@@ -42,8 +43,10 @@ from iscp_dagster.local.stack.running import redact_address
 from iscp_dagster.model.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from support.errors import assert_names, raises_naming
 
 LOCAL_PORT_RANGE = 51
+IN_USE, NOT_AVAILABLE = f"Errno {errno.EADDRINUSE}", f"Errno {errno.EADDRNOTAVAIL}"
 FOLLOWING = """
 import signal
 # A shell without job control has it ignored in what it starts in the background.
@@ -61,8 +64,8 @@ def settings(**fields) -> StackSettings:
 
 def stack(home: Path | str, *services: ServiceState, **fields) -> StackState:
     """Describe a stack that is up."""
-    told = {"condition": Condition.READY, "supervisor": 1, "started_at": ""} | fields
-    return StackState(home=str(home), services=services, **told)
+    options = {"condition": Condition.READY, "supervisor": 1, "started_at": ""} | fields
+    return StackState(home=str(home), services=services, **options)
 
 
 def test_the_home_is_in_the_repository_unless_named() -> None:
@@ -72,21 +75,21 @@ def test_the_home_is_in_the_repository_unless_named() -> None:
 
 
 def test_children_reach_the_embedded_services() -> None:
-    told = build_child_environment(settings(), {"KEPT": "1", "SPARK_HOME": "/other"})
-    assert told["CLICKHOUSE_URL"] == "http://127.0.0.1:1"
-    assert told["SPARK_REMOTE"] == "sc://localhost:2"
-    assert told["ISCP_LOG_URL"] == "sqlite:////h o/me/iscp_log.sqlite"
-    assert told["DAGSTER_HOME"] == "/h o/me/dagster"
-    assert told["ISCP_INVOCATIONS_URL"] == "http://127.0.0.1:5"
-    assert told["ISCP_HOME"] == "/h o/me"
-    assert told["KEPT"] == "1"
-    assert "SPARK_HOME" not in told
-
-
-def test_a_proxy_is_not_asked_for_the_loopback_address() -> None:
-    told = build_child_environment(settings(), {"no_proxy": "example.org"})
-    assert told["no_proxy"] == "example.org,127.0.0.1,localhost"
-    assert told["NO_PROXY"] == "127.0.0.1,localhost"
+    environ = {"KEPT": "1", "SPARK_HOME": "/other", "no_proxy": "example.org"}
+    child = build_child_environment(settings(), environ)
+    assert {
+        "CLICKHOUSE_URL": "http://127.0.0.1:1",
+        "SPARK_REMOTE": "sc://localhost:2",
+        "ISCP_LOG_URL": "sqlite:////h o/me/iscp_log.sqlite",
+        "DAGSTER_HOME": "/h o/me/dagster",
+        "ISCP_INVOCATIONS_URL": "http://127.0.0.1:5",
+        "ISCP_HOME": "/h o/me",
+        "KEPT": "1",
+        # A proxy is not asked for the loopback address.
+        "no_proxy": "example.org,127.0.0.1,localhost",
+        "NO_PROXY": "127.0.0.1,localhost",
+    }.items() <= child.items()
+    assert not {"SPARK_HOME", "CLICKHOUSE_URLS"} & child.keys()
 
 
 def test_services_of_the_users_own_replace_embedded_ones() -> None:
@@ -99,10 +102,9 @@ def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> 
     urls = "http://u:secret@one:1, http://two:2"
     own = plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls})
     assert plan.list_own_services(own) == ("spark", "dagster", "graphql", "invocations")
-    told = build_child_environment(own, {})
-    assert (told["CLICKHOUSE_URL"], told["CLICKHOUSE_URLS"]) == ("http://u:secret@one:1", urls)
-    assert "CLICKHOUSE_URLS" not in build_child_environment(settings(), {})
-    with pytest.raises(ConfigError, match="CLICKHOUSE_URL is http://three:3"):
+    child = build_child_environment(own, {})
+    assert (child["CLICKHOUSE_URL"], child["CLICKHOUSE_URLS"]) == ("http://u:secret@one:1", urls)
+    with raises_naming(ConfigError, "http://three:3", "http://one:1"):
         plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls, "CLICKHOUSE_URL": "http://three:3"})
 
 
@@ -110,12 +112,12 @@ def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch)
     one = ServiceState(name="clickhouse", condition=Condition.EXTERNAL, address="http://one:1")
     up = stack("/h", one, clickhouse_urls="http://one:1 http://two:2")
     monkeypatch.setattr(environment, "find_running_stack", lambda _: up)
-    found = environment.add_stack_variables({})
-    assert [each.host for each in get_endpoints(found)] == ["one", "two"]
+    endpoints = get_endpoints(environment.add_stack_variables({}))
+    assert [endpoint.host for endpoint in endpoints] == ["one", "two"]
     # A setting that contains the passwords takes precedence, and must name the same servers.
     own = environment.add_stack_variables({"CLICKHOUSE_URLS": "http://u:secret@one:1 http://two:2"})
     assert get_endpoints(own)[0].password == "secret"
-    with pytest.raises(ConfigError, match="the first of CLICKHOUSE_URLS is http://one:1"):
+    with raises_naming(ConfigError, "http://other:1", "http://one:1"):
         get_endpoints(environment.add_stack_variables({"CLICKHOUSE_URL": "http://other:1"}))
 
 
@@ -128,19 +130,19 @@ def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others listen there too")
-def test_a_free_port_is_picked_for_nobody_else_before_its_server_has_it() -> None:
+def test_a_free_port_is_reserved_until_its_server_has_it() -> None:
     port = find_free_port()
-    with socket.create_server(("127.0.0.1", 0)) as some, socket.socket() as client:
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            only(other, port).bind(("127.0.0.1", 0))
-        with pytest.raises(OSError, match="Cannot assign"):
-            only(client, port).connect(some.getsockname())
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        with socket.socket() as other, raises_naming(OSError, IN_USE):
+            limit_ports(other, port).bind(("127.0.0.1", 0))
+        with raises_naming(OSError, NOT_AVAILABLE):
+            limit_ports(client, port).connect(listener.getsockname())
     with socket.create_server(("127.0.0.1", port)):
         assert not is_free(port)
     assert is_free(port)
 
 
-def only(other: socket.socket, port: int) -> socket.socket:
+def limit_ports(other: socket.socket, port: int) -> socket.socket:
     """Restrict the system's choice to this one port, see IP_LOCAL_PORT_RANGE in ip(7)."""
     try:
         other.setsockopt(socket.IPPROTO_IP, LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port))
@@ -149,16 +151,17 @@ def only(other: socket.socket, port: int) -> socket.socket:
     return other
 
 
-def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+def test_a_requested_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert not is_free(port)
-        with pytest.raises(ConfigError, match=rf"port {port}, requested for clickhouse, is taken"):
+        with raises_naming(ConfigError, port, "clickhouse", "--clickhouse-port"):
             choose(CLICKHOUSE, port, {})
-        with pytest.raises(ConfigError, match="ISCP_SPARK_PORT"):
+        with raises_naming(ConfigError, port, "spark", "ISCP_SPARK_PORT"):
             choose(SPARK, None, {"ISCP_SPARK_PORT": str(port)})
+    port = find_free_port()
+    with raises_naming(ConfigError, port, "spark"):
+        plan.resolve(tmp_path, dict.fromkeys(SERVICES, port), {})
 
 
 @pytest.mark.parametrize(
@@ -169,10 +172,10 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
         ("OTHER", "SourceTable('shop.t', key='id', path='s3://bucket/t')", []),
     ],
 )
-def test_where_declared_tables_lie_is_asked_where_a_store_may_be_meant(
+def test_the_paths_of_declared_tables_are_read_if_variables_name_an_object_store(
     tmp_path, monkeypatch, variable, declares, paths
 ) -> None:
-    for name in [each for each in os.environ if each.startswith("AWS_")]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     (tmp_path / f"{tmp_path.name}.py").write_text(
         f"from iscp_dagster import SourceTable\ntable = {declares}\n"
@@ -180,13 +183,13 @@ def test_where_declared_tables_lie_is_asked_where_a_store_may_be_meant(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ISCP_ASSETS", tmp_path.name)
     monkeypatch.setenv(variable, "eu-1")
-    asked = []
-    monkeypatch.setattr(control, "start_stack", lambda *_, paths, **__: asked.extend(paths()) or 0)
-    found = CliRunner().invoke(cli.app, ["up"])
-    assert (found.exit_code, asked) == (0, paths)
+    read = []
+    monkeypatch.setattr(control, "start_stack", lambda *_, paths, **__: read.extend(paths()) or 0)
+    done = CliRunner().invoke(cli.app, ["up"])
+    assert (done.exit_code, read) == (0, paths)
 
 
-def test_clickhouse_is_told_what_variables_let_it_reach(monkeypatch) -> None:
+def test_variables_become_options_of_clickhouse(monkeypatch) -> None:
     for name in ("ISCP_ALLOWED_HOSTS", "ISCP_CLICKHOUSE_ORIGINS", "ISCP_CLICKHOUSE_PATHS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ISCP_CLICKHOUSE_REMOTE_HOSTS", "")
@@ -204,77 +207,67 @@ def test_clickhouse_is_told_what_variables_let_it_reach(monkeypatch) -> None:
     )
 
 
-def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypatch) -> None:
+def test_a_port_that_is_taken_while_jars_are_fetched_is_replaced(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    monkeypatch.setenv("ISCP_SPARK_PORT", str(find_free_port()))
-    monkeypatch.setenv("ISCP_GRAPHQL_PORT", str(find_free_port()))
-    monkeypatch.setenv("ISCP_INVOCATIONS_PORT", str(find_free_port()))
-    got: list[StackSettings] = []
-    monkeypatch.setattr(control, "_run_in_foreground", lambda settings: got.append(settings) or 0)
+    for name in ("SPARK", "GRAPHQL", "INVOCATIONS"):
+        monkeypatch.setenv(f"ISCP_{name}_PORT", str(find_free_port()))
+    used: list[StackSettings] = []
+    monkeypatch.setattr(control, "_run_in_foreground", lambda settings: used.append(settings) or 0)
     with ExitStack() as others:
 
         def fetch(before: StackSettings, _paths: object) -> None:
             others.enter_context(socket.create_server(("127.0.0.1", before.clickhouse_port)))
-            got.append(before)
+            used.append(before)
 
         monkeypatch.setattr(plan, "fetch", fetch)
         assert control.start_stack({"dagster": find_free_port()}, [], detach=False) == 0
-    before, after = got
+    before, after = used
     assert before.clickhouse_port != after.clickhouse_port
     assert (before.spark_port, before.dagster_port) == (after.spark_port, after.dagster_port)
     assert before.graphql_port == after.graphql_port
-    asked = plan.format_options(after)
-    assert "--clickhouse-port" not in asked
-    assert asked[-8:] == [
+    options = plan.format_options(after)
+    assert "--clickhouse-port" not in options
+    assert options[-8:] == [
         *("--spark-port", str(after.spark_port)),
         *("--dagster-port", str(after.dagster_port)),
         *("--graphql-port", str(after.graphql_port)),
         *("--invocations-port", str(after.invocations_port)),
     ]
     now = stack(tmp_path, *running._list_initial_states(after))
-    said = f"Port 8123 is taken: clickhouse gets port {after.clickhouse_port} instead."
-    assert plan.describe_moved_ports(after, now) == [said]
+    (line,) = plan.describe_moved_ports(after, now)
+    assert_names(line, 8123, "clickhouse", after.clickhouse_port)
 
 
-def test_a_port_is_kept_where_localhost_leads_first() -> None:
+def test_a_port_is_reserved_on_the_first_address_of_localhost() -> None:
     port = find_free_port()
     with ports.reserve_ports([port]), socket.socket(socket.AF_INET6) as other:
         assert not is_free(port)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with pytest.raises(OSError, match="in use"):
+        with raises_naming(OSError, IN_USE):
             other.bind(("::1", port))
-        with (
-            pytest.raises(ConfigError, match=f"port {port} on ::1 is taken"),
-            ports.reserve_ports([port]),
-        ):
+        with raises_naming(ConfigError, port, "::1"), ports.reserve_ports([port]):
             pass
         with pytest.raises(ConnectionRefusedError):
             other.connect(("::1", port))
     assert is_free(port)
 
 
-def test_without_the_other_address_there_is_nothing_to_keep(monkeypatch) -> None:
+def test_without_that_address_nothing_is_reserved(monkeypatch) -> None:
     monkeypatch.setattr(ports, "HOST_6", "2001:db8::1")
     with ports.reserve_ports([find_free_port()]):
         pass
 
 
 @pytest.mark.parametrize("text", ["none", "0", "70000", "-1"])
-def test_a_port_variable_that_is_no_port_is_an_error(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a port"):
+def test_a_wrong_port_variable_is_an_error(text: str) -> None:
+    with raises_naming(ConfigError, f"ISCP_SPARK_PORT='{text}'"):
         choose(SPARK, None, {"ISCP_SPARK_PORT": text})
 
 
-def test_one_port_asked_for_twice_is_an_error(tmp_path: Path) -> None:
-    port = find_free_port()
-    with pytest.raises(ConfigError, match="is taken"):
-        plan.resolve(tmp_path, dict.fromkeys(SERVICES, port), {})
-
-
-def test_only_some_services() -> None:
+def test_some_services_can_be_selected() -> None:
     assert plan.select_services([]) == SERVICES
     assert plan.select_services(["spark", "clickhouse"]) == ("clickhouse", "spark")
-    with pytest.raises(ConfigError, match="no service 'kafka'"):
+    with raises_naming(ConfigError, "'kafka'", *SERVICES):
         plan.select_services(["kafka"])
 
 
@@ -284,7 +277,7 @@ def test_a_package_without_its_repository_runs_no_dagster(monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     assert get_home({}) == tmp_path / ".iscp"
     assert plan.select_services(["clickhouse", "spark"]) == ("clickhouse", "spark")
-    with pytest.raises(SetupError, match="--service clickhouse --service spark"):
+    with raises_naming(SetupError, "--service clickhouse --service spark"):
         plan.select_services([])
 
 
@@ -304,7 +297,7 @@ def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
     assert redact_address(address) == shown
 
 
-def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_state_is_read_back(tmp_path: Path) -> None:
     spark = ServiceState(name="spark", condition=Condition.WARMING, address="sc://x", pid=2)
     written = stack(tmp_path, spark, started_at="2020-01-01T00:00:00+00:00")
     assert state.read(tmp_path) is None
@@ -313,10 +306,10 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "stack.json"
     for other in ('{"condition": "ready"}', path.read_text().replace("supervisor", "leader"), "[]"):
         path.write_text(other)
-        with pytest.raises(SetupError, match=r"stack\.json was written by.*remove the file"):
+        with raises_naming(SetupError, path, "iscp_dagster"):
             state.read(tmp_path)
     path.write_text("{")
-    with pytest.raises(SetupError, match=r"stack\.json is damaged: Expecting property.* Remove it"):
+    with raises_naming(SetupError, path, "line 1 column 2"):
         state.read(tmp_path)
     assert written.get_service("spark").pid == 2
 
@@ -334,64 +327,65 @@ def test_one_supervisor_holds_a_home(tmp_path: Path) -> None:
     assert locks.wait_gone(0)
 
 
-@pytest.mark.parametrize("left", [None, Condition.READY, Condition.DOWN])
-def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
-    """It does so whatever state an earlier supervisor, killed or ended, has left behind."""
+@pytest.mark.parametrize("stale", [None, Condition.READY, Condition.DOWN])
+def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, stale) -> None:
+    """It does so whatever state an earlier supervisor, killed or ended, has written last."""
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     # Reading capsys while another thread prints loses output between its two steps.
-    said = queue.SimpleQueue[str]()
-    monkeypatch.setattr(show, "print_line", said.put)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    lines = queue.SimpleQueue[str]()
+    monkeypatch.setattr(show, "print_line", lines.put)
+    earlier = subprocess.Popen(["true"])
+    earlier.wait()
 
     def write(condition: Condition, supervisor: int, address: str) -> None:
         service = ServiceState(name="dagster", condition=condition, address=address)
-        told = stack(tmp_path, service, condition=condition, supervisor=supervisor)
-        state.write(tmp_path, told)
+        state.write(tmp_path, stack(tmp_path, service, condition=condition, supervisor=supervisor))
 
-    if left is not None:
-        write(left, gone.pid, "http://stale:1")
+    if stale is not None:
+        write(stale, earlier.pid, "http://stale:1")
     with ThreadPoolExecutor() as pool, HomeLocks(tmp_path).hold(1.0):
         assert state.find_running_stack(tmp_path) is None
         second = pool.submit(control.start_stack, {}, [], detach=True)
         write(Condition.STARTING, os.getpid(), "http://first:1")
-        assert said.get(timeout=60) == "dagster: starting"
+        assert lines.get(timeout=60) == "dagster: starting"
         write(Condition.READY, os.getpid(), "http://first:1")
         assert second.result(60) == 0
-    assert said.get(timeout=0) == "The stack is already up:"
-    assert "http://first:1" in said.get(timeout=0)
+    _heading, address = lines.get(timeout=0), lines.get(timeout=0)
+    assert_names(address, "http://first:1")
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_second_up_is_told_that_the_first_did_not_come_up(tmp_path, monkeypatch) -> None:
+def test_a_second_up_fails_if_the_first_does_not_come_up(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     with ThreadPoolExecutor() as pool:
         with HomeLocks(tmp_path).hold(1.0):
             second = pool.submit(control.start_stack, {}, [], detach=True)
             assert not wait([second], 0.3).done
-        with pytest.raises(UnavailableError, match="did not come up; try again"):
+        with raises_naming(UnavailableError, tmp_path):
             second.result(60)
 
 
-def test_what_is_ready_last_is_told_too(tmp_path, monkeypatch) -> None:
+def test_the_progress_shows_the_last_service_as_ready_too(tmp_path, monkeypatch) -> None:
     conditions = [Condition.STARTING, Condition.READY]
-    services = [ServiceState(name="spark", condition=each, address="") for each in conditions]
-    states = [stack(tmp_path, each, condition=each.condition, supervisor=7) for each in services]
+    states = []
+    for condition in conditions:
+        spark = ServiceState(name="spark", condition=condition, address="")
+        states.append(stack(tmp_path, spark, condition=condition, supervisor=7))
     monkeypatch.setattr(control, "find_running_stack", lambda _: states.pop(0))
-    told = []
-    progress = SimpleNamespace(update=lambda now: told.append(now.get_service("spark").condition))
+    shown = []
+    progress = SimpleNamespace(update=lambda now: shown.append(now.get_service("spark").condition))
     supervisor = SimpleNamespace(pid=7, poll=lambda: None)
     assert control._await_ready(tmp_path, supervisor, progress).condition is Condition.READY
-    assert told == conditions
+    assert shown == conditions
 
 
 def test_the_help_of_up_names_every_service() -> None:
-    said = CliRunner().invoke(cli.app, ["up", "--help"], env={"COLUMNS": "200"}).output
-    assert "Start only this service: clickhouse, spark, dagster, graphql or invocations" in said
-    assert set(SERVICES) == {"clickhouse", "spark", "dagster", "graphql", "invocations"}
+    options = cli.load("up", cli.COMMANDS["up"]).params
+    (text,) = [option.help for option in options if option.name == "service"]
+    assert_names(text, *SERVICES)
 
 
-def test_a_large_log_is_set_aside(tmp_path: Path) -> None:
+def test_a_large_log_is_rotated(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "spark.log"
     logs.rotate(log)
     log.write_text("old\n" * 10)
@@ -413,7 +407,7 @@ def test_the_tail_starts_after_an_offset(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def logs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the logs of a home: three lines of the code server, one of Spark."""
     folder = tmp_path / "logs"
     folder.mkdir()
@@ -423,30 +417,21 @@ def folder_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_ends_of_logs_are_shown_by_name(folder_of_logs: Path) -> None:
-    said: list[str] = []
-    tails.show(tails.find_log_files(folder_of_logs, []), 2, said.append, follow=False)
-    code, spark = folder_of_logs / "code.log", folder_of_logs / "spark.log"
-    assert said == [f"== code: {code}", "two\nthree", f"== spark: {spark}", "four"]
-    with pytest.raises(ConfigError, match=r"no log web in .*; there are: code, spark"):
-        tails.find_log_files(folder_of_logs, ["web"])
-
-
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
         ("\x1b[34mdagster\x1b[0m - [odd] \x1b[1mup\n", "dagster - [odd] up\n"),
         ("tenant \x1b]0;title\x07 \x9b2J\n", "tenant \\x1b]0;title\\x07 \\x9b2J\n"),
     ],
-    ids=["colours are for a terminal alone", "commands are shown"],
+    ids=["colours are left out", "commands are escaped"],
 )
-def test_a_log_commands_no_terminal(folder_of_logs, capsys, written, shown) -> None:
-    (folder_of_logs / "code.log").write_text(written)
+def test_a_log_sends_no_commands_to_the_terminal(logs_folder, capsys, written, shown) -> None:
+    (logs_folder / "code.log").write_text(written)
     stack_commands.show_logs(["code"])
     assert capsys.readouterr().out == shown
 
 
-def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
+def test_new_text_in_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
     log = tmp_path / "code.log"
     log.write_text("one\n")
     additions = iter(["tw", "o\nthree\n", "", None])
@@ -461,14 +446,14 @@ def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
         with log.open("a") as file:
             file.write(addition)
 
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(EnoughError):
-        tails.show({"code": log}, 1, said.append, follow=True, sleep=sleep)
-    assert said == ["one", "two", "three"]
+        tails.show({"code": log}, 1, lines.append, follow=True, sleep=sleep)
+    assert lines == ["one", "two", "three"]
 
 
-def test_iscp_logs_prints_the_ends_of_all_logs_or_of_one(folder_of_logs: Path) -> None:
-    code, spark = folder_of_logs / "code.log", folder_of_logs / "spark.log"
+def test_iscp_logs_prints_the_last_lines_of_all_logs_or_of_one(logs_folder: Path) -> None:
+    code, spark = logs_folder / "code.log", logs_folder / "spark.log"
     done = CliRunner().invoke(cli.app, ["logs", "-n", "2"])
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
@@ -481,14 +466,13 @@ def test_iscp_logs_prints_the_ends_of_all_logs_or_of_one(folder_of_logs: Path) -
     assert done.stdout.splitlines() == [f"== code: {code}", f"== spark: {spark}"]
 
 
-def test_iscp_logs_of_what_is_none_says_which_there_are(folder_of_logs: Path) -> None:
+def test_iscp_logs_of_an_unknown_log_names_the_known_ones(logs_folder: Path) -> None:
     done = CliRunner().invoke(cli.app, ["logs", "spark", "web"], env={"COLUMNS": "400"})
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    assert f"There is no log web in {folder_of_logs}; there are: code, spark." in done.stderr
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert_names(done.stderr, "web", logs_folder, "code, spark")
 
 
-def test_iscp_logs_follows_what_is_added_until_it_is_interrupted(folder_of_logs: Path) -> None:
+def test_iscp_logs_follows_logs_until_it_is_interrupted(logs_folder: Path) -> None:
     with (
         subprocess.Popen(
             [sys.executable, "-c", FOLLOWING, "logs", "-f", "-n", "1"],
@@ -502,33 +486,26 @@ def test_iscp_logs_follows_what_is_added_until_it_is_interrupted(folder_of_logs:
     ):
         ending.callback(following.kill)
 
-        def said(lines: int) -> list[str]:
-            read = pool.submit(lambda: [following.stdout.readline() for _ in range(lines)])
+        def read_lines(number: int) -> list[str]:
+            read = pool.submit(lambda: [following.stdout.readline() for _ in range(number)])
             return [line.rstrip("\n") for line in read.result(60)]
 
-        assert said(4)[1::2] == ["three", "four"]
+        assert read_lines(4)[1::2] == ["three", "four"]
         for name, line in (("spark", "five"), ("code", "six"), ("spark", "seven")):
-            with (folder_of_logs / f"{name}.log").open("a") as log:
+            with (logs_folder / f"{name}.log").open("a") as log:
                 log.write(f"{line}\n")
-            assert said(1) == [f"{name}: {line}"]
+            assert read_lines(1) == [f"{name}: {line}"]
         following.send_signal(signal.SIGINT)
         out, err = following.communicate(timeout=60)
         assert (out, "Traceback" in err, following.returncode) == ("", False, 130)
 
 
-@pytest.mark.parametrize("arguments", [("up", "--service", "foo"), ("up", "--service", "code")])
-def test_a_service_that_is_none_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
-        env=os.environ | {"ISCP_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    said = " ".join(done.stderr.replace("│", " ").split())
-    assert "is not one of clickhouse, spark, dagster, graphql, invocations." in said
+@pytest.mark.parametrize("service", ["foo", "code"])
+def test_an_unknown_service_is_refused(service: str, tmp_path: Path) -> None:
+    environ = {"ISCP_HOME": str(tmp_path / "home"), "COLUMNS": "200"}
+    done = CliRunner().invoke(cli.app, ["up", "--service", service], env=environ)
+    assert done.exit_code == 2
+    assert_names(done.stderr, f"'{service}'", *SERVICES)
     assert not (tmp_path / "home").exists()
 
 
@@ -541,72 +518,70 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
     )
     state.write(tmp_path, stack(tmp_path, *services))
     with HomeLocks(tmp_path).hold(1.0):
-        assert control.find_problems() == ["spark is unwell"]
+        (unwell,) = control.find_problems()
+        assert_names(unwell, "spark", "unwell")
         log = SqlLog(f"sqlite:///{tmp_path / 'iscp_log.sqlite'}")
         log.ensure()
-        assert control.find_problems() == ["spark is unwell"]
-        spec = JobSpec(
-            detail=IterationDetail(consumer=ConsumerInfo(type="mirror", db="d", table="t", job="m"))
-        )
+        assert control.find_problems() == [unwell]
+        consumer = ConsumerInfo(type="mirror", db="d", table="t", job="m")
+        spec = JobSpec(detail=IterationDetail(consumer=consumer))
         log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
         log.mark_stranded("id", 10_220, "gone")
-        assert control.find_problems()[1].startswith("jobs in error: 1;")
+        _, in_error = control.find_problems()
+        assert_names(in_error, 1, "iscp job list --state error")
         for check, code in ((True, stack_commands.UNWELL), (False, 0)):
-            with pytest.raises(typer.Exit) as ended:
+            with pytest.raises(typer.Exit) as exited:
                 stack_commands.status(check=check)
-            assert ended.value.exit_code == code
+            assert exited.value.exit_code == code
 
 
 def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    made = credentials.ensure_secrets(home)
-    assert credentials.ensure_secrets(home) == credentials.read(home) == made
-    for secret in (made.password, made.spark_token, made.webhook):
+    secrets = credentials.ensure_secrets(home)
+    assert credentials.ensure_secrets(home) == credentials.read(home) == secrets
+    for secret in (secrets.password, secrets.spark_token, secrets.webhook):
         assert len(secret) > 20
-        assert secret not in repr(made) + repr(settings(secrets=made))
-    assert made.password != made.spark_token
-    assert {each.stat().st_mode & 0o777 for each in home.iterdir()} == {0o600}
+        assert secret not in repr(secrets) + repr(settings(secrets=secrets))
+    assert secrets.password != secrets.spark_token
+    assert {file.stat().st_mode & 0o777 for file in home.iterdir()} == {0o600}
     assert home.stat().st_mode & 0o777 == 0o700
-    assert netrc.netrc(home / "netrc").authenticators("127.0.0.1")[::2] == (
-        "default",
-        made.password,
-    )
+    user, _, password = netrc.netrc(home / "netrc").authenticators("127.0.0.1")
+    assert (user, password) == ("default", secrets.password)
     for name in ("clickhouse.password", "spark.token"):
         (home / name).chmod(0o640)
-        with pytest.raises(SetupError, match=f"other users may read .*{name}"):
+        with raises_naming(SetupError, home / name, "chmod 600"):
             credentials.ensure_secrets(home)
         (home / name).chmod(0o600)
 
 
 def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypatch) -> None:
     own = plan.resolve(tmp_path, {}, {})
-    told = build_child_environment(own, {})
-    assert f":{own.secrets.password}@127.0.0.1" in told["CLICKHOUSE_URL"]
-    assert told["SPARK_REMOTE"].endswith(f"/;token={own.secrets.spark_token}")
+    child = build_child_environment(own, {})
+    assert f":{own.secrets.password}@127.0.0.1" in child["CLICKHOUSE_URL"]
+    assert child["SPARK_REMOTE"].endswith(f"/;token={own.secrets.spark_token}")
     up = stack(tmp_path, *running._list_initial_states(own))
     assert own.secrets.password not in str(up)
     assert own.secrets.spark_token not in str(up)
     monkeypatch.setattr(environment, "find_running_stack", lambda _: up)
-    here = {"ISCP_HOME": str(tmp_path)}
-    found = environment.add_stack_variables(here)
-    shown = {each.name: each.address for each in up.services}
+    home = {"ISCP_HOME": str(tmp_path)}
+    shown = {service.name: service.address for service in up.services}
     named = {"CLICKHOUSE_URL": shown["clickhouse"] + "/", "SPARK_REMOTE": shown["spark"]}
-    for given in (here, {**here, **named}):
-        for name in named:
-            assert environment.add_stack_variables(given)[name] == told[name]
+    for environ in (home, {**home, **named}):
+        added = environment.add_stack_variables(environ)
+        assert {name: added[name] for name in named} == {name: child[name] for name in named}
     others = {"CLICKHOUSE_URL": "http://other:1", "SPARK_REMOTE": "sc://other:1/;token=theirs"}
-    elsewhere = environment.add_stack_variables(here | others)
-    assert {name: elsewhere[name] for name in others} == others
-    assert environment.get_shell_variables(here)["ISCP_WEBHOOK_SECRET"] == own.secrets.webhook
-    mine = here | {"ISCP_WEBHOOK_SECRET": "whsec_mine"}
-    assert environment.add_stack_variables(mine)["ISCP_WEBHOOK_SECRET"] == "whsec_mine"
+    assert others.items() <= environment.add_stack_variables(home | others).items()
+    assert environment.get_shell_variables(home)["ISCP_WEBHOOK_SECRET"] == own.secrets.webhook
+    mine = {"ISCP_WEBHOOK_SECRET": "whsec_mine"}
+    assert mine.items() <= environment.add_stack_variables(home | mine).items()
     # From a shell that has evaluated `iscp env`, `up` starts all services again.
-    assert plan.list_own_services(plan.resolve(tmp_path, {}, found)) == SERVICES
-    half = found | {"SPARK_REMOTE": others["SPARK_REMOTE"]}
+    evaluated = environment.add_stack_variables(home)
+    assert plan.list_own_services(plan.resolve(tmp_path, {}, evaluated)) == SERVICES
+    half = evaluated | {"SPARK_REMOTE": others["SPARK_REMOTE"]}
     assert plan.resolve(tmp_path, {}, half).spark == others["SPARK_REMOTE"]
 
 
-def test_the_supervisor_s_log_has_what_its_modules_report(tmp_path) -> None:
+def test_the_supervisor_s_log_has_its_modules_messages(tmp_path) -> None:
     logger = logging.getLogger("iscp_dagster.local")
     before = (logger.level, logger.propagate)
     running._log_to_file(settings(home=tmp_path))

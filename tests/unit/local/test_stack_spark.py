@@ -1,4 +1,4 @@
-"""Which Java runs Spark, where its jars come from, and the server's arguments."""
+"""The Java that runs Spark, the source of its jars, and the server's arguments."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from iscp_dagster.local.spark.server import (
 )
 from iscp_dagster.local.stack import plan
 from iscp_dagster.model.errors import ConfigError, SetupError
+from support.errors import raises_naming
 
 _PRETENDS = """#!/bin/sh
 case "$1" in
@@ -35,31 +36,28 @@ def pretend_java(home: Path, version: str, *, vector: bool) -> Path:
     """Make a JAVA_HOME whose `java` only prints its version."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
-    said = "echo 'jdk.incubator.vector@1'" if vector else "true"
-    program.write_text(_PRETENDS.format(version=version, vector=said))
+    modules = "echo 'jdk.incubator.vector@1'" if vector else "true"
+    program.write_text(_PRETENDS.format(version=version, vector=modules))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return program
 
 
 def test_a_new_enough_java_home_is_preferred(tmp_path: Path) -> None:
     program = pretend_java(tmp_path / "a jdk", "21.0.2", vector=True)
-    found = java.find({"JAVA_HOME": str(tmp_path / "a jdk")})
-    assert found == Java(program=program, release=21, vector=True)
+    expected = Java(program=program, release=21, vector=True)
+    assert java.find({"JAVA_HOME": str(tmp_path / "a jdk")}) == expected
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22", "16"])
-def test_an_old_java_home_is_passed_over(tmp_path: Path, version: str) -> None:
+def test_an_old_java_home_is_ignored(tmp_path: Path, version: str) -> None:
     pretend_java(tmp_path, version, vector=False)
     assert java.find({"JAVA_HOME": str(tmp_path)}) == java.get_bundled_runtime()
 
 
-def test_the_java_of_the_wheel_is_used_when_there_is_no_other(tmp_path: Path) -> None:
-    assert (
-        java.find({})
-        == java.find({"JAVA_HOME": str(tmp_path / "none")})
-        == java.get_bundled_runtime()
-    )
-    assert java.get_bundled_runtime().program.is_file()
+def test_the_bundled_java_is_used_when_there_is_no_other(tmp_path: Path) -> None:
+    bundled = java.get_bundled_runtime()
+    assert java.find({}) == java.find({"JAVA_HOME": str(tmp_path / "none")}) == bundled
+    assert bundled.program.is_file()
 
 
 def test_options_fit_the_java() -> None:
@@ -77,36 +75,34 @@ def fetch_all(_java, modules, into: Path, _environ) -> None:
 
 
 def test_jars_are_fetched_once(tmp_path: Path) -> None:
-    fetched = []
+    folders = []
 
     def fetch(java_, modules, into: Path, environ) -> None:
-        fetched.append(into)
+        folders.append(into)
         fetch_all(java_, modules, into, environ)
 
-    where = tmp_path / "the jars"
-    first = jars.ensure(where, java.get_bundled_runtime(), {}, fetch)
-    assert (
-        first == jars.ensure(where, java.get_bundled_runtime(), {}, fetch) == jars.find_jars(where)
-    )
-    assert len(fetched) == 1
-    assert not list(where.glob(".fetch-*"))
-    first[0].unlink()
-    jars.ensure(where, java.get_bundled_runtime(), {}, fetch)
-    assert len(fetched) == 2
+    folder, bundled = tmp_path / "the jars", java.get_bundled_runtime()
+    paths = jars.ensure(folder, bundled, {}, fetch)
+    assert paths == jars.ensure(folder, bundled, {}, fetch) == jars.find_jars(folder)
+    assert len(folders) == 1
+    assert not list(folder.glob(".fetch-*"))
+    paths[0].unlink()
+    jars.ensure(folder, bundled, {}, fetch)
+    assert len(folders) == 2
 
 
-def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    def fetch(_java, modules, into: Path, _environ) -> None:
+def test_a_failed_fetch_leaves_nothing_behind(tmp_path: Path) -> None:
+    def fetch_one(_java, modules, into: Path, _environ) -> None:
         (into / modules[0].file).write_bytes(b"jar")
 
-    with pytest.raises(SetupError, match=r"delta-storage-.*was not found.*ISCP_IVY_SETTINGS"):
-        jars.ensure(tmp_path, java.get_bundled_runtime(), {}, fetch)
+    with raises_naming(SetupError, jars.MODULES[1].file, "ISCP_IVY_SETTINGS"):
+        jars.ensure(tmp_path, java.get_bundled_runtime(), {}, fetch_one)
     assert jars.find_jars(tmp_path) is None
     assert not list(tmp_path.glob(".fetch-*"))
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "options"),
     [
         ({}, {}),
         ({"AWS_DEFAULT_REGION": "eu-1"}, {"fs.s3a.endpoint.region": "eu-1"}),
@@ -124,18 +120,14 @@ def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_spark_is_led_to_the_store_that_delta_rs_is_led_to(environ, told) -> None:
-    found = {
-        name.removeprefix("spark.hadoop."): v for name, v in s3a.build_settings(environ).items()
-    }
-    always = s3a.build_settings({}).keys()
-    more = {name: v for name, v in found.items() if f"spark.hadoop.{name}" not in always}
-    assert more == told
+def test_spark_uses_the_store_of_delta_rs(environ, options) -> None:
+    always, found = s3a.build_settings({}), s3a.build_settings(environ)
+    assert found == always | {f"spark.hadoop.{name}": value for name, value in options.items()}
     assert "hush" not in found.values()
-    assert found["fs.s3.impl"].endswith("S3AFileSystem")
+    assert found["spark.hadoop.fs.s3.impl"].endswith("S3AFileSystem")
 
 
-def test_hadoop_s_part_is_of_the_hadoop_in_pyspark() -> None:
+def test_the_module_for_s3_has_the_version_of_pyspark_s_hadoop() -> None:
     (hadoop, *_) = s3a.MODULES
     assert (find_pyspark_folder() / "jars" / f"hadoop-client-api-{hadoop.version}.jar").is_file()
 
@@ -150,7 +142,7 @@ def test_hadoop_s_part_is_of_the_hadoop_in_pyspark() -> None:
         ("s3://bucket/lake", [], True),
     ],
 )
-def test_what_spark_needs_for_s3_is_fetched_when_a_table_is_there(
+def test_the_module_for_s3_is_fetched_if_a_table_lies_there(
     tmp_path: Path, monkeypatch, capsys, lake, paths, s3
 ) -> None:
     monkeypatch.setattr(ivy, "fetch", fetch_all)
@@ -161,9 +153,9 @@ def test_what_spark_needs_for_s3_is_fetched_when_a_table_is_there(
     own = settings(home=tmp_path / "home")
     for _ in range(2):
         plan.fetch(own, lambda: paths)
-    told = "".join(capsys.readouterr())
-    assert told.count("Delta Lake") == 1
-    assert told.count("S3A") == s3
+    output = "".join(capsys.readouterr())
+    assert output.count("Delta Lake") == 1
+    assert output.count("S3A") == s3
     command = " ".join(spark_server.build_service(own).command)
     assert ("hadoop-aws" in command, "spark.hadoop.fs.s3.impl" in command) == (s3, s3)
 
@@ -174,17 +166,18 @@ def test_the_jars_folder_can_be_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_unreachable_repository_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+def test_the_error_of_an_unreachable_repository_is_one_line_with_the_remedy(
+    tmp_path: Path,
+) -> None:
     proxy = {"https_proxy": "http://someone:secret@127.0.0.1:9"}
-    with pytest.raises(SetupError, match="jars cannot be fetched") as raised:
+    with raises_naming(SetupError, "ISCP_JARS") as caught:
         jars.ensure(tmp_path, java.get_bundled_runtime(), proxy, ivy.fetch)
-    assert "\n" not in str(raised.value)
-    assert "secret" not in str(raised.value)
-    assert "ISCP_JARS" in str(raised.value)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.slow
-def test_a_mirror_of_the_companys_own_serves_the_jars(tmp_path: Path) -> None:
+def test_a_company_s_own_mirror_serves_the_jars(tmp_path: Path) -> None:
     mirror = tmp_path / "the mirror"
     mirror.mkdir()
     for module in jars.MODULES:
@@ -195,18 +188,16 @@ def test_a_mirror_of_the_companys_own_serves_the_jars(tmp_path: Path) -> None:
         f'<artifact pattern="{mirror}/[artifact]-[revision].[ext]"/>'
         "</filesystem></resolvers></ivysettings>"
     )
-    named = {"ISCP_IVY_SETTINGS": str(file)}
-    found = jars.ensure(tmp_path / "jars", java.get_bundled_runtime(), named, ivy.fetch)
-    assert [path.read_bytes().decode() for path in found] == [m.name for m in jars.MODULES]
+    environ = {"ISCP_IVY_SETTINGS": str(file)}
+    paths = jars.ensure(tmp_path / "jars", java.get_bundled_runtime(), environ, ivy.fetch)
+    assert [path.read_bytes().decode() for path in paths] == [m.name for m in jars.MODULES]
 
 
 @pytest.mark.slow
-def test_a_settings_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    named = {"ISCP_IVY_SETTINGS": str(tmp_path / "none.xml")}
-    with pytest.raises(
-        SetupError, match=r"ISCP_IVY_SETTINGS names .*none\.xml, which does not exist"
-    ):
-        jars.ensure(tmp_path / "jars", java.get_bundled_runtime(), named, ivy.fetch)
+def test_a_missing_settings_file_is_an_error(tmp_path: Path) -> None:
+    environ = {"ISCP_IVY_SETTINGS": str(tmp_path / "none.xml")}
+    with raises_naming(SetupError, "ISCP_IVY_SETTINGS", tmp_path / "none.xml"):
+        jars.ensure(tmp_path / "jars", java.get_bundled_runtime(), environ, ivy.fetch)
 
 
 def test_the_environments_certificates_come_first(tmp_path: Path) -> None:
@@ -218,7 +209,7 @@ def test_the_environments_certificates_come_first(tmp_path: Path) -> None:
     assert trust.find_bundle({}) in {Path(usual.cafile or ""), Path(usual.openssl_cafile), None}
 
 
-def server_at(home: Path) -> SparkServer:
+def make_server(home: Path) -> SparkServer:
     return SparkServer(
         java=java.get_bundled_runtime(),
         port=1,
@@ -230,13 +221,11 @@ def server_at(home: Path) -> SparkServer:
     )
 
 
-def test_daemons_of_python_workers_are_those_that_end(tmp_path: Path) -> None:
-    assert f"spark.python.daemon.module={daemon.__name__}" in server_at(tmp_path).build_command()
+def test_daemons_of_python_workers_are_the_project_s(tmp_path: Path) -> None:
+    assert f"spark.python.daemon.module={daemon.__name__}" in make_server(tmp_path).build_command()
 
 
-def test_the_ends_of_idle_daemons_are_no_warnings_of_the_server_and_each_logger_is_a_class() -> (
-    None
-):
+def test_the_end_of_an_idle_daemon_is_no_warning_and_each_logger_is_a_class() -> None:
     lines = (Path(daemon.__file__).parent / "log4j2.properties").read_text().splitlines()
     settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
     levels = {
@@ -252,7 +241,7 @@ def test_the_ends_of_idle_daemons_are_no_warnings_of_the_server_and_each_logger_
 
 def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
     home = tmp_path / "a home"
-    server = server_at(home)
+    server = make_server(home)
     server.prepare()
     command = server.build_command()
     assert "local[3]" in command
@@ -268,14 +257,14 @@ def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
 
 
 def test_the_user_s_java_options_come_last_and_are_quoted_as_for_a_shell() -> None:
-    named = "-XX:TieredStopAtLevel=1 '-Dfolder=a b'"
-    options = parse_java_options({"ISCP_SPARK_JAVA_OPTIONS": named})
+    text = "-XX:TieredStopAtLevel=1 '-Dfolder=a b'"
+    options = parse_java_options({"ISCP_SPARK_JAVA_OPTIONS": text})
     assert options == ("-XX:TieredStopAtLevel=1", "-Dfolder=a b")
     assert parse_java_options({}) == ()
-    command = replace(server_at(Path("/home")), java_options=options).build_command()
+    command = replace(make_server(Path("/home")), java_options=options).build_command()
     assert command.index("-Dfolder=a b") > command.index("-Xmx1g")
     assert command.index("-Dfolder=a b") < command.index("-cp")
-    with pytest.raises(ConfigError, match=r"ISCP_SPARK_JAVA_OPTIONS.*No closing quotation"):
+    with raises_naming(ConfigError, "ISCP_SPARK_JAVA_OPTIONS", "-Xmx1g"):
         parse_java_options({"ISCP_SPARK_JAVA_OPTIONS": "'-Xmx1g"})
 
 

@@ -1,4 +1,4 @@
-"""The ward: nothing it started outlives it, whatever happens."""
+"""The ward: no process below it outlives it, whatever happens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from iscp_dagster.local.supervise import ward
 from support.services.stack import wait_for
 
+WARD = [sys.executable, "-I", "-S", ward.__file__]
 # A command that leaves a grandchild in its own session, ignoring SIGTERM, and writes its id.
 _LEAVES_ONE = """
 import os, signal, sys, time
@@ -43,9 +44,8 @@ print([signal.getsignal(s).name for s in (signal.SIGINT, signal.SIGTERM, signal.
 
 
 def start(code: str, *arguments: str, grace: float = 5.0, **options) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", ward.__file__, str(grace)]
     return subprocess.Popen(
-        [*command, sys.executable, "-c", code, *arguments],
+        [*WARD, str(grace), sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -76,13 +76,13 @@ def is_alive(pid: int) -> bool:
     [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
     ids=["a status", "a signal"],
 )
-def test_its_status_is_the_commands_or_names_the_signal_that_ended_it(code, status) -> None:
+def test_its_status_is_the_command_s_or_that_of_a_signal(code, status) -> None:
     process = start(code)
     assert process.wait(20) == status
     end(process)
 
 
-def test_it_says_which_process_the_command_is() -> None:
+def test_its_first_line_is_the_command_s_process_id() -> None:
     process = start("import os, sys; sys.stderr.write(str(os.getpid()))")
     announced = process.stdout.readline()
     process.wait(20)
@@ -90,14 +90,9 @@ def test_it_says_which_process_the_command_is() -> None:
     end(process)
 
 
-def test_a_command_that_is_not_there_is_an_error_and_not_a_hang() -> None:
-    process = subprocess.run(
-        [sys.executable, "-I", "-S", ward.__file__, "1", "/no/such/program"],
-        input=b"",
-        capture_output=True,
-        check=False,
-        timeout=20,
-    )
+def test_a_missing_command_is_an_error_and_not_a_hang() -> None:
+    command = [*WARD, "1", "/no/such/program"]
+    process = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=20)
     assert process.returncode in {127, 128 + signal.SIGTERM}
 
 
@@ -118,7 +113,7 @@ def test_a_command_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stay", "leave"])
-def test_a_daemon_that_the_command_left_is_found_and_killed(tmp_path: Path, how: str) -> None:
+def test_a_daemon_of_the_command_is_found_and_killed(tmp_path: Path, how: str) -> None:
     process = start(_LEAVES_ONE, str(tmp_path / "daemon"), how)
     wait_for((tmp_path / "daemon").exists, 20)
     daemon = int((tmp_path / "daemon").read_text())
@@ -145,7 +140,7 @@ def test_the_command_dies_with_a_killed_ward() -> None:
     end(process)
 
 
-def test_signals_that_a_shell_made_ignored_are_heard_again() -> None:
+def test_signals_that_a_shell_ignores_are_not_ignored_by_the_command() -> None:
     def ignore() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

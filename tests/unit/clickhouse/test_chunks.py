@@ -1,6 +1,6 @@
 """Chunks and their digests do not depend on how the stream was cut."""
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pyarrow as pa
 import pytest
@@ -41,38 +41,34 @@ def test_cutting_elsewhere_gives_the_same_chunks(rows, one, other, length):
 def test_the_rows_of_one_value_are_cut_as_if_there_were_no_others(rows, size, length, apart):
     at = "abc".index(apart)
     ordered = sorted(rows, key=lambda row: (row[at] is not None, row[at]))
-    found = list(cut_chunks(batches(ordered, size), length, apart=apart))
+    chunks = list(cut_chunks(batches(ordered, size), length, apart=apart))
     values = list(dict.fromkeys(row[at] for row in ordered))
     alone = [
         chunk
         for value in values
         for chunk in cut_chunks(batches([row for row in ordered if row[at] == value], size), length)
     ]
-    assert list(map(hash_rows, found)) == list(map(hash_rows, alone))
+    assert list(map(hash_rows, chunks)) == list(map(hash_rows, alone))
 
 
 @given(ROWS.filter(bool), st.integers(1, 20), st.integers(1, 20), st.integers(1, 60))
-def test_pieces_of_a_size_are_the_same_whatever_batches_the_rows_came_in(rows, one, other, size):
-    first, second = (list(cut_pieces(whole(rows, n), size)) for n in (one, other))
-    assert [(at, hash_rows(piece)) for at, piece in first] == [
-        (at, hash_rows(p)) for at, p in second
+def test_pieces_do_not_depend_on_the_batches_of_the_rows(rows, one, other, size):
+    first, second = (
+        list(cut_pieces(pa.Table.from_batches(batches(rows, n)), size)) for n in (one, other)
+    )
+    assert [(start, hash_rows(piece)) for start, piece in first] == [
+        (start, hash_rows(piece)) for start, piece in second
     ]
-    assert [at for at, _ in first] == list(accumulate([p.num_rows for _, p in first], initial=0))[
-        :-1
-    ]
-    sizes = [weight(piece) for _, piece in first]
-    assert all(w <= size or p.num_rows == 1 for w, (_, p) in zip(sizes, first, strict=True))
-    # No chunk ends before it must.
-    for w, (_, following) in zip(sizes, first[1:], strict=False):
-        assert w + weight(following.slice(0, 1)) > size
+    starts, pieces = zip(*first, strict=True)
+    assert starts == (0, *accumulate(piece.num_rows for piece in pieces[:-1]))
+    assert all(weigh(piece) <= size or piece.num_rows == 1 for piece in pieces)
+    # No piece ends before it must.
+    for piece, following in pairwise(pieces):
+        assert weigh(piece) + weigh(following.slice(0, 1)) > size
 
 
-def whole(rows, size):
-    return pa.Table.from_batches(batches(rows, size))
-
-
-def weight(chunk):
-    return int(compute_row_sizes(chunk).sum())
+def weigh(rows):
+    return int(compute_row_sizes(rows).sum())
 
 
 NESTED = {
@@ -88,7 +84,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("name", sorted(NESTED))
-def test_a_rows_weight_is_that_of_its_values_in_whatever_batch(name):
+def test_a_row_s_weight_depends_on_its_values_alone(name):
     type_, values, expected = NESTED[name]
     batch = pa.table({"c": pa.array(values, type_)})
     assert compute_row_sizes(batch).tolist() == expected

@@ -1,7 +1,5 @@
 """The DDL of every index kind, as text."""
 
-import re
-
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
@@ -12,6 +10,7 @@ from iscp_dagster.clickhouse.types.types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 from runtime_support.growth import SLACK, time_growth
+from support.errors import raises_naming
 from support.paths import GOLDEN
 
 TABLE = GOLDEN / "ddl.txt"
@@ -35,33 +34,31 @@ def shape(index, fields=FIELDS, **changes):
 
 def test_ddl_is_as_the_golden_file_says():
     shapes = [*map(shape, INDEXES), shape(Mirror(name="all"), tenant=None)]
-    said = [
+    statements = [
         statement
-        for each in shapes
+        for table in shapes
         for statement in (
-            *each.render_create_statements(Barrier(epoch=7, floor=7)),
-            each.render_staging_table("r1"),
-            *each.render_view_statements(),
+            *table.render_create_statements(Barrier(epoch=7, floor=7)),
+            table.render_staging_table("r1"),
+            *table.render_view_statements(),
         )
     ]
-    assert ";\n".join(said) + ";\n" == TABLE.read_text()
+    assert ";\n".join(statements) + ";\n" == TABLE.read_text()
 
 
 def test_many_columns_take_no_longer_each():
     def describe(columns):
         wide = [DeltaField(name=f"c{n}", type=Primitive("long")) for n in range(columns)]
-        its = shape(Mirror(), (*FIELDS, *wide))
-        return [
-            *its.render_create_statements(),
-            *(its.get_column_types()[each.name] for each in wide),
-        ]
+        table = shape(Mirror(), (*FIELDS, *wide))
+        types = [table.get_column_types()[field.name] for field in wide]
+        return [*table.render_create_statements(), *types]
 
     assert time_growth(describe, 200, 1_600) < 8 * SLACK
 
 
 @pytest.mark.parametrize("name", ["_version", "_timestamp", "_deleted", *VIRTUAL_COLUMNS])
-def test_a_column_named_as_a_system_column_or_as_one_of_clickhouse_is_refused(name):
-    with pytest.raises(SchemaError, match=f"'{name}', a name that every index reserves"):
+def test_a_column_named_like_a_system_column_is_refused(name):
+    with raises_naming(SchemaError, "'shop.notes'", f"'{name}'"):
         shape(Mirror(), (*FIELDS, DeltaField(name=name, type=Primitive("long"))))
 
 
@@ -102,38 +99,37 @@ TEXT = Primitive("string")
     ],
     ids=str,
 )
-def test_a_column_named_as_a_part_of_another_is_refused(whole, part):
+def test_a_column_named_like_a_part_of_another_is_refused(whole, part):
     own, beside = DeltaField(name="s", type=whole), DeltaField(name=part, type=TEXT)
-    said = f"'s' and '{part}' of 'shop.notes' both have a part"
-    with pytest.raises(SchemaError, match=re.escape(said)):
+    with raises_naming(SchemaError, "'s'", f"'{part}'", "'shop.notes'"):
         shape(Mirror(), (*FIELDS, own, beside)).render_create_statements()
     unlike = DeltaField(name=f"{part}.null", type=TEXT)
     assert shape(Mirror(), (*FIELDS, own, unlike)).render_create_statements()
 
 
-def test_a_field_named_as_the_nulls_of_a_struct_is_refused():
+def test_a_field_named_like_the_nulls_of_a_struct_is_refused():
     struct = Struct((DeltaField(name="null", type=TEXT),))
     for whole in (struct, Array(element=struct)):
-        with pytest.raises(SchemaError, match=r"Column 's' of 'shop\.notes' has a field 'null'"):
+        with raises_naming(SchemaError, "'s'", "'shop.notes'", "'null'"):
             shape(Mirror(), (*FIELDS, DeltaField(name="s", type=whole))).render_create_statements()
 
 
 def test_an_unsupported_type_is_named_with_its_column():
     field = DeltaField(name="at", type=Array(element=Primitive("interval day")))
-    with pytest.raises(SchemaError, match=r"Column 'at\[\]' is interval day, which has no"):
+    with raises_naming(SchemaError, "'at[]'", "interval day"):
         shape(Mirror(), (*FIELDS, field)).render_create_statements()
 
 
-def test_a_vector_of_something_else_is_refused():
-    with pytest.raises(SchemaError, match=r"Vector column shop\.notes\.body is string"):
+def test_a_vector_that_is_no_array_of_floats_is_refused():
+    with raises_naming(SchemaError, "shop.notes.body", "string"):
         shape(Vector("body", dimension=3)).render_create_statements()
 
 
 def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name():
     own = DeltaField(name="distance", type=Primitive("double"))
     (nearest, distances, _) = shape(INDEXES[2], (*FIELDS, own)).render_view_statements()
-    lost = shape(INDEXES[2]).render_view_selects(["distance"])
-    assert [each.count("AS `_distance` FROM") for each in lost.values()] == [1, 1, 0]
+    selects = shape(INDEXES[2]).render_view_selects(["distance"])
+    assert [text.count("AS `_distance` FROM") for text in selects.values()] == [1, 1, 0]
     assert "`distance`, L2Distance(" in nearest
     assert "AS `_distance` FROM" in nearest
     assert "ORDER BY `_distance`, `k\\`ey` LIMIT" in nearest

@@ -1,4 +1,4 @@
-"""Values as messages show them, also those that Python does not have."""
+"""Values as messages show them, even if Python has no such value."""
 
 from datetime import date
 from decimal import Decimal

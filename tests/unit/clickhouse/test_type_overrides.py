@@ -1,4 +1,4 @@
-"""Types that a declaration asks for: parsed, allowed or refused, and documented."""
+"""The types of a declaration: parsed, allowed or refused, and documented."""
 
 import pickle
 
@@ -18,6 +18,7 @@ from iscp_dagster.clickhouse.types.wire import respell_column
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
+from support.errors import raises_naming
 from support.lake.type_cells import (
     CASES,
     DOUBLE,
@@ -37,22 +38,22 @@ PAGE = DOCS / "types.md"
 NAMES = st.text(min_size=1, max_size=5)
 
 
-def test_what_an_index_does_not_hold_is_written_as_it_is_for_the_comparison():
+def test_a_value_that_does_not_fit_is_left_unchanged_for_the_comparison():
     """Rows of dead letters are missing in the index; the comparison shows no other fault."""
     tree = Struct((field("k", Map(key=STRING, value=Array(element=STRING))),))
-    asked = "Tuple(k Map(UUID, Array(UUID)))"
-    kept = resolve_stored_type(tree, asked, nullable=False, column="c", nulls="refuse")
+    declared = "Tuple(k Map(UUID, Array(UUID)))"
+    stored = resolve_stored_type(tree, declared, nullable=False, column="c", nulls="refuse")
     rows = [
         {"k": [(UUID.upper(), [UUID.upper(), None, "X"]), ("X", None)]},
         None,
         {"k": None},
         {"k": []},
     ]
-    wanted = [{"k": [(UUID, [UUID, None, "X"]), ("X", None)]}, *rows[1:]]
+    expected = [{"k": [(UUID, [UUID, None, "X"]), ("X", None)]}, *rows[1:]]
     texts = pa.map_(pa.string(), pa.list_(pa.string()))
     column = pa.chunked_array([pa.array(rows, pa.struct([("k", texts)]))])
     for start in (0, 1):
-        assert respell_column(column.slice(start), kept).to_pylist() == wanted[start:]
+        assert respell_column(column.slice(start), stored).to_pylist() == expected[start:]
 
 
 def leaves():
@@ -64,11 +65,11 @@ def leaves():
         st.sampled_from(["Int8", "UInt256", "String", "JSON", "Point"]).map(parse_type),
         st.builds(lambda n: ClickHouseType(name="FixedString", numbers=(n,)), st.integers(1, 99)),
         st.builds(lambda z: ClickHouseType(name="DateTime64", numbers=(6,), zone=z), st.text()),
-        enums.map(enum),
+        enums.map(make_enum),
     )
 
 
-def enum(members):
+def make_enum(members):
     numbered = sorted((number, name) for name, number in members.items())
     numbers, names = zip(*numbered, strict=True)
     return ClickHouseType(name="Enum8", names=names, numbers=numbers)
@@ -122,28 +123,28 @@ def test_two_texts_of_one_type_are_the_same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "values"),
     [
-        ("", "expected a type's name, found the end"),
-        ("Array(Int8", "expected ',' or '\\)', found the end"),
-        ("Array(Int8))", "expected the end, found '\\)'"),
-        ("Int8 x", "expected the end, found 'x'"),
-        ("Array(Int8,,)", "expected a type's name, found ','"),
-        ("Enum8()", "an Enum needs members"),
-        ("Enum8('a', 'a')", "members with unique names and numbers"),
-        ("Enum8('a' = 'b')", "expected a number, found \"'b'\""),
-        ("Tuple(a Int8, Int8)", "either all members of a Tuple have names or none"),
-        ("Int8; DROP TABLE x", "a mark, found ';'"),
-        ("JSON(a UInt8)", "expected '=', found 'UInt8'"),
+        ("", ["name", "end"]),
+        ("Array(Int8", ["','", "')'", "end"]),
+        ("Array(Int8))", ["end", "')'"]),
+        ("Int8 x", ["end", "'x'"]),
+        ("Array(Int8,,)", ["name", "','"]),
+        ("Enum8()", ["Enum"]),
+        ("Enum8('a', 'a')", ["Enum", "unique"]),
+        ("Enum8('a' = 'b')", ["number", "\"'b'\""]),
+        ("Tuple(a Int8, Int8)", ["Tuple"]),
+        ("Int8; DROP TABLE x", ["mark", "';'"]),
+        ("JSON(a UInt8)", ["'='", "'UInt8'"]),
     ],
 )
-def test_a_text_that_is_no_type_says_where(text, said):
-    with pytest.raises(TypeTextError, match=said):
+def test_the_wrong_part_of_a_type_is_named(text, values):
+    with raises_naming(TypeTextError, *values):
         parse_type(text)
 
 
 @pytest.mark.parametrize(
-    ("source", "asked", "kept"),
+    ("source", "declared", "stored"),
     [
         (LONG, "UInt8", "Nullable(UInt8)"),
         (LONG, "Nullable(UInt8)", "Nullable(UInt8)"),
@@ -164,50 +165,48 @@ def test_a_text_that_is_no_type_says_where(text, said):
         ),
     ],
 )
-def test_nullable_is_put_where_the_source_has_nulls(source, asked, kept):
-    assert str(resolve_stored_type(source, asked, nullable=True, column="c").type) == kept
-
-
-def test_what_is_not_null_is_not_nullable():
-    assert str(resolve_stored_type(LONG, "UInt8", nullable=False, column="c").type) == "UInt8"
-    asked = "LowCardinality(Nullable(String))"
-    assert str(resolve_stored_type(STRING, asked, nullable=False, column="c").type) == asked
+def test_nullable_is_added_where_the_source_has_nulls(source, declared, stored):
+    assert str(resolve_stored_type(source, declared, nullable=True, column="c").type) == stored
 
 
 @pytest.mark.parametrize(
-    ("source", "asked", "why"),
+    ("source", "declared"), [(LONG, "UInt8"), (STRING, "LowCardinality(Nullable(String))")]
+)
+def test_nullable_is_not_added_where_the_source_has_no_nulls(source, declared):
+    assert str(resolve_stored_type(source, declared, nullable=False, column="c").type) == declared
+
+
+@pytest.mark.parametrize(
+    ("source", "declared", "values"),
     [
-        (LONG, "UUID", "UUID does not hold it"),
-        (LONG, "Array(Int64)", r"Array\(Int64\) does not hold it"),
-        (STRING, "UInt8", "UInt8 does not hold it"),
-        (STRING, "Strin", "Strin does not hold it"),
-        (STRING, "FixedString", "FixedString takes 1 numeric argument"),
-        (STRING, "JSON(SKIP a)", "expected '=', found 'a'"),
-        (STRING, "JSON(x=1)", "keep all values are max_dynamic_paths"),
-        (Array(element=STRING), "Array(JSON)", "JSON within another type"),
-        (DOUBLE, "LowCardinality(Float64)", "LowCardinality does not take Float64"),
-        (LONG, "Variant(UInt64, String)", "Int64 is not among its members"),
-        (NTZ, "DateTime64(6, 'Asia/Tokyo')", "must be kept in 'UTC'"),
-        (NTZ, "DateTime", "must be kept in 'UTC'"),
-        (Array(element=LONG), "Map(Int64, Int64)", "does not have the same parts"),
-        (Array(element=LONG), "Ring", "does not have the same parts|does not hold"),
-        (POINT, "Tuple(Float64)", "does not have the same parts"),
-        (POINT, "Tuple(y Float64, x Float64)", "its members must be named x, y"),
-        (Struct((DeltaField(name="x", type=STRING),)), "Tuple(UInt8)", "UInt8 does not hold it"),
-        (STRING, "Enum8(", "found the end"),
+        (LONG, "UUID", ["hold"]),
+        (LONG, "Array(Int64)", ["hold"]),
+        (STRING, "UInt8", ["hold"]),
+        (STRING, "Strin", ["hold"]),
+        (STRING, "FixedString", [1, "numeric"]),
+        (STRING, "JSON(SKIP a)", ["'='", "'a'"]),
+        (STRING, "JSON(x=1)", ["max_dynamic_paths"]),
+        (Array(element=STRING), "Array(JSON)", ["within"]),
+        (DOUBLE, "LowCardinality(Float64)", ["LowCardinality does", "Float64"]),
+        (LONG, "Variant(UInt64, String)", ["Int64", "members"]),
+        (NTZ, "DateTime64(6, 'Asia/Tokyo')", ["zone", "'UTC'"]),
+        (NTZ, "DateTime", ["zone", "'UTC'"]),
+        (Array(element=LONG), "Map(Int64, Int64)", ["parts"]),
+        (Array(element=LONG), "Ring", ["Point", "hold"]),
+        (POINT, "Tuple(Float64)", ["parts"]),
+        (POINT, "Tuple(y Float64, x Float64)", ["x, y"]),
+        (Struct((DeltaField(name="x", type=STRING),)), "Tuple(UInt8)", ["UInt8", "hold"]),
+        (STRING, "Enum8(", ["end"]),
     ],
 )
-def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):
-    with pytest.raises(SchemaError, match=why) as caught:
-        resolve_stored_type(source, asked, nullable=True, column="state")
-    said = str(caught.value)
-    assert said.startswith(f"Column 'state' is {source} and cannot be kept as {asked!r}: ")
-    assert f"{source} can be kept as " in said
+def test_a_type_that_does_not_fit_is_refused_with_those_that_do(source, declared, values):
+    with raises_naming(SchemaError, "'state'", source, repr(declared), *values) as caught:
+        resolve_stored_type(source, declared, nullable=True, column="state")
+    assert str(caught.value).count(f"{source} ") == 2, "the remedy names its types"
 
 
-def test_what_nothing_can_keep_is_to_be_left_out():
-    said = r"Column 'state' is interval day and cannot be kept as 'Int64': .* Leave it out with"
-    with pytest.raises(SchemaError, match=said):
+def test_a_column_that_no_type_can_keep_is_to_be_left_out():
+    with raises_naming(SchemaError, "'state'", "interval day", "'Int64'", "exclude=[...]"):
         resolve_stored_type(Primitive("interval day"), "Int64", nullable=True, column="state")
 
 
@@ -218,55 +217,54 @@ def shape(index, *fields, **changes):
 
 
 @pytest.mark.parametrize(
-    ("column", "asked", "said"),
+    ("column", "declared", "values"),
     [
-        ("id", "Dynamic", "a key needs an ordered type without nulls"),
-        ("id", "Nullable(Int64)", "a key needs an ordered type"),
-        ("t", "LowCardinality(Nullable(String))", "a key needs an ordered type"),
-        ("t", "FixedString(3)", "The tenant column 't' of 'shop.notes' cannot be kept as"),
-        ("other", "UInt8", "types names the column 'other', which it does not carry"),
+        ("id", "Dynamic", ["'Dynamic'", "key"]),
+        ("id", "Nullable(Int64)", ["'Nullable(Int64)'", "key"]),
+        ("t", "LowCardinality(Nullable(String))", ["'LowCardinality(Nullable(String))'", "key"]),
+        ("t", "FixedString(3)", ["tenant", "'shop.notes'", "'FixedString(3)'"]),
+        ("other", "UInt8", ["shop.notes.mirror", "id, t"]),
     ],
 )
-def test_keys_tenants_and_columns_that_are_not_there(column, asked, said):
-    with pytest.raises(SchemaError, match=said):
-        shape(Mirror(types={column: asked})).render_create_statements()
+def test_a_type_for_a_key_a_tenant_or_an_unknown_column_is_refused(column, declared, values):
+    with raises_naming(SchemaError, f"'{column}'", *values):
+        shape(Mirror(types={column: declared})).render_create_statements()
 
 
-def test_a_tenant_that_is_a_date_is_no_number():
+def test_a_number_for_a_tenant_that_is_a_date_is_refused():
     fields = (DeltaField(name="d", type=Primitive("date")), DeltaField(name="k", type=LONG))
     source = SourceTable("shop.notes", key="k", tenant="d")
-    made = IndexTable(source=source, index=Mirror(types={"d": "Int32"}), fields=fields)
-    with pytest.raises(SchemaError, match="it is date; use one of String"):
-        made.render_create_statements()
+    table = IndexTable(source=source, index=Mirror(types={"d": "Int32"}), fields=fields)
+    with raises_naming(SchemaError, "'d'", "'Int32'", "date", "String"):
+        table.render_create_statements()
 
 
 def test_a_vector_keeps_floats():
     floats = DeltaField(name="v", type=Array(element=FLOAT))
     index = Vector("v", dimension=2, types={"v": "Array(BFloat16)"})
     assert shape(index, floats).get_column_types()["v"] == "Array(BFloat16)"
-    with pytest.raises(SchemaError, match="the graph needs Array"):
+    with raises_naming(SchemaError, "'v'", "'Array(String)'", "Array(T)"):
         shape(Vector("v", dimension=2, types={"v": "Array(String)"}), floats).get_column_types()
 
 
 @pytest.mark.parametrize("types", [["a"], {"a": 1}, "a"])
 def test_types_are_texts_by_column(types):
-    with pytest.raises(ConfigError, match="does not map columns to types"):
+    with raises_naming(ConfigError, f"types={types!r}"):
         Mirror(types=types)
 
 
-def test_a_jobs_options_name_types():
+def test_a_job_s_options_have_types():
     source = SourceTable("shop.notes", key="id", indexes=[Mirror(types={"id": "UInt8"})])
     info = ConsumerInfo(type="mirror", db="shop", table="notes", job="mirror")
     assert resolve_index(source, info).types == {"id": "UInt8"}
     options = {"types": {"id": "UInt16"}}
-    stated = ConsumerInfo.from_json(
-        ConsumerInfo(type="mirror", db="shop", table="notes", job="m", options=options).to_json()
-    )
-    assert resolve_index(source, stated).types == {"id": "UInt16"}
+    info = ConsumerInfo(type="mirror", db="shop", table="notes", job="m", options=options)
+    stored = ConsumerInfo.from_json(info.to_json())
+    assert resolve_index(source, stored).types == {"id": "UInt16"}
 
 
 @pytest.mark.parametrize(
-    ("held", "wanted", "expected"),
+    ("old", "new", "expected"),
     [
         ("Int32", "Int64", True),
         ("Int64", "Int32", False),
@@ -322,12 +320,12 @@ def test_a_jobs_options_name_types():
         ("AggregateFunction(sum, (Int8))", "Int8", False),
     ],
 )
-def test_which_types_a_column_may_become(held, wanted, expected):
-    assert can_widen(held, wanted) is expected
+def test_a_column_may_become_a_wider_type(old, new, expected):
+    assert can_widen(old, new) is expected
 
 
 @pytest.mark.parametrize(
-    ("held", "wanted", "kept"),
+    ("old", "new", "merged"),
     [
         ("Tuple(a Int32)", "Tuple(b Int32)", "Tuple(b Nullable(Int32), a Nullable(Int32))"),
         ("Tuple(b Nullable(Int32), a Nullable(Int32))", "Tuple(b Int32)", None),
@@ -344,18 +342,19 @@ def test_which_types_a_column_may_become(held, wanted, expected):
         ),
     ],
 )
-def test_a_structure_keeps_the_fields_that_the_source_renamed_or_dropped(held, wanted, kept):
-    made = keep_old_fields(held, wanted)
-    assert is_same_type(made, kept or held)
-    assert can_widen(held, made)
-    assert is_same_type(keep_old_fields(made, wanted), made)
-    # Whoever still reads the version before finds the table as it needs it.
-    assert parse_type(keep_old_fields(made, held)).fields.keys() == parse_type(made).fields.keys()
-    assert can_widen(made, keep_old_fields(made, held))
+def test_a_structure_keeps_the_fields_that_the_source_renamed_or_dropped(old, new, merged):
+    result = keep_old_fields(old, new)
+    assert is_same_type(result, merged or old)
+    assert can_widen(old, result)
+    assert is_same_type(keep_old_fields(result, new), result)
+    # A run that still reads the version before finds the fields that it needs.
+    earlier = keep_old_fields(result, old)
+    assert parse_type(earlier).fields.keys() == parse_type(result).fields.keys()
+    assert can_widen(result, earlier)
 
 
 @pytest.mark.parametrize(
-    ("held", "wanted"),
+    ("old", "new"),
     [
         ("Tuple(a Int32)", "Tuple(a String)"),
         ("Tuple(a Int32, b String)", "Tuple(a String, b Int32)"),
@@ -363,37 +362,39 @@ def test_a_structure_keeps_the_fields_that_the_source_renamed_or_dropped(held, w
         ("Tuple(a Tuple(b Int8))", "Tuple(a Array(Tuple(b Int8)))"),
     ],
 )
-def test_a_field_of_another_type_and_keys_of_other_fields_are_not_taken(held, wanted):
-    assert not can_widen(held, keep_old_fields(held, wanted))
+def test_a_field_of_another_type_and_keys_of_other_fields_cannot_be_merged(old, new):
+    assert not can_widen(old, keep_old_fields(old, new))
 
 
-@pytest.mark.parametrize("wanted", ["Int64", "Tuple(Int32)", "Array(Int8)", "Map(Int8, Int8)"])
-def test_a_type_without_fields_stays_as_it_is_wanted(wanted):
-    assert keep_old_fields("Tuple(a Int32)", wanted) == wanted
-    assert keep_old_fields(None, wanted) == wanted
+@pytest.mark.parametrize("new", ["Int64", "Tuple(Int32)", "Array(Int8)", "Map(Int8, Int8)"])
+def test_a_type_without_fields_replaces_the_old_one(new):
+    assert keep_old_fields("Tuple(a Int32)", new) == new
+    assert keep_old_fields(None, new) == new
 
 
-def test_the_page_shows_the_table_that_the_code_goes_by():
+def test_the_page_has_the_code_s_table_of_types():
     assert f"\n\n{type_table()}\n" in PAGE.read_text()
 
 
 def test_every_cell_is_tested_on_the_engine():
     tested = set()
     for case in CASES:
-        kept = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
-        tested.add((get_family(case.source), kept.name))
-    cells = {(of, name) for of, each in CELLS.items() for cell in each for name in cell.names}
+        stored = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
+        tested.add((get_family(case.source), stored.name))
+    pairs = {
+        (family, name) for family, cells in CELLS.items() for cell in cells for name in cell.names
+    }
     # Both names of an integer's sign and width reach the same code.
-    missing = {each for each in cells - tested if "Int" not in each[1]}
-    assert missing == set()
-    assert {name for _, name in tested} >= {*DYNAMIC_TYPES, *GEO, "Nested", "Tuple", "Map", "Array"}
-    assert {name for of, name in cells if of == "integer"} <= {name for _, name in tested}
+    assert {name for _, name in pairs - tested if "Int" not in name} == set()
+    names = {name for _, name in tested}
+    assert names >= {*DYNAMIC_TYPES, *GEO, "Nested", "Tuple", "Map", "Array"}
+    assert names >= {name for family, name in pairs if family == "integer"}
 
 
-def test_every_case_that_is_refused_names_what_its_type_holds():
+def test_the_page_has_the_domain_of_every_tested_type():
     for case in CASES:
-        kept = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
-        cell = find_cell(case.source, kept)
+        stored = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
+        cell = find_cell(case.source, stored)
         assert cell is None or cell.domain in type_table()
     assert get_family(Decimal(3, 1)) == "decimal"
     assert get_family(Primitive("interval day")) is None

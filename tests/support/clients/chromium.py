@@ -54,40 +54,40 @@ class Chromium:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def read(self, url: str, shows: Callable[[str], bool]) -> str:
-        """Open the page; return its text once that satisfies `shows`."""
+        """Open the page; return its text once it satisfies `shows`."""
         self.call("Page.navigate", url=url)
         return self.wait(shows)
 
     def wait(self, shows: Callable[[str], bool]) -> str:
-        """Return the page's text once that satisfies `shows`."""
+        """Return the page's text once it satisfies `shows`."""
         text = ""
 
-        def shown() -> bool:
+        def read_text() -> bool:
             nonlocal text
             text = self.evaluate("document.body ? document.body.innerText : ''")
             return shows(text)
 
-        wait_for(shown, PAGE_SECONDS, lambda: f"The page shows:\n{text}\n{self.errors}")
+        wait_for(read_text, PAGE_SECONDS, lambda: f"The page shows:\n{text}\n{self.errors}")
         return text
 
     def evaluate(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Return the answer to one command; keep the errors that were told before it."""
+        """Return the answer to one command; keep the errors that arrive before it."""
         number = next(self._numbers)
-        told = {"id": number, "method": method, "params": parameters}
-        told |= {"sessionId": self.session} if self.session else {}
+        command = {"id": number, "method": method, "params": parameters}
+        command |= {"sessionId": self.session} if self.session else {}
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(told).encode() + b"\0")
+        self.process.stdin.write(json.dumps(command).encode() + b"\0")
         self.process.stdin.flush()
         deadline = time.monotonic() + ANSWER_SECONDS
-        while (message := self._message(deadline)).get("id") != number:
-            self._note(message)
+        while (message := self._read_message(deadline)).get("id") != number:
+            self._keep_error(message)
         assert "error" not in message, message
         return dict(message["result"])
 
-    def _message(self, deadline: float) -> dict[str, Any]:
+    def _read_message(self, deadline: float) -> dict[str, Any]:
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
         while b"\0" not in self._unread:
@@ -99,14 +99,17 @@ class Chromium:
         first, _, self._unread = self._unread.partition(b"\0")
         return dict(json.loads(first))
 
-    def _note(self, message: dict[str, Any]) -> None:
-        told = message.get("params", {})
-        if message.get("method") == "Runtime.exceptionThrown":
-            self.errors.append(str(told["exceptionDetails"]))
-        elif message.get("method") == "Runtime.consoleAPICalled" and told["type"] == "error":
-            self.errors.append(str(told["args"]))
-        elif message.get("method") == "Log.entryAdded" and told["entry"]["level"] == "error":
-            self.errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+    def _keep_error(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"method": "Runtime.exceptionThrown", "params": {"exceptionDetails": details}}:
+                self.errors.append(str(details))
+            case {
+                "method": "Runtime.consoleAPICalled",
+                "params": {"type": "error", "args": arguments},
+            }:
+                self.errors.append(str(arguments))
+            case {"method": "Log.entryAdded", "params": {"entry": {"level": "error"} as entry}}:
+                self.errors.append(f"{entry['text']} {entry.get('url', '')}")
 
 
 @contextmanager

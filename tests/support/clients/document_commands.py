@@ -39,9 +39,9 @@ def blocks_of(section: str) -> list[Block]:
 def section(document: Path, heading: str) -> str:
     """Return the text below a heading of the second level, up to the next."""
     pattern = rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)"
-    found = re.search(pattern, document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found is not None, heading
-    return found[1]
+    match = re.search(pattern, document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert match is not None, heading
+    return match[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +58,23 @@ class Reader:
             if block.title:
                 self.write(block)
             elif block.language == "sh" and after is not None and after.language == "text":
-                self.see(block.text, after.text)
+                self.wait_for_output(block.text, after.text)
             elif block.language == "sh":
-                done = self.run(block.text)
-                assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.logs()}"
+                run = self.run(block.text)
+                assert run.returncode == 0, f"{run.stdout}{run.stderr}\n{self.logs()}"
 
     def write(self, block: Block) -> None:
-        (self.folder / block.title).write_text(self.here(block.text), encoding="utf-8")
+        (self.folder / block.title).write_text(self.fill_in(block.text), encoding="utf-8")
 
-    def here(self, text: str) -> str:
+    def fill_in(self, text: str) -> str:
+        """Replace the texts of `places`."""
         # In one pass, since a replacement may contain another text to replace.
-        written = re.compile("|".join(map(re.escape, self.places)))
-        return written.sub(lambda found: self.places[found[0]], text)
+        texts = re.compile("|".join(map(re.escape, self.places)))
+        return texts.sub(lambda match: self.places[match[0]], text)
 
     def run(self, commands: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["bash", "-euc", f"set -m\n{self.here(commands)}"],
+            ["bash", "-euc", f"set -m\n{self.fill_in(commands)}"],
             cwd=self.folder,
             env=dict(self.environment),
             stdin=subprocess.DEVNULL,
@@ -83,19 +84,19 @@ class Reader:
             check=False,
         )
 
-    def see(self, commands: str, expected: str) -> None:
+    def wait_for_output(self, commands: str, expected: str) -> None:
         """Run a harmless command until it prints the expected text."""
-        said = ""
+        output = ""
 
-        def printed() -> bool:
-            nonlocal said
-            done = self.run(commands)
-            said = done.stdout + done.stderr
-            return plain(done.stdout) == plain(expected)
+        def is_printed() -> bool:
+            nonlocal output
+            run = self.run(commands)
+            output = run.stdout + run.stderr
+            return put_tabs(run.stdout) == put_tabs(expected)
 
-        wait_for(printed, FOLLOW_SECONDS, lambda: f"{commands}\n{said}\n{self.logs()}")
+        wait_for(is_printed, FOLLOW_SECONDS, lambda: f"{commands}\n{output}\n{self.logs()}")
 
 
-def plain(text: str) -> str:
+def put_tabs(text: str) -> str:
     """The text with one tab between columns, as pipes have them; a page shows a terminal's."""
     return "\n".join(GAP.sub("\t", line.rstrip()) for line in text.strip().splitlines())

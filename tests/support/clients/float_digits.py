@@ -11,7 +11,7 @@ FLOAT32_ERROR = 1e-6
 
 
 def approximate(value: Any) -> Any:
-    """Return the JSON value with numbers that equal those within FLOAT32_ERROR; texts are exact."""
+    """Return the JSON value, whose numbers equal others within FLOAT32_ERROR; texts are exact."""
     if isinstance(value, dict):
         return {name: approximate(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -22,16 +22,16 @@ def install_packages(folder: Path) -> Path:
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}")
-    found = _run(("node", "--version"), folder).stdout.strip()
-    if int(found.removeprefix("v").split(".")[0]) < NODE_MAJOR:
-        pytest.skip(f"needs node {NODE_MAJOR} or newer, and this is {found}")
+    version = _run(("node", "--version"), folder).stdout.strip()
+    if int(version.removeprefix("v").split(".")[0]) < NODE_MAJOR:
+        pytest.skip(f"needs node {NODE_MAJOR} or newer, and this is {version}")
     (folder / "package.json").write_text('{"private": true, "type": "module"}')
     try:
-        done = _run(("npm", "install", *OPTIONS, *PACKAGES), folder)
+        run = _run(("npm", "install", *OPTIONS, *PACKAGES), folder)
     except subprocess.TimeoutExpired:
         pytest.skip(f"npm did not install {PACKAGES} in {INSTALL_SECONDS} s")
-    if done.returncode:
-        pytest.skip(f"npm cannot install {PACKAGES}: {done.stderr.strip().splitlines()[:2]}")
+    if run.returncode:
+        pytest.skip(f"npm cannot install {PACKAGES}: {run.stderr.strip().splitlines()[:2]}")
     return folder
 
 

@@ -36,22 +36,24 @@ from iscp_dagster.clickhouse.kinds.changes import Changes
 trades = SourceTable("{DATABASE}.trades", key="id", tenant="tenant", indexes=[Changes(name="big")])
 """
 Change = tuple[str, int, int]
-"""Operation, id and value, as a subscriber is told."""
+"""Operation, id and value, as a subscriber gets them."""
 
 
 @dataclass
 class ServedTrades:
-    """The server, the table's rows now, and what subscribers must be told of each tenant."""
+    """The server, the table's rows now, and the changes that subscribers must get by tenant."""
 
     server: Served
     images: ImageTable
     log: SqlLog
     chance: random.Random = field(default_factory=lambda: random.Random(39))
     version: int = BEGINNING
-    rows: dict[str, dict[int, int]] = field(default_factory=lambda: {each: {} for each in TENANTS})
+    rows: dict[str, dict[int, int]] = field(
+        default_factory=lambda: {tenant: {} for tenant in TENANTS}
+    )
     changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
     ends: int = 0
-    """Of the server's processes."""
+    """How many of the server's processes have ended."""
     _value: int = 0
 
     @property
@@ -77,8 +79,8 @@ class ServedTrades:
         self.version += 1
         tenant = self.chance.choice(TENANTS)
         keys = sorted(self.chance.sample(KEYS, AT_ONCE))
-        made = [(self.version, at, key, *self._change(tenant, key)) for at, key in enumerate(keys)]
-        self.images.write(tenant, made)
+        rows = [(self.version, at, key, *self._change(tenant, key)) for at, key in enumerate(keys)]
+        self.images.write(tenant, rows)
         reach(self.log, self.version, tenant, name=name_of(DATABASE))
 
     def _change(self, tenant: str, key: int) -> tuple[ChangeKind, int | None, int | None]:
@@ -111,12 +113,12 @@ class ServedTrades:
 
 
 def told_by(messages: Iterable[Mapping[str, Any]]) -> dict[str, list[Change]]:
-    """Return what messages told, by tenant, in their order."""
-    found: dict[str, list[Change]] = defaultdict(list)
-    for each in messages:
-        data = each["data"]
-        found[data["tenant"]].append((each["operation"], data["id"], data["value"]))
-    return found
+    """Return the changes of the messages by tenant, in their order."""
+    changes: dict[str, list[Change]] = defaultdict(list)
+    for message in messages:
+        data = message["data"]
+        changes[data["tenant"]].append((message["operation"], data["id"], data["value"]))
+    return changes
 
 
 @contextmanager
@@ -127,7 +129,7 @@ def serving_trades(clickhouse_url: str, folder: Path) -> Iterator[ServedTrades]:
     schema = pa.schema([("tenant", pa.string()), ("id", pa.int32()), ("value", pa.int32())])
     lake = folder / DATABASE / "trades"
     write_deltalake(lake, schema.empty_table(), partition_by=["tenant"])
-    own = {
+    variables = {
         "CLICKHOUSE_URL": clickhouse_url,
         "ISCP_ASSETS": "traded_tables",
         "ISCP_LAKE": str(folder),
@@ -135,9 +137,9 @@ def serving_trades(clickhouse_url: str, folder: Path) -> Iterator[ServedTrades]:
     }
     port = find_free_port()
     command = (sys.executable, "-m", "iscp_dagster.cli.main", "serve", "--port", str(port))
-    environment = clean_environment(folder / "home") | own
+    environment = clean_environment(folder / "home") | variables
     server = Served(command, port, folder / "serve.log", folder=folder, environment=environment)
-    log = SqlLog(own["ISCP_LOG_URL"])
+    log = SqlLog(variables["ISCP_LOG_URL"])
     log.ensure()
     trades = ServedTrades(server, images, log)
     try:

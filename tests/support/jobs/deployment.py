@@ -43,20 +43,20 @@ class Deployed:
         self, *arguments: str, stderr: int = subprocess.PIPE
     ) -> subprocess.CompletedProcess[str]:
         """Run a command; return how it ended."""
-        shown = {**self.environment, "COLUMNS": "200", "TERM": "xterm"}
-        return iscp(shown, self.project, *arguments, stderr=stderr)
+        environment = {**self.environment, "COLUMNS": "200", "TERM": "xterm"}
+        return iscp(environment, self.project, *arguments, stderr=stderr)
 
     def done(self, *arguments: str) -> str:
         """Run a command that must succeed; return its output."""
-        ended = self.iscp(*arguments)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
+        run = self.iscp(*arguments)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
 
     def runs(self, tags: Mapping[str, str], limit: int | None = None) -> list[dict[str, Any]]:
         """Return id, status and tags of Dagster's runs with these tags, the newest first."""
-        wanted = {"tags": [{"key": k, "value": v} for k, v in tags.items()], "limit": limit}
-        found = self.dagster.query(RUNS, wanted)["runsOrError"]["results"]
-        return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
+        variables = {"tags": [{"key": k, "value": v} for k, v in tags.items()], "limit": limit}
+        runs = self.dagster.query(RUNS, variables)["runsOrError"]["results"]
+        return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in runs]
 
     def terminate(self, run: str | None) -> None:
         """Terminate a run, as the button in Dagster's UI does."""
@@ -65,9 +65,9 @@ class Deployed:
     def told(self) -> str:
         """Return the jobs and the end of Dagster's log, to explain a failure."""
         log = (self.stack.home / "logs" / "dagster.log").read_text()
-        return "\n".join([*_lines(self.tables), log[-A_LOGS_END:]])
+        return "\n".join([*_list_jobs(self.tables), log[-A_LOGS_END:]])
 
 
-def _lines(tables: Iterable[Table]) -> list[str]:
+def _list_jobs(tables: Iterable[Table]) -> list[str]:
     jobs = [job for table in tables for job in table.jobs()]
     return [f"{job.key} {job.state} {job.watermark} {job.status}" for job in jobs]

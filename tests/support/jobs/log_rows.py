@@ -72,20 +72,19 @@ def add(log: SqlLog, *keys: JobKey) -> None:
 
 def advance(log: SqlLog, claim: Claim, counts: Mapping[str, int]) -> Claim:
     """Return the claim of the next step. Raises FenceError, as the next two do."""
-    return _raised(
-        log.advance([WrittenStep(claim=claim, to=claim.step.range.to, counts=counts)]), claim
-    )
+    step = WrittenStep(claim=claim, to=claim.step.range.to, counts=counts)
+    return _get_outcome(log.advance([step]), claim)
 
 
 def complete(log: SqlLog, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
-    _raised(log.complete([WrittenStep(claim=claim, to=to, counts=counts)]), claim)
+    _get_outcome(log.complete([WrittenStep(claim=claim, to=to, counts=counts)]), claim)
 
 
 def fail(log: SqlLog, claim: Claim, code: int, message: str) -> None:
-    _raised(log.fail([FailedStep(claim=claim, code=code, message=message)]), claim)
+    _get_outcome(log.fail([FailedStep(claim=claim, code=code, message=message)]), claim)
 
 
-def _raised(outcomes: Mapping[JobKey, Any], claim: Claim) -> Any:
+def _get_outcome(outcomes: Mapping[JobKey, Any], claim: Claim) -> Any:
     outcome = outcomes.get(claim.key)
     if isinstance(outcome, FenceError):
         raise outcome

@@ -64,7 +64,7 @@ def orders(folder: Path) -> SourceTable:
 
 
 def in_memory(clock: Clock) -> Deployment:
-    """Make a deployment with an ISCP log in memory, where nothing else answers."""
+    """Make a deployment with an ISCP log in memory and no service that answers."""
     return Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
         log=log_in_memory(clock=clock),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import count
 
 import pytest
@@ -15,6 +14,7 @@ from iscp_dagster.api.discovery import (
 )
 from iscp_dagster.api.names import format_names
 from iscp_dagster.model.errors import ConfigError
+from support.errors import assert_names, raises_naming
 
 NUMBERS = count()
 TABLES = """
@@ -41,12 +41,8 @@ def package(tmp_path, monkeypatch):
 
     def write(**modules: str) -> str:
         (tmp_path / name).mkdir()
-        for module, text in {
-            "__init__": "",
-            "tables": TABLES,
-            "trading": EVENTS,
-            **modules,
-        }.items():
+        modules = {"__init__": "", "tables": TABLES, "trading": EVENTS, **modules}
+        for module, text in modules.items():
             (tmp_path / name / f"{module}.py").write_text(text.replace("{package}", name))
         return name
 
@@ -56,79 +52,79 @@ def package(tmp_path, monkeypatch):
 def test_what_is_over_a_table_may_be_in_any_module_and_counts_once(package):
     environ = {"ISCP_ASSETS": package()}
     (trades,) = load_tables(environ)
-    assert [each.name for each in trades.consumers] == ["mirror", "big", "huge", "large"]
-    assert [each.name for each in load_endpoints(environ)] == ["alerts", "quiet"]
+    assert [consumer.name for consumer in trades.consumers] == ["mirror", "big", "huge", "large"]
+    assert [endpoint.name for endpoint in load_endpoints(environ)] == ["alerts", "quiet"]
 
 
-def test_a_package_that_is_not_there_is_told_alike_for_endpoints():
-    with pytest.raises(ConfigError, match="ISCP_ASSETS names the module 'no_such'"):
+def test_a_package_that_is_not_there_is_named_for_endpoints_too():
+    with raises_naming(ConfigError, "ISCP_ASSETS", "'no_such'"):
         load_endpoints({"ISCP_ASSETS": "no_such"})
 
 
 HEAD = "from iscp_dagster import *\nfrom {package}.tables import big, trades\n\n"
-LEFT_OUT = [
-    (
-        'Trigger("large", on=trades, match="amount > 1")',
-        "trading.py: Trigger 'large' is declared twice",
-        "the trigger large",
-    ),
-    (
-        'Trigger("x", on=big, match="a", to=["lost"])',
-        "more.py: Trigger 'x': to='lost' is not an endpoint",
-        "the trigger x",
-    ),
-    (
-        'View("mirror", of=trades, where="a")',
-        "more.py: View 'mirror': shop.trades: index 'mirror' is declared twice",
-        "the view mirror",
-    ),
-    (
-        'View("v", of=big, where="a", types={"b": "Text"})',
-        "more.py: Index shop.trades/v: types has 'Text'",
-        "the view v",
-    ),
-    (
-        'SourceTable("shop.trades_mirror", key="id")',
-        "more.py: The location: shop.trades/mirror and the table shop.trades_mirror would both",
-        "the source table shop.trades_mirror",
-    ),
-]
-
-
-@pytest.mark.parametrize(("wrong", "said", "what"), LEFT_OUT)
-def test_what_cannot_stand_is_left_out_with_the_file_that_declares_it(package, wrong, said, what):
-    name = package(more=f"{HEAD}wrong = {wrong}\n")
-    trades = next(e for e in load_tables({"ISCP_ASSETS": name}) if e.name == "shop.trades")
-    (error,) = trades.left_out
-    assert re.fullmatch(rf"{name}/{re.escape(said)}.* Until then {what} is left out\.", str(error))
-    assert {each.name for each in trades.consumers} == {"mirror", "big", "huge", "large"}
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        load_tables({"ISCP_ASSETS": name, "ISCP_STRICT": "true"})
-
-
-def test_of_two_endpoints_of_one_name_the_first_stands_with_what_it_is_told(package):
-    again = 'again = Endpoint("alerts", url="https://a.example", secrets=["A"])\n'
-    environ = {"ISCP_ASSETS": package(more=HEAD + again)}
-    found = resolve_declarations(load_declarations(environ), environ)
-    (error,) = found.placeless
-    assert "trading.py: Endpoint 'alerts' is declared twice" in str(error)
-    assert [each.name for each in found.endpoints] == ["alerts", "quiet"]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("declaration", "values"),
     [
-        ('Trigger("x", on=big, match=" ")', "more.py, line 4: Trigger 'x': match="),
-        ('View("v", of=big)', "more.py, line 4: View 'v' has neither where= nor"),
+        (
+            'Trigger("large", on=trades, match="amount > 1")',
+            ["trading.py: Trigger 'large'", "the trigger large"],
+        ),
+        (
+            'Trigger("x", on=big, match="a", to=["lost"])',
+            ["more.py: Trigger 'x'", "to='lost'", "the trigger x"],
+        ),
+        (
+            'View("mirror", of=trades, where="a")',
+            ["more.py: View 'mirror'", "shop.trades: index 'mirror'", "the view mirror"],
+        ),
+        (
+            'View("v", of=big, where="a", types={"b": "Text"})',
+            ["more.py: Index shop.trades/v", "'Text'", "the view v"],
+        ),
+        (
+            'SourceTable("shop.trades_mirror", key="id")',
+            ["more.py", "shop.trades/mirror", "the source table shop.trades_mirror"],
+        ),
     ],
 )
-def test_what_is_no_declaration_is_refused_with_its_file_and_line(package, wrong, said):
-    name = package(more=f"{HEAD}wrong = {wrong}\n")
-    with pytest.raises(ConfigError, match=re.escape(f"{name}/{said}")):
+def test_what_cannot_stand_is_left_out_with_the_file_that_declares_it(package, declaration, values):
+    name = package(more=f"{HEAD}wrong = {declaration}\n")
+    tables = load_tables({"ISCP_ASSETS": name})
+    trades = next(table for table in tables if table.name == "shop.trades")
+    (error,) = trades.left_out
+    assert str(error).startswith(f"{name}/{values[0]}")
+    assert_names(str(error), *values)
+    assert {consumer.name for consumer in trades.consumers} == {"mirror", "big", "huge", "large"}
+    with pytest.raises(ConfigError) as caught:
+        load_tables({"ISCP_ASSETS": name, "ISCP_STRICT": "true"})
+    assert_names(str(caught.value), f"{name}/{values[0]}", *values[1:-1])
+
+
+def test_of_two_endpoints_of_one_name_the_first_stands(package):
+    endpoint = 'again = Endpoint("alerts", url="https://a.example", secrets=["A"])\n'
+    environ = {"ISCP_ASSETS": package(more=HEAD + endpoint)}
+    resolved = resolve_declarations(load_declarations(environ), environ)
+    (error,) = resolved.placeless
+    assert_names(str(error), "trading.py", "Endpoint 'alerts'")
+    assert [endpoint.name for endpoint in resolved.endpoints] == ["alerts", "quiet"]
+
+
+@pytest.mark.parametrize(
+    ("declaration", "values"),
+    [
+        ('Trigger("x", on=big, match=" ")', ["Trigger 'x'", "match=' '"]),
+        ('View("v", of=big)', ["View 'v'", "where=", "columns="]),
+    ],
+)
+def test_what_is_no_declaration_is_refused_with_its_file_and_line(package, declaration, values):
+    name = package(more=f"{HEAD}wrong = {declaration}\n")
+    with raises_naming(ConfigError, f"{name}/more.py, line 4", *values):
         load_tables({"ISCP_ASSETS": name})
 
 
-def test_what_is_wrong_in_the_package_itself_is_told_with_its_file(package):
+def test_what_is_wrong_in_the_package_itself_is_named_with_its_file(package):
     head = "from iscp_dagster import View\nfrom {package}.tables import trades\n"
     name = package(__init__=f'{head}again = View("mirror", of=trades, where="a")\n')
     (trades,) = load_tables({"ISCP_ASSETS": name})
@@ -147,14 +143,19 @@ def test_definitions_hold_what_they_were_built_from(package):
         ")\n"
     )
     (trades,) = load_tables({"ISCP_ASSETS": package(definitions=text)})
-    assert [each.name for each in trades.consumers] == ["mirror", "big", "own", "huge", "large"]
+    assert [consumer.name for consumer in trades.consumers] == [
+        "mirror",
+        "big",
+        "own",
+        "huge",
+        "large",
+    ]
 
 
 def test_names_that_would_not_be_seen_are_quoted_in_a_list():
     names = ["acme", "a, b", " ", "\x1b[31mred", "line\nbreak", "x" * 300, "größe/%2F"]
-    said = format_names(names)
-    assert "\x1b" not in said
-    assert "\n" not in said
+    text = format_names(names)
+    assert "\x1b" not in text
+    assert "\n" not in text
     quoted = ("' '", "'a, b'", r"'\x1b[31mred'", r"'line\nbreak'", f"'{'x' * 60}...'")
-    for each in ("acme, größe/%2F", *quoted):
-        assert each in said
+    assert_names(text, "acme, größe/%2F", *quoted)

@@ -11,6 +11,7 @@ from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.planning.declared import make_job_spec, name_of
+from support.errors import raises_naming
 from support.jobs.one_table import Clock, commit, finish, in_memory
 
 LARGE = JobID(db="shop", table="orders", job="large")
@@ -22,11 +23,10 @@ def source(tmp_path):
         "shop.orders", key="id", tenant="region", path=str(tmp_path / "orders"), indexes=[Mirror()]
     )
     big = View("big", of=table, where="amount > 100")
-    (made,) = attach_to_tables(
-        [table], [big], [Trigger("large", on=big, match="amount > 500", priority=4)]
-    )
-    commit(made, "eu")
-    return made
+    large = Trigger("large", on=big, match="amount > 500", priority=4)
+    (source,) = attach_to_tables([table], [big], [large])
+    commit(source, "eu")
+    return source
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def jobs(source):
     return Jobs(deployment=in_memory(Clock()), sources=[source], cancel_runs=print)
 
 
-def registered(jobs, source, *tenants):
-    for each in source.consumers:
-        for tenant in tenants:
-            jobs.register_job(tenant, name_of(source, each), make_job_spec(source, each))
+@pytest.fixture
+def registered(jobs, source):
+    """Register a job of every index, view and trigger for tenant eu."""
+    for consumer in source.consumers:
+        jobs.register_job("eu", name_of(source, consumer), make_job_spec(source, consumer))
 
 
-def test_a_trigger_s_job_lives_as_an_index_s_does(jobs, source):
-    registered(jobs, source, "eu")
+def test_a_trigger_s_job_lives_as_an_index_s_does(jobs, registered):
     job = jobs.get_job("eu", LARGE)
     assert (job.spec.detail.consumer.type, job.priority) == ("trigger", 4)
     jobs.update_job_spec("eu", LARGE, SpecUpdate(priority=9))
@@ -54,26 +54,21 @@ def test_a_trigger_s_job_lives_as_an_index_s_does(jobs, source):
 
 
 @pytest.mark.parametrize(
-    ("update", "said"),
+    ("update", "value"),
     [
-        (SpecUpdate(type="mirror"), r"a trigger of that name is declared, and the job would be of"),
-        (
-            SpecUpdate(columns=("id",)),
-            r"a trigger's columns and options are those of its decl",
-        ),
-        (SpecUpdate(options={"match": "x"}), r"a trigger's columns and options are those of its"),
+        (SpecUpdate(type="mirror"), "'mirror'"),
+        (SpecUpdate(columns=("id",)), "columns"),
+        (SpecUpdate(options={"match": "x"}), "options"),
     ],
 )
-def test_a_trigger_s_job_does_what_is_declared_and_nothing_else(jobs, source, update, said):
-    registered(jobs, source, "eu")
-    with pytest.raises(ConfigError, match=rf"shop\.orders/large: {said}"):
+def test_a_trigger_s_job_does_what_is_declared_and_nothing_else(jobs, registered, update, value):
+    with raises_naming(ConfigError, "Job shop.orders/large", "trigger", value):
         jobs.update_job_spec("eu", LARGE, update)
 
 
-def test_an_index_does_not_become_a_trigger(jobs, source):
-    registered(jobs, source, "eu")
+def test_an_index_does_not_become_a_trigger(jobs, source, registered):
     mirror = name_of(source, source.get_index("mirror"))
-    with pytest.raises(ConfigError, match=r"no trigger of that name is declared .*: large\)"):
+    with raises_naming(ConfigError, f"Job {mirror}", "large", "Trigger('mirror', ...)"):
         jobs.update_job_spec("eu", mirror, SpecUpdate(type="trigger"))
 
 
@@ -82,18 +77,17 @@ def test_an_index_has_no_asset_that_a_trigger_has(source):
     alike = replace(source, triggers=[replace(source.triggers[0], name="large_x")])
     jobs = Jobs(deployment=in_memory(Clock()), sources=[alike, other], cancel_runs=print)
     index = Changes(name="x")
-    with pytest.raises(ConfigError, match=r"orders_large_x already belongs to trigger shop"):
+    with raises_naming(ConfigError, "shop.orders_large_x", "trigger shop.orders/large_x"):
         jobs.register_job("default", name_of(other, index), make_job_spec(other, index))
 
 
-def test_a_wait_is_for_triggers_too(jobs, source):
-    registered(jobs, source, "eu")
-    for each in source.indexes:
-        finish(jobs, source, "eu", name_of(source, each))
+def test_a_wait_is_for_triggers_too(jobs, source, registered):
+    for index in source.indexes:
+        finish(jobs, source, "eu", name_of(source, index))
     wait = CommitWait(
         deployment=jobs.deployment, source=source, tenant=None, sleep=print, monotonic=lambda: 0.0
     )
-    with pytest.raises(WaitError, match=r"the trigger 'large' of tenant 'eu' is not built yet"):
+    with raises_naming(WaitError, "trigger 'large' of tenant 'eu'"):
         wait.wait_for_version(0, timeout=0)
     finish(jobs, source, "eu", LARGE)
     assert wait.wait_for_version(0, timeout=0) == 0

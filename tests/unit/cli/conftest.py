@@ -2,20 +2,30 @@ from importlib import import_module
 
 import pytest
 
+from support.clients.cli import CommandLine
+
 SHOWING = ("jobs.show", "dlq.show", "invocations.show", "parts.tables")
+
+
+def set_terminal(monkeypatch, is_terminal):
+    for name in SHOWING:
+        module = import_module(f"iscp_dagster.cli.{name}")
+        monkeypatch.setattr(module, "is_terminal", lambda: is_terminal)
 
 
 @pytest.fixture(autouse=True)
 def _terminal(monkeypatch):
     """Give commands a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-    for name in SHOWING:
-        monkeypatch.setattr(import_module(f"iscp_dagster.cli.{name}"), "is_terminal", lambda: True)
+    set_terminal(monkeypatch, is_terminal=True)
 
 
 @pytest.fixture
 def piped(_terminal, monkeypatch):
     """Give commands a stdout that is no terminal, such as a pipe."""
-    for name in SHOWING:
-        place = import_module(f"iscp_dagster.cli.{name}")
-        monkeypatch.setattr(place, "is_terminal", lambda: False)
+    set_terminal(monkeypatch, is_terminal=False)
+
+
+@pytest.fixture
+def command_line(capsys, monkeypatch):
+    return CommandLine(capsys, monkeypatch)

@@ -5,11 +5,12 @@ import shutil
 import sys
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 
 import pytest
 
+from iscp_dagster.api.environment import get_user
 from iscp_dagster.api.outbox import DeclaredOutbox
 from iscp_dagster.cli import main as cli
 from iscp_dagster.cli.checkup import inspect_endpoints
@@ -19,15 +20,16 @@ from iscp_dagster.model.variables import HOME, LOG_URL
 from iscp_dagster.webhooks.answers import EndpointAnswer, EndpointHealth
 from iscp_dagster.webhooks.outbox import Outbox
 from runtime_support.manual_clock import NOON, Watch
-from support.clients.cli import found, printed, refused, run_command
+from support.errors import assert_names
 from support.outbox.outbox_events import DEAD, DELIVERED, again, event, put, result
 
 SECRET = f"whsec_{'A' * 32}"
 DECLARED = """
 from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
 trades = SourceTable("shop.trades", key="id", path="/nowhere", indexes=[Changes()])
-here = {{"url": "{url}secret-path", "allow": ["127.0.0.1/32"]}}
-alerts, spare = Endpoint("alerts", secrets=["S"], **here), Endpoint("spare", secrets=["T"], **here)
+place = {{"url": "{url}secret-path", "allow": ["127.0.0.1/32"]}}
+alerts = Endpoint("alerts", secrets=["S"], **place)
+spare = Endpoint("spare", secrets=["T"], **place)
 alarm = Trigger("alarm", on=trades, match="amount > 1", to=[alerts])
 """
 
@@ -72,64 +74,63 @@ def outbox(empty, tmp_path, watch):
 
 
 @pytest.fixture
-def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
-    """Give a function that runs a command line and returns exit code and output."""
+def environ(assets, outbox, tmp_path, monkeypatch):
+    """Have commands use the outbox and the variables that are returned."""
     environ = {"ISCP_ASSETS": assets, LOG_URL: f"sqlite:///{tmp_path}/log.sqlite"}
     deliveries = DeclaredOutbox(environ, outbox)
     monkeypatch.setattr("iscp_dagster.api.outbox.open_declared_outbox", lambda _: deliveries)
+    return environ
 
-    run = partial(run_command, capsys, monkeypatch)
-    run.environ = environ
-    return run
+
+@pytest.fixture
+def iscp(environ, command_line):
+    """Run commands on the outbox."""
+    return command_line
 
 
 def attempt(outbox, status, outcome, text=""):
     """Answer all that is due, as a sender does."""
     outbox.take_leases(["alerts"], "sender", 60)
-    work = outbox.claim("alerts", room=100, busy=())
-    messages = [message for each in work for message in each.messages]
+    batches = outbox.claim("alerts", room=100, busy=())
+    messages = [message for batch in batches for message in batch.messages]
     results = [result(outbox, message, outcome, status, text) for message in messages]
     outbox.record(outbox.list_endpoints()["alerts"], results)
 
 
-def ids(iscp, *options):
-    return [each["event_id"] for each in found(iscp, "events", "list", *options)]
+def list_ids(iscp, *options):
+    return [row["event_id"] for row in iscp.read_json("events", "list", *options)]
 
 
 def test_events_are_listed_with_their_attempts_and_next_try(iscp, outbox):
     put(outbox, event(1))
     attempt(outbox, 503, again(outbox, 300))
-    counts, *said = printed(iscp, "events", "list").splitlines()
+    counts, *lines = iscp.read_text("events", "list").splitlines()
     assert counts == "1 event: 1 pending"
-    assert said[0].split() == ["event", "type", "endpoint", "state", "recorded"]
-    assert said[1].split() == ["trigger,", "key", "attempts", "next", "try"]
-    assert said[2].split() == ["alarm-1", "MATCH", "alerts", "pending", "06-18", "12:00:01"]
-    assert said[3].split() == ["alarm", "acme/1", "1", "06-18", "12:21:40"]
-    assert said[-1] == "1 event"
+    assert lines[0].split() == ["event", "type", "endpoint", "state", "recorded"]
+    assert lines[1].split() == ["trigger,", "key", "attempts", "next", "try"]
+    assert lines[2].split() == ["alarm-1", "MATCH", "alerts", "pending", "06-18", "12:00:01"]
+    assert lines[3].split() == ["alarm", "acme/1", "1", "06-18", "12:21:40"]
+    assert lines[-1] == "1 event"
 
 
 def test_a_long_event_fits_the_terminal(iscp, outbox):
     put(outbox, event(1, key="k" * 90, trigger="a_trigger_with_a_rather_long_name", to=("e" * 30,)))
-    assert "k" * 20 in printed(iscp, "events", "list")
-    assert "k" * 20 in printed(iscp, "events", "show", "a_trigger_with_a_rather_long_name-1")
+    for command in (("list",), ("show", "a_trigger_with_a_rather_long_name-1")):
+        assert "k" * 20 in iscp.read_text("events", *command)
 
 
 def test_events_are_chosen_by_state_endpoint_tenant_and_time(iscp, outbox):
     put(outbox, event(1), event(2, tenant="globex"), event(3, to=("alerts", "spare")))
-    assert ids(iscp, "--endpoint", "spare") == ["alarm-3"]
-    assert ids(iscp, "--tenant", "globex") == ["alarm-2"]
+    assert list_ids(iscp, "--endpoint", "spare") == ["alarm-3"]
+    assert list_ids(iscp, "--tenant", "globex") == ["alarm-2"]
     attempt(outbox, 204, DELIVERED)
-    assert ids(iscp, "--state", "pending") == ["alarm-3"]
-    assert ids(iscp, "--state", "delivered") == ["alarm-3", "alarm-2", "alarm-1"]
-    since = (NOON + timedelta(seconds=2)).isoformat()
-    assert ids(iscp, "--from", since, "--endpoint", "alerts") == ["alarm-3", "alarm-2"]
-    assert ids(iscp, "--from", since, "--to", (NOON + timedelta(seconds=3)).isoformat()) == [
-        "alarm-2"
-    ]
-    assert ids(iscp, "--limit", "1") == ["alarm-3"]
-    assert "the latest; --limit shows more than 1" in printed(
-        iscp, "events", "list", "--limit", "1"
-    )
+    assert list_ids(iscp, "--state", "pending") == ["alarm-3"]
+    assert list_ids(iscp, "--state", "delivered") == ["alarm-3", "alarm-2", "alarm-1"]
+    since, to = ((NOON + timedelta(seconds=seconds)).isoformat() for seconds in (2, 3))
+    assert list_ids(iscp, "--from", since, "--endpoint", "alerts") == ["alarm-3", "alarm-2"]
+    assert list_ids(iscp, "--from", since, "--to", to) == ["alarm-2"]
+    assert list_ids(iscp, "--limit", "1") == ["alarm-3"]
+    assert_names(iscp.read_text("events", "list", "--limit", "1"), "1 event", "--limit")
 
 
 def test_events_are_counted_whatever_the_limit_and_one_line_each_when_piped(iscp, outbox, piped):
@@ -140,24 +141,36 @@ def test_events_are_counted_whatever_the_limit_and_one_line_each_when_piped(iscp
     assert counts.startswith("5 events: ")
     assert heads.split()[:3] == ["event", "trigger,", "key"]
     assert row.split()[:3] == ["alarm-5", "alarm", "acme/" + "k" * 90]
-    assert end.startswith("1 event, the latest")
+    assert_names(end, "1 event", "--limit")
     assert iscp("events", "list", "--state", "delivered")[1].count("alarm-") == 4
     assert len(iscp("endpoint", "list")[1].splitlines()) == 1 + 2
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("command", "values"),
     [
-        (("--state", "lost"), "'lost' is unknown; use one of pending, delivered, dead"),
-        (("--trigger", "alarms"), "no trigger 'alarms'; there are: alarm"),
-        (("--endpoint", "alert"), "no endpoint 'alert'; there are: alerts"),
-        (("--from", "noon"), "'noon' is neither a length of time"),
+        (("events", "list", "--state", "lost"), ["'lost'", "pending, delivered, dead"]),
+        (("events", "list", "--trigger", "alarms"), ["'alarms'", "alarm"]),
+        (("events", "list", "--endpoint", "alert"), ["'alert'", "alerts"]),
+        (("events", "list", "--from", "noon"), ["'noon'"]),
+        *(
+            (("events", verb, id_), [repr(id_), "iscp events list"])
+            for verb in ("show", "resend")
+            # The bytes of a shell need not be UTF-8.
+            for id_ in ("nothing", "\udcff")
+        ),
+        *(
+            (("endpoint", verb, "alert"), ["'alert'", "alerts, spare"])
+            for verb in ("pause", "resume", "ping")
+        ),
     ],
 )
-def test_a_wrong_choice_is_one_message(iscp, options, told):
-    said = refused(iscp, "events", "list", *options)
-    assert told in said
-    assert len(said.splitlines()) == 1
+def test_a_wrong_name_or_choice_is_one_message(iscp, outbox, command, values):
+    put(outbox, event(1))
+    text = iscp.read_failure(*command)
+    assert text.startswith("iscp: ")
+    assert len(text.splitlines()) == 1
+    assert_names(text, *values)
 
 
 def test_an_event_is_shown_with_its_body_and_each_answer(iscp, outbox, watch):
@@ -165,133 +178,128 @@ def test_an_event_is_shown_with_its_body_and_each_answer(iscp, outbox, watch):
     attempt(outbox, 503, again(outbox, 5), "busy [red]\x1b[2J")
     watch.move(5)
     attempt(outbox, 204, DELIVERED)
-    said = printed(iscp, "events", "show", "alarm-1")
-    facts = dict(line.split(None, 1) for line in said.splitlines() if len(line.split()) > 1)
+    text = iscp.read_text("events", "show", "alarm-1")
+    facts = dict(line.split(None, 1) for line in text.splitlines() if len(line.split()) > 1)
     assert facts["trigger"].strip() == "alarm"
     assert (facts["state"].strip(), facts["attempts"].strip()) == ("delivered", "2")
-    assert '"event_id": "alarm-1"' in said
-    assert "busy [red]\\x1b[2J" in said
-    assert "\x1b[2J" not in said
-    rows = [line.split() for line in said.splitlines() if line.startswith("06-18")]
+    assert '"event_id": "alarm-1"' in text
+    assert "busy [red]\\x1b[2J" in text
+    assert "\x1b[2J" not in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("06-18")]
     assert [(row[3], row[-1]) for row in rows] == [("503", "12:16:45"), ("204", "delivered")]
-    whole = found(iscp, "events", "show", "alarm-1")
-    assert whole["body"]["text"] == "Füße \0"
-    assert [each["status"] for each in whole["attempts"]] == [503, 204]
-    assert whole["deliveries"][0]["next_at"] is None
-    assert whole["deliveries"][0]["source_timestamp"] == event(1).source_timestamp.text
+    fact = iscp.read_json("events", "show", "alarm-1")
+    assert fact["body"]["text"] == "Füße \0"
+    assert [attempt["status"] for attempt in fact["attempts"]] == [503, 204]
+    (delivery,) = fact["deliveries"]
+    assert delivery["next_at"] is None
+    assert delivery["source_timestamp"] == event(1).source_timestamp.text
 
 
 @pytest.mark.parametrize("year", ["0001-01-01", "1969-12-31", "9999-12-31"])
 def test_events_are_chosen_by_any_time(iscp, outbox, year):
     put(outbox, event(1))
-    assert ids(iscp, "--from", year) == ([] if year.startswith("9") else ["alarm-1"])
-    assert ids(iscp, "--to", year) == (["alarm-1"] if year.startswith("9") else [])
+    assert list_ids(iscp, "--from", year) == ([] if year.startswith("9") else ["alarm-1"])
+    assert list_ids(iscp, "--to", year) == (["alarm-1"] if year.startswith("9") else [])
     assert iscp("events", "list", "--limit", 10**30)[0] == 2
 
 
-def test_an_argument_that_is_no_utf_8_finds_nothing(iscp, outbox):
+def test_a_tenant_that_is_no_utf_8_finds_nothing(iscp, outbox):
     put(outbox, event(1))
-    assert ids(iscp, "--tenant", "\udcff") == []
-    for verb in ("show", "resend"):
-        said = refused(iscp, "events", verb, "\udcff")
-        assert len(said.splitlines()) == 1
-        assert "There is no event" in said
-
-
-@pytest.mark.parametrize("verb", ["show", "resend"])
-def test_an_unknown_event_is_one_message(iscp, verb):
-    said = refused(iscp, "events", verb, "nothing")
-    assert said == "iscp: There is no event 'nothing'; `iscp events list` shows those kept.\n"
+    assert list_ids(iscp, "--tenant", "\udcff") == []
 
 
 def test_a_dead_letter_is_sent_again_under_its_id(iscp, outbox):
     put(outbox, event(1))
     attempt(outbox, 400, DEAD)
-    assert ids(iscp, "--state", "dead") == ["alarm-1"]
-    said = printed(iscp, "events", "resend", "alarm-1")
-    assert said == "alarm-1 is sent again, to 1 endpoint.\n"
-    assert ids(iscp, "--state", "pending") == ["alarm-1"]
-    assert found(iscp, "events", "resend", "alarm-1") == {"event_id": "alarm-1", "endpoints": 1}
+    assert list_ids(iscp, "--state", "dead") == ["alarm-1"]
+    assert_names(iscp.read_text("events", "resend", "alarm-1"), "alarm-1", "1 endpoint")
+    assert list_ids(iscp, "--state", "pending") == ["alarm-1"]
+    answer = iscp.read_json("events", "resend", "alarm-1")
+    assert answer == {"event_id": "alarm-1", "endpoints": 1}
 
 
 def test_a_replay_of_a_time_range_has_the_same_ids(iscp, outbox):
     put(outbox, *map(event, range(1, 5)), event(9, trigger="other"))
     attempt(outbox, 204, DELIVERED)
-    since, since_too, to = ((NOON + timedelta(seconds=n)).isoformat() for n in (2, 3, 4))
-    said = printed(iscp, "events", "replay", "alarm", "--from", since, "--to", to)
-    assert said == "2 events of alarm are sent again.\n"
-    assert ids(iscp, "--state", "pending") == ["alarm-3", "alarm-2"]
-    told = printed(iscp, "events", "replay", "alarm", "--from", since, "--to", since_too)
-    assert told == "1 event of alarm is sent again.\n"
-    told = found(iscp, "events", "replay", "alarm", "--from", since)
-    assert told == {"trigger": "alarm", "events": 3}
-    assert iscp("events", "replay", "alarm")[0] == 2
+    second, third, fourth = ((NOON + timedelta(seconds=n)).isoformat() for n in (2, 3, 4))
+    replay = ("events", "replay", "alarm")
+    assert_names(iscp.read_text(*replay, "--from", second, "--to", fourth), "2 events", "alarm")
+    assert list_ids(iscp, "--state", "pending") == ["alarm-3", "alarm-2"]
+    assert_names(iscp.read_text(*replay, "--from", second, "--to", third), "1 event", "alarm")
+    answer = iscp.read_json(*replay, "--from", second)
+    assert answer == {"trigger": "alarm", "events": 3}
+    assert iscp(*replay)[0] == 2
 
 
 def test_endpoints_are_listed_with_what_waits_and_what_they_refused(iscp, outbox):
     put(outbox, event(1))
     attempt(outbox, 400, DEAD)
     put(outbox, event(2), event(3, to=("gone",)))
-    said = printed(iscp, "endpoint", "list")
-    rows = [line.split() for line in said.splitlines()]
-    assert rows[2][:4] == ["alerts", "1", "0", "1"]
-    assert rows[3] == ["active", "06-18", "12:00:02"]
-    assert "gone is no longer declared" in said
-    assert "secret-path" not in said
-    listed = {each["endpoint"]: each for each in found(iscp, "endpoint", "list")}
-    assert set(listed) == {"alerts", "gone", "spare"}
-    assert (listed["gone"]["declared"], listed["gone"]["pending"]) == (False, 1)
-    assert listed["alerts"]["oldest_pending"].startswith("2025-06-18T12:00:02")
-    assert "secret-path" not in json.dumps(listed)
+    text = iscp.read_text("endpoint", "list")
+    lines = [line.split() for line in text.splitlines()]
+    assert lines[2][:4] == ["alerts", "1", "0", "1"]
+    assert lines[3] == ["active", "06-18", "12:00:02"]
+    assert_names(text.splitlines()[-1], "gone", "declared")
+    assert "secret-path" not in text
+    rows = iscp.read_json("endpoint", "list")
+    assert "secret-path" not in json.dumps(rows)
+    alerts, gone, spare = sorted(rows, key=itemgetter("endpoint"))
+    assert (gone["endpoint"], gone["declared"], gone["pending"]) == ("gone", False, 1)
+    assert (spare["endpoint"], spare["declared"]) == ("spare", True)
+    assert alerts["oldest_pending"].startswith("2025-06-18T12:00:02")
 
 
 def test_an_endpoint_is_paused_and_resumed(iscp, outbox):
     put(outbox, event(1))
     attempt(outbox, 503, again(outbox, 300))
-    assert (
-        printed(iscp, "endpoint", "pause", "alerts", "--reason", "a deploy")
-        == "alerts is paused.\n"
-    )
-    assert "alerts is paused: a deploy" in printed(iscp, "endpoint", "list")
+    text = iscp.read_text("endpoint", "pause", "alerts", "--reason", "a deploy")
+    assert_names(text, "alerts", "paused")
+    assert_names(iscp.read_text("endpoint", "list"), "alerts is paused: a deploy")
     assert outbox.list_endpoints()["alerts"].state == "paused"
-    told = found(iscp, "endpoint", "resume", "alerts")
-    assert told == {"endpoint": "alerts", "state": "active", "reason": ""}
-    assert [work.messages[0].id for work in outbox.claim("alerts", room=1, busy=())] == ["alarm-1"]
-    assert "paused by " in found(iscp, "endpoint", "pause", "spare")["reason"]
+    answer = iscp.read_json("endpoint", "resume", "alerts")
+    assert answer == {"endpoint": "alerts", "state": "active", "reason": ""}
+    (batch,) = outbox.claim("alerts", room=1, busy=())
+    assert batch.messages[0].id == "alarm-1"
+    assert_names(iscp.read_json("endpoint", "pause", "spare")["reason"], get_user())
 
 
-def health(outbox, *used):
-    triggers = [SimpleNamespace(endpoints=used)]
-    deployed = SimpleNamespace(
+def inspect(outbox, *endpoints):
+    """Return problem and remedy by endpoint; the triggers send to `endpoints`."""
+    jobs = SimpleNamespace(
         deployment=SimpleNamespace(log=SqlLog(outbox.engine), clock=outbox.clock),
-        sources=[SimpleNamespace(triggers=triggers)],
+        sources=[SimpleNamespace(triggers=[SimpleNamespace(endpoints=endpoints)])],
     )
-    return "\n".join(map(str, inspect_endpoints(deployed, 600.0))).splitlines()
+    return {
+        finding.what.removeprefix("endpoint "): (finding.problem, finding.then or finding.note)
+        for finding in inspect_endpoints(jobs, 600.0)
+    }
+
+
+NOTHING = ("", "")
 
 
 def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):
     outbox.take_leases(["alerts", "spare"], "sender", 60)
     outbox.pause("spare", "20 attempts in a row were refused")
-    assert health(outbox) == [
-        "endpoint alerts: ok",
-        "endpoint spare: is paused: 20 attempts in a row were refused",
-        "  next: `iscp endpoint resume spare`",
-    ]
+    findings = inspect(outbox)
+    problem, remedy = findings.pop("spare")
+    assert findings == {"alerts": NOTHING}
+    assert_names(problem, "paused: 20 attempts in a row were refused")
+    assert_names(remedy, "iscp endpoint resume spare")
 
 
 def test_health_names_the_endpoints_that_no_sender_serves(outbox):
     outbox.take_leases(["spare"], "sender", 60)
-    assert health(outbox, "alerts") == [
-        "endpoint alerts: no sender serves it",
-        "endpoint spare: ok",
-    ]
+    findings = inspect(outbox, "alerts")
+    assert findings["spare"] == NOTHING
+    assert findings["alerts"][0] == ""
+    assert_names(findings["alerts"][1], "no sender")
     put(outbox, event(1))
-    assert health(outbox, "alerts")[:2] == [
-        "endpoint alerts: no sender serves it, and events wait for it",
-        "  next: for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)",
-    ]
+    problem, remedy = inspect(outbox, "alerts")["alerts"]
+    assert_names(problem, "no sender")
+    assert_names(remedy, "iscp logs graphql", "iscp send")
     outbox.take_leases(["alerts"], "sender", 60)
-    assert health(outbox, "alerts") == ["endpoint alerts: ok", "endpoint spare: ok"]
+    assert inspect(outbox, "alerts") == {"alerts": NOTHING, "spare": NOTHING}
 
 
 def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
@@ -301,54 +309,46 @@ def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
     outbox.record(failing, [])
     watch.move(700)
     # Nothing waits for it, so that nothing may be wrong any more.
-    assert health(outbox) == ["endpoint alerts: ok"]
+    assert inspect(outbox) == {"alerts": NOTHING}
     outbox.record(replace(failing, health=EndpointHealth(failing_since=outbox.clock())), [])
     put(outbox, event(1))
     watch.move(600)
-    assert health(outbox) == ["endpoint alerts: ok"]
+    assert inspect(outbox) == {"alerts": NOTHING}
     watch.move(1)
-    assert health(outbox) == [
-        "endpoint alerts: has accepted nothing since 2025-06-18 12:28:20 UTC",
-        "  next: `iscp events list --endpoint alerts --state pending`",
-    ]
+    problem, remedy = inspect(outbox)["alerts"]
+    assert_names(problem, "2025-06-18 12:28:20 UTC")
+    assert_names(remedy, "iscp events list --endpoint alerts --state pending")
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume", "ping"])
-def test_an_unknown_endpoint_is_one_message(iscp, verb):
-    said = refused(iscp, "endpoint", verb, "alert")
-    assert said == "iscp: There is no endpoint 'alert'; there are: alerts, spare.\n"
-
-
-def test_a_ping_shows_the_answer_and_fails_unless_it_is_accepted(iscp, receiver, outbox):
+def test_a_ping_shows_the_answer_and_fails_unless_it_is_accepted(iscp, environ, receiver, outbox):
     outbox.pause("alerts")
-    said = refused(iscp, "endpoint", "ping", "alerts")
-    assert "environment variable S is not set" in said
-    iscp.environ |= {"S": SECRET, "T": f"whsec_{'B' * 32}"}
-    assert iscp("endpoint", "ping", "alerts") == (0, "alerts: answered 204\n")
-    assert [each["event_type"] for each in receiver.events] == ["PING"]
+    assert_names(iscp.read_failure("endpoint", "ping", "alerts"), "Endpoint 'alerts'", "S")
+    environ |= {"S": SECRET, "T": f"whsec_{'B' * 32}"}
+    assert_names(iscp.read_text("endpoint", "ping", "alerts"), "alerts", 204)
+    assert [message["event_type"] for message in receiver.events] == ["PING"]
     # Its receiver knows another secret.
-    assert iscp("endpoint", "ping", "spare") == (1, "spare: answered 401\n")
-    code, said = iscp("endpoint", "ping", "spare", "--json")
-    told = {"endpoint": "spare", "status": 401, "answer": "", "accepted": False}
-    assert (code, json.loads(said)) == (1, told)
+    assert_names(iscp.read_failure("endpoint", "ping", "spare"), "spare", 401)
+    row = iscp.read_json("endpoint", "ping", "spare", status=1)
+    assert row == {"endpoint": "spare", "status": 401, "answer": "", "accepted": False}
     assert outbox.list_deliveries() == []
 
 
 def test_no_text_of_others_looks_like_a_line_of_its_own(iscp, outbox, monkeypatch):
-    async def answered(*_):
+    async def answer(*_):
         return EndpointAnswer(status=500, text="no\nalerts: answered 204")
 
-    monkeypatch.setattr("iscp_dagster.webhooks.service.ping", answered)
-    said = iscp("endpoint", "ping", "alerts")
-    assert said == (1, "alerts: answered 500: no alerts: answered 204\n")
+    monkeypatch.setattr("iscp_dagster.webhooks.service.ping", answer)
+    (line,) = iscp.read_failure("endpoint", "ping", "alerts").splitlines()
+    assert_names(line, "500: no alerts: answered 204")
     outbox.pause("alerts", "a deploy\nspare is active")
-    assert "alerts is paused: a deploy spare is active\n" in printed(iscp, "endpoint", "list")
+    lines = iscp.read_text("endpoint", "list").splitlines()
+    assert "alerts is paused: a deploy spare is active" in lines
 
 
-def test_without_a_log_the_commands_say_what_to_set(monkeypatch, capsys, tmp_path):
+def test_without_a_log_the_commands_name_what_to_set(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["iscp", "events", "list"])
     monkeypatch.delenv(LOG_URL, raising=False)
     monkeypatch.setenv(HOME, str(tmp_path))
     with pytest.raises(SystemExit):
         cli.main()
-    assert "ISCP_LOG_URL is not set, and no stack is up" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, LOG_URL)

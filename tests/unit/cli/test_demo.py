@@ -8,15 +8,16 @@ from iscp_dagster.demo import run as demo
 from iscp_dagster.demo.run import Demo, OutOfStepError
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.upkeep.verify import IndexVerdict
+from support.errors import raises_naming
 
 AGREES = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3)
 DIFFERS = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3, missing=1)
 
 
 @pytest.fixture
-def ended(monkeypatch, tmp_path):
-    """Record the calls to a stack that does not exist."""
-    found: list[str] = []
+def calls(monkeypatch, tmp_path):
+    """Record the calls to a stack that does not exist; the demo finds that its index agrees."""
+    calls: list[str] = []
     environ = {
         "ISCP_HOME": str(tmp_path),
         "ISCP_LAKE": str(tmp_path),
@@ -29,37 +30,31 @@ def ended(monkeypatch, tmp_path):
     }
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     monkeypatch.setattr(demo, "add_stack_variables", lambda _: environ)
+    monkeypatch.setattr(Demo, "run_steps", lambda _: [AGREES])
     for name in ("start_stack", "print_status", "stop_stack"):
-        monkeypatch.setattr(demo.control, name, lambda *_, name=name, **__: found.append(name))
-    return found
+        monkeypatch.setattr(demo.control, name, lambda *_, name=name, **__: calls.append(name))
+    return calls
 
 
-def played(monkeypatch, verdict):
-    monkeypatch.setattr(Demo, "run_steps", lambda _: [verdict])
-
-
-def test_a_stack_that_the_demo_started_ends_with_it(monkeypatch, ended):
-    played(monkeypatch, AGREES)
+def test_a_stack_that_the_demo_started_ends_with_it(calls):
     assert demo.run(keep=False) == 0
-    assert ended == ["start_stack", "stop_stack"]
+    assert calls == ["start_stack", "stop_stack"]
 
 
-def test_kept_it_stays_and_its_addresses_and_next_commands_are_shown(monkeypatch, ended, capsys):
-    played(monkeypatch, AGREES)
+def test_a_stack_that_is_kept_is_shown_with_the_next_commands(calls, capsys):
     assert demo.run(keep=True) == 0
-    assert ended == ["start_stack", "print_status"]
+    assert calls == ["start_stack", "print_status"]
     assert "./iscp job list" in capsys.readouterr().out
 
 
-def test_one_that_was_up_before_stays_up(monkeypatch, ended):
-    played(monkeypatch, AGREES)
+def test_a_stack_that_was_up_before_stays_up(monkeypatch, calls):
     monkeypatch.setattr(demo, "find_running_stack", lambda _: object())
     assert demo.run(keep=False) == 0
-    assert ended == ["start_stack"]
+    assert calls == ["start_stack"]
 
 
-def test_an_index_that_differs_fails_it_and_ends_the_stack_too(monkeypatch, ended):
-    played(monkeypatch, DIFFERS)
-    with pytest.raises(OutOfStepError, match="1 of 1 indexes differ"):
+def test_an_index_that_differs_fails_the_demo_and_ends_the_stack_too(monkeypatch, calls):
+    monkeypatch.setattr(Demo, "run_steps", lambda _: [DIFFERS])
+    with raises_naming(OutOfStepError, "1 of 1 indexes"):
         demo.run(keep=False)
-    assert ended == ["start_stack", "stop_stack"]
+    assert calls == ["start_stack", "stop_stack"]

@@ -22,33 +22,34 @@ SHOWN = {
 }
 
 
-def block(page: str, language: str) -> str:
+def read_block(page: str, language: str) -> str:
     text = (DOCS / page).read_text(encoding="utf-8")
-    (found,) = re.findall(rf"^```{language} title=.*?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return found
+    (block,) = re.findall(rf"^```{language} title=.*?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return block
 
 
 @pytest.mark.parametrize("page", SHOWN)
 def test_what_a_page_declares_in_python_it_declares_in_yaml(page, tmp_path, monkeypatch):
     name, (consumers, _) = f"shown_{next(NUMBERS)}", SHOWN[page]
-    (tmp_path / f"{name}.py").write_text(block(page, "python"))
+    (tmp_path / f"{name}.py").write_text(read_block(page, "python"))
     monkeypatch.syspath_prepend(str(tmp_path))
     (in_python,) = load_tables({"ISCP_ASSETS": name})
-    attributes = yaml.safe_load(block(page, "yaml"))["attributes"]
-    made = SourceTableComponent.from_attributes_dict(attributes=attributes)
-    given = [made.table, *made.views, *made.triggers, *made.endpoints]
-    (in_yaml,) = Declarations.of(given).build_tables()
-    assert [each.name for each in in_python.consumers] == consumers
-    assert [each.name for each in in_yaml.consumers] == consumers
-    for here, there in zip(in_python.consumers, in_yaml.consumers, strict=True):
-        assert here.definition == there.definition
-    assert [each.to for each in in_python.triggers] == [each.to for each in in_yaml.triggers]
+    attributes = yaml.safe_load(read_block(page, "yaml"))["attributes"]
+    component = SourceTableComponent.from_attributes_dict(attributes=attributes)
+    declarations = [*component.views, *component.triggers, *component.endpoints]
+    (in_yaml,) = Declarations.of([component.table, *declarations]).build_tables()
+    assert [consumer.name for consumer in in_python.consumers] == consumers
+    assert [(consumer.name, consumer.definition) for consumer in in_python.consumers] == [
+        (consumer.name, consumer.definition) for consumer in in_yaml.consumers
+    ]
+    targets = [trigger.to for trigger in in_python.triggers]
+    assert targets == [trigger.to for trigger in in_yaml.triggers]
 
 
 @pytest.mark.parametrize("page", SHOWN)
 def test_a_page_names_every_option(page):
     text, kind = (DOCS / page).read_text(encoding="utf-8"), SHOWN[page][1]
-    options = [each.name for each in fields(kind) if each.name != "name"]
+    options = {field.name for field in fields(kind)} - {"name"}
     assert [name for name in options if f"`{name}=`" not in text] == []
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from operator import attrgetter
 from pkgutil import walk_packages
 
 import iscp_dagster
@@ -20,54 +21,60 @@ NO_JOB_HAS = {"NotPlainError", "EngineError", "DagsterApiError", "OutOfStepError
 """Errors that are handled internally, or that commands without a job raise."""
 
 
-def tree(root: type[IscpError]) -> Iterator[type[IscpError]]:
+def list_subclasses(root: type[IscpError]) -> Iterator[type[IscpError]]:
     yield root
-    for each in root.__subclasses__():
-        yield from tree(each)
+    for kind in root.__subclasses__():
+        yield from list_subclasses(kind)
 
 
-def classes() -> list[type[IscpError]]:
+def list_errors() -> list[type[IscpError]]:
+    """Return the errors of the package by their codes."""
     for module in walk_packages(iscp_dagster.__path__, "iscp_dagster."):
         if not module.name.endswith(("__main__", "definitions")):
             import_module(module.name)
-    found = {each.__name__: each for each in tree(IscpError) if in_package(each)}
-    return sorted(found.values(), key=lambda each: each.code)
+    kinds = {kind.__name__: kind for kind in list_subclasses(IscpError) if is_in_package(kind)}
+    return sorted(kinds.values(), key=attrgetter("code"))
 
 
-def in_package(each: type[IscpError]) -> bool:
-    return each.__module__.startswith("iscp_dagster.") and each.__module__ in sys.modules
+def is_in_package(kind: type[IscpError]) -> bool:
+    return kind.__module__.startswith("iscp_dagster.") and kind.__module__ in sys.modules
 
 
-def rows(heading: str) -> list[tuple[str, ...]]:
+def read_table(heading: str) -> list[tuple[str, ...]]:
     table = PAGE.read_text().partition(heading)[2].partition("\n## ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
     return [tuple(cell.strip(" `") for cell in line.strip("|").split("|")) for line in lines]
 
 
 def test_every_code_is_of_one_error_and_documented():
-    found = [each for each in classes() if each.__name__ not in NO_JOB_HAS]
-    codes = [each.code for each in found]
-    assert len(set(codes)) == len(codes)
-    documented = [(int(code), name) for code, name, *_ in rows("# Errors")]
-    assert documented == [(each.code, each.__name__) for each in found]
+    kinds = [kind for kind in list_errors() if kind.__name__ not in NO_JOB_HAS]
+    pairs = [(kind.code, kind.__name__) for kind in kinds]
+    assert len(dict(pairs)) == len(pairs)
+    assert [(int(code), name) for code, name, *_ in read_table("# Errors")] == pairs
 
 
 def test_a_code_from_ten_thousand_on_waits_for_a_person():
-    made = [each for each in classes() if each.__name__ != "EngineError"]
-    assert {each("x").permanent for each in made if each.code >= 10_000} == {True}
-    assert {each("x").permanent for each in made if each.code < 10_000} == {False}
+    kinds = [kind for kind in list_errors() if kind.__name__ != "EngineError"]
+    assert {(kind.code >= 10_000, kind("x").permanent) for kind in kinds} == {
+        (True, True),
+        (False, False),
+    }
 
 
 def test_the_codes_of_clickhouse_are_documented():
-    assert {int(code): name for code, name in rows("## ClickHouse's codes\n")} == TEMPORARY_CODES
-    assert {int(code): name for code, name in rows("## ClickHouse's codes of rows")} == ROW_CODES
+    assert {
+        int(code): name for code, name in read_table("## ClickHouse's codes\n")
+    } == TEMPORARY_CODES
+    assert {
+        int(code): name for code, name in read_table("## ClickHouse's codes of rows")
+    } == ROW_CODES
     assert not TEMPORARY_CODES.keys() & ROW_CODES.keys()
 
 
 def test_the_conditions_of_spark_are_documented():
-    held = {condition: kind.__name__ for condition, kind in CONDITIONS.items()}
-    assert dict(rows("## Spark's conditions")) == held
-    assert all(re.fullmatch(r"[A-Z_]+(\.[A-Z_]+)?", condition) for condition in held)
+    conditions = {condition: kind.__name__ for condition, kind in CONDITIONS.items()}
+    assert dict(read_table("## Spark's conditions")) == conditions
+    assert all(re.fullmatch(r"[A-Z_]+(\.[A-Z_]+)?", condition) for condition in conditions)
 
 
 def test_the_words_of_each_error_are_those_of_the_golden_table():

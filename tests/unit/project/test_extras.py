@@ -7,6 +7,9 @@ import sys
 import pytest
 
 from iscp_dagster.model.imports import EXTRAS
+from support.clients.scripts import run_script
+from support.errors import assert_names
+from support.paths import ROOT
 from support.services.stack import clean_environment
 
 SCRIPT = """
@@ -31,27 +34,24 @@ from iscp_dagster.local.web.dagster_webserver import main as webserver
 for name in iscp_dagster.__all__:
     getattr(iscp_dagster, name)
 for each in pkgutil.walk_packages(iscp_dagster.__path__, "iscp_dagster."):
-    room, within = (each.name.split(".") + [""])[1:3]
-    if room in {"local", "serve", "demo", "definitions", "jobservices"}:
-        continue
-    if (room, within) not in {("invocations", "ingress"), ("invocations", "serving")}:
+    if each.name.split(".")[1] not in {"local", "serve", "demo", "definitions", "jobservices"}:
         import_module(each.name)
 table = iscp_dagster.SourceTable("shop.orders", key="id", indexes=[iscp_dagster.Mirror()])
 resources = iscp_dagster.resources_from_environment()
 iscp_dagster.build_definitions([table], resources).get_repository_def()
 
-def told(run):
-    said = io.StringIO()
+def read_output(run):
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             run()
     except SystemExit as end:
-        return [end.code, said.getvalue()]
+        return [end.code, output.getvalue()]
 
 def command(*words, **settings):
     sys.argv[1:] = words
     with patch.dict(os.environ, settings):
-        return told(main)
+        return read_output(main)
 
 results = {
     "help": command("--help"),
@@ -65,15 +65,31 @@ results = {
     "invocations": command(
         "invocations", "list", ISCP_LOG_URL="postgresql://iscp:secret@127.0.0.1/log"
     ),
-    "webserver": told(webserver),
+    "webserver": read_output(webserver),
 }
 json.dump(results, sys.stdout)
 """
 
 
+BENCH = """
+import importlib.util, runpy, sys
+
+class Without:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+hidden = {"moto", "psutil", "hypercorn", "pytest", "hypothesis"}
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name in hidden else find(name, *more)
+sys.meta_path.insert(0, Without)
+runpy.run_module("bench", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """Run commands in processes without the extras' modules; return exit codes and outputs."""
+def outcomes(tmp_path_factory):
+    """Run commands in a process without the extras' modules; return exit codes and outputs."""
     folder = tmp_path_factory.mktemp("bare")
     environment = clean_environment(folder / "home") | {
         "CLICKHOUSE_URL": "http://127.0.0.1:1",
@@ -82,45 +98,43 @@ def told(tmp_path_factory):
         "ISCP_LAKE": str(folder),
     }
     hidden = json.dumps([module for modules in EXTRAS.values() for module in modules])
-    script = SCRIPT.replace("HIDDEN", hidden)
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return json.loads(run_script(SCRIPT.replace("HIDDEN", hidden), folder, environment))
 
 
-def test_what_needs_no_extra_works_without(told):
-    code, said = told["help"]
-    assert (code, "job" in said) == (0, True)
-    assert told["status"][0] == 3
-    assert told["jobs"] == [0, "no jobs\n"]
+def test_what_needs_no_extra_works_without(outcomes):
+    code, text = outcomes["help"]
+    assert (code, "job" in text) == (0, True)
+    assert outcomes["status"][0] == 3
+    assert outcomes["jobs"] == [0, "no jobs\n"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "what", "extra"),
+    ("command", "subject", "extra"),
     [
         ("up", "`iscp up`", "local"),
         ("demo", "`iscp demo`", "demo"),
         ("serve", "`iscp serve`", "serve"),
         ("test", "`iscp test`", "test"),
-        ("postgres", "the ISCP log on PostgreSQL", "postgres"),
-        ("invocations", "the ISCP log on PostgreSQL", "postgres"),
+        ("postgres", "PostgreSQL", "postgres"),
+        ("invocations", "PostgreSQL", "postgres"),
     ],
 )
-def test_what_needs_one_says_so_in_a_line_with_the_command(told, asked, what, extra):
-    missing = ", ".join(EXTRAS[extra])
-    said = f"iscp: {what} needs {missing}: pip install 'iscp_dagster[{extra}]'\n"
-    assert told[asked] == [1, said]
+def test_a_command_that_needs_an_extra_names_it_in_one_line(outcomes, command, subject, extra):
+    code, text = outcomes[command]
+    assert (code, text.count("\n")) == (1, 1)
+    install = f"pip install 'iscp_dagster[{extra}]'"
+    assert_names(text, "iscp", subject, ", ".join(EXTRAS[extra]), install)
 
 
-def test_the_guarded_webserver_needs_an_extra_of_its_own(told):
-    remedy = "pip install 'iscp_dagster[webserver]'"
-    needed = "asgi_guards, dagster_webserver"
-    assert told["webserver"][0] == f"iscp: Dagster's webserver needs {needed}: {remedy}"
+def test_the_guarded_webserver_needs_an_extra_of_its_own(outcomes):
+    text = outcomes["webserver"][0]
+    assert text.startswith("iscp: ")
+    assert_names(text, "asgi_guards, dagster_webserver", "pip install 'iscp_dagster[webserver]'")
+
+
+@pytest.mark.parametrize(("part", "module"), [("store", "moto"), ("invocations", "psutil")])
+def test_a_part_of_the_measurements_names_the_extra_that_it_needs(part, module):
+    command = [sys.executable, "-c", BENCH, "--only", part]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    assert_names(" ".join(run.stderr.split()), f"part {part}", module, "`test`")

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from support.errors import assert_names, raises_naming
 from support.paths import ROOT
 
 LAUNCHER = ROOT / "iscp"
@@ -55,7 +56,8 @@ def test_an_old_python_can_still_read_it() -> None:
 def test_a_python_that_is_too_old_is_one_line(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher.sys, "version_info", (3, 6, 15))
     monkeypatch.setattr(launcher, "suits", lambda _: False)
-    with pytest.raises(launcher.SetupProblem, match=r"Python 3\.6 is too old: install Python 3\.1"):
+    oldest = "Python {}.{}".format(*launcher.OLDEST)
+    with raises_naming(launcher.SetupProblem, "Python 3.6", oldest, "ISCP_PYTHON"):
         launcher.find_python()
 
 
@@ -69,13 +71,16 @@ def test_each_package_runs_on_the_oldest_python(launcher) -> None:
     if sys.version_info[:2] != launcher.OLDEST:
         pytest.skip("a newer Python gets newer versions of the packages")
     oldest = "{}.{}.0".format(*launcher.OLDEST)
-    asked = {each.metadata["Name"]: each.metadata["Requires-Python"] for each in ours_and_theirs()}
+    pythons = {
+        package.metadata["Name"]: package.metadata["Requires-Python"]
+        for package in list_distributions()
+    }
     assert not {
-        name: spec for name, spec in asked.items() if spec and oldest not in SpecifierSet(spec)
+        name: spec for name, spec in pythons.items() if spec and oldest not in SpecifierSet(spec)
     }
 
 
-def ours_and_theirs():
+def list_distributions():
     """Yield the project's distribution and each that it needs, with every extra, as installed."""
     seen, todo = set(), ["iscp_dagster"]
     while todo:
@@ -84,11 +89,11 @@ def ours_and_theirs():
             continue
         seen.add(canonicalize_name(name))
         try:
-            found = distribution(name)
+            package = distribution(name)
         except PackageNotFoundError:  # Of an extra of theirs, or of another system.
             continue
-        yield found
-        todo += [Requirement(each).name for each in found.requires or ()]
+        yield package
+        todo += [Requirement(text).name for text in package.requires or ()]
 
 
 def test_an_old_python_hands_over_to_a_newer_one(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,27 +108,27 @@ def test_an_old_python_hands_over_to_a_newer_one(launcher, monkeypatch: pytest.M
 
 def test_a_python_that_was_named_must_suit(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISCP_PYTHON", "/no/such/python")
-    with pytest.raises(launcher.SetupProblem, match="ISCP_PYTHON=/no/such/python"):
+    with raises_naming(launcher.SetupProblem, "ISCP_PYTHON=/no/such/python"):
         launcher.follow_wish()
     assert launcher.suits(sys.executable)
 
 
 def test_a_python_without_venv_is_one_line(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ensurepip", None)
-    with pytest.raises(launcher.SetupProblem, match=r"lacks ensurepip.*python3-venv"):
+    with raises_naming(launcher.SetupProblem, sys.executable, "ensurepip", "python3-venv"):
         launcher.require_venv()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "extras"),
     [(["test"], ["test"]), (["test", "-q"], ["test"]), (["test", "--help"], []), (["up"], [])],
 )
-def test_help_installs_nothing_for_tests(launcher, monkeypatch, arguments, wanted) -> None:
-    asked = []
-    monkeypatch.setattr(launcher, "is_ready", lambda extras: asked.append(extras) or True)
+def test_help_installs_nothing_for_tests(launcher, monkeypatch, arguments, extras) -> None:
+    calls = []
+    monkeypatch.setattr(launcher, "is_ready", lambda names: calls.append(names) or True)
     monkeypatch.setattr(launcher.os, "execv", lambda *_: None)
     launcher.main(arguments)
-    assert asked == [["demo", "local", "postgres", *wanted]]
+    assert calls == [["demo", "local", "postgres", *extras]]
 
 
 def test_a_completion_sets_nothing_up(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,21 +173,21 @@ def test_half_a_stamp_is_no_stamp(launcher) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("output", "value"),
     [
-        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("OSError: [Errno 28] No space left on device", "disk"),
         (
             "WARNING: Retrying: NewConnectionError\nERROR: No matching distribution found for x",
-            "the package registry cannot be reached",
+            "registry",
         ),
         ("ERROR: HTTP error\nERROR: Could not find a version of x", "Could not find a version"),
         ("", "no message"),
     ],
 )
-def test_a_failure_is_explained_in_one_line(launcher, said: str, told: str) -> None:
-    explained = launcher.explain(said)
-    assert told in explained
-    assert "\n" not in explained
+def test_a_failure_is_explained_in_one_line(launcher, output: str, value: str) -> None:
+    explanation = launcher.explain(output)
+    assert_names(explanation, value)
+    assert "\n" not in explanation
 
 
 def test_progress_stays_in_one_line_of_the_terminal(launcher, monkeypatch, capsys) -> None:
@@ -202,8 +207,7 @@ def test_progress_is_plain_lines_when_it_is_not_on_a_terminal(launcher, capfd) -
     progress.shown -= launcher.HEARTBEAT_SECONDS
     progress.hear("Collecting dagster==1.13\n")
     progress.hear("Collecting rich\n")
-    said = capfd.readouterr().err
-    assert said == "iscp: found dagster==1.13 (1 packages, 0 s)\n"
+    assert capfd.readouterr().err == "iscp: found dagster==1.13 (1 packages, 0 s)\n"
 
 
 def test_a_stop_while_packages_are_copied_is_remembered(launcher) -> None:

@@ -10,25 +10,22 @@ import iscp_dagster
 from support.paths import ROOT
 
 
-def passes(*command):
-    done = subprocess.run(
+def run_checker(*command):
+    run = subprocess.run(
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_lint():
-    passes("ruff", "check", "--no-cache")
-
-
-def test_format():
-    passes("ruff", "format", "--check", "--no-cache")
+@pytest.mark.parametrize("command", [("check",), ("format", "--check")])
+def test_ruff(command):
+    run_checker("ruff", *command, "--no-cache")
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_types(tmp_path):
-    passes("mypy", "--cache-dir", str(tmp_path))
+    run_checker("mypy", "--cache-dir", str(tmp_path))
 
 
 WRITES = re.compile(r"""client(\(\))?\.(raw_)?insert|"(INSERT INTO|REPLACE PARTITION)""")
@@ -37,19 +34,19 @@ WRITES = re.compile(r"""client(\(\))?\.(raw_)?insert|"(INSERT INTO|REPLACE PARTI
 def test_rows_come_into_clickhouse_in_few_places():
     """Rows of the source only by `insert`, with the settings for exactly once."""
     package = ROOT / "iscp_dagster"
-    found = {
+    files = {
         str(path.relative_to(package))
         for path in package.rglob("*.py")
         # The embedded server carries out what others ask for.
         if "local" not in path.parts and WRITES.search(path.read_text())
     }
-    assert found == {
+    assert files == {
         "clickhouse/write/inserts.py",
         # The states' compare-and-set.
         "batches/keepermap.py",
         # Marks of where histories begin, in a staging table, and what is staged put in place.
         "clickhouse/tables/indexes.py",
-        # Frames of people's own assets, staged and put in place.
+        # Frames of users' own assets, staged and put in place.
         "clickhouse/tables/frames.py",
         # Empty partitions, put in place of what is dropped.
         "clickhouse/tables/generations.py",

@@ -11,14 +11,14 @@ from iscp_dagster.serve.live.service import SubscriberContext, SubscriptionServi
 
 
 class Follower:
-    """What the subscriber has been told so far."""
+    """The subscriber's messages so far."""
 
     def __init__(self):
         self.messages = []
         self.error = None
 
     def await_messages(self, number, seconds=60):
-        """Wait until it has been told that many."""
+        """Wait until it has that many."""
         deadline = time.monotonic() + seconds
         while len(self.messages) < number:
             assert self.error is None, self.error
@@ -27,16 +27,16 @@ class Follower:
 
 
 @contextmanager
-def following(deployment, source, name, **given):
+def following(deployment, source, name, **arguments):
     """Subscribe to a built changes index of the table until the block ends."""
-    found = read_catalog([source], [deployment.endpoint], lambda *_: ()).changes.values()
-    (served,) = [each for each in found if each.index.name == name]
+    catalog = read_catalog([source], [deployment.endpoint], lambda *_: ())
+    (served,) = [each for each in catalog.changes.values() if each.index.name == name]
     follower, loop, ended = Follower(), asyncio.new_event_loop(), asyncio.Event()
 
     async def follow():
-        live = SubscriptionService(log=deployment.log)
-        listening = SubscriberContext(viewer=EVERYONE, on_lost=lambda _: None)
-        async for message in live.subscribe(served, given, listening):
+        service = SubscriptionService(log=deployment.log)
+        context = SubscriberContext(viewer=EVERYONE, on_lost=lambda _: None)
+        async for message in service.subscribe(served, arguments, context):
             follower.messages.append(message)
 
     async def run():

@@ -70,8 +70,8 @@ class Client:
         """Return the next message of a subscription."""
         message = await self.hear(seconds)
         assert message["type"] == "next", message
-        (told,) = message["payload"]["data"].values()
-        return told
+        (result,) = message["payload"]["data"].values()
+        return result
 
     async def closed(self, seconds=10):
         """Return the code and the reason that the server closes with."""

@@ -49,22 +49,14 @@ class FakeIndex:
         its = self.tenants.setdefault(tenant, Tenant(registration=len(self.tenants) + 1))
         self.version += 1
         for ordinal, key in enumerate(sorted(keys)):
-            before, after = its.rows.get(key), self._value()
+            self.values += 1
+            before, after = its.rows.get(key), self.values
+            operation = ChangeKind.INSERT if before is None else ChangeKind.UPDATE
+            its.rows[key] = after
             if before is not None and after % 3 == 0:
-                after = None
+                operation, after = ChangeKind.DELETE, None
                 del its.rows[key]
-            else:
-                its.rows[key] = after
-            operation = (
-                ChangeKind.DELETE if after is None
-                else ChangeKind.INSERT if before is None
-                else ChangeKind.UPDATE
-            )  # fmt: skip
             its.changes.append((self.version, ordinal, key, operation, before, after))
-
-    def _value(self):
-        self.values += 1
-        return self.values
 
     def iterate(self, tenant, *, anew=False):
         """Synchronize the tenant up to the newest commit; `anew`, or at first, by a snapshot."""
@@ -85,91 +77,88 @@ class FakeIndex:
         its = self.tenants[tenant]
         its.begin, its.base = self.version, sorted(its.rows.items())
 
-    # What a feed asks.
+    # What a feed reads.
 
     def read_watermarks(self, tenants):
-        found = {
-            name: its for name, its in self.tenants.items() if tenants is None or name in tenants
-        }
+        names = [name for name in self.tenants if tenants is None or name in tenants]
         return IndexWatermarks(
             table_id="t",
-            versions={name: its.watermark for name, its in found.items()},
-            registrations={name: its.registration for name, its in found.items()},
+            versions={name: self.tenants[name].watermark for name in names},
+            registrations={name: self.tenants[name].registration for name in names},
         )
 
     def open_history(self):
         return self.generation, self
 
     def read_beginnings(self, tenants):
-        self._answer()
-        return {
-            each: self.tenants[each].begin
-            for each in tenants
-            if each in self.tenants and self.tenants[each].begin is not None
-        }
+        self._fail()
+        begins = {name: self.tenants[name].begin for name in tenants if name in self.tenants}
+        return {name: begin for name, begin in begins.items() if begin is not None}
 
-    def _answer(self):
+    def _fail(self):
         if self.failures:
             self.failures -= 1
             raise self.failure
 
     def read_base(self, tenant, version, offset, most):
         its = self.tenants[tenant]
-        rows = its.base if its.begin == version else []
-        found = [
-            stamped(tenant, version, 0, key, ChangeKind.BASE, None, value)
-            for key, value in rows[offset : offset + most]
+        rows = its.base[offset : offset + most] if its.begin == version else []
+        changes = [
+            stamp(tenant, version, 0, key, ChangeKind.BASE, None, value) for key, value in rows
         ]
-        return ChangePage(timed_changes=tuple(found), complete=len(found) < most)
+        return ChangePage(timed_changes=tuple(changes), complete=len(changes) < most)
 
     def read_changes(self, spans, most):
-        self._answer()
+        self._fail()
         self.asked += 1
-        found = []
-        for span in spans:
-            its = self.tenants[span.tenant]
-            for change in its.changes:
-                version, ordinal = change[:2]
-                late = its.begin is None or version > its.begin
-                if late and span.after < ChangePosition(version, ordinal) <= span.upto:
-                    found.append((version, span.tenant, ordinal, change))
-        told = [stamped(tenant, *change) for _, tenant, _, change in sorted(found)[:most]]
+        changes = sorted(
+            (change[0], span.tenant, change[1], change)
+            for span in spans
+            for change in self._list_kept(span.tenant)
+            if span.after < ChangePosition(*change[:2]) <= span.upto
+        )
+        page = tuple(stamp(tenant, *change) for _, tenant, _, change in changes[:most])
         begins = self.read_beginnings([span.tenant for span in spans])
-        return ChangePage(timed_changes=tuple(told), complete=len(told) < most, beginnings=begins)
+        return ChangePage(timed_changes=page, complete=len(page) < most, beginnings=begins)
+
+    def _list_kept(self, tenant):
+        """The changes after the tenant's history began."""
+        its = self.tenants[tenant]
+        return [each for each in its.changes if its.begin is None or each[0] > its.begin]
 
     def read_snapshot(self, at, after_key, most, where):
-        found = []
-        for tenant, position in at.items():
-            for key, value in self.as_of(tenant, position).items():
-                if not after_key or (tenant, str(key).zfill(3)) > after_key:
-                    told = stamped(tenant, 0, 0, key, ChangeKind.BASE, None, value)
-                    found.append(((tenant, str(key).zfill(3)), told))
-        page = sorted(found, key=lambda each: each[0])[:most]
+        rows = sorted(
+            ((tenant, str(key).zfill(3)), key, value)
+            for tenant, position in at.items()
+            for key, value in self.as_of(tenant, position).items()
+        )
+        page = [row for row in rows if not after_key or row[0] > after_key][:most]
         meets = ChangeFilter(where=where).__dict__["_meets"]
-        kept = tuple(each for each in page if meets(each[1][0].after))
+        stamped = [
+            (place, stamp(place[0], 0, 0, key, ChangeKind.BASE, None, value))
+            for place, key, value in page
+        ]
+        kept = tuple(each for each in stamped if meets(each[1][0].after))
         return SnapshotPage(rows=kept, upto=page[-1][0] if len(page) == most else None)
 
     # The truth.
 
     def as_of(self, tenant, position):
         """The tenant's rows after the changes up to a position, from its history alone."""
-        its = self.tenants[tenant]
-        rows = dict(its.base)
-        for version, ordinal, key, _operation, _before, after in its.changes:
-            late = its.begin is None or version > its.begin
-            if late and ChangePosition(version, ordinal) <= position:
+        rows = dict(self.tenants[tenant].base)
+        for version, ordinal, key, _operation, _before, after in self._list_kept(tenant):
+            if ChangePosition(version, ordinal) <= position:
                 rows.pop(key, None)
                 rows |= {} if after is None else {key: after}
         return rows
 
     def confirmed(self, tenant):
         """The changes after the tenant's history began that its job has confirmed."""
-        its = self.tenants[tenant]
-        begin = -1 if its.begin is None else its.begin
-        return [each for each in its.changes if begin < each[0] <= its.watermark]
+        watermark = self.tenants[tenant].watermark
+        return [each for each in self._list_kept(tenant) if each[0] <= watermark]
 
 
-def stamped(tenant, version, ordinal, key, operation, before, after):
+def stamp(tenant, version, ordinal, key, operation, before, after):
     def row(value):
         return None if value is None else {"tenant": tenant, "id": key, "value": value}
 
@@ -186,11 +175,11 @@ def stamped(tenant, version, ordinal, key, operation, before, after):
 
 
 class Listener:
-    """One subscriber that takes what it is told, at once."""
+    """One subscriber that takes its messages at once."""
 
-    def __init__(self, feed, **asked):
-        asked.setdefault("change_filter", ChangeFilter())
-        self.subscription = Subscription(feed=feed, progress_seconds=0, **asked)
+    def __init__(self, feed, **options):
+        options.setdefault("change_filter", ChangeFilter())
+        self.subscription = Subscription(feed=feed, progress_seconds=0, **options)
         self.messages = []
         self.error = None
         self.task = asyncio.create_task(self._listen())
@@ -207,25 +196,33 @@ class Listener:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
+class Pauses(list):
+    """Records the seconds of each pause, and makes none."""
+
+    async def __call__(self, seconds):
+        self.append(seconds)
+        await asyncio.sleep(0)
+
+
 async def until(condition, seconds=10.0):
     """Wait for a condition."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
+        assert time.monotonic() < deadline, "timed out"
         await asyncio.sleep(0)
 
 
-async def settled(feed, listeners, seconds=10.0):
+async def settle(feed, listeners, seconds=10.0):
     """Have the feed read what there is, and every listener take it."""
-    await feed._follow(None)
-    deadline = time.monotonic() + seconds
-    while not all(each.task.done() for each in listeners):
-        going = [each for each in listeners if not each.task.done()]
+
+    def is_settled():
+        running = [each for each in listeners if not each.task.done()]
         readers = feed.ring._readers
-        if len(readers) == len(going) and all(each.next_entry == feed.ring.end for each in readers):
-            return
-        assert time.monotonic() < deadline, "listeners do not settle"
-        await asyncio.sleep(0)
+        positions = {each.next_entry for each in readers}
+        return not running or (len(readers) == len(running) and positions == {feed.ring.end})
+
+    await feed._follow(None)
+    await until(is_settled, seconds)
 
 
 def new_feed(index, **options):

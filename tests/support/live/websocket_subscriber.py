@@ -34,7 +34,7 @@ class Follower:
     ends: Counter[str] = field(default_factory=Counter)
     """Why connections ended."""
     cursor: str | None = None
-    """Saved so far; it goes on after it."""
+    """Saved so far; it continues after it."""
     _cursors: deque[str] = field(default_factory=deque)
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -53,7 +53,7 @@ class Follower:
         self._stop.set()
 
     def _converse(self, socket: ClientConnection) -> None:
-        # What is not saved yet is forgotten.
+        # It loses the cursors that are not saved yet.
         self._cursors.clear()
         socket.send(json.dumps({"type": "connection_init"}))
         assert json.loads(socket.recv(timeout=10))["type"] == "connection_ack"
@@ -61,8 +61,8 @@ class Follower:
             f"subscription($after: String) {{ {self.field}(after: $after) {{ "
             f"operation data {{ {self.columns} }} fields ts_timestamp cursor }} }}"
         )
-        asked = {"query": query, "variables": {"after": self.cursor}}
-        socket.send(json.dumps({"type": "subscribe", "id": "1", "payload": asked}))
+        payload = {"query": query, "variables": {"after": self.cursor}}
+        socket.send(json.dumps({"type": "subscribe", "id": "1", "payload": payload}))
         while not self._stop.is_set():
             try:
                 frame = json.loads(socket.recv(timeout=LOOK_SECONDS))

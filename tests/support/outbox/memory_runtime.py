@@ -11,11 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import Moment
+from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.services import ENDED, InvocationState
 from iscp_dagster.sync.executors.retriever import ConsumerScan, Retriever
 
@@ -46,31 +48,31 @@ class Runtime:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_keyed(self, url, service, handler):
-        self._answer()
+        self._check_up()
         return self.keyed_by_tenant
 
     def send(self, service, handler, body, *, key, idempotency_key):
-        self._answer()
+        self._check_up()
         with self._lock:
-            if (found := self.invoked.get(idempotency_key)) is not None:
-                return replace(found, is_new=False, status="accepted", failure="")
-            told = json.loads(body)
-            self.bodies.append(told)
+            if (earlier := self.invoked.get(idempotency_key)) is not None:
+                return replace(earlier, is_new=False, status="accepted", failure="")
+            self.bodies.append(json.loads(body))
             self.keys.append(key)
-            said = self.handler(told)
+            outcome = self.handler(self.bodies[-1])
             id_ = f"inv_{len(self.invoked)}"
-            status = "paused" if said == "paused" else ENDED
-            failure = "" if said in {None, "paused"} else said
-            made = InvocationState(
-                id=id_, status=status, link=f"http://here/{id_}", failure=failure
+            invocation = InvocationState(
+                id=id_,
+                status="paused" if outcome == "paused" else ENDED,
+                link=f"http://here/{id_}",
+                failure="" if outcome in {None, "paused"} else outcome,
             )
-            self.invoked[idempotency_key] = made
-            return replace(made, status="accepted", failure="")
+            self.invoked[idempotency_key] = invocation
+            return replace(invocation, status="accepted", failure="")
 
     def has_invocation(self, service, handler, *, key, idempotency_key):
-        self._answer()
-        found = self.invoked.get(idempotency_key)
-        return found is not None and not found.failed
+        self._check_up()
+        invocation = self.invoked.get(idempotency_key)
+        return invocation is not None and not invocation.failed
 
     def end(self, id_: str, failure: str = "") -> None:
         """End an invocation while nobody waits for it."""
@@ -79,12 +81,37 @@ class Runtime:
                 self.invoked[name] = replace(each, status=ENDED, failure=failure)
 
     def poll_invocation(self, invoked, seconds):
-        self._answer()
+        self._check_up()
         return next(each for each in self.invoked.values() if each.id == invoked.id)
 
-    def _answer(self):
+    def _check_up(self):
         if self.down:
             raise UnavailableError("The runtime does not answer.")
+
+
+def declare_consumer(**options: Any) -> ServiceConsumer:
+    options = {"handler": "Trades/booked", "name": "booked", "rows": 2} | options
+    return ServiceConsumer("http://127.0.0.1:9080", **options)
+
+
+def declare_trades(consumer: ServiceConsumer) -> SourceTable:
+    return SourceTable("shop.trades", key="id", tenant="desk", services=[consumer])
+
+
+def make_consumer(
+    runtime: Runtime, declared: ServiceConsumer | None = None, **changes: Any
+) -> InvokingConsumer:
+    """Return a consumer that never loses a job, unless `changes` say otherwise."""
+    declared = declared or declare_consumer()
+    fields = {
+        "source": declare_trades(declared),
+        "declared": declared,
+        "table_id": "t",
+        "generation": 0,
+        "services": runtime,
+        "lost": lambda _: None,
+    }
+    return InvokingConsumer(**(fields | changes))
 
 
 def rows_of(changes: Sequence[tuple[str, int, Any, int, bool]]) -> pa.Table:
@@ -125,11 +152,11 @@ def retriever_of(
         tenant_column="desk",
         others=True,
     )
-    found = Retriever(share=share)
-    found.coming.maxsize = 0
+    retriever = Retriever(share=share)
+    retriever.coming.maxsize = 0
     while rows:
-        some = len(rows) if dice is None else dice.randint(1, len(rows))
-        found.coming.put(rows_of(rows[:some]))
-        rows = rows[some:]
-    found.coming.put(None)
-    return found
+        size = len(rows) if dice is None else dice.randint(1, len(rows))
+        retriever.coming.put(rows_of(rows[:size]))
+        rows = rows[size:]
+    retriever.coming.put(None)
+    return retriever

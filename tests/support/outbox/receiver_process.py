@@ -1,4 +1,4 @@
-"""The process of `hookserver`, and what it has received."""
+"""The process of `receiver_server`, and what it has received."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Hooks:
 
     def handled(self) -> list[dict[str, Any]]:
         """Return the bodies of the events that were handled, in their order."""
-        found = self.rows("SELECT body FROM handled ORDER BY number")
-        return [json.loads(body) for (body,) in found]
+        rows = self.rows("SELECT body FROM handled ORDER BY number")
+        return [json.loads(body) for (body,) in rows]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A receiver of webhooks in a separate process, which often fails and may be killed.
 
-    python hookserver.py PORT DATABASE
+    python receiver_server.py PORT DATABASE
 
 ISCP_WEBHOOK_SECRET is its secret. It verifies each request with the `standardwebhooks` package and
 handles each event once, in one transaction with the deduplicator's. DATABASE is SQLite.
@@ -110,7 +110,7 @@ def handler_of(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
                 self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, *said: object) -> None:
+        def log_message(self, *arguments: object) -> None:
             """Keep quiet."""
 
     return Handler

@@ -32,7 +32,7 @@ Answering = Callable[[Received], "bytes | Awaitable[bytes | None] | None"]
 
 
 def reply(status: int = 200, body: bytes = b"", **headers) -> bytes:
-    lines = [f"HTTP/1.1 {status} Told", f"content-length: {len(body)}"]
+    lines = [f"HTTP/1.1 {status} Answer", f"content-length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 

@@ -1,4 +1,4 @@
-"""What a trigger need not hold: updates that leave a row where it was."""
+"""Updates that leave a row where it was are dropped before a trigger holds them."""
 
 import pyarrow as pa
 import pytest
@@ -12,9 +12,8 @@ from support.lake.image_rows import GONE, SCHEMA, Trades
 HYSTERESIS = Hysteresis(unmatch=True)
 
 
-def amounts(before, after, **more):
-    """Return the images that are kept of one update between these amounts."""
-    hysteresis = more.pop("hysteresis", True)
+def list_kept(before, after, *, hysteresis=True):
+    """Return the amounts in the kept images of one update between these amounts."""
     trades = Trades([{("acme", 1): before}, {("acme", 1): after}], hysteresis=hysteresis)
     rows = pa.Table.from_pylist(trades.tail(0, 1), SCHEMA)
     return drop_noop_updates(rows, "desk", Hysteresis(unmatch=hysteresis))["amount"].to_pylist()
@@ -22,19 +21,19 @@ def amounts(before, after, **more):
 
 @pytest.mark.parametrize(("before", "after"), [(600, 700), (450, None), (100, 200)])
 def test_an_update_between_images_alike_is_dropped(before, after):
-    assert amounts(before, after) == []
+    assert list_kept(before, after) == []
 
 
 @pytest.mark.parametrize(
     ("before", "after"), [(600, 450), (450, 600), (450, 100), (100, 450), (600, 100), (100, 600)]
 )
-def test_one_that_may_move_its_row_is_kept(before, after):
-    assert amounts(before, after) == [before, after]
+def test_an_update_that_may_move_its_row_is_kept(before, after):
+    assert list_kept(before, after) == [before, after]
 
 
 def test_without_hysteresis_only_match_counts():
-    assert amounts(450, 100, hysteresis=False) == []
-    assert amounts(600, 100, hysteresis=False) == [600, 100]
+    assert list_kept(450, 100, hysteresis=False) == []
+    assert list_kept(600, 100, hysteresis=False) == [600, 100]
 
 
 @given(st.lists(st.sampled_from([100, 450, 600, GONE]), min_size=2, max_size=8), st.integers(0, 99))
@@ -42,14 +41,14 @@ def test_images_of_different_changes_are_no_pair(amounts, cut):
     """Whatever is cut off or missing, no half of an update and no other row is dropped."""
     commits = [{(desk, 1): each for desk in ("acme", "globex")} for each in amounts]
     rows = Trades(commits).tail(0, len(commits) - 1)
-    some = rows[:cut] + rows[cut + 1 :]
-    kept = drop_noop_updates(pa.Table.from_pylist(some, SCHEMA), "desk", HYSTERESIS).to_pylist()
+    rest = rows[:cut] + rows[cut + 1 :]
+    kept = drop_noop_updates(pa.Table.from_pylist(rest, SCHEMA), "desk", HYSTERESIS).to_pylist()
 
-    def place(row):
+    def get_place(row):
         return row["desk"], row["_version"], row["_ordinal"], row["_change"]
 
-    dropped = [row for row in some if row not in kept]
-    assert [row for row in some if row in kept] == kept
+    dropped = [row for row in rest if row not in kept]
+    assert [row for row in rest if row in kept] == kept
     assert {row["_change"] for row in dropped} <= {2}
     for row in dropped:
-        assert sum(place(each) == place(row) for each in dropped) == 2
+        assert sum(get_place(each) == get_place(row) for each in dropped) == 2

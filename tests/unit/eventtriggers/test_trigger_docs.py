@@ -21,12 +21,12 @@ PAGE = (DOCS / "triggers.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def example():
     (code,) = re.findall(r"```python .*?\n(.*?)```", PAGE, re.DOTALL)
-    made: dict[str, object] = {}
-    exec(code, made)
-    return made
+    names: dict[str, object] = {}
+    exec(code, names)
+    return names
 
 
-def table(head):
+def read_table(head):
     """Return the cells of the table with that first column, without its head."""
     lines = PAGE[PAGE.index(f"| {head} |") :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -34,21 +34,20 @@ def table(head):
 
 def test_the_example_declares_a_trigger_on_a_view_with_an_endpoint(example):
     kinds = (SourceTable, View, Endpoint, Trigger)
-    made = [each for each in example.values() if isinstance(each, kinds)]
-    (trades,) = Declarations.of(made).build_tables()
+    declarations = [each for each in example.values() if isinstance(each, kinds)]
+    (trades,) = Declarations.of(declarations).build_tables()
     assert [each.name for each in trades.triggers] == ["large_trade_alert"]
     assert trades.triggers[0].endpoints == ("alerts",)
 
 
-def test_the_options_are_those_that_there_are():
-    said = [name for row in table("option") for name in re.findall(r"`(\w+)=?`", row[0])]
-    assert set(said) == {each.name for each in fields(Trigger)}
+def test_the_table_of_options_has_every_option():
+    names = {name for row in read_table("option") for name in re.findall(r"`(\w+)=?`", row[0])}
+    assert names == {each.name for each in fields(Trigger)}
     assert Trigger("t", on=SourceTable("a.b", key="k"), match="x").initial == "skip"
 
 
-def truth(gross, trigger):
-    match, unmatch = trigger.match, trigger.unmatch
-    assert (match, unmatch) == ("gross > 500", "gross < 400")
+def evaluate(gross):
+    """Return the result of the example's conditions."""
     value = None if gross == "NULL" else int(gross)
     return ConditionResult(
         match=value is not None and value > 500, unmatch=value is not None and value < 400
@@ -56,19 +55,21 @@ def truth(gross, trigger):
 
 
 def test_the_row_fires_as_the_table_says(example):
+    conditions = example["large"].match, example["large"].unmatch
+    assert conditions == ("gross > 500", "gross < 400")
     machine, before = TriggerMachine(Hysteresis(unmatch=True)), None
-    for commit, gross, fires, active in table("commit"):
-        now = None if gross == "not in the view" else truth(gross, example["large"])
+    for commit, gross, fires, active in read_table("commit"):
+        after = None if gross == "not in the view" else evaluate(gross)
         change = RowChange(
             tenant="desk",
             key="1",
             operation=ChangeKind.UPDATE,
             before=None if before is None else {},
-            after=None if now is None else {},
+            after=None if after is None else {},
             result_before=before or ConditionResult(),
-            result_after=now or ConditionResult(),
+            result_after=after or ConditionResult(),
         )
         at = SourceTimestamp(nanos=0, version=int(commit))
         fired = [each.type.value for each in machine.apply_changes([(change, at)])]
         assert (fired, bool(machine.active)) == ([fires] if fires else [], active == "yes")
-        before = now
+        before = after

@@ -31,8 +31,8 @@ def test_the_table_of_types_is_made_from_the_code():
     assert table.splitlines() == render_lines()
     assert list(DOES) == list(KINDS.values())
     module = "durable_invocations.protocol.table"
-    made = subprocess.run([sys.executable, "-m", module], check=True, capture_output=True)
-    assert made.stdout.decode() == f"{table}\n"
+    printed = subprocess.run([sys.executable, "-m", module], check=True, capture_output=True)
+    assert printed.stdout.decode() == f"{table}\n"
 
 
 def test_the_diagram_has_every_status_of_invocations_and_each_ends():
@@ -56,12 +56,12 @@ def test_the_phases_of_each_side_are_those_of_its_machine(side, phases):
 
 
 def test_discovery_is_as_the_page_says():
-    said = PAGE.partition("## Discovery")[2].partition("\n## ")[0]
-    assert set(re.findall(r"`(?:GET )?…/(\w+)`", said)) == DISCOVERIES
-    assert f"`{format_manifest_type(max(MANIFESTS))}` or `v{min(MANIFESTS)}`" in said
-    assert f"`{SERVER}`" in said
+    section = PAGE.partition("## Discovery")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(?:GET )?…/(\w+)`", section)) == DISCOVERIES
+    assert f"`{format_manifest_type(max(MANIFESTS))}` or `v{min(MANIFESTS)}`" in section
+    assert f"`{SERVER}`" in section
     assert choose_version(None) == min(MANIFESTS)
-    assert all(f"`{each.value}`" in said for each in Mode)
+    assert all(f"`{each.value}`" in section for each in Mode)
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -70,7 +70,7 @@ def test_the_examples_do_what_the_page_says(number):
 
 
 def test_the_numbers_are_those_of_the_code():
-    for told in (
+    for text in (
         f"`0x{REQUIRES_ACK:04x}` REQUIRES_ACK",
         f"`0x{COMPLETED:04x}` COMPLETED",
         f"{DEFAULT.message_bytes // MIB} MiB",
@@ -81,4 +81,4 @@ def test_the_numbers_are_those_of_the_code():
         "Version 3 was withdrawn",
         {60.0: "ends the body after a minute of silence"}[RuntimeSettings().inactivity],
     ):
-        assert told in PAGE.replace("\n", " ")
+        assert text in PAGE.replace("\n", " ")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from support.errors import raises_naming
 
 CONSUMER = ConsumerInfo(type="mirror", db="d", table="t", job="j", columns=("a",))
 SPEC = JobSpec(
@@ -32,66 +33,61 @@ CHANGES = st.fixed_dictionaries(
 )
 
 
-def flat(spec):
+def flatten(spec):
     trigger, detail = spec.trigger.to_json(), spec.detail.to_json()
     consumer = detail.pop("consumer")
     return {**trigger, **detail, **consumer, "columns": tuple(consumer["columns"])}
 
 
 @given(changes=CHANGES)
-def test_what_a_change_names_is_new_and_the_rest_stays(changes):
+def test_the_named_fields_are_replaced_and_the_others_stay(changes):
     after = SpecUpdate(**changes).apply_to(SPEC)
-    wanted = {**flat(SPEC), **changes}
-    another = any(wanted[name] != flat(SPEC)[name] for name in ("type", "columns", "options"))
-    assert flat(after) == {**wanted, "generation": int(another)}
+    wanted = {**flatten(SPEC), **changes}
+    rebuilt = any(wanted[name] != flatten(SPEC)[name] for name in ("type", "columns", "options"))
+    assert flatten(after) == {**wanted, "generation": int(rebuilt)}
     assert SpecUpdate(**changes).empty is not bool(changes)
+    assert JobSpec.from_json(json.loads(json.dumps(after.to_json()))) == after
 
 
-def test_what_is_built_anew_is_another_generation_of_the_same():
+def test_a_rebuild_is_another_generation_of_the_same():
     again = SpecUpdate(rebuild=True)
     after = again.apply_to(again.apply_to(SPEC))
     assert after.detail.consumer == replace(CONSUMER, generation=2)
     assert not again.empty
 
 
-@given(changes=CHANGES)
-def test_a_changed_spec_is_stored_as_json(changes):
-    after = SpecUpdate(**changes).apply_to(SPEC)
-    assert JobSpec.from_json(json.loads(json.dumps(after.to_json()))) == after
-
-
 def test_a_change_is_read_from_json_that_is_shaped_like_a_spec():
-    found = SpecUpdate.from_json(
+    update = SpecUpdate.from_json(
         {
             "trigger": {"job_type": "greedy", "schedule": None},
             "detail": {"priority": 0, "consumer": {"columns": ["b"]}},
         }
     )
-    assert found == SpecUpdate(job_type="greedy", priority=0, columns=("b",))
+    assert update == SpecUpdate(job_type="greedy", priority=0, columns=("b",))
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "culprit"),
     [
-        ({"triger": {}}, "unknown field 'triger'"),
-        ({"detail": {"consumer": {"job": "other"}}}, "unknown field 'job'"),
-        ({"detail": {"consumer": {"columns": "abc"}}}, "are not a list of names"),
-        ([], "is not a JSON object"),
+        ({"triger": {}}, "'triger'"),
+        ({"detail": {"consumer": {"job": "other"}}}, "'job'"),
+        ({"detail": {"consumer": {"columns": "abc"}}}, "'abc'"),
+        ([], "object"),
     ],
 )
-def test_a_change_that_cannot_be_read_is_refused(value, message):
-    with pytest.raises(ConfigError, match=message):
+def test_an_unreadable_change_is_refused(value, culprit):
+    with raises_naming(ConfigError, culprit):
         SpecUpdate.from_json(value)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "values"),
     [
-        (SpecUpdate(job_type=""), "job_type is empty"),
-        (SpecUpdate(max_bytes=-1), "max_bytes -1 is below 0"),
-        (SpecUpdate(type="a\nb"), "consumer's type"),
+        (SpecUpdate(job_type=""), ["job_type"]),
+        (SpecUpdate(max_bytes=-1), ["max_bytes", -1]),
+        (SpecUpdate(type="a\nb"), ["type", repr("a\nb")]),
     ],
 )
-def test_a_change_to_what_no_spec_may_have_is_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_change_to_values_that_no_spec_may_have_is_refused(change, values):
+    with raises_naming(ConfigError, *values):
         change.apply_to(SPEC)

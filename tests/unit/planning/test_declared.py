@@ -11,38 +11,35 @@ BIG = View("big", of=TRADES, where="amount > 100", priority=2)
 LARGE = Trigger("large", on=BIG, match="amount > 500", priority=7)
 
 
-def given(views=(BIG,), triggers=(LARGE,)):
-    return attach_to_tables([TRADES], views, triggers)[0]
+def attach(views=(BIG,), triggers=(LARGE,), table=TRADES):
+    return attach_to_tables([table], views, triggers)[0]
 
 
 def test_every_index_view_and_trigger_has_a_job_for_each_tenant():
-    specs = list_table_specs(given(), {})
-    found = {
-        name.job: (
-            spec.detail.consumer.type,
-            spec.detail.priority,
-            dict(spec.detail.consumer.options),
-        )
-        for name, spec in specs.items()
+    specs = list_table_specs(attach(), {})
+    details = {name.job: spec.detail for name, spec in specs.items()}
+    assert {job: (each.consumer.type, each.priority) for job, each in details.items()} == {
+        "mirror": ("mirror", 0),
+        "changes": ("changes", 0),
+        "big": ("changes", 2),
+        "large": ("trigger", 7),
     }
-    assert found == {
-        "mirror": ("mirror", 0, {}),
-        "changes": ("changes", 0, {}),
-        "big": ("changes", 2, {}),
-        "large": ("trigger", 7, {}),
-    }
-    made = make_new_jobs("t", ["a", "b"], specs, but=[("a", "large")])
-    assert [each.tenant for each in made if each.name.job == "large"] == ["b"]
+    assert not any(each.consumer.options for each in details.values())
+    jobs = make_new_jobs("t", ["a", "b"], specs, but=[("a", "large")])
+    assert [each.tenant for each in jobs if each.name.job == "large"] == ["b"]
 
 
-def test_what_does_not_register_itself_has_no_job():
-    quiet = given([replace(BIG, auto_register=False)], [replace(LARGE, auto_register=False)])
-    assert {name.job for name in list_table_specs(quiet, {})} == {"mirror", "changes"}
+def test_a_declaration_that_does_not_register_itself_has_no_job():
+    table = replace(TRADES, indexes=[Mirror(), Changes(auto_register=False)])
+    big = replace(BIG, of=table, auto_register=False)
+    large = replace(LARGE, on=big, auto_register=False)
+    assert {name.job for name in list_table_specs(attach([big], [large], table), {})} == {"mirror"}
 
 
-def test_a_view_or_trigger_more_changes_a_table_s_terms():
+def test_another_view_or_trigger_changes_a_tables_terms():
     """Or a restart would leave a table at rest without their jobs."""
-    found = [compute_terms(each, {}) for each in (given(), given([BIG], []), given([], []), TRADES)]
-    assert found[2] == found[3]
-    assert len({*found}) == 3
-    assert compute_terms(given(triggers=[replace(LARGE, priority=8)]), {}) != found[0]
+    tables = [attach(), attach(triggers=[]), attach([], []), TRADES]
+    terms = [compute_terms(each, {}) for each in tables]
+    assert terms[2] == terms[3]
+    assert len({*terms}) == 3
+    assert compute_terms(attach(triggers=[replace(LARGE, priority=8)]), {}) != terms[0]

@@ -43,7 +43,7 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
     )
 
 
-def log_of(sizes, held=None, *, feed=True):
+def make_log(sizes, held=None, *, feed=True):
     """Make a log where every range has these bytes by tenant, and the snapshot `held` or these."""
     snapshot = {t: SimpleNamespace(bytes=size) for t, size in (held or sizes).items()}
     facts = SimpleNamespace(metadata=SimpleNamespace(feed_enabled=feed))
@@ -57,16 +57,16 @@ def log_of(sizes, held=None, *, feed=True):
     )
 
 
-SMALL = log_of({})
+SMALL = make_log({})
 
 
 @st.composite
 def dues(draw):
-    found = []
+    members = []
     for number in range(draw(st.integers(1, 9))):
         start = draw(st.integers(-1, 12))
         since = -1 if start < 0 else draw(st.integers(0, start))
-        found.append(
+        members.append(
             due(
                 f"t{number}",
                 since,
@@ -76,19 +76,20 @@ def dues(draw):
                 priority=draw(st.sampled_from([0, 5])),
             )
         )
-    return found
+    return members
 
 
-def alike(each):
-    names = frozenset(job.job_name for job in each.iteration.jobs)
-    return each.iteration.to, each.iteration.priority, names
+def get_group(member):
+    """Return what the members of one joined iteration have in common."""
+    names = frozenset(job.job_name for job in member.iteration.jobs)
+    return member.iteration.to, member.iteration.priority, names
 
 
-def fewest(members):
+def count_fewest(members):
     """Return the least number of versions such that each member's bounds contain one."""
-    places = sorted({each.iteration.from_.version for each in members})
-    for count in range(1, len(places) + 1):
-        for chosen in combinations(places, count):
+    starts = sorted({each.iteration.from_.version for each in members})
+    for count in range(1, len(starts) + 1):
+        for chosen in combinations(starts, count):
             if all(
                 any(each.since <= at <= each.iteration.from_.version for at in chosen)
                 for each in members
@@ -98,100 +99,96 @@ def fewest(members):
 
 
 @given(dues())
-def test_each_job_is_in_one_iteration_that_it_may_be_read_in_and_there_are_as_few_as_may_be(given_):
-    found = join_iterations(given_, SMALL)
-    of = {job: each for each in given_ for job in each.iteration.jobs}
-    taken = [job for each in found for job in each.iteration.jobs]
-    assert sorted(taken) == sorted(of)
-    for each in found:
+def test_each_job_is_in_one_iteration_within_its_bounds_and_there_are_as_few_as_possible(members):
+    joined = join_iterations(members, SMALL)
+    by_job = {job: each for each in members for job in each.iteration.jobs}
+    assert sorted(job for each in joined for job in each.iteration.jobs) == sorted(by_job)
+    for each in joined:
         start = each.iteration.from_.version
         for job in each.iteration.jobs:
-            before = of[job]
-            assert before.since <= start <= before.iteration.from_.version
-            assert alike(before) == alike(each)
+            member = by_job[job]
+            assert member.since <= start <= member.iteration.from_.version
+            assert get_group(member) == get_group(each)
         assert {job.key for job in each.jobs} == set(each.iteration.jobs)
     groups = {}
-    for each in given_:
-        groups.setdefault(alike(each), []).append(each)
-    assert len(found) == sum(map(fewest, groups.values()))
+    for each in members:
+        groups.setdefault(get_group(each), []).append(each)
+    assert len(joined) == sum(map(count_fewest, groups.values()))
 
 
-def test_what_one_commit_changed_is_one_iteration_however_long_each_was_idle():
-    found = join_iterations([due(f"t{n}", n, 19) for n in range(9)], SMALL)
-    (each,) = found
-    assert (each.iteration.from_, len(each.iteration.tenants)) == (Moment(19), 9)
+def test_tenants_that_one_commit_changed_share_an_iteration_however_long_each_was_idle():
+    (joined,) = join_iterations([due(f"t{n}", n, 19) for n in range(9)], SMALL)
+    assert (joined.iteration.from_, len(joined.iteration.tenants)) == (Moment(19), 9)
 
 
-def test_what_a_trigger_kept_apart_is_not_joined():
-    both = [due("a", 3, 3, names=("mirror",)), due("a", 3, 3, names=("text",))]
-    assert len(join_iterations(both, SMALL)) == 2
+def test_iterations_that_a_trigger_kept_apart_are_not_joined():
+    members = [due("a", 3, 3, names=("mirror",)), due("a", 3, 3, names=("text",))]
+    assert len(join_iterations(members, SMALL)) == 2
 
 
-def test_an_iteration_is_bounded_by_tenants_and_bytes_and_who_waits_longest_is_in_the_first(
-    monkeypatch,
-):
+def test_bounds_split_an_iteration_and_those_who_wait_longest_are_in_the_first(monkeypatch):
+    """The bounds are of tenants and of bytes."""
     monkeypatch.setattr(joining, "PARTS", 1)
     monkeypatch.setattr(joining, "MOST_TENANTS", 4)
-    sizes = {f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES}
+    log = make_log({f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES})
     members = [due(f"t{n}", 3, 3, began=10 - n) for n in range(10)]
-    found = join_iterations(members, log_of(sizes))
-    tenants = [sorted(each.iteration.tenants) for each in found]
+    tenants = [sorted(each.iteration.tenants) for each in join_iterations(members, log)]
     assert tenants == [["t6", "t7", "t8", "t9"], ["t4", "t5"], ["t3"], ["t0", "t1", "t2"]]
-    new = join_iterations([*members, due("new", 3, 3)], log_of(sizes))
-    assert "new" in new[0].iteration.tenants
+    first, *_ = join_iterations([*members, due("new", 3, 3)], log)
+    assert "new" in first.iteration.tenants
 
 
 def test_a_run_reads_its_tenants_in_parts(monkeypatch):
     monkeypatch.setattr(joining, "MOST_TENANTS", 4)
     sizes = {f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES}
-    (whole,) = join_iterations(
-        [due(f"t{n}", 3, 3, names=("mirror", "text")) for n in range(10)], log_of({})
-    )
-    found = split_iteration(whole.iteration, log_of(sizes))
-    assert [sorted(each.tenants) for each in found] == [
+    members = [due(f"t{n}", 3, 3, names=("mirror", "text")) for n in range(10)]
+    (whole,) = join_iterations(members, SMALL)
+    parts = split_iteration(whole.iteration, make_log(sizes))
+    assert [sorted(each.tenants) for each in parts] == [
         ["t0", "t1", "t2"],
         ["t3"],
         ["t4", "t5", "t6", "t7"],
         ["t8", "t9"],
     ]
-    assert sorted(key for each in found for key in each.jobs) == sorted(whole.iteration.jobs)
+    assert sorted(job for each in parts for job in each.jobs) == sorted(whole.iteration.jobs)
 
 
-def test_first_iterations_are_bounded_by_what_the_snapshot_holds(monkeypatch):
+def test_first_iterations_are_bounded_by_the_sizes_of_the_snapshot(monkeypatch):
     monkeypatch.setattr(joining, "PARTS", 1)
-    sizes = {"a": MOST_BYTES - 1, "b": 1, "c": 1}
-    found = join_iterations([due(each, -1, -1) for each in "abc"], log_of(sizes))
-    assert [sorted(each.iteration.tenants) for each in found] == [["a", "b"], ["c"]]
+    log = make_log({"a": MOST_BYTES - 1, "b": 1, "c": 1})
+    joined = join_iterations([due(tenant, -1, -1) for tenant in "abc"], log)
+    assert [sorted(each.iteration.tenants) for each in joined] == [["a", "b"], ["c"]]
 
 
-def test_tenants_that_may_be_read_whole_are_bounded_by_what_the_snapshot_holds(monkeypatch):
+def test_tenants_that_may_be_read_whole_are_bounded_by_the_sizes_of_the_snapshot(monkeypatch):
     """A few bytes changed, but without a feed a gigabyte is read for each."""
     monkeypatch.setattr(joining, "PARTS", 1)
-    changed, held = dict.fromkeys("abc", 1), dict.fromkeys("abc", MOST_BYTES - 1)
-    (whole,) = join_iterations([due(each, 3, 3) for each in "abc"], log_of(changed, held))
-    gone = log_of(changed, held, feed=False)
-    assert len(join_iterations([due(each, 3, 3) for each in "abc"], gone)) == 3
-    assert len(split_iteration(whole.iteration, log_of(changed, held))) == 1
-    assert len(split_iteration(whole.iteration, gone)) == 3
+    sizes = dict.fromkeys("abc", 1), dict.fromkeys("abc", MOST_BYTES - 1)
+    members = [due(tenant, 3, 3) for tenant in "abc"]
+    fed, unfed = make_log(*sizes), make_log(*sizes, feed=False)
+    (whole,) = join_iterations(members, fed)
+    assert len(join_iterations(members, unfed)) == 3
+    assert len(split_iteration(whole.iteration, fed)) == 1
+    assert len(split_iteration(whole.iteration, unfed)) == 3
 
 
-def test_steps_of_a_backlog_end_where_others_do_and_who_can_reach_the_end_does():
+def test_steps_of_a_backlog_end_where_others_do_or_at_the_end_if_it_is_in_reach():
     steps = [due(f"t{n}", n, n, to=Moment(min(20, n + 6)), cut=n < 14) for n in (0, 3, 4, 12, 15)]
-    found = join_iterations(steps, SMALL)
-    assert [(sorted(e.iteration.tenants), e.iteration.to.version) for e in found] == [
-        (["t0"], 6),
-        (["t3"], 6),
-        (["t4"], 6),
-        (["t12"], 18),
-        (["t15"], 20),
+    joined = [each.iteration for each in join_iterations(steps, SMALL)]
+    assert [(*each.tenants, each.to.version) for each in joined] == [
+        ("t0", 6),
+        ("t3", 6),
+        ("t4", 6),
+        ("t12", 18),
+        ("t15", 20),
     ]
 
 
-def test_a_tenant_of_narrow_bounds_does_not_have_the_others_crawl():
+def test_a_tenant_of_narrow_bounds_does_not_slow_down_the_others():
     narrow = due("narrow", 0, 0, to=Moment(1), cut=True)
     wide = [due(f"t{n}", 0, 0, to=Moment(9), cut=True) for n in range(3)]
-    found = join_iterations([narrow, *wide], SMALL)
-    assert [(len(e.iteration.tenants), e.iteration.to.version) for e in found] == [(1, 1), (3, 9)]
+    joined = [each.iteration for each in join_iterations([narrow, *wide], SMALL)]
+    assert [(len(each.tenants), each.to.version) for each in joined] == [(1, 1), (3, 9)]
 
 
 BACKLOG = 30
@@ -199,7 +196,7 @@ BACKLOG = 30
 
 @st.composite
 def backlogs(draw):
-    """By tenant: what changed it, where its watermark is, and its bound on versions."""
+    """By tenant: the versions that changed it, its watermark's version, its bound on versions."""
     changes = st.frozensets(st.integers(1, BACKLOG), min_size=1, max_size=8)
     return [
         (draw(changes), draw(st.integers(0, BACKLOG - 1)), draw(st.sampled_from([2, 6, 6, 6, 40])))
@@ -207,45 +204,45 @@ def backlogs(draw):
     ]
 
 
-def planned(tenants, at):
+def plan_steps(tenants, versions):
     """Return the next step of each tenant that is behind, as its trigger and bounds plan it."""
-    found = []
-    for number, (changes, _, versions) in enumerate(tenants):
-        ahead = [each for each in changes if each > at[number]]
+    steps = []
+    for number, (changes, _, bound) in enumerate(tenants):
+        ahead = [each for each in changes if each > versions[number]]
         if ahead:
             start = min(ahead) - 1
-            last = min(BACKLOG, start + versions)
-            step = due(f"t{number}", at[number], start, to=Moment(last), cut=last < BACKLOG)
-            found.append(step)
-    return found
+            last = min(BACKLOG, start + bound)
+            cut = last < BACKLOG
+            steps.append(due(f"t{number}", versions[number], start, to=Moment(last), cut=cut))
+    return steps
 
 
-def worked_off(tenants, join):
-    """Return what each tenant's job got, in order, and the number of looks and of runs."""
-    at = [since for _, since, _ in tenants]
-    given_, looks, runs = [[] for _ in tenants], 0, 0
-    while steps := planned(tenants, at):
-        own = {key: step for step in steps for key in step.iteration.jobs}
+def work_off(tenants, join):
+    """Return the changes that each tenant's job got, in order, and the number of looks."""
+    versions = [watermark for _, watermark, _ in tenants]
+    received, looks = [[] for _ in tenants], 0
+    while steps := plan_steps(tenants, versions):
+        by_job = {job: step for step in steps for job in step.iteration.jobs}
         iterations = [each.iteration for each in join(steps)]
-        assert sorted(key for each in iterations for key in each.jobs) == sorted(own)
-        looks, runs = looks + 1, runs + len(iterations)
+        assert sorted(job for each in iterations for job in each.jobs) == sorted(by_job)
+        looks += 1
         for each in iterations:
             for job in each.jobs:
-                step, number = own[job].iteration, int(job.tenant[1:])
-                assert own[job].since <= each.from_.version <= step.from_.version
+                step, number = by_job[job].iteration, int(job.tenant[1:])
+                assert by_job[job].since <= each.from_.version <= step.from_.version
                 taken = each.to.version - step.from_.version
                 assert 3 * taken >= step.to.version - step.from_.version
                 assert each.to <= step.to
                 passed = range(each.from_.version + 1, each.to.version + 1)
-                given_[number] += [each for each in passed if each in tenants[number][0]]
-                at[number] = each.to.version
-    return given_, looks, runs
+                received[number] += [each for each in passed if each in tenants[number][0]]
+                versions[number] = each.to.version
+    return received, looks
 
 
 @given(backlogs())
-def test_joined_steps_give_each_tenant_what_its_own_would_and_in_as_few_runs_a_look(tenants):
-    alone, looks, _ = worked_off(tenants, lambda steps: steps)
-    together, joint_looks, _ = worked_off(tenants, lambda steps: join_iterations(steps, SMALL))
+def test_joined_steps_give_each_tenant_its_own_changes_in_few_looks(tenants):
+    alone, looks = work_off(tenants, lambda steps: steps)
+    together, joint_looks = work_off(tenants, lambda steps: join_iterations(steps, SMALL))
     assert together == alone
     assert together == [sorted(c for c in changes if c > since) for changes, since, _ in tenants]
     assert joint_looks <= 3 * looks

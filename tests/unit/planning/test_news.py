@@ -15,13 +15,13 @@ LOOKS = st.lists(st.one_of(st.none(), st.lists(TENANTS, min_size=1, max_size=3))
 
 
 @given(LOOKS, st.integers(1, 4))
-def test_every_changed_tenant_is_told_of_after_its_change_and_the_backlog_stays_small(looks, room):
+def test_every_changed_tenant_is_reported_after_its_change_and_the_backlog_stays_small(looks, room):
     """A look brings commits or none; in the end each tenant's last change was reported."""
     commits: list[frozenset[str]] = []
     pending: list[PendingNews] = []
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
 
-    def changed(range_: PendingNews) -> set[str]:
+    def list_changed(range_: PendingNews) -> set[str]:
         first = 0 if range_.after is None else range_.after.version + 1
         return {t for tenants in commits[first : range_.upto.version + 1] for t in tenants}
 
@@ -31,15 +31,15 @@ def test_every_changed_tenant_is_told_of_after_its_change_and_the_backlog_stays_
             after = Moment(len(commits) - 1) if commits else None
             commits.extend(new)
             pending = add_range(pending, after, Moment(len(commits) - 1))
-        news, pending = take_batches(pending, changed, room)
+        news, pending = take_batches(pending, list_changed, room)
         pending = [
             PendingNews.from_json(json.loads(json.dumps(each.to_json()))) for each in pending
         ]
         assert len(pending) <= 2
         for each in news:
             for tenant in each.tenants:
-                assert told.get(tenant, -1) < each.upto.version
-                told[tenant] = each.upto.version
+                assert reported.get(tenant, -1) < each.upto.version
+                reported[tenant] = each.upto.version
         return sum(len(each.tenants) for each in news)
 
     for new in looks:
@@ -47,5 +47,5 @@ def test_every_changed_tenant_is_told_of_after_its_change_and_the_backlog_stays_
     while pending:
         look([])
     last = {tenant: number for number, tenants in enumerate(commits) for tenant in tenants}
-    assert told.keys() == last.keys()
-    assert all(told[tenant] >= version for tenant, version in last.items())
+    assert reported.keys() == last.keys()
+    assert all(reported[tenant] >= version for tenant, version in last.items())

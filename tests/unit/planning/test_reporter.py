@@ -6,195 +6,153 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-from iscp_dagster import SourceTable
 from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.planning import reporter
 from iscp_dagster.planning.look import SensorCursor
-from iscp_dagster.planning.reporter import Reporter
-from iscp_dagster.planning.runner import Runner
-from support.jobs.log_rows import carry_out, complete
+from support.jobs.log_rows import complete
 from support.jobs.one_table import commit
 
 
-class Looking:
-    """A runner and its reporter, each with its own cursor."""
+@pytest.fixture
+def report_first(begin):
+    def report_first_look(source, *tenants):
+        """Return a sensor that has reported its first look, whose runs have ended."""
+        sensor = begin(source, *tenants)
+        sensor.report()
+        return sensor
 
-    def __init__(self, deployment, *sources):
-        self.runner = Runner(deployment, sources)
-        self.cursor = self.told = None
-
-    def look(self):
-        found = self.runner.look(self.cursor)
-        self.cursor = found.cursor
-        return found
-
-    def report(self):
-        found = Reporter(self.runner).report(self.told)
-        self.told = found.cursor
-        return found
+    return report_first_look
 
 
 def versions(report):
     return [dict(each.versions) for each in report.news]
 
 
-def test_nothing_is_told_before_the_runner_has_looked(deployment, source):
+def test_nothing_is_reported_before_the_runner_has_looked(source, start):
     commit(source, "eu")
-    looking = Looking(deployment, source)
-    assert (looking.report().news, looking.told) == ([], str(SensorCursor()))
-    looking.look()
-    assert versions(looking.report()) == [{"eu": 0}]
-    assert looking.report().news == []
+    sensor = start(source)
+    assert (sensor.report().news, sensor.report_cursor) == ([], str(SensorCursor()))
+    sensor.look()
+    assert versions(sensor.report()) == [{"eu": 0}]
+    assert sensor.report().news == []
 
 
-def test_all_that_several_looks_saw_is_told_at_once(deployment, source):
-    looking = Looking(deployment, source)
-    commit(source, "eu", "us", "za")
-    carry_out(deployment, looking.look())
-    looking.report()
+def test_the_news_of_several_looks_name_each_tenants_last_change(source, report_first):
+    sensor = report_first(source, "eu", "us", "za")
+    for tenants in (["eu"], ["us", "eu"], ["us"]):
+        commit(source, *tenants)
+        sensor.look()
+    assert versions(sensor.report()) == [{"eu": 2, "us": 3}]
+
+
+def test_tenants_that_are_in_step_before_the_report_are_no_news(source, begin):
+    assert versions(begin(source, "eu", "us").report()) == [{}]
+
+
+def test_optimize_is_news_of_no_tenant(source, report_first):
     commit(source, "eu")
-    looking.look()
-    commit(source, "us", "eu")
-    looking.look()
-    assert versions(looking.report()) == [{"eu": 2, "us": 2}]
-
-
-def test_who_was_brought_in_step_before_it_was_told_is_no_news(deployment, source):
-    looking = Looking(deployment, source)
-    commit(source, "eu", "us")
-    carry_out(deployment, looking.look())
-    assert versions(looking.report()) == [{}]
-
-
-def test_optimize_is_news_of_no_tenant(deployment, source):
-    looking = Looking(deployment, source)
-    for _ in range(2):
-        commit(source, "eu")
-    carry_out(deployment, looking.look())
-    looking.report()
+    sensor = report_first(source, "eu")
     DeltaTable(source.path).optimize.compact()
-    looking.look()
-    assert versions(looking.report()) == [{}]
+    sensor.look()
+    assert versions(sensor.report()) == [{}]
 
 
-def test_a_tenant_that_no_database_can_store_is_no_news(deployment, source):
-    looking = Looking(deployment, source)
+def test_a_tenant_that_no_database_can_store_is_no_news(source, start):
     commit(source, "eu", "a\0b")
-    looking.look()
-    assert versions(looking.report()) == [{"eu": 0}]
+    sensor = start(source)
+    sensor.look()
+    assert versions(sensor.report()) == [{"eu": 0}]
 
 
-@pytest.mark.slow
-def test_a_commit_that_touches_many_tenants_is_told_of_in_several_reports(deployment, source):
-    tenants = [f"t{number:04}" for number in range(2_500)]
+def test_a_commit_that_changes_many_tenants_is_reported_in_parts(source, start, monkeypatch):
+    assert reporter.MOST_NEWS == 1_000, "as docs/limits.md says"
+    monkeypatch.setattr(reporter, "MOST_NEWS", 100)
+    tenants = [f"t{number:03}" for number in range(250)]
     commit(source, *tenants)
-    looking = Looking(deployment, source)
-    look = looking.look()
-    assert look.present == {"shop.orders": tuple(tenants)}
-    told = [looking.report()]
-    commit(source, "t0003", "t2499")
-    while told[-1].news:
-        assert sum(len(each.tenants) for each in told[-1].news) <= 1_000
-        # Another process can go on from here with the same knowledge.
-        looking.runner = Runner(deployment, [source])
-        looking.look()
-        told.append(looking.report())
-        assert len(looking.told) < 200
-    flat = [
+    sensor = start(source)
+    assert sensor.look().present == {"shop.orders": tuple(tenants)}
+    reports = [sensor.report()]
+    commit(source, "t003", "t249")
+    while reports[-1].news:
+        assert sum(len(each.tenants) for each in reports[-1].news) <= 100
+        # Another process can continue from here with the same knowledge.
+        sensor.restart()
+        sensor.look()
+        reports.append(sensor.report())
+        assert len(sensor.report_cursor) < 200
+    reported = [
         (version, tenant)
-        for report in told
+        for report in reports
         for each in report.news
         for tenant, version in each.versions.items()
     ]
-    assert flat == [(0, tenant) for tenant in tenants] + [(1, "t0003"), (1, "t2499")]
+    assert reported == [(0, tenant) for tenant in tenants] + [(1, "t003"), (1, "t249")]
 
 
-@pytest.mark.slow
-def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(deployment, source):
-    commit(source, *(f"t{number:04}" for number in range(1_200)))
-    looking = Looking(deployment, source)
-    looking.look()
-    looking.report()
+def test_pending_news_of_a_dropped_table_are_forgotten(source, start, monkeypatch):
+    monkeypatch.setattr(reporter, "MOST_NEWS", 10)
+    commit(source, *(f"t{number:02}" for number in range(12)))
+    sensor = start(source)
+    sensor.look()
+    sensor.report()
     shutil.rmtree(source.path)
     commit(source, "eu")
-    looking.look()
-    report = looking.report()
+    sensor.look()
+    report = sensor.report()
     assert "eu" in {tenant for each in report.news for tenant in each.tenants}
     assert {version for each in report.news for version in each.versions.values()} == {0}
 
 
-@pytest.mark.slow
-def test_news_of_one_table_do_not_keep_back_those_of_another(deployment, source, tmp_path):
-    other = replace(source, name="shop.refunds", path=str(tmp_path / "refunds"))
-    commit(source, *(f"t{number:04}" for number in range(1_500)))
+def test_tables_share_a_reports_room(source, start, monkeypatch):
+    monkeypatch.setattr(reporter, "MOST_NEWS", 10)
+    other = replace(source, name="shop.refunds", path=f"{source.path}-refunds")
+    commit(source, *(f"t{number:02}" for number in range(15)))
     commit(other, "eu")
-    looking = Looking(deployment, source, other)
-    looking.look()
-    assert [(each.source.name, len(each.tenants)) for each in looking.report().news] == [
-        ("shop.orders", 500),
+    sensor = start(source, other)
+    sensor.look()
+    assert [(each.source.name, len(each.tenants)) for each in sensor.report().news] == [
+        ("shop.orders", 5),
         ("shop.refunds", 1),
     ]
 
 
-def test_what_a_person_brought_in_step_before_is_no_news(deployment, source):
+def test_tenants_that_a_person_brought_in_step_are_no_news(deployment, source, report_first):
+    sensor = report_first(source, "eu", "us")
     commit(source, "eu", "us")
-    looking = Looking(deployment, source)
-    carry_out(deployment, looking.look())
-    looking.report()
-    commit(source, "eu", "us")
-    log = deployment.make_delta_log(source)
-    jobs = [job for job in deployment.log.list_jobs() if job.key.tenant == "eu"]
-    for claim in deployment.log.begin(
-        Iteration.from_jobs(jobs, log.get_latest_moment()), "by hand", {}
-    ):
+    jobs = deployment.log.list_jobs(tenant="eu")
+    iteration = Iteration.from_jobs(jobs, deployment.make_delta_log(source).get_latest_moment())
+    for claim in deployment.log.begin(iteration, "by hand", {}):
         complete(deployment.log, claim, claim.range.to, {})
-    looking.look()
-    assert versions(looking.report()) == [{"us": 1}]
+    sensor.look()
+    assert versions(sensor.report()) == [{"us": 1}]
 
 
-def test_news_name_the_version_that_changed_the_tenant_last(deployment, source):
+def test_a_table_that_another_runner_looks_at_has_no_news(source, start):
     commit(source, "eu", "us")
-    looking = Looking(deployment, source)
-    carry_out(deployment, looking.look())
-    looking.report()
-    for tenants in (("eu",), ("us", "eu"), ("us",)):
-        commit(source, *tenants)
-    looking.look()
-    assert versions(looking.report()) == [{"eu": 2, "us": 3}]
+    start(source, owner="other").look()
+    sensor = start(source)
+    sensor.look()
+    assert sensor.report().news == []
 
 
-def test_of_a_table_that_another_runner_looks_at_nothing_is_told(source, clock, deployment):
-    commit(source, "eu", "us")
-    first = Runner(deployment, [source], owner="other")
-    first.look(None)
-    looking = Looking(deployment, source)
-    looking.look()
-    assert looking.report().news == []
-
-
-def test_a_problem_and_its_end_are_told_once_each(deployment, source):
-    looking = Looking(deployment, source)
-    looking.look()
-    reports = [looking.report(), looking.report()]
+def test_a_problem_and_its_end_are_reported_once_each(source, start):
+    sensor = start(source)
+    sensor.look()
+    reports = [sensor.report(), sensor.report()]
     commit(source, "eu")
-    looking.look()
-    reports += [looking.report(), looking.report()]
-    assert [set(each.new_problem_tables) for each in reports] == [
-        {source.name},
-        set(),
-        set(),
-        set(),
-    ]
-    assert [set(each.settled) for each in reports] == [set(), set(), {source.name}, set()]
+    sensor.look()
+    reports += [sensor.report(), sensor.report()]
+    nothing, table = frozenset(), frozenset({source.name})
+    assert [each.new_problem_tables for each in reports] == [table, nothing, nothing, nothing]
+    assert [each.settled for each in reports] == [nothing, nothing, table, nothing]
     assert [bool(each.list_problems(source.name)) for each in reports] == [True, True, False, False]
 
 
-def test_a_table_that_cannot_be_read_meanwhile_stops_its_own_news_alone(
-    deployment, source, tmp_path
-):
-    other = SourceTable("shop.other", key="id", tenant="region", path=str(tmp_path / "other"))
+def test_a_table_that_cannot_be_read_meanwhile_stops_its_own_news_alone(source, start):
+    other = replace(source, name="shop.other", path=f"{source.path}-other")
     for table in (source, other):
         commit(table, "eu")
-    looking = Looking(deployment, source, other)
-    looking.look()
+    sensor = start(source, other)
+    sensor.look()
     shutil.rmtree(source.path)
-    assert [each.source.name for each in looking.report().news] == ["shop.other"]
+    assert [each.source.name for each in sensor.report().news] == ["shop.other"]

@@ -7,64 +7,59 @@ from iscp_dagster.joblog.results import ChangedTenants
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve.live.hub import FeedHub
 from iscp_dagster.serve.live.positions import ChangePosition
-from support.live.view_history import FakeIndex, new_feed, until
+from support.live.view_history import FakeIndex, Pauses, new_feed, until
 
 
 class Log:
-    """Answers with what was touched; fails as often as it is told."""
+    """Answers with the tenants in `changed`, once; fails `failures` times first."""
 
     def __init__(self):
-        self.touched_now, self.failures, self.asked = frozenset(), 0, []
+        self.changed, self.failures, self.asked = frozenset(), 0, []
 
     def read_changed_tenants(self, since):
         self.asked.append(since)
         if self.failures:
             self.failures -= 1
             raise UnavailableError("the log is away")
-        found, self.touched_now = self.touched_now, frozenset()
+        tenants, self.changed = self.changed, frozenset()
         upto = Bookmark(len(self.asked), 0, "")
-        return ChangedTenants(upto=upto, tenants=found, complete=since is not None)
+        return ChangedTenants(upto=upto, tenants=tenants, complete=since is not None)
 
 
-def hub_of(log, **options):
-    pauses = []
-
-    async def pause(seconds):
-        pauses.append(seconds)
-        await asyncio.sleep(0)
-
-    return FeedHub(find_touched=log.read_changed_tenants, pause=pause, **options), pauses
+def make_hub(log, **options):
+    pauses = Pauses()
+    return FeedHub(find_touched=log.read_changed_tenants, pause=pauses, **options), pauses
 
 
-async def test_what_is_touched_is_read_and_nothing_without_subscribers():
+async def test_changes_are_read_and_nothing_is_without_subscribers():
     index, log = FakeIndex(), Log()
     index.synchronize("acme", {1})
-    hub, pauses = hub_of(log, refresh_seconds=10**6)
+    hub, pauses = make_hub(log, refresh_seconds=10**6)
     async with hub.follow_feed("big", lambda: new_feed(index)) as feed:
         assert feed.positions == {"acme": ChangePosition.from_commit(1)}
         await until(lambda: hub.poll_count > 3)
         index.synchronize("acme", {1})
-        log.touched_now = frozenset({("other", "acme")})
-        looked = hub.poll_count
-        await until(lambda: hub.poll_count > looked + 2)
+        log.changed = frozenset({("other", "acme")})
+        polls = hub.poll_count
+        await until(lambda: hub.poll_count > polls + 2)
         assert feed.positions == {"acme": ChangePosition.from_commit(1)}
-        log.touched_now = frozenset({("t", "acme")})
+        log.changed = frozenset({("t", "acme")})
         await until(lambda: feed.positions == {"acme": ChangePosition.from_commit(2)})
         log.failures = 3
         await until(lambda: not log.failures)
-        looked = hub.poll_count
-        await until(lambda: hub.poll_count > looked)
+        polls = hub.poll_count
+        await until(lambda: hub.poll_count > polls)
         assert pauses.count(0.4) == 1
-    looked = len(log.asked)
+    readings = len(log.asked)
     for _ in range(50):
         await asyncio.sleep(0)
-    assert (len(log.asked), hub.feeds) == (looked, {})
+    assert (len(log.asked), hub.feeds) == (readings, {})
 
 
 async def test_all_watermarks_are_looked_at_from_time_to_time():
     index, log = FakeIndex(), Log()
     index.synchronize("acme", {1})
-    hub, _ = hub_of(log, refresh_seconds=0.0)
+    hub, _ = make_hub(log, refresh_seconds=0.0)
     async with hub.follow_feed("big", lambda: new_feed(index)) as feed:
         index.synchronize("acme", {1})
         await until(lambda: feed.positions == {"acme": ChangePosition.from_commit(2)})

@@ -1,4 +1,4 @@
-"""Tokens of open connections are looked up again, whatever their clients and the function do."""
+"""The server looks up tokens of open connections again, whatever clients and functions do."""
 
 import asyncio
 import threading
@@ -38,7 +38,7 @@ class Tokens:
         return ACME
 
 
-def connected(sockets, token):
+def connect(sockets, token):
     connection = SocketConnection(sockets=sockets, websocket=Deaf())
     connection.token, connection.viewer = token, ACME
     sockets.connections.add(connection)
@@ -48,23 +48,22 @@ def connected(sockets, token):
 async def test_clients_that_do_not_read_do_not_put_off_the_end_of_others():
     tokens = Tokens(withdrawn={"old"})
     sockets = SocketServer(schemas=None, access=tokens)
-    ending = [connected(sockets, "old") for _ in range(3)]
-    staying = connected(sockets, "new")
+    ending = [connect(sockets, "old") for _ in range(3)]
+    staying = connect(sockets, "new")
     await asyncio.wait_for(sockets.check_tokens(), 5)
-    told = [(4403, "The token was withdrawn")]
-    await until(lambda: all(each.websocket.closed == told for each in ending))
+    await until(lambda: all(each.websocket.closed for each in ending))
+    assert [[code for code, _ in each.websocket.closed] for each in ending] == [[4403]] * 3
     assert staying.websocket.closed == []
     assert sorted(tokens.asked) == ["new", "old"]
 
 
 async def test_readings_that_take_long_do_not_put_off_who_connects():
     go, loop = threading.Event(), asyncio.get_running_loop()
-    with ThreadPoolExecutor(1) as few:
-        loop.set_default_executor(few)
+    with ThreadPoolExecutor(1) as only_thread:
+        loop.set_default_executor(only_thread)
         reading = loop.run_in_executor(None, go.wait, 20)
-        connection = SocketConnection(
-            sockets=SocketServer(schemas=None, access=Tokens()), websocket=Deaf()
-        )
+        sockets = SocketServer(schemas=None, access=Tokens())
+        connection = SocketConnection(sockets=sockets, websocket=Deaf())
         connection.websocket.headers = {}
         try:
             connecting = asyncio.create_task(connection._identify_client({"token": "one"}))
@@ -81,11 +80,11 @@ async def test_a_function_that_hangs_does_not_keep_slow_clients():
     bounds = SocketBounds(stuck_seconds=0.0, check_seconds=0.01)
     sockets = SocketServer(schemas=None, access=tokens, bounds=bounds)
     lost = []
-    slow = connected(sockets, "one")
+    slow = connect(sockets, "one")
     async with sockets.watch_connections():
         await until(lambda: tokens.asked)
-        listening = SubscriberContext(viewer=ACME, on_lost=lost.append)
-        slow._waiting[1] = (asyncio.get_running_loop().time() - 1, listening)
+        context = SubscriberContext(viewer=ACME, on_lost=lost.append)
+        slow._waiting[1] = (asyncio.get_running_loop().time() - 1, context)
         await until(lambda: lost)
         tokens.go.set()
         slow.websocket.close = lambda *_: asyncio.sleep(0)

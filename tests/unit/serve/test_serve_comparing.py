@@ -1,4 +1,4 @@
-"""A comparison that is fitted to a column's type finds what the one that was asked finds."""
+"""A comparison that is fitted to a column's type means the same as before."""
 
 from fractions import Fraction
 
@@ -15,25 +15,25 @@ TYPES = ("Int8", "UInt16", "Decimal(3, 2)", "Date", "DateTime", "DateTime64(3, '
 @st.composite
 def comparisons(draw):
     """Return a column, an operator, a literal near the type's values, and a place of a value."""
-    asked = build_column("a", parse_type(draw(st.sampled_from(TYPES))))
-    step, least, most = asked.grid
+    column = build_column("a", parse_type(draw(st.sampled_from(TYPES))))
+    step, least, most = column.grid
     places = st.one_of(
         st.integers(least, least + 3), st.integers(most - 3, most), st.integers(least, most)
     )
-    around = draw(places) + draw(st.integers(-5, 5))
-    literal = (around + draw(st.fractions(-1, 1, max_denominator=4))) * step
-    return asked, draw(st.sampled_from(sorted(OPERATORS))), literal, draw(places)
+    near = draw(places) + draw(st.integers(-5, 5))
+    literal = (near + draw(st.fractions(-1, 1, max_denominator=4))) * step
+    return column, draw(st.sampled_from(sorted(OPERATORS))), literal, draw(places)
 
 
 @settings(max_examples=300)
 @given(comparisons())
 def test_a_fitted_comparison_means_the_same(comparison):
-    asked, operator, literal, place = comparison
-    step, least, most = asked.grid
-    said = OPERATORS[operator](Fraction(place) * step, literal)
-    found = fit_comparison(asked, operator, literal)
-    if not found.operator:
-        assert found.constant_result is said
+    column, operator, literal, place = comparison
+    step, least, most = column.grid
+    result = OPERATORS[operator](Fraction(place) * step, literal)
+    fitted = fit_comparison(column, operator, literal)
+    if not fitted.operator:
+        assert fitted.constant_result is result
         return
-    assert least <= found.value <= most
-    assert OPERATORS[found.operator](place, found.value) is said
+    assert least <= fitted.value <= most
+    assert OPERATORS[fitted.operator](place, fitted.value) is result

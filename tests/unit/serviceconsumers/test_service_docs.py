@@ -18,57 +18,54 @@ from support.paths import DOCS
 PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")
 
 
-def block(head):
-    (found,) = re.findall(rf"^```{head}.*?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return found
+def find_block(head):
+    (block,) = re.findall(rf"^```{head}.*?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return block
 
 
 @pytest.fixture(scope="module")
-def declared():
-    made = {}
-    exec(block('python title="assets/orders.py"'), made)
-    (table,) = Declarations.of(made.values()).build_tables()
+def table():
+    names = {}
+    exec(find_block('python title="assets/orders.py"'), names)
+    (table,) = Declarations.of(names.values()).build_tables()
     return table
 
 
-def test_the_example_declares_a_job_beside_the_indexs(declared):
-    assert [each.name for each in declared.consumers] == ["mirror", "orders_on_changes"]
+def test_the_example_declares_a_job_beside_the_indexs(table):
+    assert [each.name for each in table.consumers] == ["mirror", "orders_on_changes"]
 
 
-def test_yaml_declares_what_python_declares(declared):
-    attributes = yaml.safe_load(block("yaml title"))["attributes"]
-    made = SourceTableComponent.from_attributes_dict(attributes=attributes)
-    assert made.table == declared
+def test_yaml_declares_what_python_declares(table):
+    attributes = yaml.safe_load(find_block("yaml title"))["attributes"]
+    assert SourceTableComponent.from_attributes_dict(attributes=attributes).table == table
 
 
-def test_a_declaration_beside_the_table_means_the_same(declared):
-    table = SourceTable("shop.orders", key="id", tenant="customer", indexes=declared.indexes)
-    beside = ServiceConsumer("http://127.0.0.1:9080", handler="Orders/on_changes", on=table)
-    (found,) = Declarations.of([table, beside]).build_tables()
-    assert [each.definition for each in found.services] == [
-        each.definition for each in declared.services
-    ]
+def test_a_declaration_beside_the_table_means_the_same(table):
+    source = SourceTable("shop.orders", key="id", tenant="customer", indexes=table.indexes)
+    beside = ServiceConsumer("http://127.0.0.1:9080", handler="Orders/on_changes", on=source)
+    (other,) = Declarations.of([source, beside]).build_tables()
+    definitions = [[each.definition for each in one.services] for one in (table, other)]
+    assert definitions[0] == definitions[1]
 
 
-def test_the_options_are_those_that_there_are():
-    lines = PAGE[PAGE.index("| option |") :].split("\n\n")[0].splitlines()[2:]
-    said = {name for row in lines for name in re.findall(r"`(\w+)=?`", row.split("|")[1])}
-    assert said == {each.name for each in fields(ServiceConsumer)}
-    one = ServiceConsumer("http://a", handler="A/b")
-    assert (one.rows, one.at_once, one.patience) == (1_000, 1, 60)
+def test_the_table_of_options_has_every_option():
+    rows = PAGE[PAGE.index("| option |") :].split("\n\n")[0].splitlines()[2:]
+    names = {name for row in rows for name in re.findall(r"`(\w+)=?`", row.split("|")[1])}
+    assert names == {each.name for each in fields(ServiceConsumer)}
+    consumer = ServiceConsumer("http://a", handler="A/b")
+    assert (consumer.rows, consumer.at_once, consumer.patience) == (1_000, 1, 60)
 
 
-def test_the_batch_is_one_that_is_made():
-    told = json.loads(block("json"))
-    rows = told["rows"]
+def test_the_batch_is_one_that_the_code_makes():
+    batch = json.loads(find_block("json"))
     lines = [
         format_line({k: v for k, v in row.items() if k[0] != "_"}, row["_version"], row["_change"])
-        for row in rows
+        for row in batch["rows"]
     ]
     part = TenantChanges(table="shop.orders", tenant="acme", from_=4, to=6, snapshot=False)
-    (made,) = cut_chunks(part, sorted(lines), rows=1_000)
-    assert json.loads(made.body) == told
-    assert list(json.loads(made.body)) == list(told)
+    (chunk,) = cut_chunks(part, sorted(lines), rows=1_000)
+    body = json.loads(chunk.body)
+    assert (body, list(body)) == (batch, list(batch))
 
 
 def test_the_numbers_are_those_of_the_code():

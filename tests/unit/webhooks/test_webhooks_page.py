@@ -30,15 +30,15 @@ PAGE = (DOCS / "webhooks.md").read_text(encoding="utf-8")
 DECLARING, MAKING = re.findall(r"^```python.*?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def declared() -> Endpoint:
+def declare_example() -> Endpoint:
     names: dict[str, object] = {}
     exec(DECLARING, names)
-    found = names["alerts"]
-    assert isinstance(found, Endpoint)
-    return found
+    endpoint = names["alerts"]
+    assert isinstance(endpoint, Endpoint)
+    return endpoint
 
 
-def test_a_receiver_takes_an_endpoint_to_have_the_defaults_that_it_has():
+def test_a_receiver_assumes_the_defaults_of_an_endpoint():
     options = signature(retry_horizon).parameters
     endpoint = Endpoint("alerts", url="https://example.com", secrets=["S"])
     assert {name: option.default for name, option in options.items()} == {
@@ -47,11 +47,11 @@ def test_a_receiver_takes_an_endpoint_to_have_the_defaults_that_it_has():
 
 
 def test_the_endpoint_is_declared_as_shown_and_its_secret_made_as_shown():
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(MAKING, {})
-    endpoint = declared()
-    assert len(get_secrets(endpoint, {"ALERTS_SECRET": said.getvalue().strip()})[0]) == 32
+    secret = output.getvalue().strip()
+    assert len(get_secrets(declare_example(), {"ALERTS_SECRET": secret})[0]) == 32
 
 
 def test_the_body_is_that_of_an_event():
@@ -65,8 +65,9 @@ def test_the_body_is_that_of_an_event():
         source_timestamp=at,
         data={"id": 123, "gross": Decimal("595.00")},
     )
-    assert json.loads(shown) == json.loads(event.encode_body())
-    assert list(json.loads(shown)) == list(json.loads(event.encode_body()))
+    bodies = [json.loads(shown), json.loads(event.encode_body())]
+    assert bodies[0] == bodies[1]
+    assert list(bodies[0]) == list(bodies[1])
 
 
 def test_every_option_is_in_the_table_with_its_default():
@@ -75,30 +76,31 @@ def test_every_option_is_in_the_table_with_its_default():
         (re.findall(r"`(\w+)`", cells[1]), cells[3].strip())
         for cells in (line.split("|") for line in table.splitlines()[2:])
     ]
-    told = {name: default for names, default in rows for name in names}
-    options = {each.name for each in fields(Endpoint)} - {"name", "_"}
-    assert set(told) == options
-    endpoint = declared()
+    defaults = {name: default for names, default in rows for name in names}
+    assert set(defaults) == {each.name for each in fields(Endpoint)} - {"name", "_"}
+    endpoint = declare_example()
     for name in ("batch", "concurrency", "timeout", "pending"):
-        assert float(told[name].replace(",", "")) == getattr(endpoint, name)
+        assert float(defaults[name].replace(",", "")) == getattr(endpoint, name)
 
 
 def test_the_numbers_in_the_text_are_the_defaults():
-    endpoint = declared()
+    endpoint = declare_example()
     assert endpoint.retries == (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
-    assert "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h (`retries=`)" in PAGE
-    assert f"each ±{endpoint.jitter:.0%}".replace("%", " %") in PAGE
-    assert f"`longest_wait=` ({endpoint.longest_wait / 3600:g} h)" in PAGE
-    assert f"{endpoint.refusals} of these in a row (`refusals=`)" in PAGE
-    assert endpoint.failing_days == 5
-    assert "five days (`failing_days=`)" in PAGE
-    assert f"At most {MOST_READ // 1000} kB" in PAGE
-    assert f"first {ANSWER_CHARACTERS} characters" in PAGE
-    assert f"within {Pace().lease:g} seconds" in PAGE
-    assert "twenty times a second" in PAGE
-    assert Pace().look == 1 / 20
+    assert (endpoint.failing_days, Pace().look) == (5, 1 / 20)
+    for text in (
+        "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h (`retries=`)",
+        f"each ±{100 * endpoint.jitter:.0f} %",
+        f"`longest_wait=` ({endpoint.longest_wait / 3600:g} h)",
+        f"{endpoint.refusals} of these in a row (`refusals=`)",
+        "five days (`failing_days=`)",
+        f"At most {MOST_READ // 1000} kB",
+        f"first {ANSWER_CHARACTERS} characters",
+        f"within {Pace().lease:g} seconds",
+        "twenty times a second",
+    ):
+        assert text in PAGE
 
 
 @pytest.mark.parametrize("status", [300, 301, 401, 402, 403, 404, 405, 409, 418])
-def test_what_the_table_says_to_pause_does(status):
+def test_the_statuses_that_pause_are_those_of_the_table(status):
     assert EndpointAnswer(status=status).pauses

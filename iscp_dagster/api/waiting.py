@@ -109,10 +109,10 @@ class CommitWait:
             raise errors.ConfigError(
                 f"There is no version {goal} of {self.source.name}; versions begin at 0."
             )
-        pauses = self._make_timer(deadline)
+        timer = self._make_timer(deadline)
         while (latest := self._get_latest_version(table_id)) < goal:
             self.report(f"version {goal} is to be committed; the latest is {latest}")
-            pauses.pause(
+            timer.pause(
                 f"version {goal} does not exist; the latest is {latest}. Name a version that was "
                 "committed",
             )
@@ -125,12 +125,12 @@ class CommitWait:
 
     def _wait_until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
         self._refuse_unknown()
-        signs, pauses = self._make_detector(table_id), self._make_timer(deadline)
-        signs.detect_change()
+        detector, timer = self._make_detector(table_id), self._make_timer(deadline)
+        detector.detect_change()
         required, tenants = self._list_required(goal), None
         while lagging := self._find_lags(goal, table_id, required, tenants):
             self._refuse_broken(goal, lagging)
-            self._pause_until_changed(goal, lagging, signs, pauses)
+            self._pause_until_changed(goal, lagging, detector, timer)
             # Tenants that already have the commit are not checked again.
             tenants = {lag.tenant for lag in lagging}
 

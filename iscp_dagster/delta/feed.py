@@ -88,10 +88,10 @@ class ChangeFeed:
     def _get_file_state(self, after: int, upto: int, tenants: Collection[str] | None) -> FeedState:
         """Check the files of these tenants; those of others are not opened, and may be gone."""
         self._load_opened_files(after, upto)
-        owners = self._opened_files if tenants is None else {*tenants, None}
+        readers = self._opened_files if tenants is None else {*tenants, None}
         paths = [
             path
-            for tenant in owners
+            for tenant in readers
             for version, path in self._opened_files.get(tenant, ())
             if after < version <= upto
         ]

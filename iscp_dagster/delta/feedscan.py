@@ -58,7 +58,7 @@ class FeedRows:
         """
         import pyarrow as pa
 
-        tables = [self._read_file(part) for part in self.parts]
+        tables = [self._read_file(file) for file in self.parts]
         return pa.concat_tables(tables).combine_chunks()
 
     def read_if_small(self, most: int) -> pa.Table | None:
@@ -75,26 +75,26 @@ class FeedRows:
             return None
         return rows if rows.nbytes <= most else None
 
-    def _read_file(self, part: CommitFile) -> pa.Table:
+    def _read_file(self, file: CommitFile) -> pa.Table:
         """The rows of a file."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        has_kinds = part.kind not in KINDS
-        files = replace(
+        has_kinds = file.kind not in KINDS
+        reader = replace(
             self.files,
             fields=(*self.files.fields, *([_CHANGE_TYPE_FIELD] if has_kinds else [])),
         )
-        rows = pa.Table.from_batches(files.read(part.slice_), schema=files.build_schema())
+        rows = pa.Table.from_batches(reader.read(file.slice_), schema=reader.build_schema())
         count = rows.num_rows
         if has_kinds:
             kinds = rows[checks.CHANGE_TYPE].combine_chunks()
             rows = rows.drop_columns([checks.CHANGE_TYPE])
         else:
-            kinds = pa.repeat(KINDS[part.kind], count)
+            kinds = pa.repeat(KINDS[file.kind], count)
         return (
-            rows.append_column(schema.VERSION, pa.repeat(part.version, count))
-            .append_column(schema.TIMESTAMP, pa.repeat(part.micros, count))
+            rows.append_column(schema.VERSION, pa.repeat(file.version, count))
+            .append_column(schema.TIMESTAMP, pa.repeat(file.micros, count))
             .append_column(checks.UPSERT, pc.is_in(kinds, value_set=pa.array(UPSERTS)))
             .append_column(checks.INSERT, pc.equal(kinds, "insert"))
         )
@@ -167,16 +167,18 @@ def plan_rows(
     tenant: str | None,
 ) -> FeedRows | None:
     """How to read these columns of these files of the feed; None where Spark must read them."""
-    files = filescan.plan_files(location, facts, list(dict.fromkeys(columns)))
-    if files is None or any(filescan.is_outside_table(file.path) for _, file in feed):
+    reader = filescan.plan_files(location, facts, list(dict.fromkeys(columns)))
+    if reader is None or any(filescan.is_outside_table(file.path) for _, file in feed):
         return None
-    partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
-    parts = tuple(_build_commit_file(at, file, partitioned, tenant) for at, file in feed)
+    partitioned = [f for f in reader.fields if f.name in facts.metadata.partition_columns]
+    commit_files = tuple(_build_commit_file(at, file, partitioned, tenant) for at, file in feed)
     if any(
-        isinstance(value, UnreadableValue) for p in parts for value in p.slice_.partition.values()
+        isinstance(value, UnreadableValue)
+        for p in commit_files
+        for value in p.slice_.partition.values()
     ):
         return None
-    return FeedRows(files=files, parts=parts)
+    return FeedRows(files=reader, parts=commit_files)
 
 
 def _is_sortable(type_: Any) -> bool:

@@ -200,8 +200,8 @@ def plan_tasks(
     location: str, facts: TableFacts, files: Sequence[DataFile], columns: Sequence[str], least: int
 ) -> FileScan | None:
     """The scan of `files` in at least `least` tasks; None where Spark must read the table."""
-    table_files = plan_files(location, facts, columns)
-    if table_files is None or any(is_outside_table(file.path) for file in files):
+    reader = plan_files(location, facts, columns)
+    if reader is None or any(is_outside_table(file.path) for file in files):
         return None
     names = set(facts.metadata.partition_columns).intersection(columns)
     if any(
@@ -210,7 +210,7 @@ def plan_tasks(
         return None
     if VECTORS in facts.reader_features and any(file.deleted is None for file in files):
         return None
-    return FileScan(files=table_files, tasks=_deal_slices(_slice_files(files, columns), least))
+    return FileScan(files=reader, tasks=_deal_slices(_slice_files(files, columns), least))
 
 
 def plan_files(location: str, facts: TableFacts, columns: Sequence[str]) -> TableFiles | None:

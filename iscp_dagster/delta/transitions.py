@@ -300,13 +300,13 @@ def _rank_changes(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
     from pyspark.sql.connect.window import Window
 
     keys = get_columns(read.selection.keys)
-    place = Window.partitionBy(*tenant, VERSION).orderBy(*keys)
+    commit_window = Window.partitionBy(*tenant, VERSION).orderBy(*keys)
     return rows.select(
         *get_columns(read.output),
         CHANGE,
         F.col(UPSERT).cast("tinyint").alias(IMAGE),
         FIELDS,
-        (F.dense_rank().over(place) - 1).cast("bigint").alias(ORDINAL),
+        (F.dense_rank().over(commit_window) - 1).cast("bigint").alias(ORDINAL),
         *get_columns(read.conditions),
         VERSION,
         TIMESTAMP,

@@ -47,23 +47,23 @@ class FiredEvent:
     timestamp: SourceTimestamp
 
 
-def is_active(condition: Hysteresis, truth: ConditionResult, *, before: bool) -> bool:
+def is_active(hysteresis: Hysteresis, result: ConditionResult, *, before: bool) -> bool:
     """Whether a row is active with this image, given whether it was active before."""
-    if truth.match or not condition.unmatch:
-        return truth.match
-    return before and not truth.unmatch
+    if result.match or not hysteresis.unmatch:
+        return result.match
+    return before and not result.unmatch
 
 
 def evaluate_change(
-    condition: Hysteresis, change: RowChange, *, active: bool
+    hysteresis: Hysteresis, change: RowChange, *, active: bool
 ) -> tuple[EventType | None, bool]:
     """The event that a change fires, if any, and whether its row is active afterwards.
 
     `active` says whether the row was in the kept set; it is ignored without hysteresis. A row that
     leaves the view is no longer active. The same image again fires nothing.
     """
-    was = active if condition.unmatch else change.before is not None and change.result_before.match
-    now = change.after is not None and is_active(condition, change.result_after, before=was)
+    was = active if hysteresis.unmatch else change.before is not None and change.result_before.match
+    now = change.after is not None and is_active(hysteresis, change.result_after, before=was)
     if was == now:
         return None, now
     return (EventType.MATCH if now else EventType.UNMATCH), now
@@ -77,8 +77,8 @@ class TriggerMachine:
     into and delete from a store of the set.
     """
 
-    def __init__(self, condition: Hysteresis, active: Iterable[str] = ()) -> None:
-        self.condition = condition
+    def __init__(self, hysteresis: Hysteresis, active: Iterable[str] = ()) -> None:
+        self.condition = hysteresis
         self._before = frozenset(active)
         self._active = set(self._before)
 

@@ -183,15 +183,15 @@ class _ConsumeCall:
     ) -> dict[str, _TenantOutcome]:
         """The outcome of each tenant; refuses a tenant that cannot be evaluated."""
         outcomes: dict[str, _TenantOutcome] = {}
-        rule, ids = self.consumer.evaluator, self.consumer.ids
-        recorder = EventRecorder(
-            trigger=rule.trigger, identity=rule.identity, ids=ids, recorded=recorded
+        evaluator, ids = self.consumer.evaluator, self.consumer.ids
+        builder = EventRecorder(
+            trigger=evaluator.trigger, identity=evaluator.identity, ids=ids, recorded=recorded
         )
         with self.consumer.log.begin_read() as connection:
             for tenant in self._list_remaining():
                 try:
                     evaluated = self._evaluate_tenant(connection, tenant, rows.get(tenant))
-                    events = [recorder.make_event(tenant, fired) for fired in evaluated.fired]
+                    events = [builder.make_event(tenant, fired) for fired in evaluated.fired]
                 except IscpError as error:
                     self.retriever.refuse(tenant, error)
                 else:

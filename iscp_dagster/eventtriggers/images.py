@@ -29,7 +29,7 @@ def list_view_columns(columns: Sequence[str]) -> list[str]:
 
 
 def read_image_rows(
-    retriever: DataRetriever, tenant: str | None, condition: Hysteresis, columns: Collection[str]
+    retriever: DataRetriever, tenant: str | None, hysteresis: Hysteresis, columns: Collection[str]
 ) -> Mapping[str, pa.Table]:
     """By tenant, the image rows that may fire or move the active set; reads to the end.
 
@@ -39,7 +39,7 @@ def read_image_rows(
     tables: list[pa.Table] = []
     while (rows := retriever.read_marked_rows()) is not None:
         candidates = drop_noop_updates(
-            rows.filter(_mask_candidates(rows, condition)), tenant, condition
+            rows.filter(_mask_candidates(rows, hysteresis)), tenant, hysteresis
         )
         if columns:
             names = SYSTEM.union(columns)
@@ -59,24 +59,24 @@ def read_image_rows(
     }
 
 
-def _mask_candidates(rows: pa.Table, condition: Hysteresis) -> pa.ChunkedArray:
+def _mask_candidates(rows: pa.Table, hysteresis: Hysteresis) -> pa.ChunkedArray:
     """All rows except those of a snapshot that are inactive whatever they were before."""
     changes = pc.not_equal(rows[images.CHANGE], int(images.ChangeKind.BASE))
     active = _mask_true(rows, images.MATCH)
-    if condition.unmatch:
+    if hysteresis.unmatch:
         active = pc.or_(active, pc.invert(_mask_true(rows, images.UNMATCH)))
     return pc.or_(changes, active)
 
 
 def build_changes(
-    rows: pa.Table, tenant: str | None, keys: Sequence[str], condition: Hysteresis, *, name: str
+    rows: pa.Table, tenant: str | None, keys: Sequence[str], hysteresis: Hysteresis, *, name: str
 ) -> list[StampedChange]:
     """One tenant's changes in order; `tenant` is None for a table without a tenant column.
 
     Without hysteresis, only changes that begin or cease to match. Raises HalfChangeError, and
     KeyColumnError, which says that the trigger of this `name` cannot take a row.
     """
-    rows = rows if condition.unmatch else _filter_transitions(rows)
+    rows = rows if hysteresis.unmatch else _filter_transitions(rows)
     for key in keys:
         refuse_nulls(name, rows, key, keys)
     rows = replace_invalid_utf8(rows, keys, name)

@@ -14,7 +14,7 @@ from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import VERSION
 
 
-def drop_noop_updates(rows: pa.Table, tenant: str | None, condition: Hysteresis) -> pa.Table:
+def drop_noop_updates(rows: pa.Table, tenant: str | None, hysteresis: Hysteresis) -> pa.Table:
     """The rows without updates that leave their row in its state.
 
     A row that matches is active, and one that meets only `unmatch` is not, so an update between
@@ -30,10 +30,10 @@ def drop_noop_updates(rows: pa.Table, tenant: str | None, condition: Hysteresis)
         values = _to_int_array(rows, name)
         pairs &= values[:-1] == values[1:]
     if tenant is not None:
-        owners = get_row_tenants(rows, tenant).combine_chunks()
-        same_tenant = pc.fill_null(pc.equal(owners[:-1], owners[1:]), fill_value=False)
+        row_tenants = get_row_tenants(rows, tenant).combine_chunks()
+        same_tenant = pc.fill_null(pc.equal(row_tenants[:-1], row_tenants[1:]), fill_value=False)
         pairs &= same_tenant.to_numpy(zero_copy_only=False)
-    states = _compute_states(rows, condition)
+    states = _compute_states(rows, hysteresis)
     noop = pairs & (states[:-1] == states[1:])
     mask = np.ones(rows.num_rows, dtype=bool)
     mask[:-1] &= ~noop
@@ -41,10 +41,10 @@ def drop_noop_updates(rows: pa.Table, tenant: str | None, condition: Hysteresis)
     return rows.filter(pa.array(mask))
 
 
-def _compute_states(rows: pa.Table, condition: Hysteresis) -> Any:
+def _compute_states(rows: pa.Table, hysteresis: Hysteresis) -> Any:
     """An image's state: it matches, it is not active, or it stays as it was."""
     match = _to_bool_array(rows, images.MATCH)
-    return match * 2 + (_to_bool_array(rows, images.UNMATCH) & ~match if condition.unmatch else 0)
+    return match * 2 + (_to_bool_array(rows, images.UNMATCH) & ~match if hysteresis.unmatch else 0)
 
 
 def _to_int_array(rows: pa.Table, name: str) -> Any:

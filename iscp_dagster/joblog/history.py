@@ -68,8 +68,8 @@ class Bookmark:
     @classmethod
     def parse(cls, text: str) -> Bookmark:
         """Read what `str` wrote. Raises ValueError on anything else."""
-        place, number, sign = text.split(".")
-        return cls(int(place), int(number), sign)
+        resume_at, number, sign = text.split(".")
+        return cls(int(resume_at), int(number), sign)
 
     @staticmethod
     def sign_of(at: datetime, registration: int) -> str:

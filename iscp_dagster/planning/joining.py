@@ -71,8 +71,8 @@ class DueIteration:
     def enqueue(self, log: SqlLog, name: str) -> Iteration | None:
         """Queue it as `name`, without the jobs that others took since; None if they took all."""
         self.flush(log)
-        taken = log.enqueue(self.iteration, name)
-        remaining = [key for key in self.iteration.jobs if key not in taken]
+        errors = log.enqueue(self.iteration, name)
+        remaining = [key for key in self.iteration.jobs if key not in errors]
         return self.iteration.select_jobs(remaining) if remaining else None
 
 

@@ -94,7 +94,7 @@ class SensorCursor:
         try:
             stored = json.loads(text or "{}")
             pending, reported = stored.pop(UNTOLD, {}), stored.pop(TOLD, {})
-            heard = Bookmark.parse(stored.pop(HEARD)) if HEARD in stored else None
+            bookmark = Bookmark.parse(stored.pop(HEARD)) if HEARD in stored else None
             ranges = {
                 name: [PendingNews.from_json(value) for value in values]
                 for name, values in pending.items()
@@ -107,7 +107,9 @@ class SensorCursor:
             return cls(unreadable=True)
         marks = {name: mark for name, (mark, _, _) in parts.items()}
         at_rest = {name: terms for name, (_, _, terms) in parts.items() if terms}
-        return cls(marks=marks, at_rest=at_rest, bookmark=heard, pending=ranges, reported=reported)
+        return cls(
+            marks=marks, at_rest=at_rest, bookmark=bookmark, pending=ranges, reported=reported
+        )
 
     def get_mark(self, table: str) -> LogMark | None:
         """The latest commit seen of the table."""
@@ -115,13 +117,13 @@ class SensorCursor:
         return None if mark is None else LogMark.parse(mark)
 
     def __str__(self) -> str:
-        untold = {
+        pending = {
             name: [range_.to_json() for range_ in ranges]
             for name, ranges in self.pending.items()
             if ranges
         }
-        heard = None if self.bookmark is None else str(self.bookmark)
-        fields = ((UNTOLD, untold), (TOLD, self.reported), (HEARD, heard))
+        bookmark = None if self.bookmark is None else str(self.bookmark)
+        fields = ((UNTOLD, pending), (TOLD, self.reported), (HEARD, bookmark))
         rest = {name: value for name, value in fields if value}
         marks = dict(self.marks)
         for name, terms in self.at_rest.items():
@@ -139,9 +141,9 @@ def remember(
     before: SensorCursor, after: SensorCursor, look: LookResult
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Note the problems reported so far in `after`; return the tables with new and settled ones."""
-    kept = {name: digest for name, digest in before.reported.items() if name in look.left_out}
-    after.reported = kept | look.compute_signs()
-    risen = (
+    unchanged = {name: digest for name, digest in before.reported.items() if name in look.left_out}
+    after.reported = unchanged | look.compute_signs()
+    new = (
         name for name in look.compute_signs() if before.reported.get(name) != after.reported[name]
     )
-    return frozenset(risen), frozenset(before.reported.keys() - after.reported.keys())
+    return frozenset(new), frozenset(before.reported.keys() - after.reported.keys())

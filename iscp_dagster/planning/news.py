@@ -54,17 +54,17 @@ def add_range(
 
 
 def take_batches(
-    pending: Sequence[PendingNews], changed: Callable[[PendingNews], Collection[str]], room: int
+    pending: Sequence[PendingNews], changed: Callable[[PendingNews], Collection[str]], most: int
 ) -> tuple[list[NewsBatch], list[PendingNews]]:
     """At most `room` tenants to report, oldest range first, and what stays pending."""
     news: list[NewsBatch] = []
     rest: list[PendingNews] = list(pending)
-    while rest and room > 0:
+    while rest and most > 0:
         oldest = rest.pop(0)
         tenants = sorted(tenant for tenant in changed(oldest) if tenant > oldest.last_tenant)
-        batch = tuple(tenants[:room])
+        batch = tuple(tenants[:most])
         news.append(NewsBatch(after=oldest.after, upto=oldest.upto, tenants=batch))
-        room -= len(batch)
+        most -= len(batch)
         if len(tenants) > len(batch):
             rest.insert(0, replace(oldest, last_tenant=batch[-1]))
     return news, rest

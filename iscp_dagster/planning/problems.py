@@ -38,12 +38,12 @@ def make_problem(source: SourceTable, error: Exception) -> Problem:
     """The problem for an error that the table raised, expected or not."""
     if isinstance(error, IscpError):
         # A store's message differs from look to look.
-        kind = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
+        fingerprint = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
         missing = isinstance(error, NoTableError)
         return Problem(
             table=source.name,
             message=str(error),
-            kind=kind,
+            kind=fingerprint,
             severe=not missing,
             missing=missing,
             code=error.code,
@@ -67,8 +67,8 @@ def as_ours(error: Exception) -> IscpError:
 
 def sign(problems: Collection[Problem]) -> str:
     """A short digest, the same for the same problems."""
-    kinds = "\n".join(sorted(problem.kind for problem in problems))
-    return hashlib.blake2b(kinds.encode(), digest_size=SIGN_BYTES).hexdigest()
+    fingerprints = "\n".join(sorted(problem.kind for problem in problems))
+    return hashlib.blake2b(fingerprints.encode(), digest_size=SIGN_BYTES).hexdigest()
 
 
 def _format_raise_site(error: Exception) -> str:

@@ -231,11 +231,11 @@ class Runner:
         self._missed_since = replace(
             self.deployment.log.read_changed_tenants(None).upto, place=since.place
         )
-        unsettled = skipped | {problem.table for problem in look.problems}
+        not_at_rest = skipped | {problem.table for problem in look.problems}
         after.at_rest = {name: at_rest[name] for name in at_rest.keys() & skipped} | {
             name: watch.terms
             for name, watch in self.watches.items()
-            if watch.at_rest and name not in unsettled
+            if watch.at_rest and name not in not_at_rest
         }
         after.bookmark = self._missed_since if after.at_rest else None
 
@@ -314,7 +314,7 @@ def _order_by_turns(due: Iterable[_RankedIteration]) -> list[_RankedIteration]:
     turns: Counter[tuple[str, int]] = Counter()
     ordered: list[tuple[int, int, datetime, _RankedIteration]] = []
     for ranked in sorted(due, key=lambda ranked: (-ranked.priority, ranked.rank, ranked.began)):
-        place = ranked.watch.source.name, ranked.priority
-        ordered.append((-ranked.priority, turns[place], ranked.began, ranked))
-        turns[place] += 1
+        series = ranked.watch.source.name, ranked.priority
+        ordered.append((-ranked.priority, turns[series], ranked.began, ranked))
+        turns[series] += 1
     return [ranked for *_, ranked in sorted(ordered, key=lambda entry: entry[:3])]

@@ -63,13 +63,15 @@ def find_tenantless_rows(
         return []
     number = "Rows" if size.rows is None else f"{size.rows:,} row{'' if size.rows == 1 else 's'}"
     tenant = quote_identifier(source.tenant)
-    where = f"delta.{quote_identifier(location)} WHERE coalesce(CAST({tenant} AS STRING), '') = ''"
+    selection = (
+        f"delta.{quote_identifier(location)} WHERE coalesce(CAST({tenant} AS STRING), '') = ''"
+    )
     message = (
         f"{number} without a tenant: column {source.tenant!r} is null or empty (Spark stores both "
         "as null), or has a NUL character or more than "
         f"{TENANT_BYTES:,} bytes, which databases cannot store as a name. They are in no index; "
         "all other rows are indexed. Give them a tenant or delete them. "
-        f"To delete those that are null or empty: DELETE FROM {where}"
+        f"To delete those that are null or empty: DELETE FROM {selection}"
     )
     facts = {} if size.rows is None else {"rows_without_tenant": size.rows}
     return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]

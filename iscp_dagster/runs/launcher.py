@@ -77,11 +77,11 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         )
         try:
             ask(socket, what=PING)
-            place = RunServerAddress.from_socket(socket)
+            address = RunServerAddress.from_socket(socket)
         except OSError as error:
             return self._warn_once(socket, error, run)
         # The process that ends the run may not have this one's environment.
-        self._instance.add_run_tags(run.run_id, place.build_tags(run.run_id))
+        self._instance.add_run_tags(run.run_id, address.build_tags(run.run_id))
         try:
             ask(socket, what=START, run=run.run_id, arguments=dg.serialize_value(arguments))
         except (ConnectionRefusedError, FileNotFoundError) as error:
@@ -108,12 +108,12 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
     def terminate(self, run_id: str) -> bool:
         """Interrupt the run; return whether there was anything to interrupt."""
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
-        place = None if run is None or run.is_finished else RunServerAddress.from_run(run)
-        if run is None or place is None or not _is_known(place, run):
+        address = None if run is None or run.is_finished else RunServerAddress.from_run(run)
+        if run is None or address is None or not _is_known(address, run):
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         # Must come before the run can say that it was canceled.
         self._instance.report_run_canceling(run)
-        return bool(ask(place.socket, what=END, run=run_id)["known"])
+        return bool(ask(address.socket, what=END, run=run_id)["known"])
 
     def dispose(self) -> None:
         """Interrupt the code server's iterations, if this is the process of Dagster's daemon."""
@@ -140,23 +140,23 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         return CheckRunHealthResult(WorkerStatus.RUNNING)
 
 
-def _is_known(place: RunServerAddress, run: dg.DagsterRun) -> bool:
+def _is_known(address: RunServerAddress, run: dg.DagsterRun) -> bool:
     """Whether the server there has the run."""
     with suppress(OSError):
-        return bool(ask(place.socket, what=PING, run=run.run_id)["known"])
+        return bool(ask(address.socket, what=PING, run=run.run_id)["known"])
     return False
 
 
 def _is_gone(run: dg.DagsterRun) -> bool:
     """Whether the run's process is known to have ended."""
-    place = RunServerAddress.from_run(run)
-    if place is None:
+    address = RunServerAddress.from_run(run)
+    if address is None:
         return False
     try:
-        has_run = ask(place.socket, what=PING, run=run.run_id)["known"]
+        has_run = ask(address.socket, what=PING, run=run.run_id)["known"]
     except OSError:
-        return place.is_deserted
-    return place.is_here and not has_run
+        return address.is_deserted
+    return address.is_here and not has_run
 
 
 def _is_this_python(run: dg.DagsterRun) -> bool:

@@ -232,7 +232,7 @@ def _exit_server(*_: object) -> NoReturn:
     raise SystemExit
 
 
-def fork_process(work: Callable[[], None], *inherited: socket.socket) -> int:
+def fork_process(work: Callable[[], None], *to_close: socket.socket) -> int:
     """Fork a process that closes these sockets, then does the work.
 
     On Linux it dies with this one.
@@ -243,7 +243,7 @@ def fork_process(work: Callable[[], None], *inherited: socket.socket) -> int:
         return pid
     code = 1
     try:
-        for sock in inherited:
+        for sock in to_close:
             sock.close()
         _prepare_child(parent)
         work()
@@ -337,8 +337,8 @@ def main(path: str) -> None:
     cache_migrations()
 
     def is_left_behind(run: DagsterRun) -> bool:
-        place = RunServerAddress.from_run(run)
-        return place is not None and place.name == name
+        address = RunServerAddress.from_run(run)
+        return address is not None and address.name == name
 
     # In its own process: reading a storage may start threads, and this process must not have any.
     os.waitpid(fork_process(lambda: end_runs(is_left_behind)), 0)

@@ -58,16 +58,21 @@ class Chunk:
     body: bytes
     """JSON in UTF-8."""
 
-    def compute_key(self, owner: JobIdentity, *, repairs: int = 0) -> str:
+    def compute_key(self, job_identity: JobIdentity, *, repairs: int = 0) -> str:
         """Its idempotency key: of job, tenant, range and chunk, the chunk by number and content.
 
         By its number only, rows of a chunk that is cut differently after a change of the
         declaration would count as done. After each of the job's `repairs` it may have another.
         """
-        part = self.part
+        changes = self.part
         identity = [
-            *(owner.table_id, owner.job, owner.registration, owner.generation),
-            *(part.tenant, part.from_, part.to, part.snapshot, self.number),
+            *(
+                job_identity.table_id,
+                job_identity.job,
+                job_identity.registration,
+                job_identity.generation,
+            ),
+            *(changes.tenant, changes.from_, changes.to, changes.snapshot, self.number),
             hashlib.sha256(self.body).hexdigest(),
         ]
         key = f"iscp-{hashlib.sha256(_to_json(identity).encode()).hexdigest()}"
@@ -84,7 +89,7 @@ def format_line(row: Mapping[str, Any], version: int, change: str) -> str:
 
 
 def cut_chunks(
-    part: TenantChanges, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
+    changes: TenantChanges, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
 ) -> Iterator[Chunk]:
     """Cut sorted `line`s into chunks of at most `rows` rows and `most` bytes.
 
@@ -96,11 +101,11 @@ def cut_chunks(
         if builder.texts and (
             len(builder.texts) >= rows or builder.bytes + len(text.encode()) > most
         ):
-            yield builder.build_chunk(part, number, last=False)
+            yield builder.build_chunk(changes, number, last=False)
             number, builder = number + 1, _ChunkBuilder()
         builder.add(text)
-    if builder.texts or (part.snapshot and number == 0):
-        yield builder.build_chunk(part, number, last=True)
+    if builder.texts or (changes.snapshot and number == 0):
+        yield builder.build_chunk(changes, number, last=True)
 
 
 class _ChunkBuilder:
@@ -114,18 +119,20 @@ class _ChunkBuilder:
         self.texts.append(text)
         self.bytes += len(text.encode())
 
-    def build_chunk(self, part: TenantChanges, number: int, *, last: bool) -> Chunk:
+    def build_chunk(self, changes: TenantChanges, number: int, *, last: bool) -> Chunk:
         head = {
-            "table": part.table,
-            "tenant": part.tenant,
-            "from": part.from_,
-            "to": part.to,
-            "snapshot": part.snapshot,
+            "table": changes.table,
+            "tenant": changes.tenant,
+            "from": changes.from_,
+            "to": changes.to,
+            "snapshot": changes.snapshot,
             "chunk": number,
             "last": last,
         }
         body = f'{_to_json(head)[:-1]},"rows":[{",".join(self.texts)}]}}'
-        return Chunk(part=part, number=number, last=last, rows=len(self.texts), body=body.encode())
+        return Chunk(
+            part=changes, number=number, last=last, rows=len(self.texts), body=body.encode()
+        )
 
 
 def _to_json(value: Any) -> str:

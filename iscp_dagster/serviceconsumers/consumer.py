@@ -90,9 +90,9 @@ class InvokingConsumer:
         with closing(Sorter()) as sorter:
             lines.collect(retriever, sorter)
             tenants = sorted(retriever.tenants - retriever.refused.keys())
-            patience = StallTimer(self.declared.patience, self.monotonic)
+            stall_timer = StallTimer(self.declared.patience, self.monotonic)
             call = _Consumption(
-                consumer=self, retriever=retriever, sorter=sorter, patience=patience
+                consumer=self, retriever=retriever, sorter=sorter, patience=stall_timer
             )
             with ThreadPoolExecutor(TENANTS, f"invoking {self.declared.name}") as pool:
                 errors = list(pool.map(call.invoke_tenant, tenants))
@@ -130,7 +130,7 @@ class _Consumption:
 
     def _make_invoker(self, tenant: str) -> TenantInvoker:
         consumer = self.consumer
-        owner = JobIdentity(
+        job_identity = JobIdentity(
             table_id=consumer.table_id,
             job=consumer.declared.name,
             registration=self.retriever.registrations[tenant],
@@ -140,7 +140,7 @@ class _Consumption:
             declared=consumer.declared,
             services=consumer.services,
             tenant=tenant,
-            owner=owner,
+            owner=job_identity,
             lost=partial(consumer.lost, tenant),
             patience=self.patience,
             keys=consumer.source.keys,
@@ -149,11 +149,13 @@ class _Consumption:
 
     def _cut_chunks(self, tenant: str) -> Iterator[Chunk]:
         retriever = self.retriever
-        part = TenantChanges(
+        changes = TenantChanges(
             table=self.consumer.source.name,
             tenant=tenant,
             from_=retriever.range.from_.version,
             to=retriever.range.to.version,
             snapshot=retriever.data_type is DataType.SNAPSHOT,
         )
-        return cut_chunks(part, self.sorter.read_sorted(tenant), rows=self.consumer.declared.rows)
+        return cut_chunks(
+            changes, self.sorter.read_sorted(tenant), rows=self.consumer.declared.rows
+        )

@@ -87,10 +87,10 @@ class TenantInvoker:
 
         After a repair of the job, an invocation that failed before it is tried anew.
         """
-        declared, services = self.declared, self.services
+        declared, runtime = self.declared, self.services
         service, handler = declared.service, declared.method
         self._check_fence()
-        keyed = services.is_keyed(declared.url, service, handler)
+        keyed = runtime.is_keyed(declared.url, service, handler)
         key = self.tenant if keyed else None
         names = [
             chunk.compute_key(self.owner, repairs=repairs) for repairs in range(self.repairs + 1)
@@ -98,12 +98,12 @@ class TenantInvoker:
         existing = (
             name
             for name in names[:-1]
-            if services.has_invocation(service, handler, key=key, idempotency_key=name)
+            if runtime.has_invocation(service, handler, key=key, idempotency_key=name)
         )
         name = next(existing, names[-1])
         self._check_fence()
         try:
-            invoked = services.send(service, handler, chunk.body, key=key, idempotency_key=name)
+            invoked = runtime.send(service, handler, chunk.body, key=key, idempotency_key=name)
         except InvocationRefusedError as error:
             raise (self._make_size_error(chunk) if error.status == TOO_LARGE else error) from error
         self.begun += 1
@@ -147,10 +147,10 @@ class TenantInvoker:
         return {**counts, **({INVOKED: invocations} if invocations else {})}
 
     def _format_head(self, chunk: Chunk, invoked: InvocationState) -> str:
-        declared, part = self.declared, chunk.part
+        declared, changes = self.declared, chunk.part
         return (
             f"Service consumer {declared.name!r}: invocation {invoked.id} of {declared.handler} "
-            f"with chunk {chunk.number} of ({part.from_}, {part.to}] ({invoked.link})"
+            f"with chunk {chunk.number} of ({changes.from_}, {changes.to}] ({invoked.link})"
         )
 
     def _make_size_error(self, chunk: Chunk) -> SchemaError:

@@ -69,12 +69,12 @@ class Sorter:
     def _spill_to_disk(self) -> None:
         # It has no name, so that nothing is left of it after a crash.
         file = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - `close` closes it
-        places = {}
+        byte_ranges = {}
         for tenant in sorted(self._lines):
             begin = file.tell()
             file.writelines(f"{line}\n".encode() for line in sorted(self._lines[tenant]))
-            places[tenant] = begin, file.tell()
+            byte_ranges[tenant] = begin, file.tell()
         file.flush()
-        self._runs.append(_SpillFile(file, places))
+        self._runs.append(_SpillFile(file, byte_ranges))
         self._lines.clear()
         self._size = 0

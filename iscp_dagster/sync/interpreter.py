@@ -104,12 +104,12 @@ class Interpreter:
                 return self._record_steps(claims)
             case commands.PlanReads():
                 return self._plan_reads(command)
-            case commands.ScanClaims(trial):
-                scanned = self.writer.write(self.reader, trial)
+            case commands.ScanClaims(group):
+                scanned = self.writer.write(self.reader, group)
                 self._staged_scan = scanned if isinstance(scanned, commands.ScanFinished) else None
                 return scanned
-            case commands.VerifyScan(part):
-                return self.writer.check(self.reader, part)
+            case commands.VerifyScan(result):
+                return self.writer.check(self.reader, result)
             case commands.PlaceRows(deliveries):
                 return self.writer.place(deliveries)
             case commands.MoveWatermarks(deliveries):
@@ -144,14 +144,14 @@ class Interpreter:
         """Claim the jobs, even if the state store cannot be read; that error is returned too."""
         reader = self.reader
         layout = reader.plan_layout(iteration.range)
-        self.ledger, recall, store_error = load_ledger(reader, iteration)
+        self.ledger, earlier, store_error = load_ledger(reader, iteration)
         claims = reader.deployment.log.begin(
             iteration,
             run_id,
             layout,
             layouts=reader.plan_snapshot_layouts(iteration.range, layout),
             queued_as=queued_as,
-            recall=recall,
+            recall=earlier,
         )
         return commands.JobsClaimed(tuple(claims)), store_error
 

@@ -104,13 +104,13 @@ def load_ledger(
         previous = ledger.read_previous(deployment.log, iteration)
     except IscpError as error:
         store_error = UnavailableError(str(error))
-    recall = Recall(
+    earlier = Recall(
         previous=previous,
         unrepeatable=_find_unrepeatable(reader, iteration, previous),
         tolerate_state_mismatch=deployment.tolerate_state_mismatch,
         unread=store_error is not None,
     )
-    return ledger, recall, store_error
+    return ledger, earlier, store_error
 
 
 def _find_unrepeatable(

@@ -31,10 +31,10 @@ def plan_reads(reader: SourceReader, command: PlanReads) -> ReadsPlanned:
     plans = {command.plan: command.claims} if command.plan else _plan_claims(reader, command.claims)
     return ReadsPlanned(
         tuple(
-            reading
+            request
             for plan, claims in plans.items()
             for group in (group_by_job(claims).values() if command.apart else [claims])
-            for reading in _make_requests(reader, plan, group)
+            for request in _make_requests(reader, plan, group)
         )
     )
 

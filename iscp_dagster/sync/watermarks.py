@@ -30,11 +30,11 @@ def move_watermarks(
         remaining = [delivery for delivery in deliveries if delivery.claim.key not in errors]
         move: Callable[[Collection[WrittenStep]], Answers]
         move = log.complete if deliveries[0].claim.last else log.advance
-        for key, answer in move([delivery.done for delivery in remaining]).items():
-            if isinstance(answer, Claim):
-                claims.append(answer)
+        for key, outcome in move([delivery.done for delivery in remaining]).items():
+            if isinstance(outcome, Claim):
+                claims.append(outcome)
             else:
-                errors[key] = answer
+                errors[key] = outcome
     except IscpError as error:
         errors |= {
             delivery.claim.key: error for delivery in deliveries if delivery.claim.key not in errors

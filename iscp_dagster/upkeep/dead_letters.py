@@ -72,8 +72,8 @@ def drop_letters(
     """Drop the letters; their rows stay out of the index. Idempotent."""
     for index in sorted({letter.index for letter in letters}):
         group = [letter for letter in letters if letter.index == index]
-        for table, _ in _list_letter_tables(deployment, sources, index):
-            table.drop(group)
+        for letters_table, _ in _list_letter_tables(deployment, sources, index):
+            letters_table.drop(group)
 
 
 def replay_letters(
@@ -184,10 +184,10 @@ def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Repla
     columns = tuple(name for name in target.columns if name in row.schema.names)
     narrow = replace(target, columns=columns)
     try:
-        fit = fit_rows(narrow, row)
+        fitted = fit_rows(narrow, row)
         if store.placement is not None and not store.placement.select_rows(row).num_rows:
             return ReplayOutcome(letter=letter, error=_make_misplaced_error(letter))
-        if insert_fitted_rows(store.endpoint, narrow, fit, token=f"letter-{letter.id}"):
+        if insert_fitted_rows(store.endpoint, narrow, fitted, token=f"letter-{letter.id}"):
             store.shut_out([letter.tenant])
     except pa.ArrowException as error:
         return ReplayOutcome(letter=letter, error=SchemaError(f"{target.name}: {error}"))
@@ -239,10 +239,10 @@ def _list_letter_tables(
     of its shards; else in the databases of all servers.
     """
     locations = [
-        (deployment.get_endpoint(shard), source.database, f"{source.name}/{shard.name}")
+        (deployment.get_endpoint(index_shard), source.database, f"{source.name}/{index_shard.name}")
         for source in sources
-        for shard in source.indexes
-        if index in {f"{source.name}/{shard.name}", f"{source.name}/{shard.shown}"}
+        for index_shard in source.indexes
+        if index in {f"{source.name}/{index_shard.name}", f"{source.name}/{index_shard.shown}"}
     ]
     for endpoint, database, name in locations:
         yield DeadLetters(endpoint=endpoint, database=endpoint.resolve_database(database)), name

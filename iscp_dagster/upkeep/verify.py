@@ -163,8 +163,10 @@ def compare_indexes(
     for _ in range(ATTEMPTS):
         before = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         # A job whose consumer changed during its run still follows the earlier one.
-        settled = [position for position in before if position.built and not position.job.rebuild]
-        built = [position for position in settled if is_index(position.consumer)]
+        comparable = [
+            position for position in before if position.built and not position.job.rebuild
+        ]
+        built = [position for position in comparable if is_index(position.consumer)]
         results = list(_compare_built(deployment, source, built, report))
         after = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         moved = _get_fences(before) ^ _get_fences(after)
@@ -183,14 +185,14 @@ def _replace_moved(
     moved: Collection[JobKey],
 ) -> list[IndexVerdict | ComparisonFailure]:
     """The results, with a MovingError in place of the verdicts on jobs that moved."""
-    places = {(key.job_name, key.tenant) for key in moved}
+    moved_names = {(key.job_name, key.tenant) for key in moved}
     error = MovingError(
         f"{source.name}: new commits were applied during each of {ATTEMPTS} comparisons; "
         "verify a single --tenant, or try again when fewer commits come in."
     )
     return [
         ComparisonFailure(index=result.index, tenants=(result.tenant,), error=error)
-        if isinstance(result, IndexVerdict) and (result.index, result.tenant) in places
+        if isinstance(result, IndexVerdict) and (result.index, result.tenant) in moved_names
         else result
         for result in results
     ]

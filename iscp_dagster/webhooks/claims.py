@@ -52,7 +52,7 @@ class WebhookMessage:
 
 
 def split_batch(
-    message: WebhookMessage, batch_id: BatchId
+    message: WebhookMessage, make_batch_id: BatchId
 ) -> tuple[WebhookMessage, WebhookMessage]:
     """A batch of several events as two; cut within a lane only if it has no other.
 
@@ -62,13 +62,13 @@ def split_batch(
     ends = list(accumulate(Counter(delivery.lane for delivery in ordered).values()))[:-1]
     middle = len(ordered) // 2
     cut = min(ends, key=lambda end: abs(end - middle), default=middle)
-    return _make_batch(ordered[:cut], batch_id), _make_batch(ordered[cut:], batch_id)
+    return _make_batch(ordered[:cut], make_batch_id), _make_batch(ordered[cut:], make_batch_id)
 
 
-def _make_batch(events: Sequence[EventDelivery], batch_id: BatchId) -> WebhookMessage:
+def _make_batch(events: Sequence[EventDelivery], make_batch_id: BatchId) -> WebhookMessage:
     ordered = tuple(sorted(events, key=attrgetter("number")))
     return WebhookMessage(
-        id=batch_id([delivery.event_id for delivery in ordered]), events=ordered, batch=True
+        id=make_batch_id([delivery.event_id for delivery in ordered]), events=ordered, batch=True
     )
 
 
@@ -89,14 +89,14 @@ def claim(
     It includes the following events of a lane if there is room.
     """
     heads = _read_lane_heads(connection, endpoint, now, room, busy)
-    share = room // len(heads) if heads else 0
+    room_per_lane = room // len(heads) if heads else 0
     return [
         SenderWork(
             messages=tuple(
                 WebhookMessage(id=delivery.event_id, events=(delivery,))
                 for delivery in (
                     head,
-                    *_read_followers(connection, endpoint, lane, head, share - 1),
+                    *_read_followers(connection, endpoint, lane, head, room_per_lane - 1),
                 )
             ),
             lanes=frozenset([lane]),
@@ -157,7 +157,7 @@ def _compose_batch(
     endpoint: str,
     heads: Sequence[tuple[str, EventDelivery]],
     size: int,
-    batch_id: BatchId,
+    make_batch_id: BatchId,
 ) -> SenderWork:
     members = list(heads)
     for lane, head in heads:
@@ -166,7 +166,7 @@ def _compose_batch(
         followers = _read_followers(connection, endpoint, lane, head, size - len(members))
         members += [(lane, delivery) for delivery in followers]
     members.sort(key=lambda member: member[1].number)
-    new_id = batch_id([delivery.event_id for _, delivery in members])
+    new_id = make_batch_id([delivery.event_id for _, delivery in members])
     numbers = build_number_query(connection, (delivery.number for _, delivery in members))
     lock(connection, OUTBOX.number.in_(numbers))
     update = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbers), IS_PENDING)

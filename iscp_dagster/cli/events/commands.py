@@ -42,16 +42,14 @@ def list_events(
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    deliveries = _open_deliveries()
+    outbox = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
-    selection = _parse_selection(deliveries, names, from_, to)
-    event_deliveries = deliveries.outbox.list_deliveries(selection, limit=limit)
+    selection = _parse_selection(outbox, names, from_, to)
+    event_deliveries = outbox.outbox.list_deliveries(selection, limit=limit)
     if as_json:
         write([event_json.describe_delivery(delivery) for delivery in event_deliveries])
     else:
-        event_show.print_deliveries(
-            event_deliveries, limit, deliveries.outbox.count_states(selection)
-        )
+        event_show.print_deliveries(event_deliveries, limit, outbox.outbox.count_states(selection))
 
 
 @events.command()
@@ -100,10 +98,10 @@ def replay(
     """Send a trigger's events of a time range again, in order, under the same ids."""
     from iscp_dagster.cli.parts.results import print_result
 
-    deliveries = _open_deliveries()
+    outbox = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
-    selection = _parse_selection(deliveries, names, from_, to)
-    number = deliveries.outbox.replay(selection)
+    selection = _parse_selection(outbox, names, from_, to)
+    number = outbox.outbox.replay(selection)
     subject = f"1 event of {trigger} is" if number == 1 else f"{number:,} events of {trigger} are"
     print_result({"trigger": trigger, "events": number}, f"{subject} sent again.", as_json=as_json)
 
@@ -115,14 +113,14 @@ def _open_deliveries() -> DeclaredOutbox:
 
 
 def _parse_selection(
-    deliveries: DeclaredOutbox, names: Mapping[str, str | None], from_: str | None, to: str | None
+    outbox: DeclaredOutbox, names: Mapping[str, str | None], from_: str | None, to: str | None
 ) -> OutboxSelection:
     """The events that the options select. Raises ConfigError for a bad name or time."""
     from iscp_dagster.cli.jobs.specs import parse_time
     from iscp_dagster.webhooks.history import OutboxSelection
 
-    now = deliveries.outbox.clock()
-    _check_names(deliveries, names)
+    now = outbox.outbox.clock()
+    _check_names(outbox, names)
     return OutboxSelection(
         **names,
         source_from=parse_time(from_, now) if from_ else None,
@@ -130,7 +128,7 @@ def _parse_selection(
     )
 
 
-def _check_names(deliveries: DeclaredOutbox, names: Mapping[str, str | None]) -> None:
+def _check_names(outbox: DeclaredOutbox, names: Mapping[str, str | None]) -> None:
     from iscp_dagster.model.errors import ConfigError
     from iscp_dagster.webhooks.tables import DeliveryState
 
@@ -139,9 +137,9 @@ def _check_names(deliveries: DeclaredOutbox, names: Mapping[str, str | None]) ->
     if state is not None and state not in labels:
         raise ConfigError(f"The state {state!r} is unknown; use one of {', '.join(labels)}.")
     if trigger is not None:
-        deliveries.check_trigger(trigger)
+        outbox.check_trigger(trigger)
     if endpoint is not None:
-        deliveries.check_endpoint(endpoint)
+        outbox.check_endpoint(endpoint)
 
 
 def _make_no_event_error(id_: str, endpoint: str | None) -> Exception:

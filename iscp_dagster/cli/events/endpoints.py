@@ -50,10 +50,10 @@ def pause(
     from iscp_dagster.api.environment import get_user
     from iscp_dagster.api.outbox import open_declared_outbox
 
-    deliveries = open_declared_outbox(os.environ)
-    deliveries.check_endpoint(name)
+    outbox = open_declared_outbox(os.environ)
+    outbox.check_endpoint(name)
     why = reason or f"paused by {get_user()}"
-    _print_state(deliveries.outbox.pause(name, why), as_json=as_json)
+    _print_state(outbox.outbox.pause(name, why), as_json=as_json)
 
 
 @endpoint.command()
@@ -61,9 +61,9 @@ def resume(name: EndpointName, *, as_json: AsJson = False) -> None:
     """Send to a paused or disabled endpoint again; pending events are due at once."""
     from iscp_dagster.api.outbox import open_declared_outbox
 
-    deliveries = open_declared_outbox(os.environ)
-    deliveries.check_endpoint(name)
-    _print_state(deliveries.outbox.resume(name), as_json=as_json)
+    outbox = open_declared_outbox(os.environ)
+    outbox.check_endpoint(name)
+    _print_state(outbox.outbox.resume(name), as_json=as_json)
 
 
 @endpoint.command()
@@ -78,9 +78,9 @@ def ping(name: EndpointName, *, as_json: AsJson = False) -> None:
     from iscp_dagster.cli.parts.results import print_result
     from iscp_dagster.webhooks import service
 
-    deliveries = open_declared_outbox(os.environ)
-    receiver = deliveries.get_endpoint(name)
-    answer = asyncio.run(service.ping(receiver, deliveries.environ))
+    outbox = open_declared_outbox(os.environ)
+    receiver = outbox.get_endpoint(name)
+    answer = asyncio.run(service.ping(receiver, outbox.environ))
     fact = {"endpoint": name, "status": answer.status, "answer": answer.text}
     outcome = "no answer" if answer.status is None else f"answered {answer.status}"
     # In one line: a receiver's answer must not look like another line of output.

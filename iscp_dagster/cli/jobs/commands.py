@@ -89,12 +89,12 @@ def register(
     if (name is None) == (file is None) or (file and not change.empty):
         raise ConfigError("Name either a job, with its options, or a --file of jobs.")
     if file is not None:
-        wishes = read_file(jobs, file)
+        requests = read_file(jobs, file)
     else:
-        wishes = [build_job_request(jobs, tenant, parse_job_id(name or ""), change, options=True)]
+        requests = [build_job_request(jobs, tenant, parse_job_id(name or ""), change, options=True)]
     results = []
-    for wish in wishes:
-        results.append(register_job(jobs, wish))
+    for request in requests:
+        results.append(register_job(jobs, request))
         if not as_json:
             job_show.line(str(results[-1]))
     if as_json:

@@ -36,8 +36,8 @@ class RegistrationResult:
 
     def to_json(self) -> Mapping[str, Any]:
         note = {"note": self.note} if self.note else {}
-        wish = self.request
-        return {"tenant": wish.tenant, "job": str(wish.job), "created": self.created} | note
+        request = self.request
+        return {"tenant": request.tenant, "job": str(request.job), "created": self.created} | note
 
 
 def register_job(jobs: Jobs, request: JobRequest) -> RegistrationResult:

@@ -118,20 +118,20 @@ def read_file(jobs: Jobs, path: Path) -> list[JobRequest]:
     entries = _read_yaml(path)
     if not isinstance(entries, list):
         raise ConfigError(f"{path} is not a list; write `- tenant: …`, `  job: …`, `  spec: …`.")
-    wishes = {
+    requests = {
         f"{path}, entry {number}": _parse_entry(jobs, f"{path}, entry {number}", entry)
         for number, entry in enumerate(entries, 1)
     }
     first_places: dict[JobID, str] = {}
-    for where, wish in wishes.items():
-        _check_same_consumer(where, wish, wishes[first_places.setdefault(wish.job, where)])
+    for where, request in requests.items():
+        _check_same_consumer(where, request, requests[first_places.setdefault(request.job, where)])
     for job, where in first_places.items():
-        tenants = {wish.tenant for wish in wishes.values() if wish.job == job}
+        tenants = {wish.tenant for wish in requests.values() if wish.job == job}
         try:
-            jobs.check_siblings(job, wishes[where].spec, tenants)
+            jobs.check_siblings(job, requests[where].spec, tenants)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
-    return list(wishes.values())
+    return list(requests.values())
 
 
 def parse_time(text: str, now: datetime) -> datetime:

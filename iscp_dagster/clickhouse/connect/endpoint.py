@@ -190,7 +190,7 @@ def parse_endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoi
 
 def _check_duplicates(shards: Sequence[Endpoint]) -> None:
     servers = Counter(shard.server for shard in shards)
-    places = Counter((shard.server, shard.database) for shard in shards)
+    counts = Counter((shard.server, shard.database) for shard in shards)
     for shard in shards:
         if servers[shard.server] > 1 and not shard.database:
             raise ConfigError(
@@ -198,7 +198,7 @@ def _check_duplicates(shards: Sequence[Endpoint]) -> None:
                 "always with a database: shards on one server each need a database of their own. "
                 f"Write {shard.server}/?database=NAME for each, or name other servers."
             )
-        if places[shard.server, shard.database] > 1:
+        if counts[shard.server, shard.database] > 1:
             raise ConfigError(
                 f"CLICKHOUSE_URLS names {shard.address} twice, but each shard needs a server or a "
                 "database of its own. Change one of them."

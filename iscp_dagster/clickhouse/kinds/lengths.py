@@ -54,8 +54,10 @@ def _fill_vectors(
     offsets = pa.array(range(0, len(floats) + 1, dimension), pa.int32())
     fillers = pa.ListArray.from_arrays(offsets, pa.array(floats)).cast(column.type)
     nth = pc.subtract(pc.cumulative_sum(misfits.cast(pa.int64())), 1)
-    places = pc.if_else(misfits, pc.add(nth, len(column)), pa.array(range(len(column)), pa.int64()))
-    return pa.concat_arrays([column, fillers]).take(places)
+    row_numbers = pc.if_else(
+        misfits, pc.add(nth, len(column)), pa.array(range(len(column)), pa.int64())
+    )
+    return pa.concat_arrays([column, fillers]).take(row_numbers)
 
 
 def _compute_seed(rows: pa.Table, vector: str) -> int:

@@ -232,7 +232,7 @@ class IndexStore:
         return replace(self, epochs=Epochs(rows=self.barrier.shut_out(tenants), letters=letters))
 
     def take_over(
-        self, tenants: Collection[str], alive: Callable[[], Collection[str]]
+        self, tenants: Collection[str], list_live_runs: Callable[[], Collection[str]]
     ) -> IndexStore:
         """Reject for good whatever earlier runs have sent for these tenants; see `shut_out`.
 
@@ -242,7 +242,7 @@ class IndexStore:
         """
         store = self.shut_out(tenants)
         staged = [table for table in self.data.list_staging_tables() if table != self.staging]
-        leftovers = find_leftover_tables(staged, alive()) if staged else []
+        leftovers = find_leftover_tables(staged, list_live_runs()) if staged else []
         for table in staged:
             if table in leftovers:
                 self.data.drop_staging(table)
@@ -323,9 +323,11 @@ class IndexStore:
         )
         for portion in split_names(sorted(tenants)):
             bound = {"tenants": portion if column else [DEFAULT_TENANT], "gap": list(gap)}
-            shown_ = build_epoch_settings(self.shape.database, self.staging, self.epochs.rows)
-            places = {"version": at.version, "micros": at.micros}
-            self._run_statement(statement, {**bound, **places}, **shown_)
+            epoch_settings = build_epoch_settings(
+                self.shape.database, self.staging, self.epochs.rows
+            )
+            moment_parameters = {"version": at.version, "micros": at.micros}
+            self._run_statement(statement, {**bound, **moment_parameters}, **epoch_settings)
 
     def read_beginnings(self, tenants: Collection[str] | None = None) -> Mapping[str, HistoryStart]:
         """Return where each tenant's history begins; a tenant not yet built is left out."""
@@ -363,7 +365,7 @@ class IndexStore:
         return max(counts)
 
     def find_staged_errors(
-        self, rows: Mapping[str, int], *, version: int
+        self, row_counts: Mapping[str, int], *, version: int
     ) -> Mapping[str, IscpError]:
         """Return an error for each staged tenant without exactly its `rows` at `version`.
 
@@ -372,9 +374,9 @@ class IndexStore:
         key = ", ".join(map(quote_identifier, self.shape.source.keys))
         counted = f"{f'uniqExact({key})' if key else 'count()'}, "
         counted += f"countIf({quote_identifier(VERSION)} != {{version:UInt64}}), count()"
-        counts = self._count_by_tenant(counted, self.staging, rows, version=version)
+        counts = self._count_by_tenant(counted, self.staging, row_counts, version=version)
         errors: dict[str, IscpError] = {}
-        for tenant, number in rows.items():
+        for tenant, number in row_counts.items():
             keys, stray, total = counts.get(tenant, (0, 0, 0))
             if keys == number and not stray:
                 continue
@@ -389,7 +391,7 @@ class IndexStore:
         return errors
 
     def find_appended_errors(
-        self, rows: Mapping[str, int], *, range_: Range
+        self, row_counts: Mapping[str, int], *, range_: Range
     ) -> Mapping[str, failures.LostRowsError | failures.DoubledRowsError]:
         """Return an error for each tenant of an append-only index without exactly its `rows`
         in the range: a DoubledRowsError if it has more, else a LostRowsError.
@@ -401,9 +403,9 @@ class IndexStore:
             f"{quote_identifier(VERSION)} <= {{upto:UInt64}})"
         )
         bounds = {"after": range_.from_.version, "upto": range_.to.version}
-        counts = self._count_by_tenant(in_range, self.shape.rows, rows, **bounds)
+        counts = self._count_by_tenant(in_range, self.shape.rows, row_counts, **bounds)
         errors: dict[str, failures.LostRowsError | failures.DoubledRowsError] = {}
-        for tenant, number in rows.items():
+        for tenant, number in row_counts.items():
             (count,) = counts.get(tenant, (0,))
             if count != number:
                 error_class = (
@@ -588,7 +590,7 @@ class IndexStore:
         """Return the `counted` values of each tenant that has rows in the table."""
         column = self.shape.source.tenant
         rows = f"FROM {self.shape.qualify_name(table)}"
-        counts, external_ = f"tuple({counted}) AS counts", None
+        counts, tenant_table = f"tuple({counted}) AS counts", None
         query = f"SELECT {quote_string(DEFAULT_TENANT)}, {counts} {rows} HAVING count() > 0"
         if column:
             type_ = str(parse_type(self.shape.get_column_types()[column]).bare)
@@ -603,12 +605,12 @@ class IndexStore:
             joined = f"({groups}) AS held JOIN {tenant_values} AS named USING value"
             query = f"SELECT tenant, counts FROM {joined}"
             names = pa.table({"tenant": pa.array(sorted(tenants), pa.string())})
-            external_ = build_external_data("tenants", names, ["String"])
+            tenant_table = build_external_data("tenants", names, ["String"])
         with self.endpoint.translate_errors("count the index's rows"):
             result = self.endpoint.get_client().query(
                 query,
                 parameters=parameters,
-                external_data=external_,
+                external_data=tenant_table,
                 settings=self.endpoint.read_settings,
             )
             return dict(result.result_rows)

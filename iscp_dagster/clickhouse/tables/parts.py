@@ -17,7 +17,7 @@ def check_parts(table: str, types: Mapping[str, ClickHouseType]) -> None:
 
     Raises SchemaError, which names them.
     """
-    owners: dict[str, str] = {}
+    columns_by_part: dict[str, str] = {}
     for column, type_ in types.items():
         if NULL in _list_elements(type_):
             raise SchemaError(
@@ -25,11 +25,11 @@ def check_parts(table: str, types: Mapping[str, ClickHouseType]) -> None:
                 f"reserves; {_format_remedy(column)}"
             )
         for part in _list_subcolumns(column, type_):
-            owner = owners.setdefault(part, column)
-            if owner != column:
+            other_column = columns_by_part.setdefault(part, column)
+            if other_column != column:
                 raise SchemaError(
-                    f"Columns {owner!r} and {column!r} of {table!r} both have a part {part!r} in "
-                    f"ClickHouse; {_format_remedy(column)}"
+                    f"Columns {other_column!r} and {column!r} of {table!r} both have a part {part!r} "
+                    f"in ClickHouse; {_format_remedy(column)}"
                 )
 
 

@@ -108,9 +108,9 @@ class _TokenReader:
         self.at = match.end() if match else len(self.written)
         return token or ("", "")
 
-    def take_mark(self, mark: str) -> bool:
+    def take_mark(self, punctuation: str) -> bool:
         """Take `mark` if it is ahead; return whether it was."""
-        return self.ahead == ("mark", mark) and bool(self.take())
+        return self.ahead == ("mark", punctuation) and bool(self.take())
 
     def take_expected(self, kind: str, description: str) -> str:
         if self.ahead is None or self.ahead[0] != kind:

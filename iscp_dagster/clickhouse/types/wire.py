@@ -166,8 +166,8 @@ def _fill_nulls(values: pa.Array, stored: StoredType) -> pa.Array:
         return values
     empty: Any = {} if isinstance(stored.source, Struct) else []
     rows = pa.array(range(len(values)), pa.int64())
-    places = pc.if_else(values.is_null(), len(values), rows)
-    return pa.concat_arrays([values, pa.array([empty], values.type)]).take(places)
+    row_numbers = pc.if_else(values.is_null(), len(values), rows)
+    return pa.concat_arrays([values, pa.array([empty], values.type)]).take(row_numbers)
 
 
 def _map_parts(values: pa.Array, stored: StoredType, change: Change) -> pa.Array:

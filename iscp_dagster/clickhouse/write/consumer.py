@@ -90,16 +90,16 @@ class IndexConsumer:
         """Write all chunks. Raises IscpError if rows do not fit or ClickHouse refuses them."""
         numbers = Counter[frozenset[str]]()
         while (chunk := retriever.read_marked_rows()) is not None:
-            owners = self._list_owners(retriever, chunk)
-            place = _ChunkName(owners, numbers[owners])
-            write = partial(self._write_piece, retriever, place)
+            tenants = self._list_owners(retriever, chunk)
+            chunk_name = _ChunkName(tenants, numbers[tenants])
+            write = partial(self._write_piece, retriever, chunk_name)
             refusals: list[Refusal] = []
             # Chunks for staging already have a good size.
             staged = retriever.data_type is DataType.SNAPSHOT
             for start, rows in [(0, chunk)] if staged else cut_pieces(chunk):
                 refusals += self._write_rows(retriever, write, rows, start)
-            self._write_dead_letters(retriever, write, refusals, place.number)
-            numbers[owners] += 1
+            self._write_dead_letters(retriever, write, refusals, chunk_name.number)
+            numbers[tenants] += 1
 
     def _list_owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
         """Return the tenants that the chunk's tokens name: without a key, only the rows' own.
@@ -159,7 +159,7 @@ class IndexConsumer:
             self._delete_earlier_rows(pa.concat_tables(deleted))
 
     def _write_piece(
-        self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
+        self, retriever: DataRetriever, chunk_name: _ChunkName, rows: pa.Table, start: int
     ) -> None:
         try:
             fit = fit_rows(self.target, rows)
@@ -167,7 +167,7 @@ class IndexConsumer:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
         if fit.num_rows:
-            token = self._make_token(retriever, place, fit, start)
+            token = self._make_token(retriever, chunk_name, fit, start)
             if insert_fitted_rows(self.endpoint, self.target, fit, token, self.sleep):
                 retriever.report_resend()
 
@@ -243,7 +243,7 @@ class IndexConsumer:
         call_with_retries(delete, self.sleep)
 
     def _make_token(
-        self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
+        self, retriever: DataRetriever, chunk_name: _ChunkName, rows: pa.Table, start: int
     ) -> str:
         """Return the piece's token.
 
@@ -254,11 +254,11 @@ class IndexConsumer:
         staged = retriever.data_type is DataType.SNAPSHOT
         content = "" if staged else hash_rows(rows)
         return make_chunk_token(
-            min(retriever.registrations[tenant] for tenant in place.owners),
-            place.owners,
+            min(retriever.registrations[tenant] for tenant in chunk_name.owners),
+            chunk_name.owners,
             retriever.range,
             partition_no=retriever.task,
-            chunk_no=place.number,
+            chunk_no=chunk_name.number,
             content_digest=f"{content}@{start}" if start else content,
             build=retriever.build,
         )
@@ -268,9 +268,9 @@ def _mark_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
     """Return the rows that have a key, marked as deleted."""
     for column in identity:
         rows = rows.filter(pc.is_valid(rows[column]))
-    place, marks = rows.schema.get_field_index(DELETED), rows[DELETED].type
-    deleted = pa.repeat(pa.scalar(1).cast(marks), rows.num_rows)
-    return rows.set_column(place, rows.schema.field(place), deleted)
+    index, flag_type = rows.schema.get_field_index(DELETED), rows[DELETED].type
+    deleted = pa.repeat(pa.scalar(1).cast(flag_type), rows.num_rows)
+    return rows.set_column(index, rows.schema.field(index), deleted)
 
 
 def insert_fitted_rows(

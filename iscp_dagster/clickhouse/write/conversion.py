@@ -64,8 +64,8 @@ def _fill_misfits(
     """Put blanks in place of the misfits; the other values stay."""
     filler = pa.array([make_filler(stored)], values.type)
     pieces = [*values.chunks, filler]
-    places = [len(values) if is_misfit else row for row, is_misfit in enumerate(misfits)]
-    return pa.chunked_array(pieces).take(pa.array(places, pa.int64()))
+    row_numbers = [len(values) if is_misfit else row for row, is_misfit in enumerate(misfits)]
+    return pa.chunked_array(pieces).take(pa.array(row_numbers, pa.int64()))
 
 
 def _drop_unheld_deletes(target: Target, chunk: pa.Table) -> pa.Table:

@@ -153,7 +153,7 @@ class DeadLetters:
         """
         occurrences: Counter[str] = Counter()
         # Without a key, their task and chunk distinguish equal rows.
-        place = [] if target.keys else [task, chunk]
+        origin = [] if target.keys else [task, chunk]
         rows = []
         for refusal in refusals:
             text = to_json(refusal.row, target)
@@ -163,7 +163,7 @@ class DeadLetters:
             rows.append(
                 {
                     "id": make_letter_id(
-                        target, refusal.row, [registration, text, *place, occurrences[text]]
+                        target, refusal.row, [registration, text, *origin, occurrences[text]]
                     ),
                     "index": target.name,
                     "tenant": tenant,
@@ -217,11 +217,11 @@ class DeadLetters:
 
     def _insert_rows(self, target: Target, rows: Sequence[Mapping[str, Any]]) -> bool:
         stamps, epoch = pa.timestamp("us", tz="UTC"), target.epochs.letters
-        stamped = [
+        owned_rows = [
             {**row, _OWNER: _format_owner(row["index"], row["tenant"]), "epoch": epoch}
             for row in rows
         ]
-        table = pa.Table.from_pylist(stamped)
+        table = pa.Table.from_pylist(owned_rows)
         at = table.schema.get_field_index("timestamp")
         table = table.set_column(at, "timestamp", table["timestamp"].cast(stamps))
         # No two writes share a token: a letter that was dropped may be written again.

@@ -153,21 +153,21 @@ def _list_data_actions(
 
 def _list_probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
     for action in actions:
-        place = _get_partition(action)
-        yield Probe(action["path"], place)
+        partition = _get_partition(action)
+        yield Probe(action["path"], partition)
         vector = get_vector_path(action)
         if vector is not None:
-            yield Probe(vector, place)
+            yield Probe(vector, partition)
 
 
 def _list_feed_files(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None:
     files = []
     for kind, action in data if len(data) <= MAX_PROBES else ():
-        place = _get_partition(action)
-        if place is None or action.get("deletionVector"):
+        partition = _get_partition(action)
+        if partition is None or action.get("deletionVector"):
             return None
         size = int(action.get("size") or 0)
-        files.append(FeedFile(kind, action["path"], place, size, _parse_row_count(action)))
+        files.append(FeedFile(kind, action["path"], partition, size, _parse_row_count(action)))
     return tuple(files) if len(files) == len(data) else None
 
 
@@ -176,10 +176,10 @@ def _sum_volumes(
 ) -> dict[PartitionValues, Volume] | None:
     totals: dict[PartitionValues, Volume] = {}
     for kind, action in data:
-        place = _get_partition(action)
-        if place is None:
+        partition = _get_partition(action)
+        if partition is None:
             return None
-        totals[place] = _measure_volume(kind, action).add(totals.get(place, Volume(0, 0)))
+        totals[partition] = _measure_volume(kind, action).add(totals.get(partition, Volume(0, 0)))
     return totals
 
 
@@ -198,9 +198,9 @@ def _parse_row_count(action: Mapping[str, Any]) -> int | None:
 def _list_taken_partitions(
     data: Iterable[tuple[str, dict[str, Any]]],
 ) -> frozenset[PartitionValues] | None:
-    places = [_get_partition(action) for kind, action in data if kind != "add"]
-    partitions = frozenset(place for place in places if place is not None)
-    return None if None in places else partitions
+    all_partitions = [_get_partition(action) for kind, action in data if kind != "add"]
+    partitions = frozenset(partition for partition in all_partitions if partition is not None)
+    return None if None in all_partitions else partitions
 
 
 def _get_partition(action: Mapping[str, Any]) -> PartitionValues | None:

@@ -475,11 +475,11 @@ def _has_unnamed_tenant(places: Iterable[PartitionValues], column: str | None) -
     return column is not None and any(column not in dict(values) for values in places)
 
 
-def _get_reading_tenant(place: PartitionValues | None, column: str | None) -> str | None:
+def _get_reading_tenant(partition: PartitionValues | None, column: str | None) -> str | None:
     """The tenant whose readers open files of this place; None if all tenants' readers do."""
-    if place is None:
+    if partition is None:
         return None
-    return DEFAULT_TENANT if column is None else dict(place).get(column)
+    return DEFAULT_TENANT if column is None else dict(partition).get(column)
 
 
 def _has_rows_of(

@@ -150,11 +150,13 @@ class SnapshotReader:
         paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
         relative_paths = [f"/{unquote(path)}" for path in paths]
         matched = deleted if deleted is not None and deleted.keys() <= set(relative_paths) else None
-        places = [None if matched is None else matched.get(path, b"") for path in relative_paths]
+        row_numbers = [
+            None if matched is None else matched.get(path, b"") for path in relative_paths
+        ]
         return [
             DataFile(path=path, bytes=size, rows=stored, partition=values, deleted=vector)
             for path, size, stored, values, vector in zip(
-                paths, sizes, rows, partitions, places, strict=True
+                paths, sizes, rows, partitions, row_numbers, strict=True
             )
         ]
 
@@ -240,9 +242,9 @@ def _read_deleted_rows(table: Any) -> dict[str, Places] | None:
         return None
     for batch in pa.RecordBatchReader.from_stream(batches):
         for uri, kept in zip(batch["filepath"], batch["selection_vector"], strict=True):
-            places = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            row_numbers = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
             name = unquote(uri.as_py()).removeprefix(root)
-            deleted_by_path[name] = places.astype(np.int64).tobytes()
+            deleted_by_path[name] = row_numbers.astype(np.int64).tobytes()
     return deleted_by_path
 
 

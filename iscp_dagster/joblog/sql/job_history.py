@@ -62,12 +62,14 @@ def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> C
 
 
 def _read_bookmark(connection: sa.Connection) -> Bookmark:
-    place = None
+    oldest_open = None
     if _is_postgres(connection):
         oldest = sa.text("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
-        place = int(connection.execute(sa.select(oldest)).scalar_one())
+        oldest_open = int(connection.execute(sa.select(oldest)).scalar_one())
     newest = connection.scalar(sa.select(sa.func.max(EVENTS.number))) or 0
-    return Bookmark(newest + 1 if place is None else place, newest, _read_sign(connection, newest))
+    return Bookmark(
+        newest + 1 if oldest_open is None else oldest_open, newest, _read_sign(connection, newest)
+    )
 
 
 def _read_sign(connection: sa.Connection, number: int) -> str:

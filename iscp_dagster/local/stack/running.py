@@ -54,15 +54,15 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
                 "end them, then try again"
             )
         _log_to_file(settings)
-        journal = _StateWriter(settings, watch)
+        state_writer = _StateWriter(settings, watch)
         services = build(settings)
         try:
             with ports.reserve_ports(plan.get_own_ports(settings).values()):
-                asyncio.run(_supervise_services(services, journal, lock, settings))
+                asyncio.run(_supervise_services(services, state_writer, lock, settings))
         finally:
             ending.cancel_iterations(settings)
-            journal.set_condition(Condition.DOWN)
-        return journal.state
+            state_writer.set_condition(Condition.DOWN)
+        return state_writer.state
 
 
 def build(settings: StackSettings) -> list[Service]:
@@ -86,20 +86,20 @@ def build(settings: StackSettings) -> list[Service]:
 
 
 async def _supervise_services(
-    services: list[Service], journal: _StateWriter, lock: int, settings: StackSettings
+    services: list[Service], state_writer: _StateWriter, lock: int, settings: StackSettings
 ) -> None:
     stop = asyncio.Event()
 
     def handle_stop() -> None:
-        journal.set_condition(Condition.STOPPING)
+        state_writer.set_condition(Condition.STOPPING)
         dagster_server.signal_end(settings)
         stop.set()
 
     loop = asyncio.get_running_loop()
     for signum in STOP_SIGNALS:
         loop.add_signal_handler(signum, handle_stop)
-    supervisor = Supervisor(services, report=journal.note, lock=lock)
-    await supervisor.run(stop=stop, ready=lambda: journal.set_condition(Condition.READY))
+    supervisor = Supervisor(services, report=state_writer.note, lock=lock)
+    await supervisor.run(stop=stop, ready=lambda: state_writer.set_condition(Condition.READY))
 
 
 class _StateWriter:

@@ -73,14 +73,14 @@ class Supervisor:
 
         Raises UnavailableError, with every child stopped, when a service does not come up.
         """
-        keepers = [_ServiceRunner(service, self) for service in self._services]
+        runners = [_ServiceRunner(service, self) for service in self._services]
         self._ready = {
-            service.name: keeper.ready for service, keeper in self._match_services(keepers)
+            service.name: keeper.ready for service, keeper in self._match_services(runners)
         }
-        tasks = [asyncio.create_task(keeper.keep_running()) for keeper in keepers]
+        tasks = [asyncio.create_task(runner.keep_running()) for runner in runners]
         stopped = asyncio.create_task(stop.wait())
         resuming = asyncio.create_task(resume_stopped())
-        started = asyncio.create_task(_wait_all([keeper.ready.wait() for keeper in keepers]))
+        started = asyncio.create_task(_wait_all([keeper.ready.wait() for keeper in runners]))
         try:
             await asyncio.wait([started, stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if started.done() and not stopped.done():
@@ -181,9 +181,9 @@ class _ServiceRunner:
     async def _watch_until_end(self, child: WardedProcess, born: float) -> int:
         """Watch a service until it ends, or end it when it stays unwell; return its exit status."""
         change = partial(self._supervisor.record_change, self._service)
-        vigil = HealthMonitor(self._service, child.pid, born, change, self._supervisor.patience)
+        monitor = HealthMonitor(self._service, child.pid, born, change, self._supervisor.patience)
         note = self._supervisor.note(self._service)
-        watching = asyncio.create_task(vigil.watch_until_unwell(note))
+        watching = asyncio.create_task(monitor.watch_until_unwell(note))
         ended = asyncio.create_task(child.wait_until_ended())
         try:
             await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)

@@ -167,12 +167,12 @@ def plan_together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
 
 def _plan_sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     fresh = [job for job in jobs if is_fresh(job)]
-    settled = [job for job in jobs if not is_fresh(job)]
-    watermarks = (job.watermark for job in settled if not _has_only_beginning(job))
+    synchronized = [job for job in jobs if not is_fresh(job)]
+    watermarks = (job.watermark for job in synchronized if not _has_only_beginning(job))
     first_end = max(watermarks, key=_get_version, default=latest)
-    highest = max(map(_get_watermark, settled), key=_get_version, default=latest)
+    highest = max(map(_get_watermark, synchronized), key=_get_version, default=latest)
     first_end = latest if any(job.status.repairs for job in fresh) else first_end
-    return (*plan_iteration(fresh, first_end), *_plan_in_step(settled, highest, latest))
+    return (*plan_iteration(fresh, first_end), *_plan_in_step(synchronized, highest, latest))
 
 
 def plan_by_default(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:

@@ -216,18 +216,18 @@ class IndexFeed:
 
     async def _append_page(self, page: FeedPage) -> None:
         await self.ring.make_room(len(page.steps) + len(page.gaps), self.patience)
-        sights = self.ring.list_scopes()
+        scopes = self.ring.list_scopes()
         moved_tenants: set[str] = set()
         for step in page.steps:
             self.positions[step.tenant] = step.position
             if step.timed_change is None:
                 moved_tenants.add(step.tenant)
             else:
-                self._append_change(step, sights)
-        self._append_progress(moved_tenants, sights)
+                self._append_change(step, scopes)
+        self._append_progress(moved_tenants, scopes)
         for tenant, begin in page.gaps.items():
             self.positions[tenant] = ChangePosition.from_commit(begin)
-            visible_to = [sight for sight in sights if _can_see(sight, tenant)]
+            visible_to = [scope for scope in scopes if _can_see(scope, tenant)]
             oldest = {
                 sight: self.format_cursor(self.get_visible_positions(sight)) for sight in visible_to
             }
@@ -235,7 +235,7 @@ class IndexFeed:
         self.ring.wake()
 
     def _append_change(self, step: FeedStep, scopes: Collection[TenantScope]) -> None:
-        visible_to = [sight for sight in scopes if _can_see(sight, step.tenant)]
+        visible_to = [scope for scope in scopes if _can_see(scope, step.tenant)]
         cursors = {
             sight: self.format_cursor(self.get_visible_positions(sight)) for sight in visible_to
         }
@@ -248,9 +248,9 @@ class IndexFeed:
     ) -> None:
         """Report moved positions, once for all tenants."""
         cursors = {
-            sight: self.format_cursor(self.get_visible_positions(sight))
-            for sight in scopes
-            if any(_can_see(sight, tenant) for tenant in moved_tenants)
+            scope: self.format_cursor(self.get_visible_positions(scope))
+            for scope in scopes
+            if any(_can_see(scope, tenant) for tenant in moved_tenants)
         }
         if cursors:
             self.ring.append(RingEntry(cursors=cursors))

@@ -199,11 +199,11 @@ class Retriever:
 
     def _drop_lost(self, rows: pa.Table | None) -> pa.Table | None:
         """The rows without those of jobs that the run lost. Raises FenceError if it lost all."""
-        lost = self.find_lost()
-        self.refused |= lost
-        if lost and lost.keys() >= self.tenants:
-            raise next(iter(lost.values()))
-        return rows if rows is None or not lost else self._filter_tenants(rows)
+        claim_errors = self.find_lost()
+        self.refused |= claim_errors
+        if claim_errors and claim_errors.keys() >= self.tenants:
+            raise next(iter(claim_errors.values()))
+        return rows if rows is None or not claim_errors else self._filter_tenants(rows)
 
     def _filter_tenants(self, rows: pa.Table) -> pa.Table:
         column = self.share.tenant_column
@@ -238,9 +238,9 @@ class Retriever:
 
     def _list_columns(self) -> list[str]:
         """The columns of the shared scan that the consumer gets."""
-        share = self.share
-        tenant = (share.tenant_column,) if share.tenant_column else ()
-        return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *SYSTEM_COLUMNS)))
+        scan = self.share
+        tenant = (scan.tenant_column,) if scan.tenant_column else ()
+        return list(dict.fromkeys((*scan.columns, *scan.identity, *tenant, *SYSTEM_COLUMNS)))
 
     def _mask_deletes(self, rows: pa.Table) -> pa.ChunkedArray:
         """Which of the rows are deletes; a snapshot has none."""

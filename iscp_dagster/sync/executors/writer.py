@@ -125,45 +125,45 @@ class TaskWriter:
         Raises FeedGoneError for changes that do not say which rows remain; the task then has no
         receipts.
         """
-        workers = [_start_thread(share, partition) for share in self.shares]
+        threads = [_start_thread(scan, partition) for scan in self.shares]
         unclear: dict[str, IscpError] = {}
         try:
             for rows in self._cut_chunks(batches):
-                chunk = self._drop_unclear(workers, rows, unclear)
+                chunk = self._drop_unclear(threads, rows, unclear)
                 if not chunk.num_rows:
                     continue
-                for worker in workers:
+                for worker in threads:
                     worker.put(chunk)
                 yield chunk
         except BaseException as error:
-            for worker in workers:
+            for worker in threads:
                 worker.abort(error)
             raise
-        for worker in workers:
-            worker.end()
-        for worker in workers:
+        for thread in threads:
+            thread.end()
+        for worker in threads:
             receipts += _make_receipts(worker, partition, unclear)
 
     def _drop_unclear(
-        self, workers: Sequence[ConsumerThread], rows: pa.Table, unclear: dict[str, IscpError]
+        self, threads: Sequence[ConsumerThread], rows: pa.Table, unclear: dict[str, IscpError]
     ) -> pa.Table:
         """The rows as the source has them, without tenants whose changes are `unclear`.
 
         Raises FeedGoneError if there is no tenant column.
         """
         if self.tenant_column is None or self.stamp is not None:
-            return self._prepare_chunk(workers, rows)
+            return self._prepare_chunk(threads, rows)
         rows = exclude_tenants(rows, self.tenant_column, unclear)
-        check = partial(self._prepare_chunk, workers)
+        check = partial(self._prepare_chunk, threads)
         tables, failures = bisect_tenants(rows, self.tenant_column, check, FeedGoneError)
         unclear.update(failures)
         return pa.concat_tables(tables) if tables else rows.slice(0, 0)
 
-    def _prepare_chunk(self, workers: Sequence[ConsumerThread], rows: pa.Table) -> pa.Table:
+    def _prepare_chunk(self, threads: Sequence[ConsumerThread], rows: pa.Table) -> pa.Table:
         """The rows with their system columns, as the source has them. Raises FeedGoneError."""
         chunk = self._normalize_rows(rows)
         if chunk.num_rows:
-            self._refuse_twins(workers, chunk)
+            self._refuse_twins(threads, chunk)
         return chunk
 
     def _normalize_rows(self, rows: pa.Table) -> pa.Table:
@@ -190,18 +190,18 @@ class TaskWriter:
                 )
             yield chunk
 
-    def _refuse_twins(self, workers: Sequence[ConsumerThread], chunk: pa.Table) -> None:
+    def _refuse_twins(self, threads: Sequence[ConsumerThread], chunk: pa.Table) -> None:
         """Reject inserts of existing keys, by a query to one working target for each tenant.
 
         All targets of a tenant have the same keys; a shard has only its own, so each is queried.
         """
-        live = [worker for worker in workers if worker.is_alive]
+        live = [thread for thread in threads if thread.is_alive]
         unsharded = [worker for worker in live if _get_consumer(worker.share).placement is None]
         sharded = [[worker] for worker in live if _get_consumer(worker.share).placement is not None]
         for group in filter(None, [unsharded, *sharded]):
             try:
-                for share, rows in self._assign_checks(group, chunk):
-                    call_with_retries(partial(self._check_twins, share, rows), self.sleep)
+                for scan, rows in self._assign_checks(group, chunk):
+                    call_with_retries(partial(self._check_twins, scan, rows), self.sleep)
             except FeedGoneError:
                 raise
             except IscpError as error:
@@ -211,44 +211,44 @@ class TaskWriter:
             refuse_twins(None, None, chunk, None)
 
     def _assign_checks(
-        self, workers: Sequence[ConsumerThread], chunk: pa.Table
+        self, threads: Sequence[ConsumerThread], chunk: pa.Table
     ) -> Iterator[tuple[ConsumerScan, pa.Table]]:
         """The shares to query and their rows, so that each tenant's rows are checked once."""
-        unchecked = frozenset[str]().union(*(worker.share.tenants for worker in workers))
-        for share in (worker.share for worker in workers):
-            tenants = unchecked & share.tenants
+        unchecked = frozenset[str]().union(*(worker.share.tenants for worker in threads))
+        for scan in (thread.share for thread in threads):
+            tenants = unchecked & scan.tenants
             if tenants:
-                column = share.tenant_column if share.others or tenants != share.tenants else None
-                yield share, chunk if column is None else filter_tenants(chunk, column, tenants)
+                column = scan.tenant_column if scan.others or tenants != scan.tenants else None
+                yield scan, chunk if column is None else filter_tenants(chunk, column, tenants)
             unchecked -= tenants
 
-    def _check_twins(self, share: ConsumerScan, chunk: pa.Table) -> None:
-        since = share.range.from_.version if self.stamp is None else None
-        consumer = _get_consumer(share)
+    def _check_twins(self, scan: ConsumerScan, chunk: pa.Table) -> None:
+        since = scan.range.from_.version if self.stamp is None else None
+        consumer = _get_consumer(scan)
         refuse_twins(consumer.endpoint, consumer.target, chunk, since)
 
 
-def _get_consumer(share: ConsumerScan) -> IndexConsumer:
-    assert share.consumer is not None
-    return share.consumer
+def _get_consumer(scan: ConsumerScan) -> IndexConsumer:
+    assert scan.consumer is not None
+    return scan.consumer
 
 
-def _start_thread(share: ConsumerScan, task: int) -> ConsumerThread:
-    consumer = _get_consumer(share)
+def _start_thread(scan: ConsumerScan, task: int) -> ConsumerThread:
+    consumer = _get_consumer(scan)
     select = consumer.select_rows if consumer.placement else None
-    return ConsumerThread(lambda: consumer, Retriever(share=share, task=task, select_rows=select))
+    return ConsumerThread(lambda: consumer, Retriever(share=scan, task=task, select_rows=select))
 
 
 def _make_receipts(
-    worker: ConsumerThread, task: int, unclear: Mapping[str, IscpError]
+    thread: ConsumerThread, task: int, unclear: Mapping[str, IscpError]
 ) -> Iterator[Receipt]:
-    target = worker.share.name
-    if worker.failure is not None:
-        yield make_failure_receipt(target, task, worker.failure)
+    target = thread.share.name
+    if thread.failure is not None:
+        yield make_failure_receipt(target, task, thread.failure)
         return
-    retriever = worker.retriever
+    retriever = thread.retriever
     stopped = {
-        tenant: unclear[tenant] for tenant in unclear.keys() & worker.share.tenants
+        tenant: unclear[tenant] for tenant in unclear.keys() & thread.share.tenants
     } | retriever.refused
     for tenant, error in sorted(stopped.items()):
         yield make_failure_receipt(target, task, error, tenant)
@@ -291,7 +291,7 @@ def make_scan_task(
             if context and context.attemptNumber():
                 receipts = [replace(receipt, again=True) for receipt in receipts]
         except IscpError as error:
-            targets = [share.name for share in writer.shares] + ([""] if relayed else [])
+            targets = [scan.name for scan in writer.shares] + ([""] if relayed else [])
             receipts = [make_failure_receipt(name, partition, error) for name in targets]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [

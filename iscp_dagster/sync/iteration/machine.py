@@ -71,25 +71,25 @@ def handle_event(state: IterationState, event: commands.IterationEvent) -> Next:
     match event:
         case commands.JobsClaimed(claims):
             return _begin_claims(state, claims)
-        case commands.StepsRecorded(lost):
+        case commands.StepsRecorded(claim_errors):
             return state, _make_fail_command(
-                _make_failure(state, key, error) for key, error in lost.items()
+                _make_failure(state, key, error) for key, error in claim_errors.items()
             )
-        case commands.ReadsPlanned(readings):
-            trials = [
-                narrowing.ScanGroup(reading=reading, claims=claims) for reading, claims in readings
+        case commands.ReadsPlanned(requests):
+            groups = [
+                narrowing.ScanGroup(reading=request, claims=claims) for request, claims in requests
             ]
-            return replace(state, trials=(*trials, *state.trials)), ()
-        case commands.ScanFinished(trial, parts):
-            return _handle_scan(state, trial, parts)
-        case commands.ScanFailed(trial, error):
-            return _handle_scan_failure(state, trial, error)
+            return replace(state, trials=(*groups, *state.trials)), ()
+        case commands.ScanFinished(group, results):
+            return _handle_scan(state, group, results)
+        case commands.ScanFailed(group, error):
+            return _handle_scan_failure(state, group, error)
         case commands.ScanVerified():
             return _handle_verified(state, event)
         case commands.FailuresRecorded(failures):
             return state.end_claims(failures), (commands.ReturnOutcomes(failures),)
-        case commands.RowsPlaced(deliveries, wrong):
-            return state, _handle_placed(deliveries, wrong)
+        case commands.RowsPlaced(deliveries, row_errors):
+            return state, _handle_placed(deliveries, row_errors)
         case commands.WatermarksMoved():
             return _handle_moved(state, event)
         case commands.IndexServed(deliveries, at):
@@ -124,13 +124,13 @@ def _begin_claims(state: IterationState, claims: commands.Claims) -> Next:
 
 
 def _choose_next(state: IterationState) -> Next:
-    """The next scan: a waiting trial, else unclear changes as a snapshot, else the next step."""
+    """The next scan: a waiting group, else unclear changes as a snapshot, else the next step."""
     if state.trials:
-        trial, *later_trials = state.trials
-        state = replace(state, trials=tuple(later_trials))
-        if not trial.errors:
-            return state, (commands.ScanClaims(trial),)
-        state, failures = _split_group(state, trial)
+        group, *later_groups = state.trials
+        state = replace(state, trials=tuple(later_groups))
+        if not group.errors:
+            return state, (commands.ScanClaims(group),)
+        state, failures = _split_group(state, group)
         return (state, failures) if failures else _choose_next(state)
     if state.unclear:
         claims = state.get_claims(state.unclear)
@@ -165,15 +165,15 @@ def _get_versions(range_: Range) -> tuple[int, int]:
 
 
 def _split_group(
-    state: IterationState, trial: narrowing.ScanGroup
+    state: IterationState, group: narrowing.ScanGroup
 ) -> tuple[IterationState, tuple[commands.RecordFailures, ...]]:
     """Smaller trials instead of a failed one; claims given up fail, or are read whole."""
-    smaller, given_up = narrowing.split_group(state.scan_history, trial)
-    claim_errors = [(claim, trial.errors[claim.key.job_name]) for claim in given_up]
+    smaller, given_up = narrowing.split_group(state.scan_history, group)
+    claim_errors = [(claim, group.errors[claim.key.job_name]) for claim in given_up]
     unclear = {
         claim.key: error.message
         for claim, error in claim_errors
-        if error.code == FeedGoneError.code and not trial.reading.is_snapshot
+        if error.code == FeedGoneError.code and not group.reading.is_snapshot
     }
     state = replace(
         state,
@@ -188,66 +188,66 @@ def _split_group(
 
 
 def _handle_scan_failure(
-    state: IterationState, trial: narrowing.ScanGroup, error: IscpError
+    state: IterationState, group: narrowing.ScanGroup, error: IscpError
 ) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
-    reason, reading = ErrorDetail.from_error(error), trial.reading
-    imaged = reading.transitions is not None
+    reason, request = ErrorDetail.from_error(error), group.reading
+    imaged = request.transitions is not None
     if not (state.many or imaged) or not (
         reason.tenant_may_be_cause or isinstance(error, FenceError)
     ):
         return state, (commands.AbortIteration(error),)
-    jobs = {claim.key.job_name for claim in _filter_writing(trial.claims)}
+    jobs = {claim.key.job_name for claim in _filter_writing(group.claims)}
     if imaged and len(jobs) > 1 and reason.tenant_may_be_cause:
-        return state, (commands.PlanReads(trial.claims, plan=reading.plan, apart=True),)
+        return state, (commands.PlanReads(group.claims, plan=request.plan, apart=True),)
     failed = WriteResult(
-        reading=reading, error=reason, tenant_may_be_cause=reason.tenant_may_be_cause
+        reading=request, error=reason, tenant_may_be_cause=reason.tenant_may_be_cause
     )
-    unread = WriteResult(reading=reading)
-    parts = tuple(
+    unread = WriteResult(reading=request)
+    results = tuple(
         commands.ScanResult(claims=claims, written=failed if job in jobs else unread)
-        for job, claims in group_by_job(trial.claims).items()
+        for job, claims in group_by_job(group.claims).items()
     )
-    return _handle_scan(state, trial, parts)
+    return _handle_scan(state, group, results)
 
 
 def _handle_scan(
-    state: IterationState, trial: narrowing.ScanGroup, parts: Sequence[commands.ScanResult]
+    state: IterationState, group: narrowing.ScanGroup, results: Sequence[commands.ScanResult]
 ) -> Next:
     """Check what was written; claims that failed together are tried again, in smaller sets."""
     joint_errors: dict[str, ErrorDetail] = {}
     to_split: list[Claim] = []
     to_rescan: list[Claim] = []
     checks: list[commands.Command] = []
-    for part in parts:
-        suspects, error = _find_suspects(trial, part), part.written.error
+    for result in results:
+        suspects, error = _find_suspects(group, result), result.written.error
         if suspects and error is not None:
-            joint_errors[part.job] = error
-            (to_rescan if _has_lost_jobs(part.written) else to_split).extend(suspects)
+            joint_errors[result.job] = error
+            (to_rescan if _has_lost_jobs(result.written) else to_split).extend(suspects)
         else:
-            state = _remember_scan(state, trial, part)
-        state, readable = _exclude_unclear(state, _exclude_claims(part, suspects))
+            state = _remember_scan(state, group, result)
+        state, readable = _exclude_unclear(state, _exclude_claims(result, suspects))
         checks += [commands.VerifyScan(readable)] if readable.claims else []
-    new_trials = (
-        replace(trial, claims=tuple(to_rescan)),
-        replace(trial, claims=tuple(to_split), errors=joint_errors),
+    new_groups = (
+        replace(group, claims=tuple(to_rescan)),
+        replace(group, claims=tuple(to_split), errors=joint_errors),
     )
-    trials = (*(trial for trial in new_trials if trial.claims), *state.trials)
-    return replace(state, trials=trials), (*checks, commands.DropStaging())
+    groups = (*(trial for trial in new_groups if trial.claims), *state.trials)
+    return replace(state, trials=groups), (*checks, commands.DropStaging())
 
 
-def _find_suspects(trial: narrowing.ScanGroup, part: commands.ScanResult) -> list[Claim]:
+def _find_suspects(group: narrowing.ScanGroup, result: commands.ScanResult) -> list[Claim]:
     """The claims that may have caused the error of all; empty if no single one can have caused it.
 
     The only tenant of one index may fail by the rows of another's tenant, which the scan reads too.
     """
-    single_tenant = len(narrowing.get_tenants(_filter_writing(trial.claims))) == 1
-    if part.written.error is None or not part.written.tenant_may_be_cause or single_tenant:
+    single_tenant = len(narrowing.get_tenants(_filter_writing(group.claims))) == 1
+    if result.written.error is None or not result.written.tenant_may_be_cause or single_tenant:
         return []
     return [
         claim
-        for claim in _filter_writing(part.claims)
-        if claim.key.tenant not in part.written.tenant_errors
+        for claim in _filter_writing(result.claims)
+        if claim.key.tenant not in result.written.tenant_errors
     ]
 
 
@@ -259,42 +259,44 @@ def _has_lost_jobs(written: WriteResult) -> bool:
 
 
 def _remember_scan(
-    state: IterationState, trial: narrowing.ScanGroup, part: commands.ScanResult
+    state: IterationState, group: narrowing.ScanGroup, result: commands.ScanResult
 ) -> IterationState:
     """Remember how the scan ended for one tenant, or well for all."""
-    number, succeeded = len(_filter_writing(part.claims)), part.written.error is None
+    number, succeeded = len(_filter_writing(result.claims)), result.written.error is None
     if number == 1 or (number and succeeded):
         return replace(
             state,
             scan_history=narrowing.record_scan(
-                state.scan_history, trial, part.job, served=succeeded
+                state.scan_history, group, result.job, served=succeeded
             ),
         )
     return state
 
 
-def _exclude_claims(part: commands.ScanResult, claims: Sequence[Claim]) -> commands.ScanResult:
+def _exclude_claims(result: commands.ScanResult, claims: Sequence[Claim]) -> commands.ScanResult:
     left_out = {claim.key for claim in claims}
-    return replace(part, claims=tuple(claim for claim in part.claims if claim.key not in left_out))
+    return replace(
+        result, claims=tuple(claim for claim in result.claims if claim.key not in left_out)
+    )
 
 
 def _exclude_unclear(
-    state: IterationState, part: commands.ScanResult
+    state: IterationState, result: commands.ScanResult
 ) -> tuple[IterationState, commands.ScanResult]:
     """Leave out the claims whose changes turned out to be unreadable: they get a snapshot."""
-    if part.written.reading.is_snapshot:
-        return state, part
+    if result.written.reading.is_snapshot:
+        return state, result
     errors = {
-        claim.key: part.written.get_error(claim.key.tenant)
-        for claim in _filter_writing(part.claims)
+        claim.key: result.written.get_error(claim.key.tenant)
+        for claim in _filter_writing(result.claims)
     }
     unreadable = {
         key: error.message
         for key, error in errors.items()
         if error and error.code == FeedGoneError.code
     }
-    readable = tuple(claim for claim in part.claims if claim.key not in unreadable)
-    return replace(state, unclear={**state.unclear, **unreadable}), replace(part, claims=readable)
+    readable = tuple(claim for claim in result.claims if claim.key not in unreadable)
+    return replace(state, unclear={**state.unclear, **unreadable}), replace(result, claims=readable)
 
 
 def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Next:
@@ -303,9 +305,9 @@ def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Nex
     failures = [outcome for outcome in outcomes if isinstance(outcome, FailedStep)]
     deliveries = [outcome for outcome in outcomes if isinstance(outcome, PendingCommit)]
     # A watermark that a consumer settled has already moved.
-    settled = event.part.written.next_claims
-    if settled is not None:
-        claims = tuple(claim for claim in settled.values() if claim is not None)
+    next_claims = event.part.written.next_claims
+    if next_claims is not None:
+        claims = tuple(claim for claim in next_claims.values() if claim is not None)
         state, following = _handle_moved(state, commands.WatermarksMoved(tuple(deliveries), claims))
     else:
         # Watermarks that move together end together.
@@ -388,8 +390,8 @@ def _make_outcome(state: IterationState, event: commands.ScanVerified, claim: Cl
 
 def _keep_last_step(claim: Claim, written: WriteResult) -> Claim:
     """Make a snapshot that covers the whole claim its last step."""
-    reading = written.reading
-    if claim.last or not reading.is_snapshot or reading.range.to.version < claim.range.to.version:
+    request = written.reading
+    if claim.last or not request.is_snapshot or request.range.to.version < claim.range.to.version:
         return claim
     return replace(claim, steps=claim.steps[-1:])
 

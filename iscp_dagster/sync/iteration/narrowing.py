@@ -44,24 +44,24 @@ ScanHistory = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
 several tenants failed together."""
 
 
-def record_scan(history: ScanHistory, trial: ScanGroup, job: str, *, served: bool) -> ScanHistory:
+def record_scan(history: ScanHistory, group: ScanGroup, job: str, *, served: bool) -> ScanHistory:
     """The history with a scan: of all its tenants if `served`, else of its only one."""
-    key = _get_history_key(trial, job)
+    key = _get_history_key(group, job)
     return {**history, key: (*history.get(key, ()), served)}
 
 
-def split_group(history: ScanHistory, trial: ScanGroup) -> tuple[list[ScanGroup], list[Claim]]:
+def split_group(history: ScanHistory, group: ScanGroup) -> tuple[list[ScanGroup], list[Claim]]:
     """The smaller trials to make of a failed one, and the claims that are given up."""
-    remaining = [claim for claim in trial.claims if not _is_hopeless(history, trial, claim)]
-    given_up = [claim for claim in trial.claims if _is_hopeless(history, trial, claim)]
-    served = all(any(_get_results(history, trial, claim)) for claim in remaining)
+    remaining = [claim for claim in group.claims if not _is_hopeless(history, group, claim)]
+    given_up = [claim for claim in group.claims if _is_hopeless(history, group, claim)]
+    served = all(any(_get_results(history, group, claim)) for claim in remaining)
     ordered = sorted(get_tenants(remaining), key=lambda tenant: _rank_tenant(remaining[0], tenant))
     first = set(split_into_halves(ordered)[0] if served and ordered else ordered[:1])
-    first_trial = replace(trial, claims=_filter_claims(remaining, first), errors={})
-    last_trial = replace(trial, claims=_filter_claims(remaining, set(ordered) - first))
+    first_group = replace(group, claims=_filter_claims(remaining, first), errors={})
+    last_group = replace(group, claims=_filter_claims(remaining, set(ordered) - first))
     if served or len(ordered) - len(first) == 1:
-        last_trial = replace(last_trial, errors={})
-    return [smaller for smaller in (first_trial, last_trial) if smaller.claims], given_up
+        last_group = replace(last_group, errors={})
+    return [smaller for smaller in (first_group, last_group) if smaller.claims], given_up
 
 
 def make_untried_error(claim: Claim, error: ErrorDetail) -> UntriedError:
@@ -81,17 +81,17 @@ def get_tenants(claims: Collection[Claim]) -> frozenset[str]:
     return frozenset(claim.key.tenant for claim in claims)
 
 
-def _is_hopeless(history: ScanHistory, trial: ScanGroup, claim: Claim) -> bool:
-    results = _get_results(history, trial, claim)[-TENANTS_TRIED:]
+def _is_hopeless(history: ScanHistory, group: ScanGroup, claim: Claim) -> bool:
+    results = _get_results(history, group, claim)[-TENANTS_TRIED:]
     return len(results) == TENANTS_TRIED and not any(results)
 
 
-def _get_results(history: ScanHistory, trial: ScanGroup, claim: Claim) -> Sequence[bool]:
-    return history.get(_get_history_key(trial, claim.key.job_name), ())
+def _get_results(history: ScanHistory, group: ScanGroup, claim: Claim) -> Sequence[bool]:
+    return history.get(_get_history_key(group, claim.key.job_name), ())
 
 
-def _get_history_key(trial: ScanGroup, job: str) -> tuple[str, ReadKind]:
-    return job, trial.reading.plan.kind
+def _get_history_key(group: ScanGroup, job: str) -> tuple[str, ReadKind]:
+    return job, group.reading.plan.kind
 
 
 def _filter_claims(claims: Sequence[Claim], tenants: Collection[str]) -> tuple[Claim, ...]:

@@ -87,22 +87,22 @@ def make_build_name() -> str:
     return secrets.token_hex(8)
 
 
-def get_rows_per_chunk(reading: ReadRequest) -> int:
+def get_rows_per_chunk(request: ReadRequest) -> int:
     """The rows of each chunk but the last, as recorded with the batch."""
-    return int(reading.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
+    return int(request.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
 
 
-def get_max_chunks(reading: ReadRequest) -> int:
+def get_max_chunks(request: ReadRequest) -> int:
     """The most chunks of changes of one task."""
-    if reading.transitions is not None:
+    if request.transitions is not None:
         # A tenant's images are in one task, and changes read as a snapshot leave a gap.
         return MOST_CHUNKS
-    return compute_chunks_per_task(int(reading.layout.get(PARTITIONS, 1)))
+    return compute_chunks_per_task(int(request.layout.get(PARTITIONS, 1)))
 
 
-def build_of(reading: ReadRequest) -> str:
+def build_of(request: ReadRequest) -> str:
     """The batch's name, which is part of its chunks' tokens."""
-    return str(reading.layout.get("build", ""))
+    return str(request.layout.get("build", ""))
 
 
 @dataclass(frozen=True)
@@ -304,15 +304,15 @@ class SourceReader:
         owner = f"Job {self.source.name}/{info.job}"
         return self.deployment.analyze_view_columns(owner, self.get_schema(version), transitions)
 
-    def check_images(self, info: ConsumerInfo, reading: ReadRequest) -> None:
+    def check_images(self, info: ConsumerInfo, request: ReadRequest) -> None:
         """Refuse to read image rows that would have no time, or that cannot be evaluated.
 
         Raises SourceError and ConfigError.
         """
         transitions = get_transitions(self.source, info)
         if transitions is not None:
-            check_timestamps(self.delta_log, reading.range, staged=reading.is_snapshot)
-            self.get_view_columns(info, transitions, reading.range.to.version)
+            check_timestamps(self.delta_log, request.range, staged=request.is_snapshot)
+            self.get_view_columns(info, transitions, request.range.to.version)
 
     def plan_layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut into chunks; a replay must cut them the same way."""
@@ -347,7 +347,7 @@ class SourceReader:
     def make_frame(
         self,
         spark: SparkSession,
-        reading: ReadRequest,
+        request: ReadRequest,
         columns: Sequence[str],
         *,
         through_spark: bool,
@@ -356,15 +356,15 @@ class SourceReader:
 
         With `through_spark`, Spark reads even files that the tasks could read themselves.
         """
-        plan, range_ = reading.plan, reading.range
-        if reading.transitions is not None:
+        plan, range_ = request.plan, request.range
+        if request.transitions is not None:
             return self._make_image_frame(
-                spark, reading, reading.transitions, through_spark=through_spark
+                spark, request, request.transitions, through_spark=through_spark
             )
         if plan.kind is ReadKind.SNAPSHOT:
             return self._make_snapshot_frame(spark, range_.to, columns, through_spark=through_spark)
         selection = self._make_selection(columns, range_.to.version)
-        partitions = self._get_recorded_tasks(reading)
+        partitions = self._get_recorded_tasks(request)
         feed_scan = self._plan_feed(range_, selection) if partitions == 1 else None
         if feed_scan is not None and not through_spark:
             return _make_task_frame(spark, 1, feed_scan.read_batches)
@@ -377,13 +377,13 @@ class SourceReader:
     def _make_image_frame(
         self,
         spark: SparkSession,
-        reading: ReadRequest,
+        request: ReadRequest,
         transitions: Transitions,
         *,
         through_spark: bool,
     ) -> MappedFrame:
         """The image rows of the range, or the rows with which a history begins."""
-        range_, end = reading.range, reading.range.to
+        range_, end = request.range, request.range.to
         schema = self.get_schema(end.version)
         read = ViewRead.from_schema(
             self._make_selection((), end.version),
@@ -391,14 +391,14 @@ class SourceReader:
             transitions,
             self.deployment.analyze_view_columns(self.source.name, schema, transitions),
         )
-        if reading.is_snapshot:
+        if request.is_snapshot:
             files = self.delta_log.list_data_files(end.version, self.tenants)
             is_small = sum(file.bytes for file in files) < SMALL_BYTES
             frame = delta_transitions.read_base(spark, read, end).drop(*CHANGE_COLUMNS)
             return MappedFrame(
                 frame.coalesce(1) if is_small else frame, names=tuple(read.base_columns)
             )
-        partitions = min(self._get_recorded_tasks(reading), MOST_TASKS_OF_IMAGES)
+        partitions = min(self._get_recorded_tasks(request), MOST_TASKS_OF_IMAGES)
         rows = (
             None if through_spark or partitions > 1 else self._read_few_rows(range_, read.selection)
         )
@@ -497,13 +497,13 @@ class SourceReader:
             if any("UUID" in index.types.get(key, "") for index in indexes)
         ]
 
-    def _get_recorded_tasks(self, reading: ReadRequest) -> int:
+    def _get_recorded_tasks(self, request: ReadRequest) -> int:
         """The tasks that changes are spread over: a replay's as recorded, wherever it runs.
 
         A layout without the number, since the log could not be read, leaves it to the size.
         """
-        recorded = reading.layout.get(PARTITIONS)
-        return int(recorded) if recorded else min(self._estimate_tasks(reading.range), FEWEST_TASKS)
+        recorded = request.layout.get(PARTITIONS)
+        return int(recorded) if recorded else min(self._estimate_tasks(request.range), FEWEST_TASKS)
 
     def _count_new_tasks(self, range_: Range) -> int:
         """The tasks of a new batch: by its size, up to Spark's cores. Raises UnavailableError."""

@@ -24,22 +24,24 @@ SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
 
 
-def verify_scan(reader: SourceReader, part: ScanResult) -> ScanVerified:
+def verify_scan(reader: SourceReader, result: ScanResult) -> ScanVerified:
     """Settle the part's steps that write nothing, and find the jobs whose rows are wrong."""
-    unrepeatable = [claim for claim in part.claims if claim.step.action is BatchAction.DEAD_LETTER]
-    skipped = [claim for claim in part.claims if claim.step.action is BatchAction.SKIP]
+    unrepeatable = [
+        claim for claim in result.claims if claim.step.action is BatchAction.DEAD_LETTER
+    ]
+    skipped = [claim for claim in result.claims if claim.step.action is BatchAction.SKIP]
     outcomes = [
-        *_set_steps_aside(reader, unrepeatable, part.written),
+        *_set_steps_aside(reader, unrepeatable, result.written),
         *(_skip_step(reader, claim) for claim in skipped),
     ]
-    written = [claim for claim in part.claims if claim.step.action in WRITES]
-    errors = _find_wrong(written, part.written)
+    written = [claim for claim in result.claims if claim.step.action in WRITES]
+    errors = _find_wrong(written, result.written)
     return ScanVerified(
-        part=part,
+        part=result,
         outcomes={outcome.claim.key: outcome for outcome in outcomes},
         errors=errors,
         rebuild=frozenset(
-            key for key, error in errors.items() if _needs_rebuild(part.written, error)
+            key for key, error in errors.items() if _needs_rebuild(result.written, error)
         ),
     )
 
@@ -59,15 +61,17 @@ def _find_wrong(claims: Sequence[Claim], written: WriteResult) -> dict[JobKey, I
     succeeded = [claim for claim in claims if written.get_error(claim.key.tenant) is None]
     if store is None or not succeeded:
         return {}
-    rows = {claim.key.tenant: written.inserted.get(claim.key.tenant, 0) for claim in succeeded}
+    row_counts = {
+        claim.key.tenant: written.inserted.get(claim.key.tenant, 0) for claim in succeeded
+    }
     errors: Mapping[str, IscpError]
     try:
         if written.reading.is_snapshot:
-            errors = store.find_staged_errors(rows, version=range_.to.version)
+            errors = store.find_staged_errors(row_counts, version=range_.to.version)
         else:
-            errors = store.find_appended_errors(rows, range_=range_)
+            errors = store.find_appended_errors(row_counts, range_=range_)
     except IscpError as error:
-        errors = dict.fromkeys(rows, error)
+        errors = dict.fromkeys(row_counts, error)
     return {
         claim.key: errors[claim.key.tenant] for claim in succeeded if claim.key.tenant in errors
     }
@@ -105,9 +109,11 @@ def _write_dead_letters(
 ) -> list[Outcome]:
     range_ = claims[0].step.range
     # Reject inserts still in flight, or the index could get rows after the letter is written.
-    sink = ConsumerClaims(log=reader.deployment.log, claims=claims)
-    store = _get_index_store(reader, claims[0]).take_over(get_tenants(claims), sink.list_live_runs)
-    lost = sink.find_lost()
+    consumer_claims = ConsumerClaims(log=reader.deployment.log, claims=claims)
+    store = _get_index_store(reader, claims[0]).take_over(
+        get_tenants(claims), consumer_claims.list_live_runs
+    )
+    claim_errors = consumer_claims.find_lost()
     errors = {
         tenant: UnrepeatableError(
             f"Index {reader.source.name}/{claims[0].consumer.job}, tenant {tenant}: a run died "
@@ -115,15 +121,15 @@ def _write_dead_letters(
             f"({written.reading.plan.reason}). The index may have only some of their rows. Replay "
             "this letter to rebuild the tenant, or drop it to leave the index as it is."
         )
-        for tenant in sorted(get_tenants(claims) - lost.keys())
+        for tenant in sorted(get_tenants(claims) - claim_errors.keys())
     }
     if errors:
-        store.set_aside(errors, registrations=sink.registrations, range_=range_)
+        store.set_aside(errors, registrations=consumer_claims.registrations, range_=range_)
     for error in errors.values():
         LOGGER.warning("%s", error)
     return [
-        make_failure(claim, lost[claim.key.tenant])
-        if claim.key.tenant in lost
+        make_failure(claim, claim_errors[claim.key.tenant])
+        if claim.key.tenant in claim_errors
         else _make_unread_commit(reader, claim, ASIDE)
         for claim in claims
     ]

@@ -72,28 +72,28 @@ def clear(scanned: ByJob) -> None:
                 written.store.drop_staging_table()
 
 
-def scan_group(reader: SourceReader, trial: ScanGroup) -> ScanFinished | ScanFailed:
+def scan_group(reader: SourceReader, group: ScanGroup) -> ScanFinished | ScanFailed:
     """Scan what the claims of a trial share, for their tenants only."""
-    reader = replace(reader, tenants=get_tenants(trial.claims))
-    claims_by_job = group_by_job(claim for claim in trial.claims if claim.step.action in WRITES)
-    sinks = [
+    reader = replace(reader, tenants=get_tenants(group.claims))
+    claims_by_job = group_by_job(claim for claim in group.claims if claim.step.action in WRITES)
+    all_claims = [
         ConsumerClaims(log=reader.deployment.log, claims=claims_by_job[job])
         for job in sorted(claims_by_job)
     ]
     try:
-        written = scan_range(reader, trial.reading, sinks) if sinks else {}
+        written = scan_range(reader, group.reading, all_claims) if all_claims else {}
     except IscpError as error:
-        return ScanFailed(trial, error)
-    unread = WriteResult(reading=trial.reading)
-    parts = [
+        return ScanFailed(group, error)
+    unread = WriteResult(reading=group.reading)
+    results = [
         ScanResult(claims=claims, written=written.get(job, unread))
-        for job, claims in group_by_job(trial.claims).items()
+        for job, claims in group_by_job(group.claims).items()
     ]
-    return ScanFinished(trial, tuple(parts))
+    return ScanFinished(group, tuple(results))
 
 
 def scan_range(
-    reader: SourceReader, reading: ReadRequest, sinks: Sequence[ConsumerClaims]
+    reader: SourceReader, request: ReadRequest, all_claims: Sequence[ConsumerClaims]
 ) -> ByJob:
     """Read the range once and write it to every sink.
 
@@ -103,77 +103,79 @@ def scan_range(
     tenant that fails has its error; the others are complete. Raises FenceError once this run
     has lost all of the sinks' jobs.
     """
-    if reading.is_snapshot:
+    if request.is_snapshot:
         # At the end of the claims: the recorded version may be unreadable too.
-        end = min(claim.range.to for sink in sinks for claim in sink.claims)
-        reading = replace(reading, range=replace(reading.range, to=end))
-    by_job = _try_scan(reader, reading, sinks, through_spark=False)
+        end = min(
+            claim.range.to for consumer_claims in all_claims for claim in consumer_claims.claims
+        )
+        request = replace(request, range=replace(request.range, to=end))
+    by_job = _try_scan(reader, request, all_claims, through_spark=False)
     # Spark reads the files that Arrow would read differently.
     if not any(
         written.error and written.error.code == NotPlainError.code for written in by_job.values()
     ):
         return by_job
     clear(by_job)
-    return _try_scan(reader, reading, sinks, through_spark=True)
+    return _try_scan(reader, request, all_claims, through_spark=True)
 
 
 def _try_scan(
     reader: SourceReader,
-    reading: ReadRequest,
-    sinks: Sequence[ConsumerClaims],
+    request: ReadRequest,
+    all_claims: Sequence[ConsumerClaims],
     *,
     through_spark: bool,
 ) -> ByJob:
     started = time.perf_counter()
-    shares: dict[str, ConsumerScan] = {}
-    workers: dict[str, ConsumerThread] = {}
-    written = {sink.job.job: WriteResult(reading=reading) for sink in sinks}
-    for sink in sinks:
-        name = sink.job.job
+    scans: dict[str, ConsumerScan] = {}
+    threads: dict[str, ConsumerThread] = {}
+    written = {sink.job.job: WriteResult(reading=request) for sink in all_claims}
+    for consumer_claims in all_claims:
+        name = consumer_claims.job.job
         try:
-            reader.check_images(sink.info, reading)
-            share = _make_consumer_scan(reader, sink, reading)
-            if is_index(sink.info):
-                store, errors = _prepare_store(reader, sink, share)
+            reader.check_images(consumer_claims.info, request)
+            scan = _make_consumer_scan(reader, consumer_claims, request)
+            if is_index(consumer_claims.info):
+                store, errors = _prepare_store(reader, consumer_claims, scan)
                 stopped = {
                     tenant: ErrorDetail.from_error(error) for tenant, error in errors.items()
                 }
                 written[name] = replace(written[name], store=store, tenant_errors=stopped)
-                shares[name] = _attach_consumer(_exclude_tenants(share, errors), store)
+                scans[name] = _attach_consumer(_exclude_tenants(scan, errors), store)
             else:
-                workers[name] = _start_thread(reader, sink, share, reading)
+                threads[name] = _start_thread(reader, consumer_claims, scan, request)
         except IscpError as error:
             written[name] = _set_error(written[name], error)
-    reading = replace(
-        reading, transitions=_select_conditions(reader, reading, sinks, {*shares, *workers})
+    request = replace(
+        request, transitions=_select_conditions(reader, request, all_claims, {*scans, *threads})
     )
-    if not (shares or workers):
+    if not (scans or threads):
         return written
-    reading = reading.select_triggers(workers)
-    staged, to = reading.is_snapshot, reading.range.to
+    request = request.select_triggers(threads)
+    staged, to = request.is_snapshot, request.range.to
     writer = TaskWriter(
-        shares=list(shares.values()),
+        shares=list(scans.values()),
         keys=reader.source.keys,
-        rows_per_chunk=None if staged else get_rows_per_chunk(reading),
-        most_chunks=get_max_chunks(reading),
+        rows_per_chunk=None if staged else get_rows_per_chunk(request),
+        most_chunks=get_max_chunks(request),
         # Rows are relayed for all tenants together.
-        tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
+        tenant_column=None if threads or len(reader.tenants) == 1 else reader.source.tenant,
         sort_column=None if staged or reader.source.keys else reader.source.tenant,
         stamp=(to.version, to.micros) if staged else None,
         # A change with U+FFFD for undecodable bytes is preferred to a gap.
-        exact=None if reading.transitions is None else reader.source.keys,
+        exact=None if request.transitions is None else reader.source.keys,
     )
     try:
         # Get the session once: each call checks whether it is still there.
         spark = reader.deployment.spark()
-        guard = interrupt_when_lost(spark, lambda: _has_held_claims(sinks))
-        with guard, wrap_spark_errors(_describe_source(reader, reading, sinks)):
+        guard = interrupt_when_lost(spark, lambda: _has_held_claims(all_claims))
+        with guard, wrap_spark_errors(_describe_source(reader, request, all_claims)):
             receipts = _run_scan(
-                reader, reading, writer, workers, spark, through_spark=through_spark
+                reader, request, writer, threads, spark, through_spark=through_spark
             )
     except BaseException as error:
-        _abort_threads(workers, error)
-        if (feed_error := _to_feed_error(reading, error)) is not None:
+        _abort_threads(threads, error)
+        if (feed_error := _to_feed_error(request, error)) is not None:
             return {
                 name: _set_error(result, feed_error, unsure=True)
                 for name, result in written.items()
@@ -181,15 +183,15 @@ def _try_scan(
         clear(written)
         raise
     seconds = time.perf_counter() - started
-    for name, share in shares.items():
-        total = _sum_receipts(written[name], receipts, share.name, seconds)
-        written[name] = _reject_late_inserts(spark, total, share.tenants)
-    for name, worker in workers.items():
-        written[name] = _collect_result(written[name], worker, receipts, seconds)
+    for name, scan in scans.items():
+        total = _sum_receipts(written[name], receipts, scan.name, seconds)
+        written[name] = _reject_late_inserts(spark, total, scan.tenants)
+    for name, thread in threads.items():
+        written[name] = _collect_result(written[name], thread, receipts, seconds)
     return written
 
 
-def _to_feed_error(reading: ReadRequest, error: BaseException) -> FeedGoneError | None:
+def _to_feed_error(request: ReadRequest, error: BaseException) -> FeedGoneError | None:
     """The error as one that reading a snapshot may avoid; None: it would not.
 
     If Spark can never read the changes, it may still read the rows. A view's expressions may be the
@@ -197,75 +199,82 @@ def _to_feed_error(reading: ReadRequest, error: BaseException) -> FeedGoneError 
     """
     if isinstance(error, FeedGoneError):
         return error
-    changes = not reading.is_snapshot and reading.transitions is None
+    changes = not request.is_snapshot and request.transitions is None
     return FeedGoneError(str(error)) if changes and isinstance(error, ReadError) else None
 
 
 def _select_conditions(
     reader: SourceReader,
-    reading: ReadRequest,
-    sinks: Sequence[ConsumerClaims],
+    request: ReadRequest,
+    all_claims: Sequence[ConsumerClaims],
     job_names: Collection[str],
 ) -> Transitions | None:
     """What to read: the view, with only the conditions of the jobs that get it."""
-    if reading.transitions is None:
+    if request.transitions is None:
         return None
     transitions = [
-        get_transitions(reader.source, sink.info) for sink in sinks if sink.job.job in job_names
+        get_transitions(reader.source, consumer_claims.info)
+        for consumer_claims in all_claims
+        if consumer_claims.job.job in job_names
     ]
     conditions = [condition for view in transitions if view for condition in view.conditions]
-    return reading.transitions.replace_conditions(conditions)
+    return request.transitions.replace_conditions(conditions)
 
 
 def _describe_source(
-    reader: SourceReader, reading: ReadRequest, sinks: Sequence[ConsumerClaims]
+    reader: SourceReader, request: ReadRequest, all_claims: Sequence[ConsumerClaims]
 ) -> str:
     """What is read, for errors: a view's expressions may fail though the table can be read."""
     location = reader.delta_log.location
-    if reading.transitions is None:
+    if request.transitions is None:
         return location
-    return f"{location}, read for {', '.join(sink.job.job for sink in sinks)}"
+    return f"{location}, read for {', '.join(claims.job.job for claims in all_claims)}"
 
 
 def _set_error(written: WriteResult, error: IscpError, *, unsure: bool = False) -> WriteResult:
     return replace(written, error=ErrorDetail.from_error(error), tenant_may_be_cause=unsure)
 
 
-def _has_held_claims(sinks: Sequence[ConsumerClaims]) -> bool:
-    return any(len(sink.find_lost()) < len(sink.claims) for sink in sinks)
-
-
-def _abort_threads(workers: Mapping[str, ConsumerThread], error: BaseException) -> None:
-    """Stop the workers from waiting for rows that never come."""
-    for worker in workers.values():
-        worker.abort(error)
-
-
-def _make_consumer_scan(
-    reader: SourceReader, sink: ConsumerClaims, reading: ReadRequest
-) -> ConsumerScan:
-    table, range_ = reader.source, reading.range
-    columns = reader.list_columns(sink.info, range_.to.version)
-    tenant = (table.tenant,) if table.tenant else ()
-    return ConsumerScan(
-        job=JobID(db=table.database, table=table.table, job=sink.job.job),
-        registrations=sink.registrations,
-        others=sink.registrations.keys() != reader.tenants,
-        range=range_,
-        data_type=DataType.SNAPSHOT if reading.is_snapshot else DataType.TAIL,
-        columns=columns,
-        # An index keeps deleted rows whole: the graph of a vector index needs their vectors.
-        identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
-        tenant_column=table.tenant,
-        scan_names=_map_conditions(reader, sink),
-        # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
-        build=make_build_name() if reading.is_snapshot else build_of(reading),
+def _has_held_claims(all_claims: Sequence[ConsumerClaims]) -> bool:
+    return any(
+        len(consumer_claims.find_lost()) < len(consumer_claims.claims)
+        for consumer_claims in all_claims
     )
 
 
-def _map_conditions(reader: SourceReader, sink: ConsumerClaims) -> Mapping[str, str]:
+def _abort_threads(threads: Mapping[str, ConsumerThread], error: BaseException) -> None:
+    """Stop the workers from waiting for rows that never come."""
+    for thread in threads.values():
+        thread.abort(error)
+
+
+def _make_consumer_scan(
+    reader: SourceReader, consumer_claims: ConsumerClaims, request: ReadRequest
+) -> ConsumerScan:
+    table, range_ = reader.source, request.range
+    columns = reader.list_columns(consumer_claims.info, range_.to.version)
+    tenant = (table.tenant,) if table.tenant else ()
+    return ConsumerScan(
+        job=JobID(db=table.database, table=table.table, job=consumer_claims.job.job),
+        registrations=consumer_claims.registrations,
+        others=consumer_claims.registrations.keys() != reader.tenants,
+        range=range_,
+        data_type=DataType.SNAPSHOT if request.is_snapshot else DataType.TAIL,
+        columns=columns,
+        # An index keeps deleted rows whole: the graph of a vector index needs their vectors.
+        identity=columns
+        if is_index(consumer_claims.info)
+        else tuple(dict.fromkeys((*tenant, *table.keys))),
+        tenant_column=table.tenant,
+        scan_names=_map_conditions(reader, consumer_claims),
+        # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
+        build=make_build_name() if request.is_snapshot else build_of(request),
+    )
+
+
+def _map_conditions(reader: SourceReader, consumer_claims: ConsumerClaims) -> Mapping[str, str]:
     """The scan's names for a trigger's conditions: triggers on one view share a scan."""
-    transitions = get_transitions(reader.source, sink.info)
+    transitions = get_transitions(reader.source, consumer_claims.info)
     conditions = transitions.conditions if transitions else ()
     return {
         which: condition.format_column_name(which)
@@ -274,90 +283,103 @@ def _map_conditions(reader: SourceReader, sink: ConsumerClaims) -> Mapping[str, 
     }
 
 
-def _exclude_tenants(share: ConsumerScan, tenants: Collection[str]) -> ConsumerScan:
+def _exclude_tenants(scan: ConsumerScan, tenants: Collection[str]) -> ConsumerScan:
     """The share without these tenants."""
     registrations = {
-        tenant: number for tenant, number in share.registrations.items() if tenant not in tenants
+        tenant: number for tenant, number in scan.registrations.items() if tenant not in tenants
     }
-    return replace(share, registrations=registrations, others=share.others or bool(tenants))
+    return replace(scan, registrations=registrations, others=scan.others or bool(tenants))
 
 
 def _prepare_store(
-    reader: SourceReader, sink: ConsumerClaims, share: ConsumerScan
+    reader: SourceReader, consumer_claims: ConsumerClaims, scan: ConsumerScan
 ) -> tuple[IndexStore, Mapping[str, IscpError]]:
     """The index's tables, closed to earlier runs, and an error for each tenant not to write.
 
     Raises the first of these errors if it may write no tenant.
     """
-    store = reader.store(sink.info, share.range.to.version)
+    store = reader.store(consumer_claims.info, scan.range.to.version)
     if store.placement is not None:
         # A hung server would hold up the other shards for a whole query timeout.
         store.endpoint.ping()
     store.ensure()
-    staged = share.data_type is DataType.SNAPSHOT
+    staged = scan.data_type is DataType.SNAPSHOT
     stopped: dict[str, IscpError] = {}
     if not staged:
-        stopped |= reader.find_readd_errors(sink.info, share.range)
-    before = sink.list_written_tenants() if staged else sink.left_unconfirmed
-    store = store.take_over(before, sink.list_live_runs) if before else store.enter()
+        stopped |= reader.find_readd_errors(consumer_claims.info, scan.range)
+    taken_over = (
+        consumer_claims.list_written_tenants() if staged else consumer_claims.left_unconfirmed
+    )
+    store = (
+        store.take_over(taken_over, consumer_claims.list_live_runs) if taken_over else store.enter()
+    )
     # Only now: a run that lost its claims before could have read the new holder's epochs.
-    stopped |= sink.find_lost()
-    if stopped.keys() >= share.tenants:
+    stopped |= consumer_claims.find_lost()
+    if stopped.keys() >= scan.tenants:
         raise next(iter(stopped.values()))
-    return replace(store, attempt=make_attempt_id(sink.run_id)), stopped
+    return replace(store, attempt=make_attempt_id(consumer_claims.run_id)), stopped
 
 
-def _attach_consumer(share: ConsumerScan, store: IndexStore) -> ConsumerScan:
+def _attach_consumer(scan: ConsumerScan, store: IndexStore) -> ConsumerScan:
     """The share with the index's consumer; creates its staging table."""
-    staged = share.data_type is DataType.SNAPSHOT
+    staged = scan.data_type is DataType.SNAPSHOT
     if staged:
-        store.clear_letters(share.registrations, version=share.range.to.version)
+        store.clear_letters(scan.registrations, version=scan.range.to.version)
         store.stage()
     consumer = IndexConsumer(
         endpoint=store.endpoint, target=store.target(staged=staged), placement=store.placement
     )
-    return replace(share, consumer=consumer)
+    return replace(scan, consumer=consumer)
 
 
 def _start_thread(
-    reader: SourceReader, sink: ConsumerClaims, share: ConsumerScan, reading: ReadRequest
+    reader: SourceReader, consumer_claims: ConsumerClaims, scan: ConsumerScan, request: ReadRequest
 ) -> ConsumerThread:
     retriever = Retriever(
-        share=share,
-        move_watermarks=sink.move_watermarks,
-        fences=sink.fences,
-        find_lost=sink.find_lost,
+        share=scan,
+        move_watermarks=consumer_claims.move_watermarks,
+        fences=consumer_claims.fences,
+        find_lost=consumer_claims.find_lost,
     )
-    return ConsumerThread(lambda: _make_consumer(reader, sink, reading, retriever), retriever)
+    return ConsumerThread(
+        lambda: _make_consumer(reader, consumer_claims, request, retriever), retriever
+    )
 
 
 def _make_consumer(
-    reader: SourceReader, sink: ConsumerClaims, reading: ReadRequest, retriever: Retriever
+    reader: SourceReader,
+    consumer_claims: ConsumerClaims,
+    request: ReadRequest,
+    retriever: Retriever,
 ) -> Consumer:
     """The consumer that takes the rows in this process."""
     context = ScanContext(
-        table_id=sink.claims[0].key.table_id,
-        columns=reader.list_columns(sink.info, reading.range.to.version),
-        reason=reading.plan.reason,
-        repairs={claim.key.tenant: claim.repairs for claim in sink.claims},
-        lost=partial(_find_loss, sink, retriever),
+        table_id=consumer_claims.claims[0].key.table_id,
+        columns=reader.list_columns(consumer_claims.info, request.range.to.version),
+        reason=request.plan.reason,
+        repairs={claim.key.tenant: claim.repairs for claim in consumer_claims.claims},
+        lost=partial(_find_loss, consumer_claims, retriever),
         deployment=reader.deployment,
     )
-    return get_consumer_kind(sink.info.type).make_consumer(reader.source, sink.info, context)
+    return get_consumer_kind(consumer_claims.info.type).make_consumer(
+        reader.source, consumer_claims.info, context
+    )
 
 
-def _find_loss(sink: ConsumerClaims, retriever: Retriever, tenant: str) -> IscpError | None:
+def _find_loss(
+    consumer_claims: ConsumerClaims, retriever: Retriever, tenant: str
+) -> IscpError | None:
     """The error that ends the work for the tenant; None: it continues."""
     if retriever.broken:
         return ScanError("The scan ended before its consumers did; the next iteration continues.")
-    return sink.find_loss(tenant)
+    return consumer_claims.find_loss(tenant)
 
 
 def _run_scan(
     reader: SourceReader,
-    reading: ReadRequest,
+    request: ReadRequest,
     writer: TaskWriter,
-    workers: Mapping[str, ConsumerThread],
+    threads: Mapping[str, ConsumerThread],
     spark: SparkSession,
     *,
     through_spark: bool,
@@ -366,46 +388,48 @@ def _run_scan(
 
     For few rows the run itself does the executors' work.
     """
-    shares = [worker.retriever.share for worker in workers.values()]
-    shared = dict.fromkeys(name for share in shares for name in share.get_scan_names(share.columns))
+    scans = [worker.retriever.share for worker in threads.values()]
+    shared = dict.fromkeys(name for scan in scans for name in scan.get_scan_names(scan.columns))
     columns = dict.fromkeys(name for share in writer.shares for name in share.columns)
-    relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
-    rows = reader.make_frame(spark, reading, [*columns, *shared], through_spark=through_spark)
-    task = make_scan_task(writer, rows.unpack, relayed=relayed)
+    relayed = (*shared, *SYSTEM_COLUMNS) if threads else ()
+    frame = reader.make_frame(spark, request, [*columns, *shared], through_spark=through_spark)
+    task = make_scan_task(writer, frame.unpack, relayed=relayed)
     receipts: list[Receipt] = []
-    for row in _read_output(rows, task, one_by_one=bool(workers)):
+    for row in _read_output(frame, task, one_by_one=bool(threads)):
         payload = row.pop("payload")
         if payload is None:
             receipts.append(Receipt(**row))
             continue
         chunk = unpack_rows(bytes(payload))
-        for worker in workers.values():
+        for worker in threads.values():
             worker.put(chunk)
     refusal = next((receipt for receipt in receipts if receipt.code and not receipt.target), None)
-    for worker in workers.values():
+    for thread in threads.values():
         if refusal is None:
-            worker.end()
+            thread.end()
         else:
-            worker.abort(ScanError(refusal.message))
+            thread.abort(ScanError(refusal.message))
     return receipts
 
 
-def _read_output(rows: MappedFrame, task: Mapped, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
+def _read_output(
+    mapped: MappedFrame, task: Mapped, *, one_by_one: bool
+) -> Iterable[dict[str, Any]]:
     """The task's output. Fetching all at once takes one request; `collect` takes another."""
-    if rows.few:
-        batches = task(rows.frame.toArrow().to_batches())
+    if mapped.few:
+        batches = task(mapped.frame.toArrow().to_batches())
         return (row for batch in batches for row in batch.to_pylist())
-    frame = map_in_arrow(rows.frame, task, to_spark_schema(SCAN_SCHEMA), rows.names)
+    results = map_in_arrow(mapped.frame, task, to_spark_schema(SCAN_SCHEMA), mapped.names)
     if one_by_one:
-        return (row.asDict() for row in frame.toLocalIterator())
-    output: list[dict[str, Any]] = frame.toArrow().to_pylist()
+        return (row.asDict() for row in results.toLocalIterator())
+    output: list[dict[str, Any]] = results.toArrow().to_pylist()
     return output
 
 
 def _collect_result(
-    written: WriteResult, worker: ConsumerThread, receipts: Sequence[Receipt], seconds: float
+    written: WriteResult, thread: ConsumerThread, receipts: Sequence[Receipt], seconds: float
 ) -> WriteResult:
-    retriever = worker.retriever
+    retriever = thread.retriever
     stopped = {tenant: ErrorDetail.from_error(error) for tenant, error in retriever.refused.items()}
     reported = dict(retriever.reports)
     written = replace(written, tenant_errors=stopped, reports=reported, seconds=seconds)
@@ -413,9 +437,9 @@ def _collect_result(
     if refusal is not None:
         error = _get_error(refusal)
         return replace(written, error=error, tenant_may_be_cause=error.tenant_may_be_cause)
-    if worker.failure is not None:
+    if thread.failure is not None:
         # A consumer's error does not say whose rows caused it, whatever its code.
-        return _set_error(written, worker.failure, unsure=worker.made)
+        return _set_error(written, thread.failure, unsure=thread.made)
     return replace(
         written,
         inserted=dict(retriever.inserted),

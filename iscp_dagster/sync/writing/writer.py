@@ -31,17 +31,17 @@ class IndexWriter:
     deployment: Deployment
 
     def write(
-        self, reader: SourceReader, trial: ScanGroup
+        self, reader: SourceReader, group: ScanGroup
     ) -> commands.ScanFinished | commands.ScanFailed:
         """Read what the claims of a trial share, once, and write it for each of them.
 
         A snapshot is staged until `discard`.
         """
-        return scan_group(reader, trial)
+        return scan_group(reader, group)
 
-    def check(self, reader: SourceReader, part: commands.ScanResult) -> commands.ScanVerified:
+    def check(self, reader: SourceReader, result: commands.ScanResult) -> commands.ScanVerified:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
-        return verify_scan(reader, part)
+        return verify_scan(reader, result)
 
     def place(self, deliveries: Sequence[PendingCommit]) -> commands.RowsPlaced:
         """Put the rows of one index and one reading in place. Jobs are independent.
@@ -78,7 +78,7 @@ class IndexWriter:
 
     def discard(self, written: commands.ScanFinished) -> None:
         """Drop what is still staged: it is in place, or never will be."""
-        clear({part.job: part.written for part in written.parts})
+        clear({result.job: result.written for result in written.parts})
 
 
 def _replace_partitions(deliveries: Sequence[PendingCommit]) -> Mapping[JobKey, IscpError]:

@@ -126,25 +126,25 @@ class EndpointWorker:
         at, loop = self.clock(), asyncio.get_running_loop()
         started = loop.time()
         answer = await self.poster.post(message.id, message.body)
-        decision = self._apply_answer(message, answer)
-        split = decision.verdict is MessageVerdict.SPLIT
+        outcome = self._apply_answer(message, answer)
+        split = outcome.verdict is MessageVerdict.SPLIT
         self._results.append(
             AttemptResult(
                 message=message,
                 answer=answer,
-                outcome=decision,
+                outcome=outcome,
                 at=at,
                 seconds=loop.time() - started,
                 halves=split_batch(message, self.batch_id) if split else (),
             )
         )
         self.on_result()
-        return decision.verdict
+        return outcome.verdict
 
     def _apply_answer(self, message: WebhookMessage, answer: EndpointAnswer) -> AttemptOutcome:
         now = self.clock()
         self.state = replace(self.state, health=self.state.health.count_answer(answer, now))
-        decision = decide_outcome(
+        outcome = decide_outcome(
             answer,
             attempt=message.attempts + 1,
             first_failure=message.failed_at,
@@ -154,12 +154,12 @@ class EndpointWorker:
             random=self.random(),
             events=len(message.events),
         )
-        change = decision.change
+        change = outcome.change
         if change is EndpointChange.DISABLE or (change and self.state.active):
             self.state = replace(
-                self.state, state=change.value, reason=decision.reason, changed_at=now
+                self.state, state=change.value, reason=outcome.reason, changed_at=now
             )
-        return decision
+        return outcome
 
 
 def build_rules(endpoint: Endpoint) -> DeliveryRules:

@@ -62,7 +62,9 @@ class Sender:
         pace: Pace | None = None,
     ) -> None:
         self._outbox = outbox
-        self._endpoints = {endpoint.name: (endpoint, poster) for endpoint, poster in endpoints}
+        self._endpoints = {
+            endpoint.name: (endpoint, make_poster) for endpoint, make_poster in endpoints
+        }
         self._owner = owner
         self._batch_id = batch_id
         self._clock = clock
@@ -104,26 +106,26 @@ class Sender:
         states = await self._ask(self._outbox.poll_endpoints, sorted(self._workers))
         now = self._clock()
         for name, (state, due) in states.items():
-            outlet = self._workers.get(name)
-            if outlet is not None:
-                outlet.adopt(state)
-                await self._claim(outlet, due, now)
+            worker = self._workers.get(name)
+            if worker is not None:
+                worker.adopt(state)
+                await self._claim(worker, due, now)
 
-    async def _claim(self, outlet: EndpointWorker, due: datetime | None, now: datetime) -> None:
-        room = outlet.room
+    async def _claim(self, worker: EndpointWorker, due: datetime | None, now: datetime) -> None:
+        room = worker.room
         if due is None or due > now or room <= 0:
             return
         work = await self._ask(
             lambda: self._outbox.claim(
-                outlet.endpoint.name,
+                worker.endpoint.name,
                 room=room,
-                busy=frozenset(outlet.busy),
-                size=outlet.endpoint.batch,
-                batch_id=self._batch_id if outlet.batched else None,
+                busy=frozenset(worker.busy),
+                size=worker.endpoint.batch,
+                batch_id=self._batch_id if worker.batched else None,
             )
         )
-        if self._workers.get(outlet.endpoint.name) is outlet:
-            outlet.begin(work)
+        if self._workers.get(worker.endpoint.name) is worker:
+            worker.begin(work)
 
     async def _keep_leases(self) -> None:
         loop = asyncio.get_running_loop()
@@ -139,10 +141,10 @@ class Sender:
         for name in self._workers.keys() - held_endpoints:
             self._drop(name)
         for name, (state, _) in states.items():
-            endpoint, poster = self._endpoints[name]
+            endpoint, make_poster = self._endpoints[name]
             self._workers[name] = EndpointWorker(
                 endpoint=endpoint,
-                poster=poster(),
+                poster=make_poster(),
                 state=state,
                 clock=self._clock,
                 random=self._random,
@@ -164,14 +166,14 @@ class Sender:
 
     def _drop(self, name: str) -> None:
         """End an endpoint's attempts under way; received answers are still recorded."""
-        outlet = self._workers.pop(name)
-        task = asyncio.ensure_future(self._finish_dropped(outlet))
+        worker = self._workers.pop(name)
+        task = asyncio.ensure_future(self._finish_dropped(worker))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _finish_dropped(self, outlet: EndpointWorker) -> None:
-        await outlet.drop()
-        while not await self._record_worker(outlet) and not self._ending:
+    async def _finish_dropped(self, worker: EndpointWorker) -> None:
+        await worker.drop()
+        while not await self._record_worker(worker) and not self._ending:
             await self._sleep(self._pace.away)
 
     async def _record_always(self) -> None:
@@ -183,38 +185,38 @@ class Sender:
                 await self._sleep(self._pace.away)
 
     async def _record_all(self) -> bool:
-        recorded = [await self._record_worker(outlet) for outlet in list(self._workers.values())]
+        recorded = [await self._record_worker(worker) for worker in list(self._workers.values())]
         return all(recorded)
 
-    async def _record_worker(self, outlet: EndpointWorker) -> bool:
+    async def _record_worker(self, worker: EndpointWorker) -> bool:
         """Record an outlet's results; False if the database does not answer."""
-        if not outlet.unrecorded:
+        if not worker.unrecorded:
             return True
-        state, results, ended_work = outlet.take_results()
+        state, results, ended_work = worker.take_results()
         if results and not await self._try_database(
             lambda: self._ask(self._outbox.record, state, results)
         ):
-            outlet.put_back(results, ended_work)
+            worker.put_back(results, ended_work)
             self._heard.set()
             return False
-        outlet.free(ended_work)
+        worker.free(ended_work)
         for result in results:
             if result.outcome.change is not None:
-                name = outlet.endpoint.name
+                name = worker.endpoint.name
                 _log.warning("Endpoint %s is %s: %s.", name, state.state, state.reason)
-        if outlet.room:
+        if worker.room:
             self._wake.set()
         return True
 
     async def _end(self, recording: asyncio.Task[None]) -> None:
         if self._lapse is not None:
             self._lapse.cancel()
-        outlets = dict(self._workers)
-        await asyncio.gather(*(outlet.finish() for outlet in outlets.values()))
+        workers = dict(self._workers)
+        await asyncio.gather(*(worker.finish() for worker in workers.values()))
         self._ending = True
         self._heard.set()
         await asyncio.gather(recording, *self._leaving)
-        await self._try_database(lambda: self._ask(self._outbox.release, outlets, self._owner))
+        await self._try_database(lambda: self._ask(self._outbox.release, workers, self._owner))
 
     async def _try_database(self, ask: Callable[[], Awaitable[None]]) -> bool:
         """Whether the database answered."""
@@ -239,6 +241,6 @@ class Sender:
         """Begin no more attempts, even during a database call."""
         await stop.wait()
         self._stopping = True
-        for outlet in self._workers.values():
-            outlet.stopping = True
+        for worker in self._workers.values():
+            worker.stopping = True
         self._wake.set()

@@ -38,14 +38,14 @@ class AttemptProgress:
     def __init__(
         self,
         claimed: Claimed,
-        tools: AttemptContext,
+        context: AttemptContext,
         *,
         version: int,
         duplex: bool,
         notify: Callable[[Frame], None],
         abort: Callable[[str], None],
     ) -> None:
-        self._claimed, self._tools = claimed, tools
+        self._claimed, self._tools = claimed, context
         self._notify, self._abort = notify, abort
         self._state = begin_attempt(claimed.journal, duplex=duplex, version=version)
         self._leaving: asyncio.Future[Any] | None = None

@@ -48,13 +48,13 @@ class AttemptDriver:
     Belongs to one event loop.
     """
 
-    def __init__(self, claimed: Claimed, tools: AttemptContext) -> None:
-        self.claimed, self._tools = claimed, tools
+    def __init__(self, claimed: Claimed, context: AttemptContext) -> None:
+        self.claimed, self._tools = claimed, context
         self._version = min(versions.NEWEST, claimed.deployment.versions[1])
         self._duplex = claimed.deployment.mode is Mode.FULL_DUPLEX
         self._course = AttemptProgress(
             claimed,
-            tools,
+            context,
             version=self._version,
             duplex=self._duplex,
             notify=self._send_frame,
@@ -62,7 +62,7 @@ class AttemptDriver:
         )
         self._outgoing = Outgoing(self._handle_replayed)
         self._exchange: Exchange | None = None
-        self._heard = tools.monotonic()
+        self._heard = context.monotonic()
         self._pieces = 0
         """Bytes of an incomplete message since the last sign of life."""
 
@@ -133,10 +133,12 @@ class AttemptDriver:
                 return
 
     async def _run_exchange(self) -> None:
-        claimed, tools = self.claimed, self._tools
-        self._outgoing.begin(build_opening(claimed, version=self._version, now=tools.clock()))
+        claimed, context = self.claimed, self._tools
+        self._outgoing.begin(build_opening(claimed, version=self._version, now=context.clock()))
         address = Address.parse(claimed.deployment.url)
-        exchange = await tools.client.open(address, self._build_request(), claimed.deployment.http)
+        exchange = await context.client.open(
+            address, self._build_request(), claimed.deployment.http
+        )
         self._exchange = exchange
         try:
             if self._course.ending:

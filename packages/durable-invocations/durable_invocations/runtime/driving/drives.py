@@ -18,11 +18,11 @@ class Drives:
     Belongs to one event loop.
     """
 
-    def __init__(self, tools: AttemptContext, freed: Callable[[], None]) -> None:
-        self._tools, self._freed = tools, freed
+    def __init__(self, context: AttemptContext, freed: Callable[[], None]) -> None:
+        self._tools, self._freed = context, freed
         self._attempts: dict[str, AttemptDriver] = {}
         self._tasks: dict[AttemptDriver, asyncio.Task[None]] = {}
-        self._places = Places(tools.settings.most)
+        self._places = Places(context.settings.most)
 
     @property
     def free(self) -> int:

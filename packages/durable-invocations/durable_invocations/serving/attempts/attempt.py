@@ -164,8 +164,8 @@ class HandlerAttempt(Steps):
         counter, started_at = self.journal.counter, time.monotonic()
         assert counter is not None
         try:
-            tried = counter.get_tries(index, action.name)
-            message = await action.execute(tried, time.monotonic, self)
+            prior_tries = counter.get_tries(index, action.name)
+            message = await action.execute(prior_tries, time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             error_report = make_report(error, index, action.name, kinds.RUN.code)
             if not isinstance(error, asyncio.CancelledError):

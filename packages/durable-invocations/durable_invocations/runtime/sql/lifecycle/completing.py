@@ -57,9 +57,9 @@ def complete(work: StoreTransaction, results: Mapping[Place, Result]) -> set[Pla
     Invocations that are suspended on them become ready; the owners of running ones are notified.
     """
     completed: set[Place] = set()
-    places = list(results)
-    for start in range(0, len(places), AT_ONCE):
-        batch = places[start : start + AT_ONCE]
+    entry_ids = list(results)
+    for start in range(0, len(entry_ids), AT_ONCE):
+        batch = entry_ids[start : start + AT_ONCE]
         columns = {
             "numbers": {number for number, _ in batch},
             "indexes": {index for _, index in batch},
@@ -67,10 +67,10 @@ def complete(work: StoreTransaction, results: Mapping[Place, Result]) -> set[Pla
         rows = work.connection.execute(
             _OPEN, {name: sorted(values) for name, values in columns.items()}
         )
-        open_places = {(number, index) for number, index in rows} & set(batch)
-        if open_places:
-            _write_results(work, {place: results[place] for place in sorted(open_places)})
-        completed |= open_places
+        open_entries = {(number, index) for number, index in rows} & set(batch)
+        if open_entries:
+            _write_results(work, {entry_id: results[entry_id] for entry_id in sorted(open_entries)})
+        completed |= open_entries
     return completed
 
 
@@ -92,9 +92,9 @@ def complete_waiting(work: StoreTransaction, results: Mapping[str, Result]) -> N
         complete(work, {(row.invocation, row.idx): results[row.target] for row in rows})
 
 
-def wait(work: StoreTransaction, target: str, place: Place) -> None:
+def wait(work: StoreTransaction, target: str, entry_id: Place) -> None:
     """Let the entry be completed when the target is."""
-    row = {"target": target, "invocation": place[0], "idx": place[1]}
+    row = {"target": target, "invocation": entry_id[0], "idx": entry_id[1]}
     work.connection.execute(sa.insert(WAITS_TABLE), row)
 
 
@@ -119,9 +119,9 @@ def _notify_invocations(work: StoreTransaction, results: Mapping[Place, Result])
     _record_news(
         work,
         [
-            (running[place[0]], place[1], result)
-            for place, result in results.items()
-            if place[0] in running
+            (running[entry_id[0]], entry_id[1], result)
+            for entry_id, result in results.items()
+            if entry_id[0] in running
         ],
     )
 

@@ -28,8 +28,8 @@ def check_parts(table: str, types: Mapping[str, ClickHouseType]) -> None:
             other_column = columns_by_part.setdefault(part, column)
             if other_column != column:
                 raise SchemaError(
-                    f"Columns {other_column!r} and {column!r} of {table!r} both have a part {part!r} "
-                    f"in ClickHouse; {_format_remedy(column)}"
+                    f"Columns {other_column!r} and {column!r} of {table!r} both have a part "
+                    f"{part!r} in ClickHouse; {_format_remedy(column)}"
                 )
 
 

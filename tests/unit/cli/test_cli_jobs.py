@@ -881,22 +881,19 @@ def list_unbuilt(iscp, *options):
 
 
 def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
-    register_mirror(lake, source, "eu")
+    register_mirror(lake, source, "eu", TENANT)
+    jobs = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
+    fail(lake.log, begin(jobs, source), 10_300, "it is broken")
     rows = iscp.read_json("verify", status=2)
-    assert [row["index"] for row in rows if "index" in row] == [NAME]
+    unbuilt = {row["tenant"]: (row["index"], row["code"]) for row in rows if "index" in row}
+    assert unbuilt == {"eu": (NAME, 10_300), TENANT: (NAME, 0)}
     problems = {row["table"]: row["message"] for row in rows if "table" in row}
     assert problems.keys() == {"warehouse.to_come", "warehouse.refused"}
     assert_names(problems["warehouse.refused"], "s3://bucket/refused")
     assert {row["agrees"] for row in rows} == {False}
     text = iscp.read_failure("verify", status=2)
-    assert_names(text, f"warehouse.to_come: {NO_TABLE}", "warehouse.refused", f"{NAME}, tenant eu")
-
-
-def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
-    register_mirror(lake, source, "eu")
-    jobs = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
-    fail(lake.log, begin(jobs, source), 10_300, "it is broken")
-    assert list_unbuilt(iscp, "--index", NAME) == [(NAME, "eu", 10_300, "it is broken")]
+    assert_names(text, f"warehouse.to_come: {NO_TABLE}", "warehouse.refused", f"tenant {TENANT}")
+    assert_names(text, f"{NAME}, tenant eu", "10300: it is broken")
 
 
 def test_verify_says_what_still_has_the_rows_of_a_table_that_was_recreated(iscp, lake, source):

@@ -161,7 +161,7 @@ LETTER = DeadLetter(
             ComparisonResult(
                 verdicts=[make_verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1)],
                 unbuilt=[make_unbuilt(ODD)],
-                problems=[Problem(table="a.b", message=ODD, kind="")],
+                problems=[Problem(table="a.b", message=ODD, fingerprint="")],
             ),
             as_json=False,
         ),

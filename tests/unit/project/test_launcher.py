@@ -138,36 +138,28 @@ def test_a_completion_sets_nothing_up(launcher, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_it_is_ready_until_something_changes(launcher) -> None:
-    assert not launcher.is_ready([])
-    launcher.write_stamp([])
-    assert launcher.is_ready([])
-    assert not launcher.is_ready(["test"])
-    launcher.write_stamp(["test"])
-    assert launcher.is_ready([])
-    Path(launcher.ROOT, "pyproject.toml").write_text("[project]\nname = 'other'\n")
-    assert not launcher.is_ready([])
-
-
-def test_it_is_set_up_anew_when_a_package_changes(launcher) -> None:
     package = Path(launcher.ROOT, "packages", "small")
     package.mkdir(parents=True)
     (package / "pyproject.toml").write_text("[project]\nname = 'small'\n")
     assert launcher.packages() == [str(package)]
+    assert not launcher.is_ready([])
     launcher.write_stamp([])
     assert launcher.is_ready([])
-    (package / "pyproject.toml").write_text("[project]\nname = 'other'\n")
-    assert not launcher.is_ready([])
+    assert not launcher.is_ready(["test"])
+    for folder in (package, Path(launcher.ROOT)):
+        launcher.write_stamp(["test"])
+        assert launcher.is_ready([])
+        (folder / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+        assert not launcher.is_ready([])
 
 
-@pytest.mark.parametrize("changed", ["root", "python"])
-def test_a_moved_project_or_a_replaced_python_is_set_up_anew(launcher, changed: str) -> None:
+@pytest.mark.parametrize("key", ["root", "python"])
+def test_a_moved_project_or_a_replaced_python_is_set_up_anew(launcher, key: str) -> None:
     launcher.write_stamp([])
     stamp = json.loads(Path(launcher.STAMP).read_text())
-    Path(launcher.STAMP).write_text(json.dumps(stamp | {changed: "/elsewhere"}))
+    Path(launcher.STAMP).write_text(json.dumps(stamp | {key: "/elsewhere"}))
     assert not launcher.is_ready([])
-
-
-def test_half_a_stamp_is_no_stamp(launcher) -> None:
+    # Half a stamp is no stamp.
     Path(launcher.STAMP).write_text('{"pyproject": ')
     assert not launcher.is_ready([])
 

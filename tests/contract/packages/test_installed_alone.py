@@ -6,22 +6,28 @@ import subprocess
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import PACKAGES, ROOT
 from support.services.stack import clean_environment
 from support.services.wheels import install_wheels
 
 pytestmark = pytest.mark.slow
 
 MOST_BYTES = 5_000_000
-INSTALLED = """
+SIZES = """
 import json, sys
 from importlib.metadata import distributions
 print(json.dumps({
-    held.metadata["Name"]: sum(path.stat().st_size for path in paths if path.exists())
-    for held in distributions()
-    for paths in [[file.locate() for file in held.files]]
+    installed.metadata["Name"]: sum(path.stat().st_size for path in paths if path.exists())
+    for installed in distributions()
+    for paths in [[file.locate() for file in installed.files]]
 }))
 """
+
+
+def install(folder, package, *others, needs=()):
+    """Install the project's package, and what it needs of the project; return the Python."""
+    projects = [path for path in PACKAGES if path.name in {package, *needs}]
+    return install_wheels(folder, package, *others, projects=projects) / "python"
 
 
 def run(python, code, folder):
@@ -38,16 +44,16 @@ def run(python, code, folder):
     return done.stdout
 
 
-def first_example(package):
+def read_first_example(package):
     page = (ROOT / "packages" / package / "README.md").read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
 
 
 def test_a_receiver_of_webhooks_installs_little(tmp_path):
-    python = install_wheels(tmp_path, "idempotent-receiver", "standardwebhooks") / "python"
-    installed = json.loads(run(python, INSTALLED, tmp_path))
-    assert installed.keys() == {"idempotent-receiver", "standardwebhooks"}
-    assert sum(installed.values()) < MOST_BYTES
+    python = install(tmp_path, "idempotent-receiver", "standardwebhooks")
+    sizes = json.loads(run(python, SIZES, tmp_path))
+    assert sizes.keys() == {"idempotent-receiver", "standardwebhooks"}
+    assert sum(sizes.values()) < MOST_BYTES
     delivering = """
 import base64
 from datetime import datetime, timezone
@@ -62,13 +68,13 @@ headers = {
 assert [receive(headers, body.encode()) for _ in range(3)] == [204, 204, 204]
 print(handled)
 """
-    code = first_example("idempotent-receiver") + delivering
+    code = read_first_example("idempotent-receiver") + delivering
     assert run(python, code, tmp_path) == "[{'event_id': 'e1'}]\n"
 
 
 def test_chdb_http_starts_alone_and_answers_clickhouse_connect(tmp_path):
-    python = install_wheels(tmp_path, "chdb-http", "clickhouse-connect") / "python"
-    installed = json.loads(run(python, INSTALLED, tmp_path)).keys()
-    assert {"chdb-http", "asgi-guards", "chdb"} <= installed
-    assert not {name for name in installed if re.match("dagster|pyspark|iscp", name)}
-    assert run(python, first_example("chdb-http"), tmp_path) == "[(2, 'b')]\n"
+    python = install(tmp_path, "chdb-http", "clickhouse-connect", needs=["asgi-guards"])
+    names = json.loads(run(python, SIZES, tmp_path)).keys()
+    assert {"chdb-http", "asgi-guards", "chdb"} <= names
+    assert not {name for name in names if re.match("dagster|pyspark|iscp", name)}
+    assert run(python, read_first_example("chdb-http"), tmp_path) == "[(2, 'b')]\n"

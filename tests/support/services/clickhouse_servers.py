@@ -1,18 +1,58 @@
-"""Embedded ClickHouse servers that a test stops and starts again, each on its own port."""
+"""Embedded ClickHouse servers that a test stops and starts again, each on its own port.
+
+Like other servers of tests they run under a ward, so that they cannot outlive the tests.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, get_shared_client
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, get_shared_client
 from iscp_dagster.local.stack.ports import find_free_port
+from iscp_dagster.local.supervise import ward
 from support.services import insert_gate
-from support.services.keeper import START_SECONDS, Warded, answers, made
-from support.services.stack import wait_for
+from support.services.stack import clean_environment, wait_for
+
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+
+
+class Warded:
+    """A command under a ward; its output goes to a log file."""
+
+    def __init__(self, command: Sequence[str], log: Path, **environment: str) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._ward = subprocess.Popen(
+                [sys.executable, "-I", "-S", ward.__file__, str(STOP_SECONDS), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=clean_environment(log.parent) | environment,
+                cwd=log.parent,
+                start_new_session=True,
+            )
+
+    @property
+    def told(self) -> str:
+        """The text of its log."""
+        return self.log.read_text(errors="replace")
+
+    def runs(self) -> bool:
+        return self._ward.poll() is None
+
+    def stop(self) -> None:
+        self._ward.stdin.close()
+        # A forked child of the tests may also hold the pipe open.
+        self._ward.terminate()
+        self._ward.wait(3 * STOP_SECONDS)
+        self._ward.stdout.close()
 
 
 @dataclass
@@ -32,8 +72,8 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint.parse(self.url)
+    def endpoint(self) -> ClickHouseEndpoint:
+        return ClickHouseEndpoint.parse(self.url)
 
     def begin(self) -> None:
         command = [sys.executable, "-m", "chdb_http"]
@@ -48,7 +88,8 @@ class Server:
         self._warded = Warded(command, self.folder / "clickhouse.log")
 
     def await_ready(self) -> None:
-        wait_for(lambda: answers(f"{self.url}/ping"), START_SECONDS, self._told, every=0.02)
+        ping = f"{self.url}/ping"
+        wait_for(lambda: answers(ping), START_SECONDS, lambda: self._warded.told, every=0.02)
 
     def start(self) -> None:
         self.begin()
@@ -58,9 +99,6 @@ class Server:
         self._warded.stop()
         get_shared_client.cache_clear()
         assert not answers(f"{self.url}/ping")
-
-    def _told(self) -> str:
-        return self._warded.told
 
 
 @contextmanager
@@ -76,3 +114,16 @@ def running_servers(folder: Path, count: int) -> Iterator[list[Server]]:
     finally:
         for server in servers:
             server.stop()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster import SourceTable
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
@@ -30,7 +30,7 @@ PAUSE, LOOK_PAUSE = 0.3, 1.0
 CHANGED: threading.Event = threading.Event()
 
 
-def tell(file: Path, **what: Any) -> None:
+def write_event(file: Path, **what: Any) -> None:
     """Write one line, whole even when other processes write too."""
     line = json.dumps({"pid": os.getpid(), **what}) + "\n"
     with file.open("ab", buffering=0) as out:
@@ -41,13 +41,13 @@ class Gated:
     """Records every batch; asks for none while a file holds its process."""
 
     def __init__(self, _source: Any, info: Any) -> None:
-        self.told = Path(info.options["told"])
-        self.hold = self.told.parent / f"hold-{os.getpid()}"
+        self.events = Path(info.options["told"])
+        self.hold = self.events.parent / f"hold-{os.getpid()}"
 
     def consume(self, retriever: Any) -> None:
         fence = retriever.fences["a"]
         ends = [retriever.range.from_.version, retriever.range.to.version]
-        tell(self.told, what="begins", ends=ends, fence=fence)
+        write_event(self.events, what="begins", ends=ends, fence=fence)
         done = False
         while not done:
             while self.hold.exists():
@@ -55,20 +55,20 @@ class Gated:
             try:
                 inserts, _, done = retriever.next()
             except FenceError:
-                tell(self.told, what="refused", ends=ends, fence=fence)
+                write_event(self.events, what="refused", ends=ends, fence=fence)
                 raise
             ids = [] if inserts is None else inserts["id"].to_pylist()
-            tell(self.told, what="takes", ends=ends, fence=fence, ids=ids)
+            write_event(self.events, what="takes", ends=ends, fence=fence, ids=ids)
 
 
 @dataclass
-class Holder:
+class FixedIscp:
     """The location's resource `iscp`."""
 
-    held: Deployment
+    deployment: Deployment
 
     def create_deployment(self) -> Deployment:
-        return self.held
+        return self.deployment
 
 
 def main(config: dict[str, Any]) -> None:
@@ -78,16 +78,16 @@ def main(config: dict[str, Any]) -> None:
     from iscp_dagster.location.build import build_definitions
 
     warnings.simplefilter("ignore")
-    told = Path(config["told"])
+    events = Path(config["told"])
     log = SqlLog(config["log"], leases=Leases(**config["leases"]), actor=config["name"])
     deployment = Deployment(
-        endpoint=Endpoint.parse(config["clickhouse"]),
+        endpoint=ClickHouseEndpoint.parse(config["clickhouse"]),
         log=log,
         spark=lambda: get_shared_session(config["spark"]),
         lake=config["lake"],
     )
     source = SourceTable(config["table"], key="id", tenant="tenant", indexes=[])
-    iscp = Holder(deployment)
+    iscp = FixedIscp(deployment)
     defs = build_definitions([source], {"iscp": iscp})
     sensor = defs.resolve_sensor_def("iscp_runner")
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -115,7 +115,7 @@ def main(config: dict[str, Any]) -> None:
             for request in result.run_requests:
                 requests.put(request)
             skipped = result.skip_message or ""
-            tell(told, what="looks", requests=len(result.run_requests), skipped=skipped)
+            write_event(events, what="looks", requests=len(result.run_requests), skipped=skipped)
             CHANGED.wait(LOOK_PAUSE)
 
 

@@ -75,24 +75,24 @@ class FaultyClickHouse(ThreadingHTTPServer):
     def land(self) -> list[str]:
         """Forward the late statements in order; return ClickHouse's answers."""
         late, self._late = self._late, []
-        return [said.decode(errors="replace") for _, _, said in (send() for send in late)]
+        return [text.decode(errors="replace") for _, _, text in (send() for send in late)]
 
-    def keep(self, send: Callable[[], tuple[int, dict[str, str], bytes]]) -> None:
+    def keep_late(self, send: Callable[[], tuple[int, dict[str, str], bytes]]) -> None:
         self._late.append(send)
 
-    def fault(self, query: str) -> str | None:
+    def take_fault(self, query: str) -> str | None:
         if any(text in query for text in self.late_statements):
             return LATE
         if not query.lstrip().upper().startswith("INSERT"):
             return None
         if not self._flows.is_set():
             return HELD
-        mine = [coming for table, coming in self.coming_to.items() if table in query]
+        for_table = [coming for table, coming in self.coming_to.items() if table in query]
         with self._taking:
-            coming = next(iter(mine), self.coming)
-            found = coming.pop(0) if coming else None
-            self.injected += [found] if found else []
-        return found
+            coming = next(iter(for_table), self.coming)
+            fault = coming.pop(0) if coming else None
+            self.injected += [fault] if fault else []
+        return fault
 
     def hold(self) -> None:
         """From here on apply inserts but answer none, until `release`."""
@@ -103,13 +103,13 @@ class FaultyClickHouse(ThreadingHTTPServer):
         """Close the connections of held inserts, and answer later ones."""
         self._flows.set()
 
-    def holding(self, query: str) -> Iterator[None]:
+    def wait_for_release(self, query: str) -> Iterator[None]:
         """Yield once a second until the release; add the insert's table to `held`."""
         self.held.add(query.split()[2])
         while not self._flows.wait(1):
             yield
 
-    def again(self, token: str) -> Iterator[None]:
+    def wait_for_second(self, token: str) -> Iterator[None]:
         """Yield once a second until another insert comes under this token."""
         self.waits.set()
         while self.tokens[token] < 2 and not self.over.wait(1):
@@ -147,34 +147,35 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.refuses:
             self.close_connection = True
             return
-        body = self._body()
-        asked = parse_qs(urlsplit(self.path).query)
-        query = asked.get("query", [""])[0] or body[:200].decode(errors="replace")
-        (token,) = asked.get("insert_deduplication_token", [""])
+        body = self._read_body()
+        parameters = parse_qs(urlsplit(self.path).query)
+        query = parameters.get("query", [""])[0] or body[:200].decode(errors="replace")
+        (token,) = parameters.get("insert_deduplication_token", [""])
         self.server.tokens[token] += bool(token)
         words = [*query.split(maxsplit=3), "", "", ""]
-        kinds = {"INSERT": self.server.settings, "ALTER": self.server.altered}
-        if (kept := kinds.get(words[0].upper())) is not None:
-            kept[words[2].replace("`", "")] = {name: values[0] for name, values in asked.items()}
-        fault = self.server.fault(query)
+        by_statement = {"INSERT": self.server.settings, "ALTER": self.server.altered}
+        if (settings := by_statement.get(words[0].upper())) is not None:
+            table = words[2].replace("`", "")
+            settings[table] = {name: values[0] for name, values in parameters.items()}
+        fault = self.server.take_fault(query)
         if fault == "refused":
             self.close_connection = True
             return
         if fault == LATE:
-            self.server.keep(partial(self._forwarded, body))
+            self.server.keep_late(partial(self._forward, body))
             self.close_connection = True
             return
         if fault == "error before":
             self._answer(500, {"X-ClickHouse-Exception-Code": "241"}, OUT_OF_MEMORY.encode())
             return
-        found = self._forwarded(body)
+        answer = self._forward(body)
         if fault == HELD:
-            self._keep_asking(self.server.holding(query))
+            self._keep_asking(self.server.wait_for_release(query))
             self.close_connection = True
             return
         if fault == TWICE:
-            self._keep_asking(self.server.again(token))
-        self._after(fault, *found)
+            self._keep_asking(self.server.wait_for_second(token))
+        self._answer_after(fault, *answer)
 
     def _keep_asking(self, waiting: Iterator[None]) -> None:
         """Keep the client from giving up."""
@@ -182,9 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def do_GET(self) -> None:
-        self._answer(*self._forwarded(b""))
+        self._answer(*self._forward(b""))
 
-    def _after(self, fault: str | None, status: int, headers: dict[str, str], said: bytes) -> None:
+    def _answer_after(
+        self, fault: str | None, status: int, headers: dict[str, str], text: bytes
+    ) -> None:
         if fault == "silent":
             self.server.over.wait(30)
         if fault in {"closed after", "silent"}:
@@ -198,9 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
             if fault == "unconfirmed":
                 summary = json.loads(headers["x-clickhouse-summary"]) | {"written_rows": "0"}
                 headers["x-clickhouse-summary"] = json.dumps(summary)
-            self._answer(status, headers, said)
+            self._answer(status, headers, text)
 
-    def _body(self) -> bytes:
+    def _read_body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = []
@@ -210,28 +213,29 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def _forwarded(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         dropped = {"host", "transfer-encoding", "content-length", "connection"}
         headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
         with closing(http.client.HTTPConnection(self.server.to, timeout=60)) as onward:
-            onward.request(self.command, self._profiled(), body, headers)
-            found = onward.getresponse()
-            said = found.read()
-            kept = {k.lower(): v for k, v in found.getheaders() if k.lower() not in dropped}
-            return found.status, kept, said
+            onward.request(self.command, self._add_profile(), body, headers)
+            answer = onward.getresponse()
+            text = answer.read()
+            kept = {k.lower(): v for k, v in answer.getheaders() if k.lower() not in dropped}
+            return answer.status, kept, text
 
-    def _profiled(self) -> str:
+    def _add_profile(self) -> str:
+        """Return the path and query, with the profile's settings that the query lacks."""
         parts = urlsplit(self.path)
-        asked = self.server.profile | dict(parse_qsl(parts.query, keep_blank_values=True))
-        return f"{parts.path}?{urlencode(asked)}"
+        query = self.server.profile | dict(parse_qsl(parts.query, keep_blank_values=True))
+        return f"{parts.path}?{urlencode(query)}"
 
-    def _answer(self, status: int, headers: dict[str, str], said: bytes) -> None:
+    def _answer(self, status: int, headers: dict[str, str], text: bytes) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

@@ -16,7 +16,7 @@ ADDRESS = f"127.0.0.1:{PORT}"
 """The only address that the tests' ClickHouse servers may query."""
 
 
-class _Answers(ThreadingHTTPServer):
+class _Server(ThreadingHTTPServer):
     """Sends a number a second until the gate opens: ClickHouse gives up on a silent server."""
 
     daemon_threads = True
@@ -27,7 +27,7 @@ class _Answers(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Answers
+    server: _Server
 
     def do_GET(self) -> None:
         self.server.met.set()
@@ -47,8 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
 class Gate:
     """Holds inserts; `met` is set once one waits."""
 
-    def __init__(self, answers: _Answers) -> None:
-        self.met, self._opened = answers.met, answers.opened
+    def __init__(self, server: _Server) -> None:
+        self.met, self._opened = server.met, server.opened
 
     def open(self) -> None:
         """Let all inserts through from now on."""
@@ -66,17 +66,17 @@ def insert_gate(ask: Callable[[str], object], table: str) -> Iterator[Gate]:
     `ask` executes a statement. The end opens the gate, waits for the inserts and removes the view.
     """
     name = f"{table}_gate{next(NUMBERS)}"
-    with _Answers() as answers:
-        Thread(target=answers.serve_forever, daemon=True).start()
+    with _Server() as server:
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         ask(f"CREATE TABLE {name}_to (n Int64) ENGINE = Null")
         ask(
             f"CREATE MATERIALIZED VIEW {name} TO {name}_to AS SELECT answer.n AS n FROM {table} "
             f"CROSS JOIN (SELECT n FROM url('http://{ADDRESS}/', 'TSV', 'n Int64')) AS answer"
         )
         try:
-            yield Gate(answers)
+            yield Gate(server)
         finally:
-            answers.opened.set()
+            server.opened.set()
             ask(f"DROP TABLE {name} SYNC")
             ask(f"DROP TABLE {name}_to SYNC")
-            answers.shutdown()
+            server.shutdown()

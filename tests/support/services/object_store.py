@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from iscp_dagster.delta.log.files import open_store
-from support.services.keeper import START_SECONDS, Warded, answers
+from support.services.clickhouse_servers import START_SECONDS, Warded, answers
 from support.services.stack import wait_for
 
 LAKE = "s3://lake"

@@ -43,7 +43,8 @@ class Answering(ThreadingHTTPServer):
 @contextmanager
 def answering_server() -> Iterator[Answering]:
     with Answering() as server:
-        Thread(target=server.serve_forever).start()
+        # Its shutdown waits for the next poll.
+        Thread(target=server.serve_forever, args=(0.02,)).start()
         try:
             yield server
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import pytest
+from support.errors import raises_naming
 
 SIZE = "1m"
 
@@ -32,14 +33,14 @@ def full(folder: Path) -> Iterator[None]:
     """Fill the disk to the last byte until the end of the block."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
-        with pytest.raises(OSError, match="No space left"):
-            _write_on(file)
+        with raises_naming(OSError, f"Errno {errno.ENOSPC}"):
+            _write_until_full(file)
         try:
             yield
         finally:
             filler.unlink()
 
 
-def _write_on(file: IO[bytes]) -> None:
+def _write_until_full(file: IO[bytes]) -> None:
     while True:
         file.write(bytes(4096))

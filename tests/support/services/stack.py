@@ -82,8 +82,8 @@ class Stack:
     @property
     def environment(self) -> dict[str, str]:
         """The environment in which the stack's own children run."""
-        found = add_stack_variables({"ISCP_HOME": str(self.home)})
-        addresses = {name: found.get(name) for name in ("CLICKHOUSE_URL", "SPARK_REMOTE")}
+        variables = add_stack_variables({"ISCP_HOME": str(self.home)})
+        addresses = {name: variables.get(name) for name in ("CLICKHOUSE_URL", "SPARK_REMOTE")}
         return clean_environment(self.home) | {
             "ISCP_LOG_URL": f"sqlite:///{self.home / 'iscp_log.sqlite'}",
             "DAGSTER_HOME": str(self.home / "dagster"),
@@ -124,15 +124,12 @@ def clean_environment(home: Path, base: Mapping[str, str] = os.environ) -> dict[
     """Return this process's environment with the given home, without variables of other stacks."""
     kept = {name: value for name, value in base.items() if not name.startswith(_OF_THE_STACK)}
     kept.pop(_UNWRITTEN, None)
-    here = {"ISCP_HOME": str(home), "ISCP_JARS": str(jars_folder())}
-    return (
-        kept
-        | here
-        | {
-            "ISCP_CLICKHOUSE_REMOTE_HOSTS": insert_gate.ADDRESS,
-            JAVA_OPTIONS_VARIABLE: JAVA_OPTIONS,
-        }
-    )
+    return kept | {
+        "ISCP_HOME": str(home),
+        "ISCP_JARS": str(jars_folder()),
+        "ISCP_CLICKHOUSE_REMOTE_HOSTS": insert_gate.ADDRESS,
+        JAVA_OPTIONS_VARIABLE: JAVA_OPTIONS,
+    }
 
 
 def copied_project(folder: Path) -> Path:
@@ -205,30 +202,26 @@ def _await_ready(home: Path, supervisor: subprocess.Popen[bytes], pid: int, log:
 def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
     """Check that only files readable by their owner alone hold a secret of the home."""
     assert min(map(len, secrets)) > 20
-    for file in (each for each in home.rglob("*") if each.is_file()):
+    names = {"clickhouse.password", "netrc", "spark.token", "webhook.secret"}
+    for file in (path for path in home.rglob("*") if path.is_file()):
         if any(secret.encode() in file.read_bytes() for secret in secrets):
-            assert file.name in {
-                "clickhouse.password",
-                "netrc",
-                "spark.token",
-                "webhook.secret",
-            }, file
+            assert file.name in names, file
             assert file.stat().st_mode & 0o077 == 0
 
 
 def processes_of(home: Path) -> set[int]:
     """Return every living process with this home in its environment."""
-    told = f"ISCP_HOME={home}".encode()
-    found = set()
+    variable = f"ISCP_HOME={home}".encode()
+    pids = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if told in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
+            if variable in (entry / "environ").read_bytes().split(b"\0"):
+                pids.add(int(entry.name))
         except (PermissionError, FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return pids
 
 
 def command_of(pid: int) -> str:
@@ -239,7 +232,7 @@ def command_of(pid: int) -> str:
 
 
 def commands_of(pids: set[int]) -> list[str]:
-    return [told for told in map(command_of, pids) if told]
+    return [command for command in map(command_of, pids) if command]
 
 
 def assert_nothing_left(home: Path) -> None:

@@ -30,29 +30,31 @@ class Process:
 
 
 def _has(*parts: str) -> Callable[[Process], bool]:
-    return lambda each: "ward.py" not in each.command and all(p in each.command for p in parts)
+    return lambda process: (
+        "ward.py" not in process.command and all(part in process.command for part in parts)
+    )
 
 
-def _forked(program: str, each: Process, *, of: bool) -> bool:
-    """Whether the process is a fork of the program (`of`), or the program itself."""
-    by_itself = program in each.parent and "ward.py" not in each.parent
-    return program in each.command and "ward.py" not in each.command and by_itself is of
+def _executes(program: str, process: Process, *, forked: bool) -> bool:
+    """Return whether the process is a fork of the program, or the program itself."""
+    is_fork = program in process.parent and "ward.py" not in process.parent
+    return program in process.command and "ward.py" not in process.command and is_fork is forked
 
 
 KINDS: dict[str, Callable[[Process], bool]] = {
-    "ward": lambda each: "ward.py" in each.command,
+    "ward": lambda process: "ward.py" in process.command,
     "clickhouse": _has("chdb_http"),
     "jvm": _has("org.apache.spark.deploy.SparkSubmit"),
-    "python daemon": lambda each: _forked(_DAEMON, each, of=False),
-    "python worker": lambda each: _forked(_DAEMON, each, of=True),
+    "python daemon": lambda process: _executes(_DAEMON, process, forked=False),
+    "python worker": lambda process: _executes(_DAEMON, process, forked=True),
     "code server": _has("dagster code-server start"),
     "code": _has("dagster api grpc"),
     "daemon": _has("dagster._daemon run"),
     "webserver": _has("dagster_webserver"),
     "graphql": _has("iscp_dagster.cli.main serve"),
     "invocations": _has("iscp_dagster.cli.main invocations serve"),
-    "run server": lambda each: _forked(_RUNS, each, of=False),
-    "run": lambda each: _forked(_RUNS, each, of=True),
+    "run server": lambda process: _executes(_RUNS, process, forked=False),
+    "run": lambda process: _executes(_RUNS, process, forked=True),
 }
 SERVING = {"clickhouse": "clickhouse", "jvm": "spark", "code server": "code"} | {
     "webserver": "dagster",
@@ -65,17 +67,17 @@ SERVING = {"clickhouse": "clickhouse", "jvm": "spark", "code server": "code"} | 
 
 def living(stacks: Iterable[Stack]) -> list[Process]:
     """Return every process below the stacks' supervisors."""
-    found = list_processes()
-    parents = {pid: parent for pid, parent, *_ in found}
+    processes = list_processes()
+    parents = {pid: parent for pid, parent, *_ in processes}
     return [
         Process(pid=pid, command=command_of(pid), parent=command_of(parents[pid]))
         for stack in stacks
-        for pid in find_descendants(stack.supervisor, found)
+        for pid in find_descendants(stack.supervisor, processes)
     ]
 
 
 def of_kind(stacks: Iterable[Stack], kind: str) -> list[int]:
-    return [each.pid for each in living(stacks) if KINDS[kind](each)]
+    return [process.pid for process in living(stacks) if KINDS[kind](process)]
 
 
 def serving(stacks: Iterable[Stack], kind: str) -> ServiceState:
@@ -96,14 +98,14 @@ class Killer:
         """Strike a random process of each kind that has one; return what was done."""
         struck = []
         for kind in kinds:
-            found = of_kind(self.stacks, kind)
-            if found:
-                self._do(how, kind, self.random.choice(found))
+            pids = of_kind(self.stacks, kind)
+            if pids:
+                self._strike_one(how, kind, self.random.choice(pids))
                 struck.append(f"{how} {kind}")
         self.done.update(struck)
         return struck
 
-    def _do(self, how: str, kind: str, pid: int) -> None:
+    def _strike_one(self, how: str, kind: str, pid: int) -> None:
         if how == HANG:
             restarts = serving(self.stacks, kind).restarts
             threading.Thread(target=self._hold, args=(pid, kind, restarts), daemon=True).start()

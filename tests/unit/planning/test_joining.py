@@ -43,9 +43,9 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
     )
 
 
-def make_log(sizes, held=None, *, feed=True):
-    """Make a log where every range has these bytes by tenant, and the snapshot `held` or these."""
-    snapshot = {t: SimpleNamespace(bytes=size) for t, size in (held or sizes).items()}
+def make_log(sizes, snapshot_sizes=None, *, feed=True):
+    """Make a log where every range has these bytes by tenant, as has the snapshot by default."""
+    snapshot = {t: SimpleNamespace(bytes=size) for t, size in (snapshot_sizes or sizes).items()}
     facts = SimpleNamespace(metadata=SimpleNamespace(feed_enabled=feed))
     return SimpleNamespace(
         get_bytes_written=lambda after, upto: sizes,

@@ -243,7 +243,7 @@ def declare_index(deployment, source):
 
 
 def register_for_all(deployment, source):
-    name = JobID(db=source.database, table=source.table, job="asked")
+    name = JobID(db=source.database, table=source.table, job="for_all")
     deployment.log.register_standing(name, declare_job(name))
     return source
 
@@ -254,7 +254,7 @@ def register_for_all(deployment, source):
         (empty_log, BOTH),
         (restore_log, BOTH),
         (declare_index, ["more"]),
-        (register_for_all, ["asked"]),
+        (register_for_all, ["for_all"]),
     ],
 )
 def test_a_table_at_rest_begins_anew_if_its_jobs_are_others(deployment, source, rest, change, jobs):
@@ -512,7 +512,7 @@ def test_nobody_waits_for_ever_while_others_are_due_in_every_look(
     assert served == everyone
 
 
-def test_a_commit_is_gone_through_once_however_many_tenants_are_due(source, begin, monkeypatch):
+def test_a_commit_is_read_once_however_many_tenants_are_due(source, begin, monkeypatch):
     tenants, counted = [f"t{number:02}" for number in range(60)], Counter()
     sensor = begin(source, *tenants)
     commit(source, *tenants)
@@ -1002,7 +1002,7 @@ def test_a_flush_names_a_table_that_is_gone_but_not_one_that_is_to_come(deployme
     assert_names(problem, source.name, source.path)
 
 
-def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, clock, start):
+def test_one_of_two_runners_on_a_log_looks_and_the_other_takes_over(source, clock, start):
     now = [1_000.0]
     log = log_in_memory(clock=clock, lease_clock=lambda: now[0])
     deployment = replace(in_memory(clock), log=log)

@@ -276,26 +276,23 @@ class EveryJob:
 
 
 @pytest.mark.parametrize(
-    ("interval", "value"),
+    ("schedule", "values"),
     [
-        (None, "90s"),
-        ("soon", "90s"),
-        ("0s", "greedy"),
-        ("0.0001ms", "greedy"),
-        ("-5m", "90s"),
-        (f"{10**12}w", "90s"),
+        ({}, ["interval", None, "90s"]),
+        ({"interval": "soon"}, ["interval", "'soon'", "90s"]),
+        ({"interval": "0s"}, ["interval", "'0s'", "greedy"]),
+        ({"interval": "0.0001ms"}, ["interval", "'0.0001ms'", "greedy"]),
+        ({"interval": "-5m"}, ["interval", "'-5m'", "90s"]),
+        ({"interval": f"{10**12}w"}, ["interval", f"'{10**12}w'", "90s"]),
+        ({"interval": "1h", "share": "maybe"}, ["share", "'maybe'"]),
     ],
 )
-def test_an_interval_is_a_length_of_time_above_0(interval, value):
-    schedule = {} if interval is None else {"interval": interval}
-    with raises_naming(ConfigError, "interval", repr(interval), value):
+def test_a_schedule_that_could_never_plan_is_refused(schedule, values):
+    with raises_naming(ConfigError, *values):
         check_trigger(TriggerSpec(job_type="periodic", schedule=schedule))
 
 
-def test_a_trigger_that_could_never_plan_is_refused():
-    with raises_naming(ConfigError, "share", "'maybe'"):
-        schedule = {"interval": "1h", "share": "maybe"}
-        check_trigger(TriggerSpec(job_type="periodic", schedule=schedule))
+def test_a_trigger_that_cannot_be_called_is_refused():
     with raises_naming(ConfigError, "'os:sep'", "'/'"):
         check_trigger(TriggerSpec(job_type="os:sep"))
 

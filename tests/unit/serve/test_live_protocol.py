@@ -45,6 +45,15 @@ def test_an_operation_sends_its_results_and_ends():
     assert conversation.send_result(1, {"data": {}}) == []
 
 
+def test_a_failed_operation_sends_its_errors_and_leaves_the_others():
+    conversation = open_conversation()
+    send(conversation, ASK)
+    send(conversation, ASK | {"id": "b"})
+    error = {"type": "error", "id": "a", "payload": [{"message": "no"}]}
+    assert conversation.fail_operation(1, [{"message": "no"}]) == [SendMessage(error)]
+    assert conversation.running == (2,)
+
+
 def test_an_id_can_be_used_again_and_late_results_of_the_first_are_dropped():
     conversation = open_conversation()
     send(conversation, ASK)
@@ -55,43 +64,33 @@ def test_an_id_can_be_used_again_and_late_results_of_the_first_are_dropped():
     assert send(conversation, {"type": "complete", "id": "unknown"}) == []
 
 
-def test_a_failed_operation_leaves_the_others():
-    conversation = open_conversation()
-    send(conversation, ASK)
-    send(conversation, ASK | {"id": "b"})
-    error = {"type": "error", "id": "a", "payload": [{"message": "no"}]}
-    assert conversation.fail_operation(1, [{"message": "no"}]) == [SendMessage(error)]
-    assert conversation.running == (2,)
-
-
 def ask_with(**payload):
     return ASK | {"payload": {"query": "{x}", **payload}}
 
 
 @pytest.mark.parametrize(
-    ("steps", "message", "code", "values"),
+    ("message", "value"),
     [
-        ([], ASK, 4401, []),
-        (["init"], INIT, 4429, []),
-        (["init", "admitted", ("ask", "a")], ASK, 4409, ["a"]),
-        ([], {"type": "nonsense"}, 4400, ["'nonsense'"]),
-        ([], {"type": "ping", "payload": 3}, 4400, ["payload"]),
-        (["init", "admitted"], ASK | {"id": ""}, 4400, ["id"]),
-        (["init", "admitted"], ASK | {"payload": {}}, 4400, ["query"]),
-        (["init", "admitted"], ask_with(variables=[1]), 4400, ["variables"]),
-        (["init", "admitted"], ask_with(operationName=1), 4400, ["operationName"]),
+        ({"type": "nonsense"}, "'nonsense'"),
+        ({"type": "ping", "payload": 3}, "payload"),
+        (ASK | {"id": ""}, "id"),
+        (ASK | {"payload": {}}, "query"),
+        (ask_with(variables=[1]), "variables"),
+        (ask_with(operationName=1), "operationName"),
     ],
 )
-def test_a_message_that_the_protocol_forbids_closes_with_its_code(steps, message, code, values):
-    conversation = Conversation()
-    for step in steps:
-        take_step(conversation, step)
-    *stops, close = send(conversation, message)
-    assert close.code == code
-    assert_names(close.reason, *values)
-    assert stops == [StopOperation(1)] * (code == 4409)
-    assert send(conversation, ASK) == []
-    assert conversation.accept_connection() == conversation.expire_init() == []
+def test_a_malformed_message_closes_and_its_fault_is_the_reason(message, value):
+    (close,) = send(open_conversation(), message)
+    assert close.code == 4400
+    assert_names(close.reason, value)
+
+
+def test_the_reason_of_a_repeated_id_names_it():
+    conversation = open_conversation()
+    send(conversation, ASK)
+    stop, close = send(conversation, ASK)
+    assert (stop, close.code) == (StopOperation(1), 4409)
+    assert_names(close.reason, "a")
 
 
 @pytest.mark.parametrize("frame", ["", "[", "[1]", "7", b"{}", "[" * 100_000])
@@ -120,28 +119,10 @@ def test_a_surrogate_pair_is_a_text_and_an_empty_operation_name_is_none():
     assert start.operation is None
 
 
-def test_connection_init_is_waited_for():
-    assert open_conversation().expire_init() == []
-    initialising = Conversation()
-    send(initialising, INIT)
-    assert initialising.expire_init() == []
-    (close,) = Conversation().expire_init()
-    assert close.code == 4408
-
-
-def test_a_refused_connection_is_forbidden():
-    conversation = Conversation()
-    send(conversation, INIT | {"payload": {"token": "wrong"}})
-    (close,) = conversation.refuse_connection()
-    assert close.code == 4403
-
-
-def test_ping_is_answered_at_any_time():
-    conversation = Conversation()
-    assert send(conversation, {"type": "ping"}) == [SendMessage({"type": "pong"})]
+def test_a_pong_has_the_payload_of_its_ping():
     answer = {"type": "pong", "payload": {"n": 1}}
-    assert send(conversation, {"type": "ping", "payload": {"n": 1}}) == [SendMessage(answer)]
-    assert send(conversation, {"type": "pong"}) == []
+    ping = {"type": "ping", "payload": {"n": 1}}
+    assert send(Conversation(), ping) == [SendMessage(answer)]
 
 
 def test_one_operation_too_many_is_an_error_and_the_others_continue():

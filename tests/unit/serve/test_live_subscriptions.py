@@ -193,18 +193,6 @@ async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_dele
     assert [m.ts_timestamp for m in listener.messages] == [f"{v}000" for v in versions]
 
 
-async def test_a_change_is_sent_only_when_the_watermark_has_passed_it():
-    index, feed = await synchronize()
-    listener = Listener(feed)
-    await settle(feed, [listener])
-    index.commit("acme", {1})
-    await settle(feed, [listener])
-    assert listener.messages == []
-    index.iterate("acme")
-    await settle(feed, [listener])
-    assert [each.operation for each in listener.messages] == [UPDATE]
-
-
 async def test_many_subscribers_are_one_reading_and_idle_ones_none():
     index, feed = await synchronize()
     listeners = [Listener(feed) for _ in range(50)]

@@ -67,7 +67,7 @@ def test_names_are_mangled(name, field):
         ({"_and": "Int8", "c": "Int8"}, ["c"], ["'_and'", "condition"]),
     ],
 )
-def test_of_columns_of_one_name_the_second_is_left_out(monkeypatch, columns, fields, values):
+def test_the_second_column_of_a_name_is_left_out(monkeypatch, columns, fields, values):
     tables = [table(Mirror()), table(Mirror(), name="shop.others")]
     catalog = make_catalog(monkeypatch, tables, {"id": "Int64", **columns})
     assert list(catalog.queries["shop_tickets"].by_field) == ["id", *fields]
@@ -104,7 +104,7 @@ def test_a_key_that_is_left_out_still_orders_the_rows(monkeypatch):
         ((table(Mirror(), name="_.tables"), table(Mirror(), name="a.b")), {"a_b"}),
     ],
 )
-def test_of_indexes_and_types_of_one_name_the_second_is_left_out(monkeypatch, tables, fields):
+def test_the_second_index_or_type_of_a_name_is_left_out(monkeypatch, tables, fields):
     catalog = make_catalog(monkeypatch, [*tables, table(Mirror(), name="z.z")], {"id": "Int64"})
     assert set(catalog.queries) == {*fields, "z_z"}
     (note,) = catalog.notes

@@ -284,13 +284,13 @@ def test_a_run_that_lost_a_job_invokes_nothing_more_of_it():
 
 
 def test_a_run_that_is_interrupted_stops_waiting():
-    asked, retriever = threading.Event(), retriever_of(CHANGES, ["acme"])
+    polled, retriever = threading.Event(), retriever_of(CHANGES, ["acme"])
     retriever.coming.get_nowait()
     retriever.coming.queue.clear()
 
     class Endless(Runtime):
         def poll_invocation(self, invoked, seconds):
-            asked.set()
+            polled.set()
             return replace(invoked, status="suspended")
 
     lost = partial(_find_loss, SimpleNamespace(find_loss=lambda _: None), retriever)
@@ -298,7 +298,7 @@ def test_a_run_that_is_interrupted_stops_waiting():
     worker.put(rows_of(CHANGES[:2]))
     ending = threading.Thread(target=worker.end)
     ending.start()
-    assert asked.wait(SECONDS)
+    assert polled.wait(SECONDS)
     worker.abort(KeyboardInterrupt())
     ending.join(SECONDS)
     assert not worker.is_alive
@@ -360,7 +360,7 @@ def test_the_invocations_are_shown_with_status_and_link():
     assert build_consumer_metadata({"matches": 3}) == {"matches": 3}
 
 
-def test_of_many_invocations_the_latest_are_shown():
+def test_the_latest_of_many_invocations_are_shown():
     runtime = Runtime(handler=lambda body: "422 no" if body["last"] else None)
     changes = [("acme", id_, None, 2, False) for id_ in range(60)]
     retriever = consume(runtime, changes, ["acme"], declared=declare_consumer(rows=1))
